@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.plugins import ask
+from dingsdk.worker.commander.base import PlayerProgress
+from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Evaluation:
         min: Lowest return.
         max: Highest return.
         episodes: Episodes played.
+        player: Who was evaluated; None for the first player, or the only one.
     """
 
     elapsed_s: float
@@ -48,6 +51,39 @@ class Evaluation:
     min: float
     max: float
     episodes: int
+    player: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlayerStatus:
+    """How one of several players of a run is doing; None where a value is not known yet.
+
+    Attributes:
+        train_iter: Iterations that its policy was trained for.
+        env_steps: Env steps collected for it.
+        last_return: Mean return of its latest evaluation.
+        best_return: Best mean return so far, of a trained policy where there is any.
+    """
+
+    train_iter: int
+    env_steps: int
+    last_return: float | None
+    best_return: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlayerResult:
+    """How the run of one of several players ended.
+
+    Attributes:
+        status: Its last status.
+        evaluations: All of it, oldest first, against the env steps collected for it.
+        checkpoints: As in ``RunResult``.
+    """
+
+    status: PlayerStatus
+    evaluations: tuple[Evaluation, ...]
+    checkpoints: Mapping[str, Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +99,7 @@ class TaskStatus:
         is_straggler: Whether the worker is much slower than the others of its kind.
         attempt: 1 for the first worker that has it.
         waits_for: What it waits for, but for its worker; empty for nothing.
+        player: As in ``Evaluation``.
     """
 
     task_id: str
@@ -73,6 +110,7 @@ class TaskStatus:
     is_straggler: bool
     attempt: int
     waits_for: str
+    player: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +134,9 @@ class RunStatus:
 
     Attributes:
         env_steps: Env steps collected for training.
-        train_iter: Iterations trained.
-        last_return: Mean return of the latest evaluation.
-        best_return: Best mean return so far, of trained policies where there are any.
+        train_iter: Iterations trained; of several players, by the one that is behind.
+        last_return: Mean return of the latest evaluation of the first player.
+        best_return: Its best mean return so far, of trained policies where there are any.
         buffer_fill: Samples in the replay buffer.
         buffer_capacity: Samples that it can hold.
         workers: Workers connected; 1 in serial mode.
@@ -113,6 +151,7 @@ class RunStatus:
         max_env_steps: Limit of env steps.
         max_train_iter: Limit of train iterations.
         goal: Mean return that ends the run; infinite for none.
+        players: Where several players train, each by its id, the first one first.
     """
 
     env_steps: int = 0
@@ -133,6 +172,7 @@ class RunStatus:
     max_env_steps: int | None = None
     max_train_iter: int | None = None
     goal: float = math.inf
+    players: Mapping[str, PlayerStatus] = field(default_factory=dict)
 
 
 class RunRecorder:
@@ -179,7 +219,9 @@ class RunRecorder:
         if self._on_evaluation is not None:
             self._on_evaluation(evaluation)
 
-    def add_evaluation(self, returns: list[float], env_steps: int, train_iter: int) -> Evaluation:
+    def add_evaluation(
+        self, returns: list[float], env_steps: int, train_iter: int, player: str | None = None
+    ) -> Evaluation:
         """Record the returns (one per episode, at least one) of one evaluation."""
         evaluation = Evaluation(
             elapsed_s=self.elapsed_s,
@@ -189,15 +231,32 @@ class RunRecorder:
             min=min(returns),
             max=max(returns),
             episodes=len(returns),
+            player=player,
         )
         self.take(evaluation)
         return evaluation
 
     @property
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """All evaluations so far, oldest first."""
+    def all_evaluations(self) -> tuple[Evaluation, ...]:
+        """The evaluations of all players so far, oldest first."""
         with self._lock:
             return tuple(self._evaluations)
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Those of the first player, or the only one."""
+        return self.of(None)
+
+    def of(self, player: str | None) -> tuple[Evaluation, ...]:
+        """Return those of one player."""
+        return tuple(each for each in self.all_evaluations if each.player == player)
+
+    def progress_of(self, player: str | None, train_iter: int, env_steps: int) -> PlayerStatus:
+        """Return the status of a player that is so far."""
+        found = self.of(player)
+        best = best_of(found)
+        last_return = found[-1].mean if found else None
+        return PlayerStatus(train_iter, env_steps, last_return, None if best is None else best.mean)
 
     @property
     def last_return(self) -> float | None:
@@ -212,12 +271,16 @@ class RunRecorder:
 
     @property
     def best(self) -> Evaluation | None:
-        """The evaluation with the highest mean, the earliest of equals.
+        """Of the first player, see ``best_of``."""
+        return best_of(self.evaluations)
 
-        Any trained policy is better than the untrained one.
-        """
-        found = self.evaluations
-        return max(found, key=lambda each: (each.train_iter > 0, each.mean), default=None)
+
+def best_of(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    """Return the evaluation with the highest mean, the earliest of equals; None without any.
+
+    Any trained policy is better than the untrained one.
+    """
+    return max(evaluations, key=lambda each: (each.train_iter > 0, each.mean), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +306,8 @@ class RunResult:
         signal: Number of the signal that interrupted the run, else None.
         samples: What became of the samples.
         stopped_by: Why a plugin's ``dingsdk_should_stop`` ended the run, else None.
+        players: Where several players trained, the result of each by its id. Returns, evaluations
+            and checkpoints of the run are those of the first one.
     """
 
     reached: bool
@@ -260,6 +325,7 @@ class RunResult:
     signal: int | None = None
     samples: SampleCounts = field(default_factory=SampleCounts)
     stopped_by: str | None = None
+    players: Mapping[str, PlayerResult] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -311,6 +377,26 @@ class RunContext:
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
 
+    def player_statuses(self, players: Mapping[str, PlayerProgress]) -> dict[str, PlayerStatus]:
+        """Return the field ``players`` of ``RunStatus``, the first player being the first."""
+        names = [None, *list(players)[1:]]
+        return {
+            player_id: self.recorder.progress_of(name, *players[player_id])
+            for player_id, name in zip(players, names, strict=False)
+        }
+
+    def _player_results(self) -> dict[str, PlayerResult]:
+        statuses = self.status().players
+        names = [None, *list(statuses)[1:]]
+        return {
+            player_id: PlayerResult(
+                statuses[player_id],
+                self.recorder.of(name),
+                find_checkpoints(player_folder(self.run_dir, name)),
+            )
+            for player_id, name in zip(statuses, names, strict=False)
+        }
+
     def limits(self) -> dict[str, Any]:
         """Return the fields of ``RunStatus`` that stay the same through the run."""
         train_iter = self.cfg.policy.learn.learner.train_iterations
@@ -357,4 +443,5 @@ class RunContext:
             checkpoints=find_checkpoints(self.run_dir),
             samples=self.status().samples,
             stopped_by=self.stopped_by if reason == "stopped" else None,
+            players=self._player_results(),
         )

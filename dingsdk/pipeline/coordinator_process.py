@@ -179,7 +179,7 @@ class _Elsewhere(WorkerGroup):
 
     def start(self, address: str) -> None:
         recorder = self._context.recorder
-        evaluations = list(recorder.evaluations)
+        evaluations = list(recorder.all_evaluations)
         self._parent.send(Opened(address, evaluations, recorder.elapsed_s))
         self._telling.start()
 

@@ -205,12 +205,28 @@ def _check_players(
             found=players,
         )
     if players > 1:
-        create_league(cfg["policy"], None)
+        _check_active(len(create_league(cfg["policy"], None).active_players_ids), cfg, mode)
         past = cfg["policy"]["other"]["league"].get("load_path")
         if past is not None:
             saved_league(past)
         for name in cfg["env"]["eval_opponents"]:
             find_opponent(name)
+
+
+def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
+    """Raise ConfigError unless as many players of a league can train beside each other."""
+    path, system = "policy.other.league.active_player_num", cfg["system"]
+    if count == 1:
+        return
+    why = ""
+    if system["learner_num"] > 1:
+        why = "each of them is trained by one process; set system.learner_num to 1"
+    elif mode == "parallel" and system["replay"]["type"] == "server":
+        why = "a replay server holds the samples of one; leave out system.replay.type"
+    elif mode == "serial":
+        why = "serial mode trains one; use --mode parallel"
+    if why:
+        raise ConfigError(f"{path} is {count}, but {why}", path=path, found=count)
 
 
 def _fill_in(

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dingsdk.pipeline.context import (
     RunStatus,
     TaskStatus,
     WorkerStatus,
+    best_of,
 )
 from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
@@ -55,6 +56,7 @@ from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
+from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.replay_buffer.config import bounds_rates
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_logger import (
@@ -106,13 +108,14 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         stack.callback(lambda: transport.close(time_to_close(2)))
         tb_logger = build_tb_logger(context.run_dir / "log", "coordinator")
         stack.callback(tb_logger.close)
+        tb_loggers = _TbLoggers(context.run_dir, tb_logger, stack)
         coordinator = Coordinator(
             cfg,
             transport,
             on_collecting=context.recorder.mark_first_step,
-            on_collected=lambda finished: _collected(context, tb_logger, coordinator, finished),
-            on_evaluated=lambda *result: _record(context, tb_logger, coordinator, *result),
-            tb_logger=tb_logger,
+            on_collected=lambda finished: _collected(context, tb_loggers, coordinator, finished),
+            on_evaluated=lambda *result: _record(context, tb_loggers, coordinator, *result),
+            tb_logger=tb_loggers.of,
             journal=journal,
             rejoin_s=context.rejoin_s,
         )
@@ -348,7 +351,7 @@ def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None
 
 def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: Reason) -> Reason:
     """Wait for the last evaluation: it may be the best, or reach the stop value."""
-    left_s = coordinator.cfg.last_evaluation_s
+    left_s = coordinator.cfg.last_evaluation_s * max(1, len(coordinator.status().players))
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
         if left_s <= 0 or context.stop.is_set():
@@ -357,20 +360,70 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: R
     return "stop_value" if coordinator.has_reached_goal else reason
 
 
+class _TbLoggers:
+    """The tensorboard files of a run's players, each made when it is first needed.
+
+    Args:
+        run_dir: The run folder.
+        first: That of the first player, and of the run.
+        stack: Closes the others.
+    """
+
+    def __init__(self, run_dir: Path, first: TensorboardLogger, stack: ExitStack) -> None:
+        self._run_dir, self._stack = run_dir, stack
+        self._lock = threading.Lock()
+        self._loggers: dict[str | None, TensorboardLogger] = {None: first}
+
+    def of(self, player: str | None) -> TensorboardLogger:
+        """Return that of a player, from any thread."""
+        with self._lock:
+            if player not in self._loggers:
+                folder = player_folder(self._run_dir, player)
+                self._loggers[player] = build_tb_logger(folder / "log", "coordinator")
+                self._stack.callback(self._loggers[player].close)
+            return self._loggers[player]
+
+
 def _collected(
     context: RunContext,
-    tb_logger: TensorboardLogger,
+    tb_loggers: _TbLoggers,
     coordinator: Coordinator,
     finished: Mapping[str, Any],
 ) -> None:
     context.note_exploration(finished.get("collect_setting") or {})
-    statistics = coordinator.commander_statistics()
-    write_collected(tb_logger, finished, coordinator.status(), statistics)
+    status, player = coordinator.status(), finished.get("player")
+    own = statistics_of(player, status.players, coordinator.commander_statistics())
+    write_collected(tb_loggers.of(player), finished, _status_of(player, status), own)
+
+
+def statistics_of(
+    player: str | None, players: Collection[str], statistics: Mapping[str, float]
+) -> dict[str, float]:
+    """Return those statistics of a commander that are of one player, by its own names.
+
+    Args:
+        player: None for the first one.
+        players: The ids of all, where there are several.
+        statistics: Of all; those of players after the first as ``<player>/<name>``.
+    """
+    if player is not None:
+        prefix = f"{player}/"
+        found = {name: each for name, each in statistics.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): each for name, each in found.items()}
+    return {k: v for k, v in statistics.items() if k.partition("/")[0] not in players}
+
+
+def _status_of(player: str | None, status: CoordinatorStatus) -> CoordinatorStatus:
+    """Return the status of the run with the progress of one player, where there are several."""
+    if not status.players:
+        return status
+    train_iter, env_steps = status.players[player or next(iter(status.players))]
+    return dataclasses.replace(status, train_iter=train_iter, env_steps=env_steps)
 
 
 def _record(
     context: RunContext,
-    tb_logger: TensorboardLogger,
+    tb_loggers: _TbLoggers,
     coordinator: Coordinator,
     info: Mapping[str, Any],
     model: Mapping[str, Any] | None,
@@ -379,8 +432,11 @@ def _record(
     returns = [float(each) for each in info["reward_raw"]]
     if not returns:
         return  # stopped before an episode ended
-    env_steps = coordinator.status().env_steps
-    evaluation = context.recorder.add_evaluation(returns, env_steps, int(info["train_iter"]))
+    player = info.get("player")
+    env_steps, tb_logger = _status_of(player, coordinator.status()).env_steps, tb_loggers.of(player)
+    evaluation = context.recorder.add_evaluation(
+        returns, env_steps, int(info["train_iter"]), player
+    )
     coordinator.note_evaluation(dataclasses.asdict(evaluation))
     write_statistics(
         tb_logger,
@@ -397,9 +453,9 @@ def _record(
         train_iter=evaluation.train_iter,
         envstep=env_steps,
     )
-    if model is not None and context.recorder.best is evaluation:
+    if model is not None and best_of(context.recorder.of(player)) is evaluation:
         save_checkpoint(
-            context.run_dir / "ckpt",
+            player_folder(context.run_dir, player) / "ckpt",
             "ckpt_best",
             {"model": dict(model)},
             iteration=evaluation.train_iter,
@@ -480,7 +536,8 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
         last_return=recorder.last_return,
         best_return=recorder.best_return,
         buffer_fill=now.buffer_count,
-        buffer_capacity=context.cfg.policy.other.replay_buffer.replay_buffer_size,
+        buffer_capacity=context.cfg.policy.other.replay_buffer.replay_buffer_size
+        * max(1, len(now.players)),
         workers=sum(now.workers.values()),
         elapsed_s=recorder.elapsed_s,
         held_up_by=now.held_up_by,
@@ -492,6 +549,7 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
         ),
         loss=now.loss,
         exploration=context.exploration,
+        players=context.player_statuses(now.players),
         **context.limits(),
     )
 
@@ -507,5 +565,6 @@ def _task_status(state: TaskState, paces: Mapping[str, Pace]) -> TaskStatus:
         per_s=None if pace is None else pace.per_s,
         is_straggler=pace is not None and pace.is_straggler,
         attempt=state.attempt,
+        player=state.player,
         waits_for=state.waits_for,
     )

@@ -9,6 +9,8 @@
         replay/                 log and checkpoints of the run's replay server, if it has one
         transport/              data of the workers, which goes with the journal (parallel mode)
         ckpt/                   checkpoints: the newest iteration and the best evaluated
+        players/<player>/       the same of each other player that trains: ckpt and log
+        league/                 past players, and the league as of the newest of them
         log/                    text logs and tensorboard events
         status.json             how it is doing, written every 2 s; for `dingsdk status`
         progress.jsonl          how it was doing, one line now and then; for curves
@@ -169,8 +171,14 @@ def write_result(
         "seed": seed,
         "error": error,
         "run_dir": str(result.run_dir),
-        "checkpoints": {
-            name: str(path.relative_to(run_dir)) for name, path in result.checkpoints.items()
+        "checkpoints": _relative(result.checkpoints, run_dir),
+        "players": {
+            player_id: dataclasses.asdict(each.status)
+            | {
+                "evaluations": [dataclasses.asdict(every) for every in each.evaluations],
+                "checkpoints": _relative(each.checkpoints, run_dir),
+            }
+            for player_id, each in result.players.items()
         },
         "versions": {
             "dingsdk": __version__,
@@ -187,6 +195,10 @@ def write_result(
             _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
     atomic_write_json(run_dir / RESULT_NAME, written)
     return written
+
+
+def _relative(checkpoints: Mapping[str, Path], run_dir: Path) -> dict[str, str]:
+    return {name: str(path.relative_to(run_dir)) for name, path in checkpoints.items()}
 
 
 def finite(value: Any) -> Any:

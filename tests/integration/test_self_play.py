@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.train import resume, train
 from dingsdk.worker import IMetric
+from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.one_vs_one import saved_league
 from dingsdk.worker.coordinator import Coordinator
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+from tests.unit.learner.test_logs import read_events
 
 from .process_cluster import ProcessCluster
 
@@ -64,6 +68,70 @@ def test_parallel_run_plays_itself_and_its_past(transport: str, tmp_path: Any) -
     free[5] = 1
     obs = {"observation": np.zeros(18, np.float32), "action_mask": free}
     assert load_policy(result.run_dir).predict(obs)[0] == 5
+
+
+TWO = (
+    *SHORT,
+    "policy.other.league.active_player_num=2",
+    "policy.other.league.decay=1",
+    "policy.other.league.self_play=0.7",
+)
+
+
+def games_of(league: Any) -> float:
+    """Return how many games a payoff counts that is without decay; each is there for both."""
+    return sum(games for *_, games in league["payoff"]["records"]) / 2
+
+
+@pytest.mark.parametrize(
+    "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
+)
+def test_two_players_train_each_other_in_parallel_mode(
+    transport: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    finish = OneVsOneLeague.finish_job
+
+    def count(self: OneVsOneLeague, job: Any) -> None:
+        finish(self, job)
+        home, away = job["player_id"]
+        counted.append(sum(map(len, job["result"])) * (home != away))
+        assert games_of(self.state_dict()) == sum(counted)
+
+    monkeypatch.setattr(OneVsOneLeague, "finish_job", count)
+    result = train(
+        "tictactoe-selfplay", mode="parallel", transport=transport, sets=TWO, output=tmp_path
+    )
+
+    assert (result.reason, result.train_iter) == ("limit", 100)
+    if transport == "in_memory":  # else the league is in another process
+        assert sum(counted) > 0
+    first, second = result.players["player_0"], result.players["player_1"]
+    assert first.status.env_steps + second.status.env_steps == result.env_steps
+    weights = []
+    for name, each in result.players.items():
+        assert each.status.train_iter == 100
+        assert each.status.env_steps > 0
+        assert each.evaluations[-1].train_iter == 100
+        assert all(one.player == (None if name == "player_0" else name) for one in each.evaluations)
+        loaded = load_checkpoint(each.checkpoints["latest"].parent / "latest")
+        assert loaded.iteration == 100
+        weights.append(loaded.state["model"])
+    assert first.evaluations == result.evaluations
+    assert any(not bool((weights[0][key] == weights[1][key]).all()) for key in weights[0])
+    saved = json.loads((result.run_dir / "result.json").read_text())["players"]
+    assert saved["player_1"]["checkpoints"]["best"].startswith("players/player_1/ckpt/")
+    past = saved_league(str(result.run_dir / "league"))["players"]
+    assert {each["parent"] for each in past} == {None, "player_0", "player_1"}
+    curves = curves_of(result.run_dir / "players" / "player_1")
+    assert {"evaluator_iter/reward_mean", "commander_iter/win_rate_player_0"} <= curves
+    assert "commander_iter/win_rate_player_1" in curves_of(result.run_dir)
+
+
+def curves_of(folder: Any) -> set[str]:
+    """Return the names of the curves in the tensorboard files below ``log``."""
+    folders = (folder / "log").glob("**/*_tb_logger")
+    return {tag for each in folders for tag, _, _ in read_events(each)}
 
 
 class Agreement(IMetric):

@@ -100,6 +100,9 @@ class MarineParallelCollector(ZerglingParallelCollector):
             self._mixed = before._mixed
             if self._paths != before._paths:
                 self._mixed = set(range(self._env_num))
+            if self._paths[0] != before._paths[0]:
+                # Samples are another player's from here on.
+                self._games.forget_turns()
         training = [
             writer if trains else None
             for writer, trains in zip(self._all_writers, self._are_updated, strict=True)

@@ -38,6 +38,7 @@ from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
+from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.replay_server import ReplayClient
 
 _log = logging.getLogger(__name__)
@@ -301,12 +302,13 @@ class BaseCommLearner(CommWorker):
         # The run folder in the task is one of the master's host.
         cfg = deep_merge_dicts({}, task_info["learner_cfg"])
         cfg.pop("exp_name", None)
-        checkpoints = self.run_dir / "ckpt"
+        folder = player_folder(self.run_dir, task_info.get("player"))
+        checkpoints = folder / "ckpt"
         if task_info.get("resume") and (checkpoints / "latest.json").is_file():
             cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
             done = load_checkpoint(checkpoints).iteration
             cfg["train_iterations"] = max(1, cfg["train_iterations"] - done)
-        learner: Any = create_learner(cfg, exp_name=str(self.run_dir))
+        learner: Any = create_learner(cfg, exp_name=str(folder))
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dingsdk.config import Configurable, Count, NotNegative, PartSection, Whole
 
@@ -12,6 +12,18 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.transport import PolicyStore
 
 Task = dict[str, Any]
+
+
+class PlayerProgress(NamedTuple):
+    """How far one of several players is.
+
+    Attributes:
+        train_iter: Iterations that its policy was trained for.
+        env_steps: Env steps collected for it.
+    """
+
+    train_iter: int
+    env_steps: int
 
 
 class LimitedSpaceContainer:
@@ -105,6 +117,24 @@ class BaseParallelCommander(Configurable, ABC):
         self._collector_space = LimitedSpaceContainer(0, int(space))
         self._learner_space = LimitedSpaceContainer(0, own.learner_task_space)
 
+    @classmethod
+    def policy_num(cls, cfg: Mapping[str, Any]) -> int:
+        """Return how many policies train at the same time, each with a learner task of its own.
+
+        A run starts as many learners, and makes as many last evaluations.
+
+        Args:
+            cfg: The compiled main config.
+        """
+        return 1
+
+    def players(self) -> Mapping[str, PlayerProgress]:
+        """Return how far each player is, by id, the first one first; empty where one trains.
+
+        Tasks of the others have their id as ``player``.
+        """
+        return {}
+
     @abstractmethod
     def get_collector_task(self) -> Task | None:
         """Return the next collector task, or None while there is none to do."""
@@ -116,7 +146,8 @@ class BaseParallelCommander(Configurable, ABC):
     def get_last_eval_task(self) -> Task | None:
         """Return the collector task that evaluates what a run has trained, or None for none.
 
-        Called once when a limit has ended the training and no task is out any more.
+        Called when a limit has ended the training and no task is out any more, ``policy_num``
+        times.
         """
         return None
 

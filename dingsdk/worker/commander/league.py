@@ -184,7 +184,8 @@ class OneVsOneLeague(Configurable):
 
         Returns:
             ``launch_player``, ``player_id`` (home first), ``checkpoint_path`` and
-            ``player_active_flag``, one entry a player each, and ``agent_num``.
+            ``player_active_flag`` (whether it trains at all), one entry a player each, and
+            ``agent_num``.
 
         Raises:
             ConfigError: there is no such active player.
@@ -252,9 +253,15 @@ class OneVsOneLeague(Configurable):
         self.players[snapshot.player_id] = snapshot
         return True
 
-    def win_rates(self, player_id: str) -> dict[str, float]:
-        """Return the win rate of a player against each historical one, by id."""
-        ids = [player.player_id for player in self._history()]
+    def win_rates(self, player_id: str, of_all: bool = False) -> dict[str, float]:
+        """Return the win rate of a player against each historical one, by id.
+
+        Args:
+            player_id: Whose.
+            of_all: Whether to add those against the other active players, which come first.
+        """
+        others = [each for each in self.players.values() if of_all or not each.is_active]
+        ids = [each.player_id for each in others if each.player_id != player_id]
         return {other: self.payoff.win_rate(player_id, other) for other in ids}
 
     def state_dict(self) -> dict[str, Any]:

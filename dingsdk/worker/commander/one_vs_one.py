@@ -11,11 +11,11 @@ from typing import Any
 
 from dingsdk.config import PartSection, Share, Whole, to_plain
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import CheckpointCorruptError, ConfigError, DataMissingError, StorageFullError
+from dingsdk.errors import CheckpointCorruptError, DataMissingError, StorageFullError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.collector.battle import game_outcome, outcome_of
-from dingsdk.worker.commander.base import Task
-from dingsdk.worker.commander.league import OneVsOneLeague
+from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress, Task
+from dingsdk.worker.commander.league import OneVsOneLeague, Player
 from dingsdk.worker.commander.serial import BaseSerialCommander
 from dingsdk.worker.commander.solo import EvalRecord, SoloCommander
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
@@ -27,65 +27,95 @@ LEAGUE_FOLDER = "league"
 """Folder of a run in which past players are kept, with the league as of the newest."""
 
 
-class OneVsOneCommander(SoloCommander):
-    """Trains one policy by games against itself and its past, type ``one_vs_one``.
+class OneVsOneSection(SoloCommander.Config, frozen=True, kw_only=True):
+    """Section ``policy.other.commander``.
+
+    Attributes:
+        eval_win_rate: Share of the points, a draw being half a win, above which an evaluation
+            counts as won.
+    """
+
+    type: str = "one_vs_one"
+    eval_win_rate: Share = 0.7
+
+
+class PlayerCommander(SoloCommander):
+    """Trains one active player of a league: its learner, its games and its evaluations.
 
     Each collector task is a job of the league: its games are against one opponent, and its result
-    is counted. A snapshot that is due is copied in the policy store, where it stays for the run.
-    Evaluations are against the opponents of ``env.eval_opponents``, one after the other: after one
-    that wins more than ``eval_win_rate``, the next is due. The run has reached its goal when it
-    does so, with the mean return ``env.stop_value``, against the last of them.
+    is counted. Samples are those of the player alone. A snapshot that is due is copied in the
+    policy store, where it stays for the run. Evaluations are against the opponents of
+    ``env.eval_opponents``, one after the other: after one that wins more than ``eval_win_rate``,
+    the next is due. The player has reached its goal when it does so, with the mean return
+    ``env.stop_value``, against the last of them.
 
     Args:
         cfg: The compiled main config.
         clock: Monotonic seconds.
+        league: Shared by the commanders of all active players.
+        player_id: Whom it trains.
+        newest_of: Returns version and tensors of a published policy, or raises DataMissingError.
     """
 
-    max_players = 2
+    Config = OneVsOneSection
+    _own: OneVsOneSection
 
-    class Config(SoloCommander.Config, frozen=True, kw_only=True):
-        """Section ``policy.other.commander``.
-
-        Attributes:
-            eval_win_rate: Share of the points, a draw being half a win, above which an evaluation
-                counts as won.
-        """
-
-        type: str = "one_vs_one"
-        eval_win_rate: Share = 0.7
-
-    _own: Config
-
-    def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        clock: Callable[[], float],
+        league: OneVsOneLeague,
+        player_id: str,
+        newest_of: Callable[[str], tuple[int, dict[str, Any]]],
+    ) -> None:
         super().__init__(cfg, clock)
-        self.league = create_league(cfg["policy"], derive_seed(int(cfg["seed"]), "league"))
-        self.league.copy = self._copy
+        self.league = league
+        self._newest_of = newest_of
+        self.player_id = player_id
         self._folder = Path(cfg["exp_name"]) / LEAGUE_FOLDER
         self._opponents = list(cfg["env"]["eval_opponents"])
         self._difficulty = 0
-        self._has_loaded = False
         self._jobs: dict[str, dict[str, Any]] = {}
+        self.job_count = 0
+        """Collector tasks that it has handed out, without evaluations."""
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Collector tasks of games, and with evaluations; whoever has the lowest is next."""
+        return self.job_count, self._collector_count
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its learner task is out."""
+        return self._current is not None
+
+    def is_owner_of(self, task_id: str) -> bool:
+        """Whether a task is its own, and out."""
+        return task_id in self._collector_tasks or task_id in self._learner_tasks
+
+    def share_spaces(self, of: BaseParallelCommander) -> None:
+        """Take the places of tasks from those of another commander."""
+        self._collector_space, self._learner_space = of._collector_space, of._learner_space
 
     def get_learner_task(self) -> Task | None:
-        if not self._has_loaded:
-            past = self._cfg["policy"]["other"]["league"].get("load_path")
-            load_league(self.league, past, self._folder, self._publish)
-            self._has_loaded = True
         task = super().get_learner_task()
         if task is not None:
             # Another learner begins with new weights, and so with a policy of its own.
             self._player.checkpoint = task["policy_id"]
             self._player.train_iter = self._player.snapshot_iter = 0
+            task |= self._named
         return task
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         super().update_learner_info(task_id, info)
         if self._current is None or self._current["task_id"] != task_id:
             return
-        job = {"player_id": self._player.player_id, "train_iteration": self._newest_iter}
+        job = {"player_id": self.player_id, "train_iteration": self._newest_iter}
         self.league.update_active_player(job)
         try:
-            take_snapshot(self.league, self._folder, lambda name: self._newest_of(name)[1])
+            take_snapshot(
+                self.league, self.player_id, self._folder, lambda name: self._newest_of(name)[1]
+            )
         except (DataMissingError, StorageFullError) as error:
             _log.warning("a snapshot was not taken, it is tried again: %s", error)
 
@@ -101,37 +131,47 @@ class OneVsOneCommander(SoloCommander):
 
     def statistics(self) -> dict[str, float]:
         """Return the sizes of the league, the opponent of evaluations, and the win rates."""
-        return {"eval_opponent": float(self._difficulty), **league_statistics(self.league)}
+        statistics = league_statistics(self.league, self.player_id)
+        return {"eval_opponent": float(self._difficulty), **statistics}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "league": self.league.state_dict(),
             "difficulty": self._difficulty,
-            "has_loaded": self._has_loaded,
+            "job_count": self.job_count,
             "jobs": {task_id: dict(job) for task_id, job in self._jobs.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.league.load_state_dict(state["league"])
         self._difficulty = int(state["difficulty"])
-        self._has_loaded = bool(state["has_loaded"])
+        self.job_count = int(state["job_count"])
         self._jobs = {task_id: dict(job) for task_id, job in state["jobs"].items()}
 
     @property
-    def _player(self) -> Any:
-        return self.league.players[self.league.active_players_ids[0]]
+    def _player(self) -> Player:
+        return self.league.players[self.player_id]
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """What tells its tasks from those of the first player."""
+        return {} if self._is_first else {"player": self.player_id}
+
+    @property
+    def _is_first(self) -> bool:
+        return self.player_id == self.league.active_players_ids[0]
 
     def _collector_task(self, learner: Task, *, is_evaluation: bool) -> Task:
         # Of a learner that has ended, its policy is still there.
-        job = self.league.get_job_info(self._player.player_id, eval_flag=is_evaluation)
-        task = super()._collector_task(learner, is_evaluation=is_evaluation)
+        job = self.league.get_job_info(self.player_id, eval_flag=is_evaluation)
+        self.job_count += not is_evaluation
+        task = super()._collector_task(learner, is_evaluation=is_evaluation) | self._named
         cfg = task["collector_cfg"]
         if cfg["type"] != "serial":  # an evaluation by the evaluator that the config names
             cfg["policy"] = [to_plain(cfg["policy"]) for _ in job["player_id"]]
         cfg["policy_update_path"] = list(job["checkpoint_path"])
-        cfg["policy_update_flag"] = list(job["player_active_flag"])
+        # Against itself it learns from both seats; what others do is none of its experience.
+        cfg["policy_update_flag"] = [each == self.player_id for each in job["player_id"]]
         if is_evaluation:
             cfg["env"]["eval_opponent"] = self._opponents[self._difficulty]
         self._jobs[task["task_id"]] = job
@@ -146,12 +186,161 @@ class OneVsOneCommander(SoloCommander):
             self._difficulty += 1
             _log.info("evaluations are against %r now", self._opponents[self._difficulty])
             return False
-        return super()._ends_run(record, result)
+        return self._is_first and super()._ends_run(record, result)
+
+
+class OneVsOneCommander(BaseParallelCommander):
+    """Trains the active players of a league against each other and their past, ``one_vs_one``.
+
+    Each active player has a learner, a buffer and a policy of its own, see ``PlayerCommander``.
+    Collector tasks go to the player that has had the fewest; none goes out before all players
+    have their learners. The run has reached its goal when the first player has.
+
+    Args:
+        cfg: The compiled main config.
+        clock: Monotonic seconds.
+    """
+
+    max_players = 2
+    Config = OneVsOneSection
+
+    def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(cfg)
+        self.league = create_league(cfg["policy"], derive_seed(int(cfg["seed"]), "league"))
+        self.league.copy = self._copy
+        self._folder = Path(cfg["exp_name"]) / LEAGUE_FOLDER
+        self._has_loaded = False
+        self._trained_out: set[str] = set()
+        self._commanders = {
+            player_id: PlayerCommander(cfg, clock, self.league, player_id, self._newest_of)
+            for player_id in self.league.active_players_ids
+        }
+        for _ in range(len(self._commanders) - self._learner_space.max_val):
+            self._learner_space.increase_space()
+        for each in self._commanders.values():
+            each.share_spaces(self)
+
+    @classmethod
+    def policy_num(cls, cfg: Mapping[str, Any]) -> int:
+        return len(create_league(cfg["policy"], None).active_players_ids)
+
+    @property
+    def first(self) -> PlayerCommander:
+        """The commander of the first active player."""
+        return next(iter(self._commanders.values()))
+
+    def players(self) -> dict[str, PlayerProgress]:
+        if len(self._commanders) == 1:
+            return {}
+        return {
+            player_id: PlayerProgress(self.league.players[player_id].train_iter, each.envstep)
+            for player_id, each in self._commanders.items()
+        }
+
+    def get_learner_task(self) -> Task | None:
+        if not self._has_loaded:
+            past = self._cfg["policy"]["other"]["league"].get("load_path")
+            load_league(self.league, past, self._folder, self._publish)
+            self._has_loaded = True
+        for player_id, each in self._commanders.items():
+            if each.is_training or player_id in self._trained_out:
+                continue
+            return each.get_learner_task()
+        return None
+
+    def get_collector_task(self) -> Task | None:
+        waiting = [
+            each
+            for player_id, each in self._commanders.items()
+            if not (each.is_training or player_id in self._trained_out)
+        ]
+        if waiting or self.first.has_reached_goal:
+            return None  # an opponent without a learner has no policy yet
+        training = [each for each in self._commanders.values() if each.is_training]
+        for each in sorted(training, key=lambda each: each.turn):
+            task = each.get_collector_task()
+            if task is not None:
+                return task
+        return None
+
+    def get_last_eval_task(self) -> Task | None:
+        for each in self._commanders.values():
+            task = each.get_last_eval_task()
+            if task is not None:
+                return task
+        return None
+
+    def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
+        owner = self._owner(task_id)
+        return None if owner is None else owner.get_collect_setting(task_id)
+
+    def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        if (owner := self._owner(task_id)) is not None:
+            owner.update_learner_info(task_id, info)
+
+    def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        if (owner := self._owner(task_id)) is not None:
+            owner.update_collector_info(task_id, info)
+
+    def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
+        if (owner := self._owner(task_id)) is not None:
+            owner.finish_collector_task(task_id, finished_task)
+        return self.first.has_reached_goal
+
+    def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
+        if (owner := self._owner(task["task_id"])) is not None:
+            owner.notify_fail_collector_task(task)
+
+    def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
+        if (owner := self._owner(task_id)) is not None:
+            owner.finish_learner_task(task_id, finished_task)
+            if len(self._commanders) > 1:  # the others go on without it
+                self._trained_out.add(owner.player_id)
+        return str(finished_task["buffer_id"])
+
+    def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
+        if (owner := self._owner(task["task_id"])) is not None:
+            owner.notify_fail_learner_task(task)
+
+    def statistics(self) -> dict[str, float]:
+        """As ``PlayerCommander.statistics``; of players after the first ``<player>/<name>``."""
+        found = self.first.statistics()
+        for player_id, each in list(self._commanders.items())[1:]:
+            found |= {f"{player_id}/{name}": value for name, value in each.statistics().items()}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "league": self.league.state_dict(),
+            "has_loaded": self._has_loaded,
+            "trained_out": sorted(self._trained_out),
+            "commanders": {name: each.state_dict() for name, each in self._commanders.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.league.load_state_dict(state["league"])
+        self._has_loaded = bool(state["has_loaded"])
+        self._trained_out = set(state["trained_out"])
+        for name, each in self._commanders.items():
+            each.load_state_dict(state["commanders"][name])
+        super().load_state_dict(state)
+
+    def _owner(self, task_id: str) -> PlayerCommander | None:
+        """Return the commander of a task that is out, None where it is not."""
+        for each in self._commanders.values():
+            if each.is_owner_of(task_id):
+                return each
+        return None
 
     def _copy(self, source: str, target: str) -> None:
         version, state = self._newest_of(source)
         self._publish(target, state, version)
         _log.info("version %d of the policy is %s of the league now", version, target)
+
+    def _publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+        assert self.policy_store is not None  # set by the coordinator
+        self.policy_store.publish(policy_id, state, version)
 
     def _newest_of(self, policy_id: str) -> tuple[int, dict[str, Any]]:
         assert self.policy_store is not None  # set by the coordinator
@@ -160,13 +349,11 @@ class OneVsOneCommander(SoloCommander):
             raise DataMissingError(f"policy {policy_id} is not published yet", data_id=policy_id)
         return newest
 
-    def _publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        assert self.policy_store is not None  # set by the coordinator
-        self.policy_store.publish(policy_id, state, version)
-
 
 class OneVsOneSerialCommander(BaseSerialCommander):
-    """The same for serial mode: it loads the opponent before each collect.
+    """The same for one player in serial mode: it loads the opponent before each collect.
+
+    The first player's commander makes the league; those of other active players join it.
 
     Args: as ``BaseSerialCommander``; the collector plays two policies, of which the first trains.
     """
@@ -191,47 +378,68 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         policy_cfg = self._collector.policy[0].get_attribute("cfg")
         self.league = create_league(policy_cfg, self._own.seed)
         self.league.copy = self._copy
+        self.player_id, *self.other_players = self.league.active_players_ids
+        self._policies = {self.player_id: self._collector.policy[0]}
+        """Of the active players, by id; all commanders of the league share it."""
         self._snapshots: dict[str, Any] = {}
+        self._is_first = True
         self._job: dict[str, Any] | None = None
         self._games = 0
         # Envs whose game was begun against the opponent before.
         self._mixed: set[int] = set()
         self._folder = Path(self._learner.exp_name) / LEAGUE_FOLDER
-        past = policy_cfg["other"]["league"].get("load_path")
-        load_league(self.league, past, self._folder, self._keep)
+        self._past = policy_cfg["other"]["league"].get("load_path")
+
+    def join(self, first: BaseSerialCommander, player_id: str) -> None:
+        assert isinstance(first, OneVsOneSerialCommander)  # of the same config
+        self.league, self._policies = first.league, first._policies
+        self._snapshots, self._folder = first._snapshots, first._folder
+        self._is_first, self._past = False, None
+        self.player_id, self.other_players = player_id, []
+        self._policies[player_id] = self._collector.policy[0]
 
     def step(self) -> dict[str, Any]:
         """Draw and load the opponent of the next collect; else as ``BaseSerialCommander``."""
         self._count_games()
-        (player_id,) = self.league.active_players_ids
+        if self._past is not None:
+            load_league(self.league, self._past, self._folder, self._keep)
+            self._past = None
+        player_id = self.player_id
         train_iter = int(self._learner.train_iter)
         self.league.update_active_player({"player_id": player_id, "train_iteration": train_iter})
-        take_snapshot(self.league, self._folder, lambda name: self._snapshots[name]["model"])
+        take_snapshot(
+            self.league, player_id, self._folder, lambda name: self._snapshots[name]["model"]
+        )
         if self._job is None or self._games >= self._own.games_per_opponent:
             before, self._games = self._job, 0
             self._job = self.league.get_job_info(player_id)
-            statistics = league_statistics(self.league)
+            statistics = league_statistics(self.league, player_id)
             envstep = self._collector.envstep
             write_statistics(self._learner.tb_logger, "commander", statistics, train_iter, envstep)
             if before is not None and before["player_id"] != self._job["player_id"]:
                 self._mixed = set(range(self._collector.env.env_num))
-        own, opponent = self._collector.policy
-        path = self._job["checkpoint_path"][1]
-        opponent.load_state_dict(self._snapshots.get(path) or own.state_dict())
+        away, path = self._job["player_id"][1], self._job["checkpoint_path"][1]
+        active = self._policies.get(away)
+        state = self._snapshots[path] if active is None else active.state_dict()
+        self._collector.policy[1].load_state_dict(state)
         return super().step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the league, its past players and the game that goes on, as a run saves them."""
-        league = json.dumps({"league": self.league.state_dict(), "job": self._job})
-        return {"league": league, "snapshots": self._snapshots, "games": self._games}
+        """Return the opponent; the first player's adds the league and its past players."""
+        found = {"job": json.dumps(self._job), "games": self._games}
+        if not self._is_first:
+            return found
+        league = json.dumps(self.league.state_dict())
+        return {**found, "league": league, "snapshots": self._snapshots}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the commander of ``state_dict`` was; all envs begin new games."""
-        saved = json.loads(state["league"])
-        self.league.load_state_dict(saved["league"])
-        self._job, self._games = saved["job"], int(state["games"])
-        self._snapshots = dict(state["snapshots"])
-        self._mixed = set()
+        self._job, self._games = json.loads(state["job"]), int(state["games"])
+        self._mixed, self._past = set(), None
+        if self._is_first:
+            self.league.load_state_dict(json.loads(state["league"]))
+            self._snapshots.clear()
+            self._snapshots.update(state["snapshots"])
 
     def _count_games(self) -> None:
         results = []
@@ -245,7 +453,8 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             self.league.finish_job({**self._job, "result": results})
 
     def _copy(self, source: str, target: str) -> None:
-        self._keep(target, self._collector.policy[0].state_dict()["model"])
+        ids = {player.checkpoint: player.player_id for player in self.league.players.values()}
+        self._keep(target, self._policies[ids[source]].state_dict()["model"])
 
     def _keep(self, name: str, model: Mapping[str, Any], version: int = 0) -> None:
         copied = {key: value.clone() for key, value in model.items()}
@@ -253,10 +462,13 @@ class OneVsOneSerialCommander(BaseSerialCommander):
 
 
 def take_snapshot(
-    league: OneVsOneLeague, folder: Path, model_of: Callable[[str], Mapping[str, Any]]
+    league: OneVsOneLeague,
+    player_id: str,
+    folder: Path,
+    model_of: Callable[[str], Mapping[str, Any]],
 ) -> None:
-    """Take the snapshot of the trained player that is due, and write it down with the league."""
-    if not league.judge_snapshot(league.active_players_ids[0]):
+    """Take the snapshot of an active player that is due, and write it down with the league."""
+    if not league.judge_snapshot(player_id):
         return
     taken = list(league.players.values())[-1]
     try:
@@ -290,11 +502,11 @@ def load_league(
     """
     if path is None:
         return
+    own = {player_id: league.players[player_id] for player_id in league.active_players_ids}
     league.load_state_dict(saved_league(path))
-    for player in league.players.values():
-        if player.is_active:
-            player.train_iter = player.snapshot_iter = 0
-            continue
+    past = {name: player for name, player in league.players.items() if not player.is_active}
+    league.players = {**own, **past}
+    for player in past.values():
         state = load_checkpoint(Path(path) / player.checkpoint).state
         save_checkpoint(
             folder, player.checkpoint, state, iteration=player.train_iter, is_latest=False
@@ -319,28 +531,17 @@ def saved_league(path: str) -> dict[str, Any]:
     return state
 
 
-def league_statistics(league: OneVsOneLeague) -> dict[str, float]:
-    """Return the number of past players, and the win rate of the trained one against each."""
-    rates = league.win_rates(league.active_players_ids[0])
-    named = {f"win_rate_{player_id}": rate for player_id, rate in rates.items()}
-    return {"past_players": float(len(rates)), **named}
+def league_statistics(league: OneVsOneLeague, player_id: str) -> dict[str, float]:
+    """Return the number of past players, and the win rate of a player against each other one."""
+    past = len(league.players) - len(league.active_players_ids)
+    rates = league.win_rates(player_id, of_all=True)
+    named = {f"win_rate_{other}": rate for other, rate in rates.items()}
+    return {"past_players": float(past), **named}
 
 
 def create_league(policy_cfg: Mapping[str, Any], seed: int | None) -> OneVsOneLeague:
-    """Return the league that ``policy.other.league`` names.
-
-    Raises:
-        ConfigError: it has several active players, and a run has one learner.
-    """
-    path = "policy.other.league"
+    """Return the league that ``policy.other.league`` names."""
     league: OneVsOneLeague = default_manager().create(
-        "leagues", policy_cfg["other"]["league"], seed=seed, config_path=path
+        "leagues", policy_cfg["other"]["league"], seed=seed, config_path="policy.other.league"
     )
-    count = len(league.active_players_ids)
-    if count != 1:
-        raise ConfigError(
-            f"{path}.active_player_num is {count}, but a run trains one player; set it to 1",
-            path=f"{path}.active_player_num",
-            found=count,
-        )
     return league

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dingsdk.config import Configurable
@@ -38,6 +38,12 @@ class BaseSerialCommander(Configurable):
         self._replay_buffer = replay_buffer
         self._info: dict[str, Any] = {}
         self.policy = policy
+
+    other_players: Sequence[str] = ()
+    """Ids of the players that train beside the one of these parts; each has parts of its own."""
+
+    def join(self, first: BaseSerialCommander, player_id: str) -> None:
+        """Become the commander of another player of ``first``'s; called for ``other_players``."""
 
     def step(self) -> dict[str, Any]:
         """Return the keyword arguments for the collect policy, e.g. ``{"eps": 0.1}``.

@@ -101,10 +101,15 @@ class SoloCommander(BaseParallelCommander):
 
     @property
     def envstep(self) -> int:
-        """Env steps collected for the current learner, those of running tasks included."""
+        """Env steps collected for the newest learner, those of running tasks included."""
         return self._ended_env_steps + sum(
-            task.env_steps for task in self._collector_tasks.values() if self._is_current(task)
+            task.env_steps for task in self._collector_tasks.values() if self._is_newest(task)
         )
+
+    @property
+    def has_reached_goal(self) -> bool:
+        """Whether an evaluation of a trained policy reached the stop value."""
+        return self._has_reached_goal
 
     def get_learner_task(self) -> Task | None:
         if self._has_reached_goal or not self._learner_space.acquire_space():
@@ -115,6 +120,7 @@ class SoloCommander(BaseParallelCommander):
         ids = (f"learner_task_{uid}", f"buffer_{uid}", f"policy_{uid}")
         self._current = self._newest = learner_task(self._cfg, *ids, number=number)
         self._newest_iter, self._evaluated_iter = 0, -1
+        self._ended_env_steps = 0
         self._schedule.reset()
         self._learner_tasks.add(self._current["task_id"])
         return self._current
@@ -173,7 +179,7 @@ class SoloCommander(BaseParallelCommander):
         self.update_collector_info(task_id, {"cur_step": finished_task.get("step_count", 0)})
         task = self._end_collector_task(task_id)
         if task is not None and task.evaluated_at is not None:
-            if self._newest is not None and self._newest["buffer_id"] == task.buffer_id:
+            if self._is_newest(task):
                 self._schedule.note(task.evaluated_at)
                 self._evaluated_iter = int(finished_task["train_iter"])
             self._record(finished_task)
@@ -251,6 +257,9 @@ class SoloCommander(BaseParallelCommander):
     def _is_current(self, task: _CollectorTask) -> bool:
         return self._current is not None and self._current["buffer_id"] == task.buffer_id
 
+    def _is_newest(self, task: _CollectorTask) -> bool:
+        return self._newest is not None and self._newest["buffer_id"] == task.buffer_id
+
     def _is_eval_due(self) -> bool:
         if any(task.is_evaluation for task in self._collector_tasks.values()):
             return False
@@ -281,7 +290,7 @@ class SoloCommander(BaseParallelCommander):
         task = self._collector_tasks.pop(task_id, None)
         if task is not None:
             self._collector_space.release_space()
-            if self._is_current(task):
+            if self._is_newest(task):
                 self._ended_env_steps += task.env_steps
         return task
 
@@ -297,7 +306,6 @@ class SoloCommander(BaseParallelCommander):
         """Start the schedules over: the next learner begins with new weights."""
         self._current = None
         self._learner_info = {}
-        self._ended_env_steps = 0
 
 
 def _best(records: Sequence[EvalRecord]) -> EvalRecord | None:

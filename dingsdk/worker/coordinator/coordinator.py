@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
+from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator.experience import (
     Experience,
     PolicyLag,
@@ -61,6 +62,7 @@ class CoordinatorStatus:
 
     env_steps: int
     train_iter: int
+    """Of several learners, that of the one that is behind."""
     buffer_count: int
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
@@ -79,6 +81,8 @@ class CoordinatorStatus:
     """Joined workers, with the seconds until each must be heard from."""
     loss: float | None = None
     """The ``total_loss`` that a learner reported last."""
+    players: Mapping[str, PlayerProgress] = field(default_factory=dict)
+    """How far each player is, where several train."""
 
     @property
     def evicted(self) -> Mapping[str, int]:
@@ -96,10 +100,12 @@ class Coordinator(Configurable, TaskControl):
         cfg: The compiled config; ``cfg.system.coordinator`` is its own section.
         transport: The run's transport.
         on_collecting: Called once, when the first collector has its task.
-        on_collected: Called with the finish info of each collecting task.
-        on_evaluated: Called with (finish info, policy state or None) after each evaluation
-            task, before the commander judges it.
-        tb_logger: Where the replay buffer writes its curves; None for nowhere.
+        on_collected: Called with the finish info of each collecting task; it has ``player`` where
+            the task is another player's than the first one's.
+        on_evaluated: Called with (such a finish info, policy state or None) after each
+            evaluation task, before the commander judges it.
+        tb_logger: Called with the ``player`` of a learner's task; returns where its replay buffer
+            writes its curves, None for nowhere.
         journal: Where it keeps what it knows, and finds what an earlier coordinator of the run
             kept; None for nowhere.
         rejoin_s: How long workers of the earlier coordinator may take to join, seconds; then their
@@ -118,7 +124,7 @@ class Coordinator(Configurable, TaskControl):
         on_collecting: Callable[[], None] | None = None,
         on_collected: Callable[[Mapping[str, Any]], None] = lambda finished: None,
         on_evaluated: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
-        tb_logger: Any = None,
+        tb_logger: Callable[[str | None], Any] = lambda player: None,
         journal: Journal | None = None,
         rejoin_s: float = 0.0,
         clock: Callable[[], float] | None = None,
@@ -162,7 +168,9 @@ class Coordinator(Configurable, TaskControl):
         self._has_news = False
         self._is_started = False
         self._is_closed = False
-        self._is_finishing = self._owes_evaluation = False
+        self._is_finishing = False
+        self._policy_num = type(commander).policy_num(cfg)
+        self._owed_evaluations = 0
         self.system_shutdown_flag = False
         """True once the run is over by its own rules: the stop value, or no more to train."""
         self.has_reached_goal = False
@@ -212,13 +220,14 @@ class Coordinator(Configurable, TaskControl):
         """
         with self.condition:
             if not self._is_finishing:
-                self._is_finishing = self._owes_evaluation = self.system_shutdown_flag = True
+                self._is_finishing = self.system_shutdown_flag = True
+                self._owed_evaluations = self._policy_num
                 self.condition.notify_all()
             return self.condition.wait_for(
                 lambda: (
                     self._is_halted
                     or self.has_reached_goal
-                    or not (self._owes_evaluation or self._state.is_evaluating)
+                    or not (self._owed_evaluations or self._state.is_evaluating)
                 ),
                 timeout_s,
             )
@@ -256,6 +265,7 @@ class Coordinator(Configurable, TaskControl):
                 policy_lag=self._record.policy_lag,
                 leases=tuple(now.pool.leases()),
                 loss=self._loss,
+                players=now.commander.players(),
             )
 
     def running_tasks(self) -> list[TaskState]:
@@ -408,7 +418,7 @@ class Coordinator(Configurable, TaskControl):
                 least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
             return OnPolicyExperience(int(n_sample), int(max_lag), trainings, least_steps)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
-        exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger
+        exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger(state.player)
         return open_experience(create_buffer(cfg, tb_logger=writer, exp_name=exp_name))
 
     def end_batch_leases(self, state: TaskState) -> None:
@@ -514,6 +524,8 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
     ) -> None:
+        if state.player is not None:
+            finished = {**finished, "player": state.player}
         policy_id = finished.get("policy_id")
         is_cut_off = state.is_evaluation and not finished.get("collector_done", True)
         if state.is_evaluation and self._on_evaluated is not None and not is_cut_off:
@@ -553,8 +565,9 @@ class Coordinator(Configurable, TaskControl):
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
         with self.condition:
-            self._record.train_iter = int(info["learner_step"])
-            self._state.note_progress(state, self._record.train_iter)
+            train_iter = int(info["learner_step"])
+            self._record.note_iteration(state.task_id, train_iter)
+            self._state.note_progress(state, train_iter)
             self._loss = info.get("loss", self._loss)
             experience = self.experience_of(state)
             garbage: list[str] = []
@@ -563,11 +576,11 @@ class Coordinator(Configurable, TaskControl):
                     k: np.asarray(v) for k, v in (info.get("priority_info") or {}).items()
                 }
                 lost = [(int(number), str(why)) for number, why in info["lost_payloads"]]
-                self._note(Trained(state.task_id, self._record.train_iter, lost, priorities))
+                self._note(Trained(state.task_id, train_iter, lost, priorities))
                 experience.settle(state, info)
                 garbage = self._state.take_garbage(experience)
-                self._record.policy_lag = experience.policy_lag
-                if self._record.policy_lag is not None:
+                self._record.note_policy_lag()
+                if experience.policy_lag is not None:
                     self.condition.notify_all()  # collectors wait for the end of a training
             self._state.commander.update_learner_info(state.task_id, info)
         if garbage:
@@ -593,8 +606,9 @@ class Coordinator(Configurable, TaskControl):
             if isinstance(served, ServedExperience):
                 served.note_figures(finished.get("replay"))
             experience = self._state.finish_learner(state, finished)
+            self._record.end_learner(state.task_id)
             self._record.learner_tasks += has_trained_out
-            if self._record.learner_tasks >= self.cfg.max_learner_tasks:
+            if self._record.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
                 self.system_shutdown_flag = True
             self._note_task(Closed(state.buffer_id, self._record.learner_tasks))
         if experience is not None:
@@ -692,9 +706,11 @@ class Coordinator(Configurable, TaskControl):
                 state = self._state.assign(role)
             self._start(state)
         with self.condition:
-            if not self._owes_evaluation:
+            if not self._owed_evaluations:
                 return
-            state, self._owes_evaluation = self._state.assign_last_evaluation()
+            state, waits = self._state.assign_last_evaluation()
+            if not waits:
+                self._owed_evaluations = 0 if state is None else self._owed_evaluations - 1
             self.condition.notify_all()
         self._start(state)
 

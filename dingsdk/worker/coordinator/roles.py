@@ -231,7 +231,12 @@ class LearnerRole(Role):
 
     @property
     def worker_num(self) -> int:
-        return 1  # it stands for all of system.learner_num
+        # Each stands for all of system.learner_num.
+        section = self.run_cfg.get("policy", {}).get("other", {}).get("commander")
+        if section is None:
+            return 1
+        commander = default_manager().class_of("commanders", section, "policy.other.commander")
+        return int(commander.policy_num(self.run_cfg))
 
     def create_worker(self, transport: Transport, worker_id: str) -> Slave:
         cfg = _comm_section(self)

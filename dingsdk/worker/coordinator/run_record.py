@@ -47,7 +47,6 @@ class RunRecord:
         clock: Monotonic seconds.
 
     Attributes:
-        train_iter: The learner's newest iteration.
         learner_tasks: How many learner tasks have trained to their end.
         policy_lag: How old trained rows were, where that counts.
         evaluations: Recorded evaluations, as plain data.
@@ -63,9 +62,24 @@ class RunRecord:
         self._new_experience = new_experience
         self._clock = clock
         self._collecting_since: float | None = None
-        self.train_iter = self.learner_tasks = 0
+        self._iterations: dict[str, int] = {}  # of the learner tasks that are out
+        self._ended_iter = 0
+        self.learner_tasks = 0
         self.policy_lag: PolicyLag | None = None
         self.evaluations: list[Mapping[str, Any]] = []
+
+    @property
+    def train_iter(self) -> int:
+        """The learner's newest iteration; of several learners that of the last one."""
+        return min(self._iterations.values(), default=self._ended_iter)
+
+    def note_iteration(self, task_id: str, train_iter: int) -> None:
+        """Note how far a learner task is."""
+        self._iterations[task_id] = train_iter
+
+    def end_learner(self, task_id: str) -> None:
+        """Note that a learner task has ended, and is not tried again."""
+        self._ended_iter = self._iterations.pop(task_id, self._ended_iter)
 
     @property
     def elapsed_s(self) -> float:
@@ -84,13 +98,15 @@ class RunRecord:
         if state.buffer_id in experiences:
             return False
         experiences[state.buffer_id] = self._new_experience(state)
+        self._iterations.setdefault(state.task_id, 0)
         return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain data."""
         experiences = self._scheduler.experiences
         return {
-            "train_iter": self.train_iter,
+            "iterations": dict(self._iterations),
+            "ended_iter": self._ended_iter,
             "learner_tasks": self.learner_tasks,
             "elapsed_s": self.elapsed_s,
             "evaluations": [dict(each) for each in self.evaluations],
@@ -105,7 +121,8 @@ class RunRecord:
             CheckpointCorruptError, CheckpointVersionError: it is none, or of another run.
         """
         try:
-            self.train_iter, self.learner_tasks = int(state["train_iter"]), state["learner_tasks"]
+            self._iterations = {name: int(each) for name, each in state["iterations"].items()}
+            self._ended_iter, self.learner_tasks = state["ended_iter"], state["learner_tasks"]
             self._set_elapsed(float(state["elapsed_s"]))
             self.evaluations = [dict(each) for each in state["evaluations"]]
             self._scheduler.load_state_dict(state["scheduler"])
@@ -149,8 +166,7 @@ class RunRecord:
             if not state.is_evaluation and state.env_steps:
                 report = {"cur_step": state.env_steps + state.lost_env_steps}
                 scheduler.commander.update_collector_info(state.task_id, report)
-        for experience in scheduler.experiences.values():
-            self.policy_lag = experience.policy_lag or self.policy_lag
+        self.note_policy_lag()
         return garbage
 
     def _apply(self, fact: Fact) -> list[str]:
@@ -161,6 +177,7 @@ class RunRecord:
             self.open_experience(scheduler.running[fact.task_id])
         elif isinstance(fact, Closed):
             self.learner_tasks = fact.learner_tasks
+            self.end_learner(scheduler.learner_of(fact.buffer_id).task_id)
             scheduler.close_experience(fact.buffer_id)
         elif isinstance(fact, Evaluated):
             self.evaluations.append(fact.evaluation)
@@ -194,10 +211,16 @@ class RunRecord:
                 text += "by the clock, or its random numbers are not in its state"
                 _log.warning(text, drawn, fact.drawn)
             return []
-        self.train_iter = fact.train_iter
+        self.note_iteration(fact.task_id, fact.train_iter)
         info = {"learner_step": fact.train_iter, "lost_payloads": fact.lost}
         experience.settle(state, {**info, "priority_info": fact.priorities})
         return self._scheduler.take_garbage(experience)
+
+    def note_policy_lag(self) -> None:
+        """Take over how old trained rows are, of several learners that with the oldest."""
+        found = [each.policy_lag for each in self._scheduler.experiences.values()]
+        lags = [lag for lag in found if lag is not None]
+        self.policy_lag = max(lags, key=lambda lag: lag.mean, default=self.policy_lag)
 
     def _set_elapsed(self, seconds: float) -> None:
         self._collecting_since = self._clock() - seconds if seconds > 0 else None

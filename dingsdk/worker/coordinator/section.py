@@ -39,9 +39,11 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
             in between.
         storage_timeout_s: Seconds without room to store anything, before the run ends.
         orphan_grace_s: Age in seconds at which an unannounced payload is deleted.
-        max_learner_tasks: The run ends when this many learner tasks have trained to their end.
+        max_learner_tasks: The run ends when this many learner tasks have trained to their end, or
+            one of each player where several train.
         quiet_after_s: Seconds without progress after which a warning says what the run waits for.
-        last_evaluation_s: Seconds for the last evaluation, after a limit has ended the training.
+        last_evaluation_s: Seconds for the last evaluation of a policy, after a limit has ended the
+            training.
     """
 
     collector_task_timeout: Positive = 30.0

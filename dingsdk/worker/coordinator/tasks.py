@@ -83,6 +83,11 @@ class TaskState:
         return str(self.task.get("buffer_id", ""))
 
     @property
+    def player(self) -> str | None:
+        """The player that it trains or evaluates; None for the first one, or the only one."""
+        return self.task.get("player")
+
+    @property
     def kind(self) -> str:
         """What it does, in a word: its role, or ``evaluator``."""
         return "evaluator" if self.is_evaluation else self.role

@@ -13,7 +13,6 @@ from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
-    ConfigError,
     StorageFullError,
 )
 from dingsdk.testing.os_calls import failing_calls
@@ -239,9 +238,156 @@ def test_next_learner_has_a_policy_of_its_own_and_plays_the_same_past(make_comma
     assert list(commander.league.players) == ["player_0", "player_0_0", "player_0_1"]
 
 
-def test_several_active_players_are_refused(make_commander: Any) -> None:
-    with pytest.raises(ConfigError, match="active_player_num is 2"):
-        make_commander(league={**LEAGUE, "active_player_num": 2})
+TWO = {**LEAGUE, "active_player_num": 2, "self_play": 1.0, "decay": 1.0}
+
+
+def start_two(commander: Any) -> tuple[Any, Any]:
+    learners = commander.get_learner_task(), commander.get_learner_task()
+    for _ in learners:
+        evaluate(commander, commander.get_collector_task(), -1.0, losses=10)
+    return learners
+
+
+def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    first = commander.get_learner_task()
+    assert commander.get_collector_task() is None  # an opponent would have no policy
+    second = commander.get_learner_task()
+
+    assert commander.get_learner_task() is None
+    assert "player" not in first
+    assert second["player"] == "player_1"
+    for key in ("task_id", "buffer_id", "policy_id"):
+        assert first[key] != second[key]
+    tasks = [commander.get_collector_task() for _ in range(2)]
+    assert [task.get("player") for task in tasks] == [None, "player_1"]
+    assert commander.get_collector_task() is None  # both places are taken
+    assert [task["buffer_id"] for task in tasks] == [first["buffer_id"], second["buffer_id"]]
+    paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
+    assert paths == [[first["policy_id"]], [second["policy_id"]]]
+
+
+def test_games_go_to_both_players_and_train_the_one_that_they_are_for(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    policies = [each["policy_id"] for each in start_two(commander)]
+    played: list[Any] = []
+    seen: set[tuple[int, int]] = set()
+    games = 0
+
+    for count in range(1, 41):
+        task = commander.get_collector_task()
+        cfg = task["collector_cfg"]
+        home, away = map(policies.index, cfg["policy_update_path"])
+        assert cfg["policy_update_flag"] == [True, home == away]
+        assert task.get("player") == (None, "player_1")[home]
+        played.append(home)
+        seen.add((home, away))
+        results = [["wins"] * (count % 3), ["losses"]]
+        games += (count % 3 + 1) * (home != away)
+        commander.finish_collector_task(task["task_id"], {"game_result": results, "step_count": 7})
+
+    assert played == [0, 1] * 20
+    assert seen == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    payoff = commander.league.payoff
+    assert payoff.games("player_0", "player_1") == payoff.games("player_1", "player_0") == games
+    rates = payoff.win_rate("player_0", "player_1"), payoff.win_rate("player_1", "player_0")
+    assert sum(rates) == pytest.approx(1.0)
+    assert {name: tuple(each) for name, each in commander.players().items()} == {
+        "player_0": (0, 140), "player_1": (0, 140),
+    }  # fmt: skip
+
+
+def test_players_are_snapshot_each_by_its_own_iterations(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    first, second = start_two(commander)
+    train(commander, first, 100)
+    train(commander, second, 99)
+    assert list(commander.league.players) == ["player_0", "player_1", "player_0_0"]
+    train(commander, second, 101)
+
+    assert list(commander.league.players)[3:] == ["player_1_0"]
+    version, state = commander.policy_store.kept["league-player_1_0"]
+    assert (version, int(state["w"])) == (101, 101)
+    assert commander.players()["player_1"].train_iter == 101
+    assert commander.statistics().keys() == {
+        "eval_opponent", "past_players", "win_rate_player_1", "win_rate_player_0_0",
+        "win_rate_player_1_0", "player_1/eval_opponent", "player_1/past_players",
+        "player_1/win_rate_player_0", "player_1/win_rate_player_0_0",
+        "player_1/win_rate_player_1_0",
+    }  # fmt: skip
+
+
+def test_goal_is_that_of_the_first_player(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    first, second = start_two(commander)
+    train(commander, first, 20)
+    train(commander, second, 20)
+
+    def evaluation(player: str | None) -> Any:
+        while True:
+            task = commander.get_collector_task()
+            if task["collector_cfg"]["eval_flag"] and task.get("player") == player:
+                return task
+            finish = commander.finish_collector_task
+            finish(task["task_id"], {"step_count": 1, "train_iter": 5, "reward_mean": 0.0,
+                                     "reward_raw": [0.0]})  # fmt: skip
+
+    assert evaluate(commander, evaluation("player_1"), 1.0, wins=10) is False
+    train(commander, first, 40)
+    train(commander, second, 40)
+    assert evaluate(commander, evaluation(None), 1.0, wins=10) is True
+    assert commander.get_collector_task() is None
+
+
+def test_player_that_has_trained_out_plays_on_as_an_opponent(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    first, second = start_two(commander)
+    train(commander, first, 9)
+    task = commander.get_collector_task()
+    commander.finish_collector_task(task["task_id"], {"step_count": 7})
+    assert commander.finish_learner_task(first["task_id"], first) == first["buffer_id"]
+
+    assert commander.get_learner_task() is None
+    paths = []
+    for _ in range(20):
+        task = commander.get_collector_task()
+        paths.append(tuple(task["collector_cfg"]["policy_update_path"]))
+        commander.notify_fail_collector_task(task)
+    assert set(paths) == {
+        (second["policy_id"], second["policy_id"]), (second["policy_id"], first["policy_id"]),
+    }  # fmt: skip
+    assert tuple(commander.players()["player_0"]) == (9, 7)
+    task = commander.get_last_eval_task()
+    assert "player" not in task
+    assert task["collector_cfg"]["policy_update_path"] == [first["policy_id"]]
+
+
+def test_state_of_two_players_goes_on(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    first, second = start_two(commander)
+    for _ in range(7):
+        task = commander.get_collector_task()
+        info = {"game_result": [["wins", "losses", "draws"]], "step_count": 5}
+        commander.finish_collector_task(task["task_id"], info)
+    train(commander, first, 100)
+    out = commander.get_collector_task()
+    other = make_commander(league=TWO)
+    other.policy_store = commander.policy_store
+
+    other.load_state_dict(commander.state_dict())
+
+    for each in (commander, other):
+        info = {"game_result": [["wins"] * 3], "step_count": 5}
+        each.finish_collector_task(out["task_id"], info)
+        train(each, second, 130)
+    assert other.state_dict()["league"] == commander.state_dict()["league"]
+    assert other.players() == commander.players()
+    for _ in range(6):
+        mine, theirs = commander.get_collector_task(), other.get_collector_task()
+        assert mine == theirs
+        if mine is not None and not mine["collector_cfg"]["eval_flag"]:
+            for each in (commander, other):
+                each.finish_collector_task(mine["task_id"], {"step_count": 1})
 
 
 class Mode:

@@ -294,7 +294,8 @@ def test_part_for_one_player_is_refused_where_the_env_has_two(
         ("env.wrappers=[flatten_obs]", "no axis of 2 players"),
         ("env.eval_opponents=[nobody]", "'nobody' is no opponent"),
         ("env.eval_opponents=[]", "env.eval_opponents"),
-        ("policy.other.league.active_player_num=2", "a run trains one player"),
+        ("policy.other.league.active_player_num=2", "serial mode trains one"),
+        ("policy.other.league.active_player_num=0", "expected a whole number >= 1"),
     ],
 )
 def test_game_that_cannot_be_played_is_refused(change: str, match: str) -> None:
