@@ -83,6 +83,7 @@ def games_of(league: Any) -> float:
     return sum(games for *_, games in league["payoff"]["records"]) / 2
 
 
+@pytest.mark.timeout(420)  # five processes start, on a machine that may be busy
 @pytest.mark.parametrize(
     "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
 )
