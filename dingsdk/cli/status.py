@@ -51,6 +51,7 @@ def _lines(found: Mapping[str, Any], age_s: float) -> list[tuple[str, str]]:
         ("in the buffer", f"{samples['live']:,} of {found['buffer_capacity']:,}"),
         ("evicted", evicted or "none"),
     ]
+    lines += [("player", _player(*each)) for each in found.get("players", {}).items()]
     lines += [("task", _task(each)) for each in found["tasks"]]
     return lines + ([("held up", found["held_up_by"])] if found["held_up_by"] else [])
 
@@ -66,10 +67,18 @@ def _state(found: Mapping[str, Any], age_s: float) -> str:
     return f"under way (process {found['pid']} on {found['host']})"
 
 
+def _player(player_id: str, player: Mapping[str, Any]) -> str:
+    return (
+        f"{player_id}: {player['train_iter']:,} iterations, {player['env_steps']:,} env steps, "
+        f"return {_number(player['last_return'])} (best {_number(player['best_return'])})"
+    )
+
+
 def _task(task: Mapping[str, Any]) -> str:
     pace = "" if task["per_s"] is None else f", {task['per_s']:,.1f} a second"
     waits = f", waits for {task['waits_for']}" if task["waits_for"] else ""
-    return f"{task['kind']} {task['worker_id']}{pace}{waits}"
+    player = f" of {task['player']}" if task.get("player") else ""
+    return f"{task['kind']} {task['worker_id']}{player}{pace}{waits}"
 
 
 def _number(value: float | None) -> str:

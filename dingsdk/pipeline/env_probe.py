@@ -223,8 +223,8 @@ def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
         why = "each of them is trained by one process; set system.learner_num to 1"
     elif mode == "parallel" and system["replay"]["type"] == "server":
         why = "a replay server holds the samples of one; leave out system.replay.type"
-    elif mode == "serial":
-        why = "serial mode trains one; use --mode parallel"
+    elif "path" in (cfg["policy"]["other"]["replay_buffer"].get("storage") or {}):
+        why = "they cannot share the folder policy.other.replay_buffer.storage.path; leave it out"
     if why:
         raise ConfigError(f"{path} is {count}, but {why}", path=path, found=count)
 

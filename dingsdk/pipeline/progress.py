@@ -78,9 +78,11 @@ class ConsoleProgress:
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line for an evaluation; a terminal keeps it above the live table."""
-        self._returns.append(evaluation.mean)
+        if evaluation.player is None:
+            self._returns.append(evaluation.mean)
+        of = "" if evaluation.player is None else f" of {evaluation.player}"
         self._console.print(
-            f"[{evaluation.elapsed_s:6.1f} s] evaluation: mean return {evaluation.mean:.1f} "
+            f"[{evaluation.elapsed_s:6.1f} s] evaluation{of}: mean return {evaluation.mean:.1f} "
             f"({evaluation.min:.0f} to {evaluation.max:.0f}, {evaluation.episodes} episodes) "
             f"after {evaluation.env_steps:,} env steps, iteration {evaluation.train_iter:,}",
             highlight=False,

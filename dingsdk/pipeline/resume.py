@@ -97,17 +97,34 @@ class Workers(Protocol):
         """What became of the samples."""
 
 
-class _State(msgspec.Struct, kw_only=True):
-    """What ``state.safetensors`` holds."""
+class Team(Protocol):
+    """The players of a serial run, those of the first one first."""
 
-    config: dict[str, Any]
-    versions: dict[str, str]
+    @property
+    def members(self) -> Sequence[Workers]:
+        """Their parts."""
+
+    turn: int
+
+
+class _PlayerState(msgspec.Struct, kw_only=True):
+    """What a save has of one player."""
+
     parts: dict[str, Any]
     envs: dict[str, Any]
     policy: dict[str, Any]
-    streams: dict[str, Any]
     updates_left: int
     samples: dict[str, Any]
+
+
+class _State(_PlayerState, kw_only=True):
+    """What ``state.safetensors`` holds: the first player, the others, and the run."""
+
+    config: dict[str, Any]
+    versions: dict[str, str]
+    streams: dict[str, Any]
+    turn: int = 0
+    others: dict[str, _PlayerState] = msgspec.field(default_factory=dict)
     evaluations: list[dict[str, Any]]
     elapsed_s: float
     resumes: list[dict[str, Any]]
@@ -297,22 +314,22 @@ class RunSaver:
 
     Args:
         context: The run.
-        workers: Its parts.
+        team: Its players.
 
     Attributes:
         inexact: What a resumed run will not do exactly as the uninterrupted one, a line each.
     """
 
-    def __init__(self, context: RunContext, workers: Workers) -> None:
+    def __init__(self, context: RunContext, team: Team) -> None:
         self._context = context
-        self._workers = workers
+        self._team = team
         self._every = context.cfg.system.save_every
         self._folder = context.run_dir / RESUME_FOLDER
         self._last = max((_number(path) for path in _saves(self._folder)), default=0)
         self._due_at = time.monotonic() + self._pause(0.0)
         self._resumes: list[dict[str, Any]] = []
         self._saved_at: tuple[int, ...] = ()
-        self.inexact = () if self._every is None else tuple(_inexact(context.cfg, workers))
+        self.inexact = () if self._every is None else tuple(_inexact(context.cfg, team.members[0]))
 
     def save_if_due(self) -> None:
         """Save if it is time; what goes wrong is logged, and training goes on."""
@@ -321,12 +338,17 @@ class RunSaver:
 
     def save(self) -> None:
         """Save now, unless that is off, or was done when the run was where it is."""
-        workers = self._workers
         place = (
-            workers.learner.train_iter,
-            workers.collector.envstep,
-            workers.updates_left,
-            len(self._context.recorder.evaluations),
+            *(
+                int(number)
+                for each in self._team.members
+                for number in (
+                    each.learner.train_iter,
+                    each.collector.envstep,
+                    each.updates_left,
+                )
+            ),
+            len(self._context.recorder.all_evaluations),
         )
         if self._every is None or place == self._saved_at:
             return
@@ -350,11 +372,14 @@ class RunSaver:
         path = self._folder / f"{number:06d}"
         with Folder(self._folder) as folder:
             folder.remove_tree(path.name)
-            buffer = path / _BUFFER
-            with Folder(buffer):
-                _link_files(self._folder / f"{self._last:06d}" / _BUFFER, buffer)
-            self._workers.buffer.save_data(str(buffer))
-            content = encode_safetensors(_KIND, structs.asdict(self._state()))
+            for index, each in enumerate(self._team.members):
+                buffer = path / _buffer_name(index)
+                with Folder(buffer):
+                    _link_files(self._folder / f"{self._last:06d}" / buffer.name, buffer)
+                each.buffer.save_data(str(buffer))
+            state = structs.asdict(self._state())
+            state["others"] = {name: structs.asdict(each) for name, each in state["others"].items()}
+            content = encode_safetensors(_KIND, state)
             with Folder(path) as save:
                 save.write_atomic(STATE_NAME, [content], durable=True)
             folder.sync()
@@ -365,29 +390,20 @@ class RunSaver:
                     folder.remove_tree(name)
 
     def _state(self) -> _State:
-        context, workers = self._context, self._workers
-        recorder = context.recorder
+        context, recorder = self._context, self._context.recorder
+        first, *others = self._team.members
         return _State(
+            **structs.asdict(_state_of(first)),
             config=to_plain(context.cfg),
             versions=_versions(context.cfg),
-            parts={
-                name: part.state_dict()
-                for name in ("learner", "collector", "evaluator", "commander")
-                if hasattr(part := getattr(workers, name), "state_dict")
-            },
-            envs={name: _envs_state(getattr(workers, name)) for name in ("collector", "evaluator")},
-            policy={
-                "state": dict(workers.learner.policy.state_dict()),
-                "acting_state": acting_state(workers.learner.policy),
-            },
+            turn=self._team.turn,
+            others={f"{index}": _state_of(each) for index, each in enumerate(others, start=1)},
             streams={
                 "python": capture(random.getstate()),
                 "numpy": capture(np.random.get_state(legacy=False)),
                 "torch": torch.get_rng_state(),
             },
-            updates_left=workers.updates_left,
-            samples=dataclasses.asdict(workers.samples()),
-            evaluations=[dataclasses.asdict(each) for each in recorder.evaluations],
+            evaluations=[dataclasses.asdict(each) for each in recorder.all_evaluations],
             elapsed_s=recorder.elapsed_s,
             resumes=self._resumes,
         )
@@ -398,7 +414,7 @@ class RunSaver:
         Raises:
             DingError: the save does not fit them.
         """
-        context, workers, state = self._context, self._workers, save.state
+        context, state = self._context, save.state
         at = {"train_iter": state.parts["learner"]["train_iter"], "save": save.number}
         self._resumes = [*state.resumes, {**at, "config": to_plain(context.cfg)}]
         for name, version in _versions(context.cfg).items():
@@ -409,17 +425,27 @@ class RunSaver:
                     state.versions.get(name),
                     version,
                 )
+        for index, workers in enumerate(self._team.members):
+            self._resume_player(workers, state.others[f"{index}"] if index else state, save, index)
+        self._team.turn = state.turn
+        context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
+        random.setstate(revive(state.streams["python"]))
+        np.random.set_state(revive(state.streams["numpy"]))
+        torch.set_rng_state(state.streams["torch"])
+
+    def _resume_player(self, workers: Workers, state: _PlayerState, save: Save, index: int) -> None:
         policy = workers.learner.policy
         policy.load_state_dict(state.policy["state"])
         if state.policy["acting_state"] is not None:
             policy.set_attribute("acting_state", state.policy["acting_state"])
         resume_buffer = getattr(workers.buffer, "resume_data", workers.buffer.load_data)
         try:
-            resume_buffer(str(save.path / _BUFFER))
+            resume_buffer(str(save.path / _buffer_name(index)))
         except (CheckpointCorruptError, CheckpointMissingError) as error:
             raise _unusable(save.path, error) from error
+        branch: list[str | int] = ["resume", save.number, *([index] if index else [])]
         for name in ("collector", "evaluator"):
-            self._resume_worker(name, state, save.number)
+            self._resume_worker(getattr(workers, name), name, state, branch)
         for name in ("learner", "commander"):
             if name in state.parts:
                 getattr(workers, name).load_state_dict(state.parts[name])
@@ -429,13 +455,10 @@ class RunSaver:
         # What the buffer counts now is of the time before, or of rows that it held in files.
         counted = Counter(workers.samples().evicted) - workers.evicted_before
         workers.evicted_before.subtract(counted)
-        context.recorder.resume([Evaluation(**each) for each in state.evaluations], state.elapsed_s)
-        random.setstate(revive(state.streams["python"]))
-        np.random.set_state(revive(state.streams["numpy"]))
-        torch.set_rng_state(state.streams["torch"])
 
-    def _resume_worker(self, name: str, state: _State, number: int) -> None:
-        worker = getattr(self._workers, name)
+    def _resume_worker(
+        self, worker: Any, name: str, state: _PlayerState, branch: Sequence[str | int]
+    ) -> None:
         if state.envs[name] is not None:
             worker.env.set_state(state.envs[name])
         if name in state.parts:
@@ -444,8 +467,30 @@ class RunSaver:
             return
         if state.envs[name] is None or not getattr(worker, "resumes", False):
             # Episodes begin anew, and others than those that the run began with.
-            seed_envs(worker.env, derive_seed(self._context.cfg.seed, "resume", number), name)
+            seed_envs(worker.env, derive_seed(self._context.cfg.seed, *branch), name)
             worker.reset_env()
+
+
+def _state_of(workers: Workers) -> _PlayerState:
+    return _PlayerState(
+        parts={
+            name: part.state_dict()
+            for name in ("learner", "collector", "evaluator", "commander")
+            if hasattr(part := getattr(workers, name), "state_dict")
+        },
+        envs={name: _envs_state(getattr(workers, name)) for name in ("collector", "evaluator")},
+        policy={
+            "state": dict(workers.learner.policy.state_dict()),
+            "acting_state": acting_state(workers.learner.policy),
+        },
+        updates_left=workers.updates_left,
+        samples=dataclasses.asdict(workers.samples()),
+    )
+
+
+def _buffer_name(index: int) -> str:
+    """Return the folder of a save with the replay buffer of a player, by its place."""
+    return f"{_BUFFER}-{index}" if index else _BUFFER
 
 
 def _env_of(worker: Any) -> Any:

@@ -35,9 +35,11 @@ from dingsdk.worker import (
     get_serial_collector_cls,
     get_serial_evaluator_cls,
 )
+from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.evaluator.base import returns_of
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
+from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -52,8 +54,12 @@ _VALIDATE_S = 5.0
 
 @dataclass(slots=True)
 class _Workers:
-    """What a serial run is made of."""
+    """What trains one player; a serial run is made of one or several."""
 
+    player_id: str
+    """Empty for the only one."""
+    player: str | None
+    """As in ``Evaluation``: None for the first one."""
     learner: Any
     collector: Any
     evaluator: Any
@@ -86,6 +92,42 @@ class _Workers:
         return SampleCounts(self.collected, self.collected, self.trained, live, dict(evicted))
 
 
+@dataclass(slots=True)
+class Team:
+    """The players of a serial run, which take turns; most runs have one.
+
+    Attributes:
+        members: Their parts, those of the first player first.
+        turn: Index of the one that collects and trains next.
+    """
+
+    members: list[_Workers]
+    turn: int = 0
+
+    @property
+    def current(self) -> _Workers:
+        """The one whose turn it is."""
+        return self.members[self.turn]
+
+    def advance(self) -> None:
+        """Let the next one take its turn."""
+        self.turn = (self.turn + 1) % len(self.members)
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps collected for all of them."""
+        return sum(int(each.collector.envstep) for each in self.members)
+
+    @property
+    def train_iter(self) -> int:
+        """Iterations of the one that is behind."""
+        return min(int(each.learner.train_iter) for each in self.members)
+
+    def samples(self) -> SampleCounts:
+        """What became of the samples of all."""
+        return sum((each.samples() for each in self.members), SampleCounts())
+
+
 def serial_pipeline(context: RunContext) -> RunResult:
     """Train until the stop value, a limit or ``context.stop``.
 
@@ -96,12 +138,13 @@ def serial_pipeline(context: RunContext) -> RunResult:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
         with _breakable(context):
             with seeds_recorded(int(context.cfg.seed)) as seeds:
-                workers = _build(context, stack)
+                team = _build(context, stack)
             with Folder(context.run_dir) as folder:
                 folder.write_atomic(SEEDS_NAME, [json.dumps(seeds, indent=1).encode()])
-            saver = RunSaver(context, workers)
-        context.status = lambda: _status(context, workers)
-        workers.learner.call_hook("before_run")
+            saver = RunSaver(context, team)
+        context.status = lambda: _status(context, team)
+        for each in team.members:
+            each.learner.call_hook("before_run")
         if isinstance(context.resumed, Save):
             saver.resume(context.resumed)
             save_config(context.cfg, context.run_dir / CONFIG_NAME)
@@ -111,19 +154,19 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.recorder.mark_first_step()
         try:
             with _breakable(context):
-                reason = _run(context, workers, saver)
+                reason = _run(context, team, saver)
         except (Exception, KeyboardInterrupt) as error:
             if not context.stop.is_set():
-                _save_after_failure(workers.learner)
+                for each in team.members:
+                    _save_after_failure(each.learner)
                 raise
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             reason = "interrupted"
-        workers.learner.call_hook("after_run")
-        status = _status(context, workers)
+        for each in team.members:
+            each.learner.call_hook("after_run")
+        status = _status(context, team)
         context.status = lambda: status
-        return context.finish(
-            reason, "serial", workers.collector.envstep, workers.learner.train_iter
-        )
+        return context.finish(reason, "serial", team.env_steps, team.train_iter)
 
 
 @contextmanager
@@ -136,19 +179,23 @@ def _breakable(context: RunContext) -> Iterator[None]:
         context.is_breakable = False
 
 
-def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
-    learner, collector, buffer = workers.learner, workers.collector, workers.buffer
+def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
     validate_at = time.monotonic() if context.cfg.system.validate_state else math.inf
     while True:
+        workers = team.current
+        learner, collector, buffer = workers.learner, workers.collector, workers.buffer
         _update(context, workers)
         if time.monotonic() >= validate_at:
-            workers.samples().check()
+            team.samples().check()
             validate_at = time.monotonic() + _VALIDATE_S
         if context.stop.is_set():
             saver.save()
             return "interrupted"
         if workers.updates_left:
-            return _end_at_limit(context, workers, saver, "limit")
+            if context.is_limit_reached(team.env_steps, team.train_iter):
+                return _end_at_limit(context, team, saver, "limit")
+            team.advance()  # it has trained out, and the others go on
+            continue
         saver.save_if_due()
         collect_kwargs = workers.commander.step()
         context.note_exploration(collect_kwargs)
@@ -156,8 +203,11 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
         if is_due and _evaluate(context, workers):
             saver.save()
             return "stop_value"
-        if (reason := context.why_end(collector.envstep, learner.train_iter)) is not None:
-            return _end_at_limit(context, workers, saver, reason)
+        if (reason := context.why_end(team.env_steps, team.train_iter)) is not None:
+            return _end_at_limit(context, team, saver, reason)
+        if context.is_limit_reached(team.env_steps, learner.train_iter):
+            team.advance()
+            continue
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.player_num > 1:
             samples = samples[0][0]  # those of the player that is trained
@@ -166,9 +216,10 @@ def _run(context: RunContext, workers: _Workers, saver: RunSaver) -> Reason:
             workers.trained += len(samples) * workers.update_per_collect
             for _ in range(workers.update_per_collect):
                 learner.train(samples, collector.envstep)
-            continue
-        buffer.push(samples, cur_collector_envstep=collector.envstep)
-        workers.updates_left = workers.update_per_collect
+        else:
+            buffer.push(samples, cur_collector_envstep=collector.envstep)
+            workers.updates_left = workers.update_per_collect
+        team.advance()
 
 
 def _update(context: RunContext, workers: _Workers) -> None:
@@ -187,24 +238,24 @@ def _update(context: RunContext, workers: _Workers) -> None:
         workers.updates_left -= 1
 
 
-def _end_at_limit(
-    context: RunContext, workers: _Workers, saver: RunSaver, reason: Reason
-) -> Reason:
+def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reason) -> Reason:
     # Before the last evaluation, which a run with a later limit does not make.
     saver.save()
-    return "stop_value" if _evaluate_last(context, workers) else reason
+    are_reached = [_evaluate_last(context, each) for each in team.members]
+    return "stop_value" if any(are_reached) else reason
 
 
 def _evaluate(context: RunContext, workers: _Workers) -> bool:
+    """Evaluate a player; return whether that ends the run, as only the first one can."""
     train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
     is_reached, info = workers.evaluator.eval(workers.learner.save_checkpoint, train_iter, envstep)
-    context.recorder.add_evaluation(returns_of(info), envstep, train_iter)
-    return bool(is_reached)
+    context.recorder.add_evaluation(returns_of(info), envstep, train_iter, workers.player)
+    return bool(is_reached) and workers.player is None
 
 
 def _evaluate_last(context: RunContext, workers: _Workers) -> bool:
     """Evaluate what the limit left, unless that was just done."""
-    evaluations = context.recorder.evaluations
+    evaluations = context.recorder.of(workers.player)
     if evaluations and evaluations[-1].train_iter == workers.learner.train_iter:
         return False
     return _evaluate(context, workers)
@@ -218,29 +269,49 @@ def _save_after_failure(learner: Any) -> None:
         _log.exception("could not save a checkpoint after the failure")
 
 
-def _status(context: RunContext, workers: _Workers) -> RunStatus:
-    recorder = context.recorder
+def _status(context: RunContext, team: Team) -> RunStatus:
+    recorder, members = context.recorder, team.members
+    players = {
+        each.player_id: PlayerProgress(int(each.learner.train_iter), int(each.collector.envstep))
+        for each in members
+    }
     return RunStatus(
-        env_steps=workers.collector.envstep,
-        train_iter=workers.learner.train_iter,
+        env_steps=team.env_steps,
+        train_iter=team.train_iter,
         last_return=recorder.last_return,
         best_return=recorder.best_return,
-        buffer_fill=workers.buffer.count(),
-        buffer_capacity=workers.buffer.replay_buffer_size,
+        buffer_fill=sum(each.buffer.count() for each in members),
+        buffer_capacity=sum(each.buffer.replay_buffer_size for each in members),
         workers=1,
         elapsed_s=recorder.elapsed_s,
-        samples=workers.samples(),
-        loss=workers.learner.loss,
+        samples=team.samples(),
+        loss=members[0].learner.loss,
         exploration=context.exploration,
+        players=context.player_statuses(players) if len(members) > 1 else {},
         **context.limits(),
     )
 
 
-def _build(context: RunContext, stack: ExitStack) -> _Workers:
-    """Build every part; ``stack`` closes them, the last one first."""
-    cfg, exp_name = context.cfg, str(context.run_dir)
-    policy_cfg = cfg.policy
-    tb_logger = build_tb_logger(context.run_dir / "log", "serial")
+def _build(context: RunContext, stack: ExitStack) -> Team:
+    """Build every part of every player; ``stack`` closes them, the last one first."""
+    first = _build_player(context, context.cfg, None, stack)
+    members, others = [first], list(getattr(first.commander, "other_players", ()))
+    for player in others:
+        # A branch of the seed tree of its own.
+        seed = derive_seed(context.cfg.seed, "players", player)
+        own = to_easydict({**context.cfg, "seed": seed})
+        members.append(_build_player(context, own, player, stack))
+        members[-1].commander.join(first.commander, player)
+    if others:
+        first.player_id = first.commander.player_id
+    return Team(members)
+
+
+def _build_player(context: RunContext, cfg: Any, player: str | None, stack: ExitStack) -> _Workers:
+    """Build the parts of one player: None for the first, or the only one."""
+    folder = player_folder(context.run_dir, player)
+    exp_name, policy_cfg = str(folder), cfg.policy
+    tb_logger = build_tb_logger(folder / "log", "serial")
     stack.callback(tb_logger.close)
     policy = create_policy(
         policy_cfg,
@@ -281,6 +352,8 @@ def _build(context: RunContext, stack: ExitStack) -> _Workers:
     buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
     stack.callback(buffer.close)
     return _Workers(
+        player_id=player or "",
+        player=player,
         learner=learner,
         collector=collector,
         evaluator=evaluator,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import different_leaves, flatten
 from dingsdk.worker.replay_buffer import persistence
@@ -80,9 +82,11 @@ class StopAndGo:
         from dingsdk.pipeline.resume import find_save
 
         save = find_save(run)
-        rows = persistence.load(save.path / "buffer")
-        state = {name: getattr(save.state, name) for name in save.state.__struct_fields__}
-        return {**state, "buffer": rows.state, "rows": list(rows.whole())}
+        buffers = [persistence.load(path) for path in sorted(save.path.glob("buffer*"))]
+        state = structs.asdict(save.state)
+        state["others"] = {name: structs.asdict(each) for name, each in state["others"].items()}
+        rows = [list(each.whole()) for each in buffers]
+        return {**state, "buffer": [each.state for each in buffers], "rows": rows}
 
 
 def _interrupt_after(last: int) -> Callable[[int], None]:

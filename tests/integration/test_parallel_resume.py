@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ def start(folder: Path, *sets: str, transport: str = "flask_fs") -> subprocess.P
     )
 
 
-def recovered_rows(run: Path, copy: Path) -> int:
-    """Return how many rows a coordinator on a copy of the journal knows to be acknowledged."""
+@contextmanager
+def recovered(run: Path, copy: Path) -> Iterator[Coordinator]:
+    """Start a coordinator on a copy of a run's journal."""
     shutil.copytree(run, copy)
     cfg = compile_run(load_config(copy / "config.yaml"), "parallel")
     cfg = worker_config(cfg, copy)
@@ -100,13 +102,19 @@ def recovered_rows(run: Path, copy: Path) -> int:
     with Folder(copy / "journal") as folder:
         coordinator = Coordinator(cfg, transport, journal=Journal(folder))
         coordinator.start()
+        yield coordinator
+        coordinator.close()
+    transport.close()
+
+
+def recovered_rows(run: Path, copy: Path) -> int:
+    """Return how many rows a coordinator on a copy of the journal knows to be acknowledged."""
+    with recovered(run, copy) as coordinator:
         coordinator.validate_state()
         found = coordinator.status().samples
         for experience in coordinator._state.experiences.values():
             live = experience.readable()
             assert all(coordinator.data_store.has(name, 0.0) for name in live)
-        coordinator.close()
-    transport.close()
     assert "missing" not in found.evicted
     return found.acknowledged
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dingsdk.data.capture import revive
+from dingsdk.errors import CheckpointError
 from dingsdk.pipeline.predict import load_policy
+from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.train import resume, train
 from dingsdk.worker import IMetric
 from dingsdk.worker.commander.league import OneVsOneLeague
@@ -20,6 +25,7 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tests.unit.learner.test_logs import read_events
 
 from .process_cluster import ProcessCluster
+from .test_parallel_resume import ROOT, kill_all, recovered, status, wait_until
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
 
@@ -85,10 +91,15 @@ def games_of(league: Any) -> float:
 
 @pytest.mark.timeout(420)  # five processes start, on a machine that may be busy
 @pytest.mark.parametrize(
-    "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
+    ("mode", "transport"),
+    [
+        ("serial", None),
+        ("parallel", "in_memory"),
+        pytest.param("parallel", "flask_fs", marks=pytest.mark.slow),
+    ],
 )
-def test_two_players_train_each_other_in_parallel_mode(
-    transport: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_two_players_train_each_other(
+    mode: Any, transport: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = []
     finish = OneVsOneLeague.finish_job
@@ -100,12 +111,10 @@ def test_two_players_train_each_other_in_parallel_mode(
         assert games_of(self.state_dict()) == sum(counted)
 
     monkeypatch.setattr(OneVsOneLeague, "finish_job", count)
-    result = train(
-        "tictactoe-selfplay", mode="parallel", transport=transport, sets=TWO, output=tmp_path
-    )
+    result = train("tictactoe-selfplay", mode, transport, sets=TWO, output=tmp_path)
 
     assert (result.reason, result.train_iter) == ("limit", 100)
-    if transport == "in_memory":  # else the league is in another process
+    if transport != "flask_fs":  # else the league is in another process
         assert sum(counted) > 0
     first, second = result.players["player_0"], result.players["player_1"]
     assert first.status.env_steps + second.status.env_steps == result.env_steps
@@ -285,3 +294,83 @@ def test_resumed_run_plays_on_in_the_same_league(tmp_path: Any) -> None:
     after = saved_league(str(result.run_dir / "league"))["players"]
     assert len(after) > len(before) > 2
     assert after[1 : len(before)] == before[1:]
+
+
+KILLED = (
+    *TWO,
+    "policy.learn.learner.train_iterations=1000000",
+    "policy.eval.evaluator.eval_freq=100",
+    "policy.other.league.one_phase_step=50",
+    "exp_name=run",
+)
+
+
+def killed_run(folder: Any, *arguments: str) -> Any:
+    """Train two players until both have a past, kill all processes; return the run folder."""
+    command = [sys.executable, "-m", "dingsdk", "train", "tictactoe-selfplay", *arguments]
+    for each in KILLED:
+        command += ["--set", each]
+    process = subprocess.Popen([*command, "--output", str(folder)], cwd=ROOT)
+    run = folder / "run"
+
+    def has_past() -> bool:
+        try:
+            players = saved_league(str(run / "league"))["players"]
+        except CheckpointError:
+            return False
+        return {each["parent"] for each in players} == {None, "player_0", "player_1"}
+
+    try:
+        wait_until(has_past, 240.0)
+        iterations = status(run)["train_iter"]
+        wait_until(lambda: status(run)["train_iter"] > iterations + 20)
+    finally:
+        kill_all(process)
+    return run
+
+
+def check_resumed(run: Any, known: Any) -> None:
+    """Resume a run whose league was ``known`` when it was killed, and see that it has all of it."""
+    before = status(run)
+    limit = before["train_iter"] + 120
+    result = resume(run, sets=[f"policy.learn.learner.train_iterations={limit}"])
+
+    assert (result.reason, result.train_iter) == ("limit", limit)
+    for name, each in result.players.items():
+        assert each.status.train_iter >= limit
+        assert each.status.env_steps > 0
+        assert load_checkpoint(each.checkpoints["latest"].parent / "latest").iteration >= limit, (
+            name
+        )
+    after = saved_league(str(run / "league"))
+    assert games_of(after) > games_of(known) > 0
+    ids = [each["player_id"] for each in after["players"]]
+    assert len(ids) > len(known["players"])
+    assert {each["player_id"] for each in known["players"]} <= set(ids)
+    past = {each["player_id"]: each for each in after["players"]}
+    for each in known["players"]:
+        if each["parent"] is not None:
+            assert past[each["player_id"]] == each
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_league_of_a_killed_serial_run_goes_on(tmp_path: Any) -> None:
+    run = killed_run(tmp_path, "--set", "system.save_every=0")
+
+    state = find_save(run).state
+    assert len(state.others) == 1
+    check_resumed(run, json.loads(state.parts["commander"]["league"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_league_of_a_killed_parallel_run_goes_on(tmp_path: Any) -> None:
+    run = killed_run(tmp_path, "--mode", "parallel", "--transport", "flask_fs")
+
+    with recovered(run, tmp_path / "copy") as coordinator:
+        known = coordinator.state_dict()["scheduler"]["commander"]
+        known = revive(known)["league"]
+    saved = saved_league(str(run / "league"))
+    assert games_of(known) >= games_of(saved)
+    check_resumed(run, known)

@@ -39,6 +39,8 @@ class BaseSerialCommander(Configurable):
         self._info: dict[str, Any] = {}
         self.policy = policy
 
+    player_id: str = ""
+    """Of the player that it commands, where there are several."""
     other_players: Sequence[str] = ()
     """Ids of the players that train beside the one of these parts; each has parts of its own."""
 

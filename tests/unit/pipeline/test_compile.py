@@ -294,13 +294,31 @@ def test_part_for_one_player_is_refused_where_the_env_has_two(
         ("env.wrappers=[flatten_obs]", "no axis of 2 players"),
         ("env.eval_opponents=[nobody]", "'nobody' is no opponent"),
         ("env.eval_opponents=[]", "env.eval_opponents"),
-        ("policy.other.league.active_player_num=2", "serial mode trains one"),
         ("policy.other.league.active_player_num=0", "expected a whole number >= 1"),
     ],
 )
 def test_game_that_cannot_be_played_is_refused(change: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         compile_config(_game(change))
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "match"),
+    [
+        ("serial", "system.learner_num=2", "trained by one process"),
+        ("parallel", "system.replay.type=server", "a replay server holds the samples of one"),
+        (
+            "serial",
+            "policy.other.replay_buffer.storage={type: memmap, path: rows}",
+            "cannot share the folder",
+        ),
+    ],
+)
+def test_several_active_players_need_parts_of_their_own(mode: Any, change: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        compile_config(_game("policy.other.league.active_player_num=2", change), mode=mode)
+
+    assert caught.value.path == "policy.other.league.active_player_num"
 
 
 def test_shapes_of_a_game_are_those_of_one_player() -> None:
