@@ -36,6 +36,9 @@ class Commander:
         self.calls.append(("finished", task_id))
         return self.goal_is_reached
 
+    def players(self) -> dict[str, Any]:
+        return {}
+
     def finish_learner_task(self, task_id: str, info: Mapping[str, Any]) -> str:
         self.calls.append(("finished", task_id))
         return "b"
