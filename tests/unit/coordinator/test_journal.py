@@ -257,6 +257,11 @@ def test_state_is_due_after_so_many_bytes_or_facts(tmp_path: Path) -> None:
     assert not made.is_state_due  # less than the last state
     made.append(Missing("b", ["p" * 4000]))
     assert made.is_state_due
+    made = journal(tmp_path / "default")
+    made.open()
+    for is_due in (False, True):  # two thirds of 4 MiB each
+        made.append(Missing("b", ["p" * 2_800_000]))
+        assert made.is_state_due is is_due
 
 
 def test_read_only_folder_is_named(tmp_path: Path) -> None:

@@ -165,6 +165,9 @@ def test_when_to_evaluate(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, eval_freq=None, eval_freq_env_steps=100)
     asked = [(0, 0), (1, 60), (2, 120), (3, 180), (4, 220)]
     assert [i for i, step in asked if evaluator.should_eval(i, step)] == [0, 2, 4]
+    evaluator = make_evaluator(policy, eval_freq=None, eval_freq_env_steps=100)
+    assert evaluator.should_eval(0)  # after no env steps, if none are named
+    assert [evaluator.should_eval(1, 99), evaluator.should_eval(2, 100)] == [False, True]
 
 
 def test_evaluator_goes_on_from_the_state_of_another(make_evaluator, policy) -> None:
