@@ -15,7 +15,7 @@ from torch import nn
 from dingsdk.config import Count
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
-from dingsdk.policy import BasePolicy, DQNPolicy, PolicySection
+from dingsdk.policy import BasePolicy, DQNPolicy, PolicySection, create_policy
 
 Timestep = namedtuple("Timestep", "obs reward done info")
 
@@ -292,3 +292,28 @@ def test_compiled_networks_compute_the_same() -> None:
         [float(each) for each in plain.split()], rel=1e-5
     )
     assert int(graphs) > 0
+
+
+@pytest.mark.parametrize("kind", ["dqn", "r2d2", "ppo", "sac"])
+def test_policy_goes_on_acting_from_the_state_of_another(kind: str) -> None:
+    bounds = {"action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]} if kind == "sac" else {}
+    cfg = {"type": kind, "model": {"obs_shape": 3, "action_shape": 2, **bounds}}
+    first, second = (
+        create_policy(cfg, enable_field=["collect"], seed=seed).collect_mode for seed in (1, 2)
+    )
+    second.load_state_dict(first.state_dict())
+    obs = np.random.default_rng(0).normal(size=(20, 4, 3)).astype(np.float32)
+    setting = {"eps": 0.5} if kind in ("dqn", "r2d2") else {}
+
+    def act(mode: Any, times: range) -> list[Any]:
+        outputs = [mode.forward_batch(obs[time], np.arange(4), **setting) for time in times]
+        return [
+            {key: np.asarray(value).tolist() for key, value in each.items()} for each in outputs
+        ]
+
+    act(first, range(10))
+    saved = first.get_attribute("acting_state")
+    went_on = act(first, range(10, 20))
+    assert act(second, range(10, 20)) != went_on
+    second.set_attribute("acting_state", saved)
+    assert act(second, range(10, 20)) == went_on
