@@ -64,9 +64,9 @@ def publish(store: Store, policy: Any, version: int) -> None:
 
 @contextmanager
 def serving(
-    run_dir: Path, store: Store, cfg: dict[str, Any] = CFG, name: str = "inference-0"
+    run_dir: Path, store: Store, cfg: dict[str, Any] = CFG, seed: int | None = 1
 ) -> Iterator[InferenceServer]:
-    with closing(InferenceServer(cfg, store, run_dir, name, seed=1)) as server:
+    with closing(InferenceServer(cfg, store, run_dir, "inference-0", seed)) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -152,6 +152,22 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(tmp_path: P
         # Who explores is apart.
         assert found[4] != expected
         assert (server.request_count, server.batch_count) == (5, 2)
+
+
+def test_exploration_of_a_server_repeats_with_its_seed(tmp_path: Path) -> None:
+    store = Store()
+    publish(store, policy_of(2), 1)
+
+    def explored(folder: str, seed: int | None) -> list[int]:
+        with serving(tmp_path / folder, store, seed=seed) as server:
+            with Collector(tmp_path / folder, policy_of(5), 1) as collector:
+                actions = collector.act(eps=1.0)
+            assert server.request_count == 1
+        return actions
+
+    first, again, other = (explored(f"run-{at}", seed) for at, seed in enumerate((3, 3, 4)))
+    assert first == again != other
+    assert explored("run-3", None) != explored("run-4", None)
 
 
 def test_observations_of_another_shape_spoil_no_other_request(tmp_path: Path) -> None:
