@@ -14,6 +14,7 @@ from dingsdk.worker.coordinator import TaskPhase, TaskState, create_role, create
 from dingsdk.worker.coordinator import experience as coordinator_experience
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.roles import LAST_ANSWERS, CollectorRole, LearnerRole
+from dingsdk.worker.inference.role import InferenceRole
 
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
 TASK = {"task_id": "t", "buffer_id": "b"}
@@ -415,6 +416,27 @@ def test_leases_of_a_lost_learner_end() -> None:
         drive_learner(control)
     assert control.calls[-1] == ("end_leases",)
     assert control.of("finish") == []
+
+
+class EndsWithItsAnswers(Control):
+    """A run that ends when all answers are given."""
+
+    def must_end(self, state: TaskState) -> bool:
+        return not self.answers
+
+
+def test_inference_worker_acts_from_its_start_until_the_run_ends() -> None:
+    control, state = EndsWithItsAnswers({}, {}), TaskState("t", "inference", TASK)
+    InferenceRole({}, RUN_CFG).drive(control, state, TASK)
+    assert control.names() == [
+        "inference_start_task",
+        "inference_poll_task",
+        "inference_poll_task",
+        "inference_close_task",
+    ]
+    assert control.messages[0]["task_info"] == TASK
+    assert control.timeouts == ["start_timeout_s", *3 * ["answer_timeout_s"]]
+    assert control.calls == [("started",)]
 
 
 # Roles of a run -----------------------------------------------------------------------------
