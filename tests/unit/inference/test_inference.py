@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dingsdk.errors import NonFiniteError
-from dingsdk.plugins import default_manager
+from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
 from dingsdk.worker.comm import Master
 from dingsdk.worker.comm.transport import PolicyStore
@@ -168,6 +168,34 @@ def test_exploration_of_a_server_repeats_with_its_seed(tmp_path: Path) -> None:
     first, again, other = (explored(f"run-{at}", seed) for at, seed in enumerate((3, 3, 4)))
     assert first == again != other
     assert explored("run-3", None) != explored("run-4", None)
+
+
+class TellsEnvs(DQNPolicy):
+    """Its action is the env it is asked for."""
+
+    def act(self, obs: Any, env_ids: Any = None, **setting: Any) -> dict[str, Any]:
+        return {**super().act(obs, env_ids, **setting), "action": np.array(env_ids)}
+
+
+def test_rows_of_a_batch_are_envs_apart_and_as_many_as_rows(tmp_path: Path) -> None:
+    manager, store = PluginManager(), Store()
+    found: list[list[int]] = []
+    manager.registry("policies").register("tells_envs", TellsEnvs)
+    publish(store, policy_of(2), 1)
+    cfg = {**CFG, "type": "tells_envs"}
+
+    def ask(rows: int) -> None:
+        with Collector(tmp_path, policy_of(5), 1) as collector:
+            found.append(collector.act(OBS[:rows]))
+
+    with (
+        use_manager(manager),
+        closing(InferenceServer(cfg, store, tmp_path, "inference-0")) as made,
+        waiting(made, partial(ask, 2), partial(ask, 3)),
+    ):
+        assert made.batch_count == 1
+    assert [len(each) for each in sorted(found, key=len)] == [2, 3]
+    assert sorted(env_id for each in found for env_id in each) == [0, 1, 2, 3, 4]
 
 
 def test_observations_of_another_shape_spoil_no_other_request(tmp_path: Path) -> None:
