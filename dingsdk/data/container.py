@@ -42,7 +42,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -80,7 +80,7 @@ _DTYPES = {
 _BFLOAT16 = "bfloat16"
 _DTYPES[_BFLOAT16] = np.dtype("<i2")
 _OF_THE_HEAD = "head"
-_ALGORITHMS: dict[str, tuple[Callable[[], Any], int]] = {
+_ALGORITHMS: dict[str, tuple[Callable[..., Any], int]] = {
     "xxh3-128": (xxhash.xxh3_128, 32),
     _OF_THE_HEAD: (xxhash.xxh3_128, 32),
     "sha256": (hashlib.sha256, 64),
@@ -89,8 +89,7 @@ _OTHER_DIGEST = "its content does not have its digest"
 _DIGEST = re.compile(r"(?:xxh3-128|head):[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class FrameInfo:
+class FrameInfo(NamedTuple):
     """What a reader can compare a container with.
 
     Attributes:
@@ -213,6 +212,8 @@ def decode_frame(
     arrays = [
         np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
     ]
+    if layout.names is not None:
+        return SampleBatch.trusted(dict(zip(layout.names, arrays, strict=True)), layout.rows)
     if layout.paths is not None:
         return SampleBatch.trusted(_nest(layout.paths, arrays), layout.rows)
     return _join(layout.tree, layout.columns, dict(zip(layout.columns, arrays, strict=True)))
@@ -350,7 +351,11 @@ def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
 
 
 def _digest_of_frame(algorithm: str, head: Any, *rest: Any) -> str:
-    return digest_of((head,) if algorithm == _OF_THE_HEAD else (head, *rest), algorithm)
+    hasher = _ALGORITHMS[algorithm][0](head)
+    if algorithm != _OF_THE_HEAD:
+        for part in rest:
+            hasher.update(part)
+    return f"{algorithm}:{hasher.hexdigest()}"
 
 
 def _check_digest(parts: Iterable[Any], digest: str) -> None:
@@ -433,6 +438,8 @@ class _Layout:
     """Of the arrays."""
     paths: tuple[_Path, ...] | None
     """Those of the columns in order, where the value is a batch."""
+    names: tuple[str, ...] | None
+    """The same, where none of them is nested."""
     rows: int
 
 
@@ -452,7 +459,7 @@ def _collect(
                 raise _unfit(path, f"at most {MAX_DEPTH} levels", "more")
             _collect(column, (*path, name), form, arrays)
         else:
-            form.append(((*path, name), column.dtype, column.shape))
+            form += path, name, column.dtype, column.shape
             is_contiguous = column.flags.c_contiguous
             arrays.append(column if is_contiguous else np.ascontiguousarray(column))
 
@@ -498,7 +505,7 @@ def _parse_layout(core: bytes) -> _Layout:
         start = _aligned(end)
         arrays.append((shape, dtype, start))
         end = start + _size_of(column)
-    paths, rows = None, 0
+    paths, names, rows = None, None, 0
     if isinstance(manifest.tree, dict) and "$batch" in manifest.tree:
         # Made once here, so that a batch of a schema that was seen before needs no walk.
         blanks = {
@@ -507,7 +514,11 @@ def _parse_layout(core: bytes) -> _Layout:
         }
         batch = _join(manifest.tree, manifest.columns, blanks)
         paths, rows = tuple(_paths_of(batch.columns)), len(batch)
-    return _Layout(manifest.kind, manifest.tree, manifest.columns, tuple(arrays), end, paths, rows)
+        if all(len(path) == 1 for path in paths):
+            names = tuple(path[0] for path in paths)
+    return _Layout(
+        manifest.kind, manifest.tree, manifest.columns, tuple(arrays), end, paths, names, rows
+    )
 
 
 def _parse(core: bytes) -> _Manifest:
