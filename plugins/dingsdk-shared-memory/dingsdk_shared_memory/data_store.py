@@ -52,8 +52,6 @@ class SharedDataStore(StepDataStore):
         max_payload_bytes: Largest payload to write or read.
         algorithm: Of the digests; ``head`` holds for payloads that are not copied.
 
-    Attributes:
-        corrupt_count: Damaged payloads met.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class SharedDataStore(StepDataStore):
         self._algorithm = algorithm
         self._closed = threading.Event()
         self.segments = segments
-        self.corrupt_count = 0
+        self._damaged_frames = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         """Store a payload; storing the same again changes nothing.
@@ -109,6 +107,11 @@ class SharedDataStore(StepDataStore):
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         return self.segments.sweep(is_live, grace_s)
 
+    @property
+    def corrupt_count(self) -> int:
+        """Number of damaged payloads met, in their frames or in the table of payloads."""
+        return self._damaged_frames + self.segments.damaged_count
+
     def __len__(self) -> int:
         return len(self.segments.ids())
 
@@ -120,16 +123,22 @@ class SharedDataStore(StepDataStore):
     def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
         try:
             frame = self.segments.read(data_id)
-            if frame is None and self._wait(lambda: self.segments.has(data_id), timeout_s):
+            if frame is None and self._wait(
+                lambda: self.segments.has(data_id) or data_id in self.segments.damaged, timeout_s
+            ):
                 frame = self.segments.read(data_id)
             if frame is not None:
                 return decode_batch(frame, self._max_bytes, expected_digest=digest)
         except DataCorruptError as error:
-            self.corrupt_count += 1
+            self._damaged_frames += 1
             self.segments.delete(data_id)
             text = f"payload {data_id!r}: {error}"  # the error itself would keep the slot in use
             _log.warning("a damaged payload is deleted: %s", text)
             raise DataCorruptError(text, where=error.where, data_id=data_id) from error
+        if data_id in self.segments.damaged:
+            self.segments.damaged.discard(data_id)
+            text = f"payload {data_id!r}: its entry in the table of payloads was damaged"
+            raise DataCorruptError(text, where="table", data_id=data_id)
         raise DataMissingError(
             f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
             data_id=data_id,

@@ -137,14 +137,14 @@ class SharedPolicyStore(PolicyStore):
     @property
     def corrupt_count(self) -> int:
         """Number of damaged versions met."""
-        return len(self._damaged)
+        return len(self._damaged) + self.segments.damaged_count
 
     def _versions(self, policy_id: str) -> list[_Version]:
         """Return the versions that are there, newest first."""
         prefix = _prefix_of(policy_id)
         found = []
         for name in self.segments.ids(prefix):
-            if match := _REST.fullmatch(name, len(prefix)):  # else its entry is damaged
+            if match := _REST.fullmatch(name, len(prefix)):
                 found.append(_Version(int(match[2]), match[1], name))
         return sorted(found, reverse=True)
 

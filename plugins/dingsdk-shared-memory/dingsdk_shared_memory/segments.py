@@ -5,15 +5,18 @@ first use of 3.6 MB takes 10 ms, a copy of it 0.15 ms. So a writer (one process)
 writes to again and again. ``<writer>-<number>.seg`` is a *segment*, which it appends to::
 
     header   64 bytes: magic, generation, number of entries
-    entries  of each payload its id, size, place, and the generation in which it was deleted
+    entries  of each payload its id, size, place, a check of these, and a mark of its deletion
     frames   of payloads of up to 16 KiB, at places that are multiples of 64
 
 A larger frame is alone in a *slot*, ``<writer>-<number>.slot``; its place is minus that number.
 
 The number of entries is written last: what a writer that is killed had not finished is seen by
-nobody. Whoever deletes a payload notes the generation. A writer whose segment is full begins the
-next generation of one in which all payloads are deleted, or makes another one. It writes to a slot
-again once its payload is deleted and nobody views it.
+nobody. Whoever deletes a payload marks its entry with the generation. A writer whose segment is
+full begins the next generation of one in which all payloads are deleted, or makes another one. It
+writes to a slot again once its payload is deleted and nobody views it.
+
+The check of an entry depends on the generation. A reader computes it when it learns the entry. A
+payload whose entry is damaged is lost; the first reader to find that deletes and counts it.
 
 Readers copy a frame out of a segment, and look again afterwards whether it is still that of the
 payload. They view a frame in a slot. A view holds a shared lock on its slot (``flock``), which goes
@@ -29,6 +32,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import logging
 import mmap
 import os
 import secrets
@@ -37,9 +41,10 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import xxhash
 
 from dingsdk.data import Buffer, PrivateDir, open_private
 from dingsdk.errors import DataCorruptError, StorageFullError
@@ -49,7 +54,7 @@ INLINE_BYTES = 16 << 10
 """Largest frame in a segment."""
 SEGMENT_BYTES = 1 << 20
 MOST_ENTRIES = 256
-MAGIC = b"DINGSEG2"
+MAGIC = b"DINGSEG3"
 SETTLED_NS = 100_000_000
 MOST_MAPS = 256
 """Slots that a process keeps mapped; each map has a descriptor."""
@@ -59,15 +64,19 @@ _HEADER = struct.Struct("<8sQQ")
 _STATE = struct.Struct("<QQ")  # generation, number of entries
 _NUMBER = struct.Struct("<Q")
 _GENERATION_AT, _COUNT_AT = 8, 16
-_ENTRY = struct.Struct("<64sQqQ")
-_PLACE = struct.Struct("<QqQ")  # size, place, generation of the deletion
-_ID_BYTES = _PLACE_AT = 64
-_DELETED_AT = 80
+_ENTRY = struct.Struct("<64sQqQQ")  # id, size, place, check, mark
+ENTRY_BYTES = _ENTRY.size
+_PLACE = struct.Struct("<64sQq")
+_CHECK_AT, _MARK_AT = 80, 88
+_DELETED = 0x9E3779B97F4A7C15
+"""Exclusive or the generation: the mark. No flipped bit turns the 0 of a payload into one."""
 _ENTRIES_AT = 64
-_PLACES_AT = _ENTRIES_AT + _PLACE_AT
-_FRAMES_AT = _ENTRIES_AT + MOST_ENTRIES * _ENTRY.size
+_FRAMES_AT = _ENTRIES_AT + MOST_ENTRIES * ENTRY_BYTES
 _ALIGNMENT = 64
-_COLUMNS = np.dtype([("id", "S64"), ("size", "<u8"), ("place", "<i8"), ("deleted", "<u8")])
+_COLUMNS = np.dtype(
+    [("id", "S64"), ("size", "<u8"), ("place", "<i8"), ("check", "<u8"), ("mark", "<u8")]
+)
+_log = logging.getLogger(__name__)
 
 
 class _Segment:
@@ -93,39 +102,53 @@ class _Segment:
         generation, count = _STATE.unpack_from(self.map, _GENERATION_AT)
         return generation, min(count, MOST_ENTRIES)
 
-    def id_of(self, number: int) -> str:
-        at = _entry_at(number)
-        return self.map[at : at + _ID_BYTES].rstrip(b"\0").decode("latin-1")
-
-    def place_of(self, number: int, generation: int) -> tuple[int, int] | None:
-        """Return size and place of a payload; None where it was deleted."""
-        size, place, deleted = _PLACE.unpack_from(self.map, _PLACES_AT + number * _ENTRY.size)
-        return (size, place) if deleted != generation and self.is_of(generation) else None
+    def is_live(self, number: int, generation: int) -> bool:
+        """Return whether a payload of that generation was not deleted."""
+        mark = _NUMBER.unpack_from(self.map, _entry_at(number) + _MARK_AT)[0]
+        return bool(mark != generation ^ _DELETED) and self.is_of(generation)
 
     def is_of(self, generation: int) -> bool:
         """Return whether it holds payloads of that generation."""
         return bool(_NUMBER.unpack_from(self.map, _GENERATION_AT)[0] == generation)
 
     def delete(self, number: int) -> None:
-        _NUMBER.pack_into(self.map, _entry_at(number) + _DELETED_AT, self.generation)
+        at = _entry_at(number) + _MARK_AT
+        _NUMBER.pack_into(self.map, at, self.generation ^ _DELETED)
 
     def live_slots(self) -> list[int]:
         """Return the place of each payload that was not deleted: a slot's, or 0."""
         generation, count = self.state()
         columns = np.frombuffer(self.map, _COLUMNS, count, _ENTRIES_AT)
-        places = columns["place"][columns["deleted"] != generation]
+        places = columns["place"][columns["mark"] != generation ^ _DELETED]
         return [min(int(place), 0) for place in places]
 
     def has_room(self, size: int) -> bool:
         return self.seen < MOST_ENTRIES and self.end + size <= SEGMENT_BYTES
 
-    def append(self, data_id: str, size: int, place: int) -> int:
-        number = self.seen
-        _ENTRY.pack_into(self.map, _entry_at(number), data_id.encode(), size, place, 0)
-        _NUMBER.pack_into(self.map, _COUNT_AT, number + 1)
+    def append(self, data_id: str, size: int, place: int) -> _Entry:
+        number, generation = self.seen, self.generation
+        name = data_id.encode()
+        check = _check_of(_PLACE.pack(name, size, place), generation)
+        _ENTRY.pack_into(self.map, _entry_at(number), name, size, place, check, 0)
         self.seen = number + 1
+        _NUMBER.pack_into(self.map, _COUNT_AT, self.seen)
         self.ids.append(data_id)
-        return number
+        return self, number, generation, size, place
+
+    def learn(self, count: int) -> Iterator[tuple[str, _Entry, bool]]:
+        """Yield id and entry of each new payload up to ``count``, and whether the entry is whole.
+
+        An entry of a generation that has begun since is left out.
+        """
+        first, generation = self.seen, self.generation
+        table = self.map[_entry_at(first) : _entry_at(count)]
+        for index, (name, size, place, check, mark) in enumerate(_ENTRY.iter_unpack(table)):
+            at = index * ENTRY_BYTES
+            is_whole = check == _check_of(table[at : at + _CHECK_AT], generation)
+            if is_whole or (mark != generation ^ _DELETED and self.is_of(generation)):
+                data_id = name.rstrip(b"\0").decode("latin-1")
+                yield data_id, (self, first + index, generation, size, place), is_whole
+        self.seen = count
 
     def begin_generation(self) -> None:
         """Forget all payloads, which are deleted."""
@@ -135,8 +158,8 @@ class _Segment:
         self.seen, self.end, self.ids = 0, _FRAMES_AT, []
 
 
-_Entry = tuple[_Segment, int, int]
-"""Segment, number of the entry in it, and generation."""
+_Entry = tuple[_Segment, int, int, int, int]
+"""Segment, number of the entry in it, and generation; size and place of the frame."""
 
 
 class _Slot:
@@ -152,8 +175,8 @@ class _Slot:
     def is_free(self) -> bool:
         if self.entry is None:
             return False
-        segment, number, generation = self.entry
-        return segment.place_of(number, generation) is None
+        segment, number, generation, *_ = self.entry
+        return not segment.is_live(number, generation)
 
 
 class Segments:
@@ -163,6 +186,10 @@ class Segments:
         folder: That all processes of the run share; closed with this object.
         min_free_bytes: What to leave free.
         clock: Seconds, monotonic.
+
+    Attributes:
+        damaged: Ids in the damaged entries met; damaged themselves, maybe.
+        damaged_count: How many entries that were.
     """
 
     def __init__(
@@ -175,6 +202,8 @@ class Segments:
         self._path = str(folder.path)
         self._min_free_bytes = min_free_bytes
         self._clock = clock
+        self.damaged: set[str] = set()
+        self.damaged_count = 0
         self._lock = threading.Lock()
         self._segments: dict[str, _Segment] = {}
         self._index: dict[str, _Entry] = {}
@@ -200,7 +229,7 @@ class Segments:
                 own = self._segment_for(size)
                 place = own.end
                 _fill(own.map, place, buffers)
-                self._index[data_id] = own, own.append(data_id, size, place), own.generation
+                self._index[data_id] = own.append(data_id, size, place)
                 own.end = -(-(place + size) // _ALIGNMENT) * _ALIGNMENT
             return
         slot, target = self._take_slot(size)
@@ -208,8 +237,7 @@ class Segments:
             _fill(target, 0, buffers)  # without the lock: other threads go on
             with self._lock:
                 own = self._segment_for(0)
-                entry = own, own.append(data_id, size, -slot.number), own.generation
-                self._index[data_id] = slot.entry = entry
+                self._index[data_id] = slot.entry = own.append(data_id, size, -slot.number)
         except BaseException:
             self._free.append(slot)
             raise
@@ -226,9 +254,9 @@ class Segments:
             found = self._find(data_id, is_new)
             if found is None:
                 return None
-            (segment, number, generation), (size, place) = found
+            segment, _, generation, size, place = found
             if place < 0:
-                return self._view(segment, number, generation, size, -place)
+                return self._view(found)
             frame = segment.map[place : place + size]
             return frame if segment.is_of(generation) else None
 
@@ -242,8 +270,7 @@ class Segments:
         with self._lock:
             found = self._find(data_id)
             if found is not None:
-                (segment, number, _), _ = found
-                segment.delete(number)
+                found[0].delete(found[1])
                 del self._index[data_id]
 
     def sweep(self, is_live: Callable[[str], bool], grace_s: float) -> int:
@@ -272,7 +299,7 @@ class Segments:
         with self._lock:
             self._refresh()
             self._index = {
-                name: found for name, found in self._index.items() if found[0].place_of(*found[1:])
+                name: found for name, found in self._index.items() if found[0].is_live(*found[1:3])
             }
             return [name for name in self._index if name.startswith(prefix)]
 
@@ -294,26 +321,24 @@ class Segments:
 
     # Readers.
 
-    def _find(self, data_id: str, is_new: bool = False) -> tuple[_Entry, tuple[int, int]] | None:
-        """Return a payload's entry, and its size and place."""
-        for is_refreshed in (False, True):
-            entry = self._index.get(data_id)
-            if entry is not None and (place := entry[0].place_of(entry[1], entry[2])):
-                return entry, place
-            if is_refreshed or (is_new and self._listed_ns is not None):
-                break
-            self._refresh()
-        return None
+    def _find(self, data_id: str, is_new: bool = False) -> _Entry | None:
+        entry = self._index.get(data_id)
+        if entry is not None and entry[0].is_live(entry[1], entry[2]):
+            return entry
+        if is_new and self._listed_ns is not None:
+            return None
+        self._refresh()
+        entry = self._index.get(data_id)
+        return entry if entry is not None and entry[0].is_live(entry[1], entry[2]) else None
 
-    def _view(
-        self, segment: _Segment, number: int, generation: int, size: int, slot: int
-    ) -> memoryview | None:
-        name = f"{segment.writer}-{slot}.slot"
+    def _view(self, entry: _Entry) -> memoryview | None:
+        segment, number, generation, size, place = entry
+        name = f"{segment.writer}-{-place}.slot"
         lock = self._locked(name, fcntl.LOCK_SH)
         if lock is None:  # its writer takes it, or it is gone: the payload was deleted
             return None
         try:
-            if segment.place_of(number, generation) is None:
+            if not segment.is_live(number, generation):
                 os.close(lock)
                 return None
             whole = self._map(name)
@@ -355,11 +380,20 @@ class Segments:
             if generation != segment.generation:
                 self._forget(segment)
                 segment.generation, segment.seen, segment.ids = generation, 0, []
-            for number in range(segment.seen, count):
-                name = segment.id_of(number)
-                self._index[name] = segment, number, generation
-                segment.ids.append(name)
-            segment.seen = max(segment.seen, count)
+            if segment.seen < count:
+                for name, entry, is_whole in segment.learn(count):
+                    if is_whole:
+                        self._index[name] = entry
+                        segment.ids.append(name)
+                    else:
+                        segment.delete(entry[1])
+                        self.damaged.add(name)
+                        self.damaged_count += 1
+                        _log.warning(
+                            "a payload is lost: its entry in %s is damaged (id %r)",
+                            segment.name,
+                            name,
+                        )
 
     def _list(self) -> None:
         names = set(self._folder.names())
@@ -542,5 +576,9 @@ def _fill(target: mmap.mmap, start: int, buffers: Sequence[Buffer]) -> None:
         start += size
 
 
+def _check_of(content: bytes, generation: int) -> int:
+    return xxhash.xxh3_64_intdigest(content, generation)
+
+
 def _entry_at(number: int) -> int:
-    return _ENTRIES_AT + number * _ENTRY.size
+    return _ENTRIES_AT + number * ENTRY_BYTES

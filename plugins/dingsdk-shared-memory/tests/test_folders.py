@@ -65,6 +65,27 @@ def test_payload_of_another_kind_in_the_folder_is_refused(
         store.get("a")
 
 
+def test_payload_whose_table_entry_is_damaged_is_counted_as_corrupt(run_dir: Path) -> None:
+    writer, reader = (SharedMemoryTransport({}, run_dir) for _ in range(2))
+    store, theirs = reader.data_store(), writer.data_store()
+    for name in "ab":
+        theirs.put(name, a_batch())
+    (path,) = writer.data_dir.glob("data/*.seg")
+    with path.open("r+b") as file:
+        file.seek(64 + 64)  # the size of the first payload
+        file.write(b"\xff")
+
+    with pytest.raises(DataCorruptError, match="'a'"):
+        store.get("a")
+    with pytest.raises(DataMissingError):
+        store.get("a", 0.0)
+    assert store.get("b") == a_batch()
+    assert store.corrupt_count == 1
+    writer.remove_data()
+    writer.close()
+    reader.close()
+
+
 @pytest.mark.parametrize("rows", [64, 20_000], ids=["in a segment", "in a slot"])
 def test_damaged_payload_is_counted_and_named_once_and_deleted(
     run_dir: Path, caplog: pytest.LogCaptureFixture, rows: int

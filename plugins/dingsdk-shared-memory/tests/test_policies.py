@@ -61,10 +61,8 @@ def reader(folder: Path) -> Iterator[SharedPolicyStore]:
 def damage(store: SharedPolicyStore, version: int) -> None:
     """Flip a byte of a version where it lies."""
     (name,) = [name for name in store.segments.ids() if name.endswith(f"{version:012d}")]
-    segment, number, generation = store.segments._index[name]
-    place = segment.place_of(number, generation)
-    assert place is not None
-    path = store.segments._folder.path / f"{segment.writer}-{-place[1]}.slot"
+    segment, _, _, _, place = store.segments._index[name]
+    path = store.segments._folder.path / f"{segment.writer}-{-place}.slot"
     with path.open("r+b") as file:
         file.seek(LARGE)
         byte = file.read(1)

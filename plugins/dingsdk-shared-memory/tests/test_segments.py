@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dingsdk_shared_memory.segments import MOST_ENTRIES, SEGMENT_BYTES, Segments
+from dingsdk_shared_memory.segments import (
+    ENTRY_BYTES,
+    MOST_ENTRIES,
+    SEGMENT_BYTES,
+    Segments,
+    _entry_at,
+)
 
 from dingsdk.data import PrivateDir
 from dingsdk.errors import DataCorruptError, StorageFullError
@@ -100,8 +106,8 @@ def test_deletion_that_comes_late_leaves_the_next_generation_alone(
     writer: Segments, reader: Segments
 ) -> None:
     add(writer, "old", b"old")
-    segment, number, _ = reader._index["old"] if reader.read("old") else (None, 0, 0)
-    assert segment is not None
+    assert reader.read("old") == b"old"
+    segment, number, *_ = reader._index["old"]
     writer.delete("old")
     own = writer._own
     assert own is not None
@@ -151,6 +157,43 @@ def test_entry_that_its_writer_did_not_live_to_count_is_not_seen(
     own.map[16:24] = count
     assert reader.ids() == ["a"]
     assert reader.read("b") is None
+
+
+@pytest.mark.parametrize("size", [8, LARGE], ids=["in a segment", "in a slot"])
+def test_damaged_entry_is_counted_once_and_its_payload_never_read(
+    tmp_path: Path, writer: Segments, reader: Segments, size: int
+) -> None:
+    late = opened(tmp_path / "s")
+    checked = ENTRY_BYTES - 8  # all but the mark of a deletion
+    for byte in range(checked):
+        names = [f"a{byte}", f"p{byte}", f"z{byte}"]
+        for name in names:
+            add(writer, name, name.encode() * (size // 8))
+        own = writer._own
+        assert own is not None
+        own.map[_entry_at(own.seen - 2) + byte] ^= 1
+
+        assert reader.read(f"p{byte}") is None
+        assert not writer.has(f"p{byte}")
+        assert reader.damaged_count == byte + 1
+        assert len(reader.ids()) == len(late.ids()) == 2
+        for name in (f"a{byte}", f"z{byte}"):
+            assert bytes(late.read(name) or b"") == name.encode() * (size // 8)
+            late.delete(name)
+    assert late.damaged_count == 0
+    assert {f"p{byte}" for byte in range(64, checked)} <= reader.damaged
+    late.close()
+
+
+def test_damaged_mark_of_a_deletion_leaves_the_payload(writer: Segments, reader: Segments) -> None:
+    add(writer, "a", b"a")
+    own = writer._own
+    assert own is not None
+    for bit in range(64):
+        own.map[_entry_at(1) - 8 + bit // 8] ^= 1 << bit % 8
+        assert reader.read("a") == b"a"
+        own.map[_entry_at(1) - 8 + bit // 8] ^= 1 << bit % 8
+    assert reader.damaged_count == 0
 
 
 def test_orphans_go_after_their_grace_and_segments_of_dead_writers_with_the_last(
@@ -257,7 +300,7 @@ def test_reader_that_comes_late_does_not_see_the_next_payload_in_a_slot(
     add(writer, "new", b"n" * LARGE)
     assert [slot.number for slot in writer._slots] == [1]
 
-    assert reader._view(*known, LARGE, 1) is None
+    assert reader._view(known) is None
     assert bytes(reader.read("new") or b"") == b"n" * LARGE
 
 
