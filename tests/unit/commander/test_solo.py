@@ -144,6 +144,18 @@ def test_seeds_repeat_with_the_run_seed(main_config, clock):
     assert seeds() == seeds()
 
 
+def test_only_a_buffer_without_a_seed_gets_one_of_the_run(main_config, clock):
+    def seed_of(given, run_seed=3):
+        cfg = main_config()
+        cfg.seed = run_seed
+        cfg.policy.other.replay_buffer.seed = given
+        return SoloCommander(cfg, clock).get_learner_task()["replay_buffer_cfg"]["seed"]
+
+    assert (seed_of(0), seed_of(5)) == (0, 5)
+    assert seed_of(None) == seed_of(None) is not None
+    assert seed_of(None) != seed_of(None, run_seed=4)
+
+
 def test_epsilon_follows_the_env_steps_of_ended_and_running_tasks(commander):
     start(commander)
     first, second = commander.get_collector_task(), commander.get_collector_task()

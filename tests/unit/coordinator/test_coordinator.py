@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,14 +14,21 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ClosedError, DingError, StorageFullError
+from dingsdk.errors import (
+    ClosedError,
+    DingError,
+    StorageFullError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
-from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST, _report_pace
 from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.coordinator.served import ServedExperience
 
 GRACE_S = 10.0
 
@@ -71,7 +79,7 @@ class Commander:
 class Site:
     """A coordinator that was not started, its commander, and what it reported."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, *more: str) -> None:
         self.now = 100.0
         self.collected: list[Mapping[str, Any]] = []
         self.evaluated: list[tuple[Mapping[str, Any], Any]] = []
@@ -79,6 +87,7 @@ class Site:
             "system.transport.concurrency=threads",
             f"system.coordinator.orphan_grace_s={GRACE_S}",
             "system.coordinator.max_learner_tasks=2",
+            *more,
         )
         cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
         self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
@@ -208,6 +217,48 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
     assert str(failure) == "task t: ValueError: out of range"
     assert failure.__cause__ is cause
     assert site.coordinator.must_end(site.task(is_evaluation=True))
+
+
+def test_task_asks_its_worker_as_it_joined_and_names_the_limit_of_an_answer(
+    tmp_path: Path,
+) -> None:
+    is_over = threading.Event()
+
+    def wait(task: Mapping[str, Any]) -> Mapping[str, Any]:
+        is_over.wait(60.0)
+        return task
+
+    site = Site(tmp_path, "system.coordinator.answer_timeout_s=0.05")
+    coordinator, info = site.coordinator, WorkerInfo("w0", "collector", {"cpu": 1})
+    worker = Slave(site.transport, info, callback_fn={"echo": dict, "wait": wait})
+    try:
+        worker.start(coordinator.master.start())
+        state, joined = site.task(), coordinator._state.pool.take("collector")
+        assert joined is not None
+        state.worker = joined
+        echo, key = {"name": "echo", "x": 1}, "start_timeout_s"
+        assert coordinator.ask(state, echo, key)["x"] == 1
+        with pytest.raises(TaskTimeoutError, match=r"system\.coordinator\.answer_timeout_s"):
+            coordinator.ask(state, {"name": "wait"})
+        state.worker = dataclasses.replace(joined, incarnation=joined.incarnation + 1)
+        with pytest.raises(WorkerLostError):
+            coordinator.ask(state, echo, key)
+    finally:
+        is_over.set()
+        worker.close()
+        coordinator.close()
+        site.transport.close()
+
+
+def test_run_with_a_replay_server_has_no_rows_of_its_own(tmp_path: Path) -> None:
+    site = Site(tmp_path, "system.replay.type=server")
+    try:
+        state = site.task("learner")
+        site.coordinator.open_experience(state)
+        assert isinstance(site.coordinator.experience_of(state), ServedExperience)
+    finally:
+        site.coordinator.close()
+        site.transport.close()
 
 
 def test_orphans_are_swept_twice_in_their_grace_time(site: Site) -> None:

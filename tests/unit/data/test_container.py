@@ -436,6 +436,9 @@ def test_without_verification_damage_in_the_columns_passes() -> None:
     frame = bytearray(frame_of(SampleBatch({"a": np.zeros(4, np.uint8)})))
     frame[-1] = 7
     assert decode_batch(frame, verify=False).columns["a"].tolist() == [0, 0, 0, 7]
+    frame[0] ^= 1  # what is no frame at all is noticed without a digest
+    with pytest.raises(DataCorruptError):
+        decode_batch(frame, verify=False)
 
 
 def test_large_columns_leave_and_arrive_without_a_copy() -> None:
