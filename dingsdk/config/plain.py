@@ -135,7 +135,7 @@ def plain_value(value: Any, path: str) -> Any:
     """As ``to_plain``, for any value at a dotted path."""
     if type(value) in _PLAIN_TYPES:
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # a dict is known ten times as fast
         return {
             _checked_key(key, path): plain_value(item, join_key(path, key))
             for key, item in value.items()

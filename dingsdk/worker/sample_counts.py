@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,12 +31,15 @@ class SampleCounts:
     evicted: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: SampleCounts) -> SampleCounts:
+        evicted = dict(self.evicted)
+        for reason, rows in other.evicted.items():
+            evicted[reason] = evicted.get(reason, 0) + rows
         return SampleCounts(
             self.collected + other.collected,
             self.acknowledged + other.acknowledged,
             self.trained + other.trained,
             self.live + other.live,
-            dict(Counter(self.evicted) + Counter(other.evicted)),
+            evicted,
         )
 
     @property

@@ -72,10 +72,7 @@ class Task:
         self.error: DingError | None = None
         self._send = send
         self._condition = condition
-        self._callbacks: dict[TaskStatus, list[Callback]] = {
-            TaskStatus.COMPLETED: [],
-            TaskStatus.FAILED: [],
-        }
+        self._callbacks: list[tuple[TaskStatus, Callback]] = []
 
     def start(self) -> Task:
         """Send the task. Only from IDLE, else ValueError."""
@@ -146,7 +143,7 @@ class Task:
 
     def _add(self, callback: Callback, status: TaskStatus) -> Task:
         with self._condition:
-            self._callbacks[status].append(callback)
+            self._callbacks.append((status, callback))
             is_late = self.status is status
         if is_late:
             callback(self.task, self.result or {})
@@ -159,7 +156,7 @@ class Task:
             if self.status.is_final:
                 return  # an answer that comes after the task was given up changes nothing
             self.status, self.result, self.error = status, result, error
-            callbacks = list(self._callbacks.get(status, ()))
+            callbacks = [callback for when, callback in self._callbacks if when is status]
             self._condition.notify_all()
         for callback in callbacks:
             callback(self.task, result)

@@ -146,7 +146,8 @@ class PayloadLedger:
         if not len(numbers):
             return
         self.evicted_rows[reason] += len(numbers)
-        if (numbers == numbers[0]).all():  # the usual case, and many times faster
+        # The usual case, and many times faster.
+        if np.count_nonzero(numbers == numbers[0]) == len(numbers):
             self._evict(int(numbers[0]), rows)
             return
         order = np.argsort(numbers, kind="stable")
@@ -388,10 +389,10 @@ class Experience:
         if priority is not None:
             columns["priority"] = np.broadcast_to(np.asarray(priority, np.float64), (rows,))
         try:
-            self._push(SampleBatch(columns), envstep)
+            self._push(SampleBatch.trusted(columns, rows), envstep)
         except BufferFullError:
             # It was admitted, by a limiter that goes by the clock, and is acknowledged since then.
-            self._push_again(SampleBatch(columns))
+            self._push_again(SampleBatch.trusted(columns, rows))
         except DingError:
             self.ledger.withdraw(number)
             raise

@@ -197,8 +197,10 @@ class MemorySlaveEnd(SlaveEnd):
             return self._mailbox.popleft() if self._mailbox else None
 
     def answer(self, answer: TaskAnswer) -> None:
-        carried = replace(answer, result=self._master.carry(answer.result))
-        self._listener().task_answered(self._worker_id, carried)
+        carried = self._master.carry(answer.result)
+        if carried is not answer.result:
+            answer = replace(answer, result=carried)
+        self._listener().task_answered(self._worker_id, answer)
 
     def renew(self, progress: int) -> None:
         self._listener().worker_renewed(self._worker_id, progress)
