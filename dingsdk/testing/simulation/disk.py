@@ -23,8 +23,6 @@ from dingsdk.worker.comm import PolicyStore, Scheduler, StepDataStore, Transport
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 POLL_S = 0.1
-TORN_SHARE = 0.4
-"""Of the writes of a process that is to die in one: how many it dies in."""
 
 
 class SimulatedDisk:
@@ -38,7 +36,7 @@ class SimulatedDisk:
         shared: What processes share that is no file, by name.
         is_full: Whether nothing can be written.
         write_s: How long a write takes.
-        late_s: How long after it was written a payload is seen by other processes, at most.
+        late_s: How long after it was written a payload is seen by half of the other processes.
         damaged: Payloads that cannot be read.
     """
 
@@ -55,6 +53,8 @@ class SimulatedDisk:
         self.damaged: set[str] = set()
         self.torn_writer = ""
         """Name of the process that dies in the middle of one of its next writes."""
+        self.writes_left = 0
+        """How many of these it still does."""
         self.damages_next = ""
         """Pattern of the name of the next file that is damaged while it is written."""
         self.on_torn: Callable[[], object] = lambda: None
@@ -161,9 +161,10 @@ class SimulatedFolder(PrivateDir):
     def _write(self, path: str, before: bytes, content: bytes) -> None:
         """Write all of it, or a part where the process is to die of it."""
         disk, random = self._disk, self._disk.world.random
-        is_torn = disk.torn_writer == self._process.name and random.random() < TORN_SHARE
+        is_last = disk.torn_writer == self._process.name and disk.writes_left == 0
+        disk.writes_left -= disk.torn_writer == self._process.name
         disk.files[path] = before + content
-        if is_torn:
+        if is_last:
             disk.torn_writer = ""
             disk.files[path] = before + content[: random.randint(0, len(content))]
             self._process.is_dead = True
@@ -242,10 +243,10 @@ class SimulatedDataStore(StepDataStore):
         batch, _, written_at, writer = found
         if writer == self._process.name or not self._disk.late_s:
             return True
-        # Each process sees it at a time of its own.
+        # Half of the processes see it at once, others for each payload.
         key = f"{batch.columns['sample'][0]} {self._process.name}"
-        late = zlib.crc32(key.encode()) / 2**32
-        return self._disk.world.now >= written_at + self._disk.late_s * late
+        is_late = zlib.crc32(key.encode()) >= 2**31
+        return self._disk.world.now >= written_at + self._disk.late_s * is_late
 
 
 class SimulatedTransport(Transport):

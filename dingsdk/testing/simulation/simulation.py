@@ -28,10 +28,13 @@ from dingsdk.errors import (
 )
 from dingsdk.testing.simulation.disk import SimulatedDisk, SimulatedFolder, SimulatedTransport
 from dingsdk.testing.simulation.faults import (
+    ENDING,
     OF_JOURNAL,
     OF_NETWORK,
+    STORIES,
     SimulatedFault,
     random_faults,
+    story_faults,
 )
 from dingsdk.testing.simulation.oracle import SampleOracle
 from dingsdk.testing.simulation.workers import STEP_S, WORKERS
@@ -61,12 +64,15 @@ LATE_S = 4.0
 """How late a message may be, and what follows from it."""
 CLOSE_S = 10.0
 REJOIN_S = 60.0
+MOST_LOSSES = 3
+"""``max_attempts`` where a story takes more workers from a task, or its task kills them."""
 START = "coordinator-start"
 JOURNAL = "journal"
 SNAPSHOT_FACTS = 100
 LATEST_S = 0.4
 """A file that shows so late is still read."""
-TORN_WITHIN_S = 15.0
+TORN_WITHIN_S, TORN_AMONG = 15.0, 8
+"""When a process dies in one of its next writes, and among how many; each is as likely."""
 QUIET_S = 45.0
 """How long nothing may happen before the coordinator has to have said why."""
 
@@ -172,31 +178,33 @@ def _roles(setting: Setting) -> dict[str, str]:
 
 
 def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
-    """Return the setting of a seed, and what goes wrong before a time."""
+    """Return the setting of a seed, and what goes wrong before a time, or follows from that.
+
+    The stories take turns, so that a few dozen seeds have each of them. Every other seed has more
+    faults, by chance.
+    """
     chance = random.Random(f"plan {seed}")
+    story = STORIES[seed % len(STORIES)]
     setting = Setting(
-        capacity=chance.choice([64, 64, 64, 1024]),
-        max_use=chance.choice([None, None, 1, 3]),
+        collectors=chance.choice([2, 2, 4]),
+        capacity=chance.choice([64, 64, 1024]),
+        max_use=chance.choice([None, 1, 3]),
         is_limited=chance.random() < 0.3,
-        has_journal=chance.random() < 0.6,
+        has_journal=chance.random() < 0.4
+        or any((step.kind, step.target) in OF_JOURNAL for step in story),
     )
-    faults = random_faults(chance, [*_roles(setting), "learner-0"], until)
+    workers = list(_roles(setting))
+    faults = story_faults(story, chance, workers, until)
+    losses = sum((step.kind, step.target) == ("kill", "learner-0") for step in story)
+    if any(step.kind == "kill" and (step.for_s or 0.0) > QUIET_S for step in story):
+        setting = replace(setting, is_limited=True)
+    elif any(step.kind == "poison" for step in story) or losses > MOST_LOSSES:
+        setting = replace(setting, max_attempts=MOST_LOSSES)
+    elif chance.random() < 0.5 and not any(step.kind in ENDING for step in story):
+        faults += random_faults(chance, [*workers, "learner-0"], until)
     if not setting.has_journal:
         faults = [each for each in faults if (each.kind, each.target) not in OF_JOURNAL]
-    special = chance.random()
-    if special < 0.08:
-        # A learner that is lost every 20 s, and works in between.
-        times = range(14, int(until) + 20, 20)
-        faults = [SimulatedFault("kill", float(at), "learner-0", 1.0) for at in times]
-        setting = replace(setting, max_attempts=3)
-    elif special < 0.13:
-        # Collectors that wait for a learner that is not there.
-        at = round(chance.uniform(5, until), 3)
-        faults = [SimulatedFault("kill", at, "learner-0", 1.5 * QUIET_S)]
-        setting = replace(setting, is_limited=True)
-    if any(fault.kind == "poison" for fault in faults):
-        setting = replace(setting, max_attempts=3)
-    return setting, faults
+    return setting, sorted(faults, key=lambda fault: fault.at)
 
 
 class Simulation:
@@ -225,7 +233,7 @@ class Simulation:
         transport: TransportMaker,
         faults: Sequence[SimulatedFault] | None = None,
         setting: Setting | None = None,
-        duration_s: float = 60.0,
+        duration_s: float = 20.0,
     ) -> None:
         chosen, planned = plan(seed, duration_s)
         if not getattr(transport, "has_network", True):
@@ -441,12 +449,13 @@ class Simulation:
 
     _epochs = 0
     _is_up = False
+    _up_since = 0.0
 
     def _open(self, coordinator: _WatchedCoordinator) -> None:
         coordinator.start()
         with self.judging:
             coordinator.tell_oracle()
-        self._is_up = True
+        self._is_up, self._up_since = True, self.world.now
 
     def check_lease(self, worker: CommWorker) -> None:
         """Check that a worker stores nothing after its lease is over."""
@@ -534,7 +543,7 @@ class Simulation:
                 process.clock_offset_s += fault.amount
                 self._has_jumped |= name == "coordinator"
                 # It looks no longer than its clock says for a payload that shows late.
-                self._is_ever_late |= name == "coordinator" and self.disk.late_s > 0
+                self._is_ever_late |= self.disk.late_s > 0
                 may_lose = name != "coordinator"
             case "cut":
                 link.is_cut = True
@@ -600,7 +609,7 @@ class Simulation:
     def _tear(self, name: str, for_s: float) -> None:
         """Have a process die in the middle of one of its next writes, if it writes soon."""
         disk, world = self.disk, self.world
-        disk.torn_writer = name
+        disk.torn_writer, disk.writes_left = name, world.random.randrange(TORN_AMONG)
 
         def torn() -> None:
             end = world.now + for_s
@@ -736,8 +745,8 @@ class Simulation:
     def _check_leases(self) -> None:
         now = self.world.now
         for name in self.coordinator.master.workers:
-            # It is judged from when the coordinator goes on, if that was stopped.
-            awake_at = self.processes["coordinator"].resumes_at
+            # It is judged from when the coordinator goes on, if that was stopped or is another.
+            awake_at = max(self._up_since, self.processes["coordinator"].resumes_at)
             since = max(awake_at, self._unreachable_since.get(name, now))
             is_judge_awake = "coordinator" not in self._unreachable_since
             if now - since > LOST_WITHIN_S and is_judge_awake:
@@ -837,9 +846,9 @@ class _WatchedCoordinator(Coordinator):
         # Not before it is in the journal: a coordinator that dies earlier has leased nothing.
         found = super().deal_with_learner_get_data(state, demand)
         if found is not None and self._is_current:
-            numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1)}
+            numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1).tolist()}
             held = self._simulation.oracle.leased.setdefault(state.task_id, set())
-            held |= {self._names[int(number)] for number in numbers}
+            held |= {self._names[number] for number in numbers}
         return found
 
     def _new_experience(self, state: Any) -> Any:
