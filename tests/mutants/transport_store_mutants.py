@@ -103,6 +103,19 @@ class ForgetsNothing(MemoryPolicyStore):
         pass
 
 
+@mutant(32)
+class RemembersVersionsOfWhatItForgot(MemoryPolicyStore):
+    def newest(
+        self, policy_id: str, newer_than: int | None = None
+    ) -> tuple[int, dict[str, Any]] | None:
+        last = self.__dict__.setdefault("last", {})
+        found = super().newest(policy_id, newer_than)
+        if found is None or found[0] < last.get(policy_id, 0):
+            return None
+        last[policy_id] = found[0]
+        return found
+
+
 @mutant(42)
 class SweepsAll(MemoryDataStore):
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:

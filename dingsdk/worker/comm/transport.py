@@ -289,7 +289,10 @@ class PolicyStore(ABC):
 
     @abstractmethod
     def discard(self, policy_id: str) -> None:
-        """Forget a policy; an unknown id is ignored."""
+        """Forget a policy; an unknown id is ignored.
+
+        What is published under its id afterwards is another policy, whose versions start anew.
+        """
 
 
 class WorkerHandle(Protocol):

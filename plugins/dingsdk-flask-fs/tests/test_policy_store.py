@@ -53,30 +53,6 @@ def test_tensors_and_arrays_come_back_as_they_were(
     assert torch.equal(again[1]["z"], state["z"])
 
 
-def test_the_state_may_change_after_it_was_published(
-    publisher: FilePolicyStore, reader: FilePolicyStore
-) -> None:
-    state = weights(1)
-    publisher.publish("p", state, 1)
-    state["w"].zero_()
-    assert is_whole(reader.newest("p"), 1)
-
-
-def test_nothing_published_is_nothing_found(reader: FilePolicyStore) -> None:
-    assert reader.newest("p") is None
-    reader.discard("p")
-
-
-def test_only_newer_versions_are_returned(
-    publisher: FilePolicyStore, reader: FilePolicyStore
-) -> None:
-    publisher.publish("p", weights(5), 5)
-    assert is_whole(reader.newest("p", newer_than=4), 5)
-    assert reader.newest("p", newer_than=5) is None
-    assert reader.newest("p", newer_than=6) is None
-    assert is_whole(reader.newest("p"), 5)
-
-
 def test_publishing_never_goes_back(publisher: FilePolicyStore, tmp_path: Path) -> None:
     publisher.publish("p", weights(5), 5)
     resumed = FilePolicyStore(tmp_path / "run")
@@ -165,15 +141,6 @@ def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
     assert is_whole(reader.newest("p"), 2)
     publisher.publish("p", weights(9), 9)  # not the damaged one
     assert is_whole(reader.newest("p", newer_than=2), 9)
-
-
-def test_a_policy_discarded_and_published_again_is_followed_every_time(
-    publisher: FilePolicyStore, reader: FilePolicyStore
-) -> None:
-    for version in range(30, 0, -1):
-        publisher.publish("p", weights(version), version)
-        assert is_whole(reader.newest("p"), version)
-        publisher.discard("p")
 
 
 def test_a_damaged_newest_version_falls_back_and_is_counted_once(

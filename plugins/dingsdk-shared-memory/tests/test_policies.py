@@ -91,29 +91,6 @@ def test_old_versions_go_and_their_memory_is_written_again(
     assert len(list(folder.glob("*.slot"))) == 4  # three that stay, one to write
 
 
-def test_older_version_changes_nothing(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore
-) -> None:
-    publisher.publish("p", weights(5), 5)
-    for version in (3, 5):
-        reader.publish("p", weights(-1), version)  # another process, which resumed
-        assert is_whole(publisher.newest("p"), 5)
-    reader.publish("p", weights(6), 6)
-    assert is_whole(publisher.newest("p"), 6)
-
-
-def test_policy_discarded_and_published_again_is_followed_by_all_readers(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore
-) -> None:
-    publisher.publish("other", weights(1), 1)
-    for version in (9, 5, 1):
-        publisher.publish("p", weights(version), version)
-        assert is_whole(reader.newest("p"), version)
-        reader.discard("p")
-        assert publisher.newest("p") is None
-    assert is_whole(reader.newest("other"), 1)
-
-
 def test_damaged_newest_version_falls_back_and_is_counted_once(
     publisher: SharedPolicyStore, reader: SharedPolicyStore
 ) -> None:
