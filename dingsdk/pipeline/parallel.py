@@ -124,15 +124,16 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         # Tasks are closed before their workers: a learner saves its checkpoint then.
         stack.callback(lambda: workers.close(time_to_close(1)))
         stack.callback(end_tasks)
-        address = coordinator.start()
-        if isinstance(context.resumed, JournaledRun):
-            evaluations = [Evaluation(**each) for each in coordinator.evaluations]
-            context.recorder.resume(evaluations, coordinator.elapsed_s)
-            save_config(context.cfg, context.run_dir / CONFIG_NAME)
-        context.has_begun = True
-        if context.on_address is not None:
-            context.on_address(address, transport.joining_note())
-        workers.start(address)
+        with transport.scheduler.held():
+            address = coordinator.start()
+            if isinstance(context.resumed, JournaledRun):
+                evaluations = [Evaluation(**each) for each in coordinator.evaluations]
+                context.recorder.resume(evaluations, coordinator.elapsed_s)
+                save_config(context.cfg, context.run_dir / CONFIG_NAME)
+            context.has_begun = True
+            if context.on_address is not None:
+                context.on_address(address, transport.joining_note())
+            workers.start(address)
         if replayed is not None:
             # What ends a run of its own may come at another moment here.
             while not (replayed.wait(POLL_S) or context.stop.is_set()):

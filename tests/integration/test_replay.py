@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dingsdk import train
+from dingsdk import hookimpl, train
 from dingsdk.cli import main
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, ConfigError
 from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.replay import replay
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker.comm import BaseCommCollector
 
 RECORD = "system.record_schedule=true"
 ENDLESS = "env.stop_value=.inf"
@@ -56,6 +59,41 @@ def test_replay_trains_the_same_weights(tmp_path: Path, case: str) -> None:
     assert found.is_same
     assert found.iteration >= 40
     assert contents(run.run_dir) == before
+
+
+class LateCollectors:
+    """Registers a collector that takes the next of ``delays_s`` to build, in seconds."""
+
+    def __init__(self, delays_s: list[float]) -> None:
+        delays = iter(delays_s)
+
+        class LateCollector(BaseCommCollector):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                time.sleep(next(delays))
+                super().__init__(*args, **kwargs)
+
+        self._collector = LateCollector
+
+    @hookimpl
+    def dingsdk_register_comm_collectors(self, registry: Any) -> None:
+        registry.register("late", self._collector)
+
+
+def test_replay_does_not_depend_on_how_long_set_up_takes(tmp_path: Path) -> None:
+    # Three collectors of the run, then those of the replay.
+    delays_s = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    sets = [
+        "system.collector_num=3",
+        "system.collector.type=late",
+        "policy.learn.learner.train_iterations=60",
+        ENDLESS,
+    ]
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(LateCollectors(delays_s))
+        run = recorded(tmp_path, "cartpole-dqn", sets)
+        found = replay(run.run_dir)
+    assert (found.iteration, found.different) == (60, ())
+    assert found.is_same
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -76,6 +77,14 @@ class Scheduler(ABC):
     def replay(self, path: Path) -> threading.Event:
         """Let jobs run as in such a file; the event is set at its end. Errors as ``record``."""
         raise _no_turns(self)
+
+    def held(self) -> AbstractContextManager[object]:
+        """Start no job inside the block where jobs take turns; those spawned there start after it.
+
+        A run is set up inside: what jobs do must not depend on how far the caller is with that.
+        Nothing inside may wait for a job. Jobs of a scheduler without turns start at once.
+        """
+        return nullcontext()
 
     @abstractmethod
     def spawn(self, function: Callable[[], None], name: str) -> Job:

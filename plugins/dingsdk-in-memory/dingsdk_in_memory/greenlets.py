@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class GreenletJob(Job):
 
 
 class GreenletScheduler(Scheduler):
-    """Runs every job on one thread of its own, which starts with the first job."""
+    """Runs every job on one thread of its own, which starts with the first job that is not held."""
 
     is_cooperative = True
 
@@ -124,7 +125,7 @@ class GreenletScheduler(Scheduler):
         self._hub: greenlet | None = None
         self._current: GreenletJob | None = None
         self._switched_at = 0.0
-        self._is_aborted = False
+        self._is_aborted = self._is_held = False
         self._ended = GreenletCondition(self)
         self._began_at = time.monotonic()
         self._writer: ScheduleWriter | None = None
@@ -167,11 +168,20 @@ class GreenletScheduler(Scheduler):
             if self._is_aborted:
                 raise ClosedError("the scheduler is closed", what="scheduler")
             self._new.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="greenlets", daemon=True)
-                self._thread.start()
+            self._start_thread()
         self.wake()
         return job
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        # Also for set-up that raises: jobs see then that they are to end.
+        self._is_held = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_held = False
+                self._start_thread()
 
     def condition(self) -> Condition:
         return GreenletCondition(self)
@@ -223,6 +233,11 @@ class GreenletScheduler(Scheduler):
         """End the hub's sleep; called after whatever may let a job go on."""
         if not self.is_here:
             self._wake.set()
+
+    def _start_thread(self) -> None:
+        if self._thread is None and self._new and not self._is_held:
+            self._thread = threading.Thread(target=self._loop, name="greenlets", daemon=True)
+            self._thread.start()
 
     def _loop(self) -> None:
         self._thread_id = threading.get_ident()
