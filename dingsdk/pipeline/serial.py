@@ -37,6 +37,7 @@ from dingsdk.worker import (
 )
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.evaluator.base import returns_of
+from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
@@ -347,8 +348,9 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     )
     stack.callback(evaluator.close)
     buffer_cfg = _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer")
-    if context.resumed is not None and "reopen" in buffer_cfg.get("storage", {}):
-        buffer_cfg.storage.reopen = True  # what is there is of this run, and its save replaces it
+    if context.resumed is not None and "storage" in buffer_cfg:
+        # What is there is of this run, and its save replaces it.
+        buffer_cfg.storage = reopening_storage(buffer_cfg.storage)
     buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
     stack.callback(buffer.close)
     return _Workers(

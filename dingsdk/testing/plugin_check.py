@@ -516,7 +516,7 @@ def _commander_rules(part: _Part) -> ContractReport:
 
 def _folder_of(part: _Part, folder: Path) -> dict[str, Any]:
     """Return the settings by which a durable storage opens what is in a folder."""
-    return {"path": str(folder), "reopen": True} if part.target.is_durable else {}
+    return part.target.reopening({"path": str(folder)}) if part.target.is_durable else {}
 
 
 def _part_rules(kind: str) -> Callable[[_Part], ContractReport]:

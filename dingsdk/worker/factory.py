@@ -35,6 +35,17 @@ def create_buffer(cfg: Cfg, *args: Any, **kwargs: Any) -> IBuffer:
     return buffer
 
 
+def reopening_storage(cfg: Cfg) -> dict[str, Any]:
+    """Return the section of a storage that takes over what the one of ``cfg`` left on disk.
+
+    A section of type ``auto`` leaves nothing there; one without ``type`` is of somebody else's
+    buffer.
+    """
+    if cfg.get("type", "auto") == "auto":
+        return dict(cfg)
+    return dict(default_manager().class_of("storages", cfg).reopening(cfg))
+
+
 def get_buffer_cls(cfg: Cfg) -> type[IBuffer]:
     """Return the class of the replay buffer that ``cfg["type"]`` names."""
     found: type[IBuffer] = default_manager().class_of("buffers", cfg)

@@ -13,6 +13,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import map_columns
 from dingsdk.errors import DataCorruptError, DataMissingError, PayloadsLostError, ProtocolError
 from dingsdk.plugins import default_manager
+from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.replay_buffer import Storage
 
 MOST_SHARE, GROWN_SHARE = 1.3, 1.15
@@ -50,11 +51,9 @@ class RowStore:
     ) -> None:
         self._least_rows = least_rows
         self._capacity = max(capacity, least_rows)
-        self._storage_cfg = dict(storage_cfg)
-        if self._storage_cfg.get("type") in (None, "auto"):
-            self._storage_cfg["type"] = "array"
-        if "reopen" in self._storage_cfg:
-            self._storage_cfg["reopen"] = True
+        kind = storage_cfg.get("type") or "auto"
+        kind = "array" if kind == "auto" else kind
+        self._storage_cfg = reopening_storage({**storage_cfg, "type": kind})
         self._storage = self._new_storage()
         self._storage.clear()  # what an earlier learner left in files is loaded again
         self._load = load

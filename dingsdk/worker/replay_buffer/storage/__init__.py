@@ -48,6 +48,11 @@ class Storage(Configurable, ABC):
     is_durable: ClassVar[bool] = False
     """Whether rows stay on disk when the storage is closed; see :meth:`commit`."""
 
+    @classmethod
+    def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the config section for a storage that takes over what this one left on disk."""
+        return section
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         self.capacity = capacity
         self.deepcopy = deepcopy

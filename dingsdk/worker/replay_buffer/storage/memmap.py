@@ -71,6 +71,10 @@ class MemmapStorage(ArrayStorage):
     least_packed_bytes: ClassVar[int] = 2 * PAGE_BYTES
     """Smaller rows of a column are not compressed: rows take whole pages, so it would save none."""
 
+    @classmethod
+    def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**section, "reopen": True}
+
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._path = Path(self._cfg.path)
