@@ -24,7 +24,6 @@ from dingsdk.cli.completion import (
     sets_option,
     transport_option,
 )
-from dingsdk.errors import ConfigError
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
@@ -106,12 +105,6 @@ def train(
             result = go_on(resume, sets=sets, progress=progress, callbacks=callbacks)
         elif config is None:
             raise click.UsageError("Missing argument 'CONFIG', or --resume RUN.")
-        elif transport is not None and mode == "serial":
-            raise ConfigError(
-                "--transport is for --mode parallel, and the mode is serial; add one or remove the "
-                "other",
-                path="mode",
-            )
         else:
             result = run(
                 config,

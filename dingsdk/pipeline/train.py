@@ -66,7 +66,8 @@ def train(
         config: A file, the name of a shipped example, or the config itself.
         mode: ``serial``: one thread. ``parallel``: coordinator, collectors and learner over
             the transport.
-        transport: Type of the transport, in place of ``system.transport.type``.
+        transport: Type of the transport, in place of ``system.transport.type``; in mode
+            ``parallel`` alone.
         sets: Overrides as ``"a.b=c"``, applied in order.
         seed: Root of the seed tree, in place of ``seed``.
         output: Folder below which the run folder is made.
@@ -297,6 +298,12 @@ def compile_run(
     """Load and compile a config with the overrides of the command line; see ``train``."""
     if mode not in ("serial", "parallel"):
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
+    if transport is not None and mode == "serial":
+        raise ConfigError(
+            f"the transport {transport!r} is for mode='parallel' (--mode parallel), and the mode "
+            "is serial; choose that mode, or give no transport",
+            path="mode",
+        )
     # Read before the parts of a run are imported: a mistake in the file is told at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     from dingsdk.pipeline.checks import MULTI_BUFFER

@@ -88,7 +88,7 @@ def config(policy: str, **env: Any) -> dict[str, Any]:
     ],
 )
 def test_runs_take_legal_actions_alone(policy: str, mode: Any, tmp_path: Any) -> None:
-    result = train(config(policy), mode, "in_memory", env=Doors, output=tmp_path)
+    result = train(config(policy), mode, env=Doors, output=tmp_path)
 
     assert result.reason == "limit"
     saved = load_policy(result.run_dir)
@@ -105,7 +105,7 @@ def test_env_that_allows_nothing_ends_the_run(mode: Any, tmp_path: Any) -> None:
     error = SchemaMismatchError if mode == "serial" else TaskFailedError
 
     with pytest.raises(error, match="allows none of the 4 actions"):
-        train(config("dqn", shuts=True), mode, "in_memory", env=Doors, output=tmp_path)
+        train(config("dqn", shuts=True), mode, env=Doors, output=tmp_path)
 
 
 def test_env_is_checked_and_timed_with_legal_actions() -> None:

@@ -54,7 +54,6 @@ def test_recurrent_ppo_trains(mode: str) -> None:
         result = train(
             "cartpole-ppo",
             mode=mode,  # type: ignore[arg-type]
-            transport="in_memory",
             sets=(*SHORT["cartpole-ppo"], *RECURRENT, *FEW_EPISODES),
         )
 

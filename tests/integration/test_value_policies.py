@@ -92,7 +92,7 @@ PRIORITIZED = (
 @pytest.mark.parametrize(("mode", "is_dict"), [("serial", False), ("parallel", True)])
 def test_dqn_trains_on_images_and_dicts(mode: Any, is_dict: bool, tmp_path: Any) -> None:
     sets = (*BRIEF, f"env.kwargs.is_dict={str(is_dict).lower()}", *PRIORITIZED)
-    result = train(CATCH, mode, "in_memory", sets=sets, env=Catch, output=tmp_path)
+    result = train(CATCH, mode, sets=sets, env=Catch, output=tmp_path)
 
     assert (result.reason, result.train_iter) == ("limit", 60)
 
@@ -162,7 +162,7 @@ def test_r2d2_trains_from_steps_and_from_sequences(
     if buffer is not None:
         config["policy"]["other"]["replay_buffer"] = {"type": buffer}
         sets += ("policy.priority=true", "policy.collect.n_sample=16")
-    result = train(config, mode, "in_memory", sets=sets, output=tmp_path)
+    result = train(config, mode, sets=sets, output=tmp_path)
 
     assert (result.reason, result.train_iter) == ("limit", 40)
 

@@ -412,9 +412,7 @@ def test_config_of_a_run_takes_the_shipped_hooks(tmp_path):
     }
 
     for mode in ("serial", "parallel"):
-        result = dingsdk.train(
-            config, mode=mode, transport="in_memory", sets=sets, output=tmp_path / mode
-        )
+        result = dingsdk.train(config, mode=mode, sets=sets, output=tmp_path / mode)
         (file,) = result.run_dir.glob("log/**/metrics.csv")
         with file.open(newline="") as opened:
             rows = list(csv.DictReader(opened))

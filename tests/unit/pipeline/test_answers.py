@@ -59,7 +59,7 @@ def test_plugin_ends_a_run_and_adds_to_its_result(
     patient = Patient(60)
     manager.register_plugin(patient, "patient")
 
-    result = train("cartpole-dqn", mode=mode, transport="in_memory", sets=SETS, output=tmp_path)
+    result = train("cartpole-dqn", mode=mode, sets=SETS, output=tmp_path)
 
     assert (result.reason, result.stopped_by, result.reached) == ("stopped", "enough seen", False)
     assert result.env_steps >= 60

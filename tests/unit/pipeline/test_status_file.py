@@ -190,7 +190,7 @@ def test_run_says_loss_exploration_limits_and_workers(tmp_path: Path, mode: Any)
         "policy.learn.learner.train_iterations=64",
         "system.max_env_steps=100000",
     ]
-    result = train("cartpole-dqn", mode=mode, transport="in_memory", sets=sets, output=tmp_path)
+    result = train("cartpole-dqn", mode=mode, sets=sets, output=tmp_path)
 
     found = read_status(result.run_dir)
     assert found["loss"] > 0

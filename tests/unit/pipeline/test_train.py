@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dingsdk.errors import ConfigError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.resume import changed_config
 from dingsdk.pipeline.train import compile_run, train
@@ -71,7 +72,7 @@ def test_part_that_fails_leaves_a_checkpoint_and_the_reason(tmp_path: Path) -> N
 
 def test_config_that_is_given_as_a_mapping_stays_as_it_is() -> None:
     config: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
-    cfg = compile_run(config, sets=("policy.learn.batch_size=7",), transport="in_memory", seed=4)
+    cfg = compile_run(config, sets=("policy.learn.batch_size=7",), seed=4)
     assert (cfg.seed, cfg.policy.learn.batch_size) == (4, 7)
     assert config == {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
 
@@ -110,3 +111,11 @@ def test_resumed_run_may_join_another_cluster() -> None:
     changed = changed_config(save, ["system.transport.address=10.0.0.2:6379"])
     assert changed == {"system": {"transport": {"type": "ray", "address": "10.0.0.2:6379"}}}
     assert config["system"]["transport"]["address"] == "10.0.0.1:6379"
+
+
+def test_transport_of_a_serial_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'flask_fs' is for mode='parallel'") as caught:
+        train("cartpole-dqn", transport="flask_fs", output=tmp_path)
+    assert caught.value.path == "mode"
+    assert list(tmp_path.iterdir()) == []
+    assert compile_run("cartpole-dqn", "parallel", "flask_fs").system.transport.type == "flask_fs"
