@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,17 +20,20 @@ SILENT_S = 30.0
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(run: Path, as_json: bool) -> None:
     """Show how the run in folder RUN is doing, or how it ended. Changes nothing."""
+    from dingsdk.data.files import is_locked
     from dingsdk.pipeline.status_file import read_status
 
     found = read_status(run)
+    # Of a run on another host the lock may say nothing.
+    is_gone = found["host"] == socket.gethostname() and not is_locked(run)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    for label, text in _lines(found, time.time() - found["written_at"]):
+    for label, text in _lines(found, time.time() - found["written_at"], is_gone):
         click.echo(f"{label:<13} {text}")
 
 
-def _lines(found: Mapping[str, Any], age_s: float) -> list[tuple[str, str]]:
+def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[str, str]]:
     from dingsdk.pipeline.progress import workers_in_words
 
     samples = found["samples"]
@@ -40,7 +44,7 @@ def _lines(found: Mapping[str, Any], age_s: float) -> list[tuple[str, str]]:
     waiting = f", {unacknowledged:,} not" if unacknowledged else ""
     workers = workers_in_words(found["workers"])
     lines = [
-        ("run", _state(found, age_s)),
+        ("run", _state(found, age_s, is_gone)),
         ("elapsed", f"{found['elapsed_s']:.1f} s, {found['mode']}, {workers}"),
         ("env steps", f"{found['env_steps']:,}"),
         ("iterations", f"{found['train_iter']:,}"),
@@ -56,15 +60,15 @@ def _lines(found: Mapping[str, Any], age_s: float) -> list[tuple[str, str]]:
     return lines + ([("held up", found["held_up_by"])] if found["held_up_by"] else [])
 
 
-def _state(found: Mapping[str, Any], age_s: float) -> str:
+def _state(found: Mapping[str, Any], age_s: float, is_gone: bool) -> str:
+    process = f"process {found['pid']} on {found['host']}"
     if found["reason"] is not None:
         return f"over: {found['reason']}"
+    if is_gone:
+        return f"killed: {process} is gone, and was heard of {max(age_s, 0.0):,.0f} s ago"
     if age_s > SILENT_S:
-        return (
-            f"not heard of for {age_s:,.0f} s (process {found['pid']} on {found['host']}); "
-            "it was killed, or is suspended"
-        )
-    return f"under way (process {found['pid']} on {found['host']})"
+        return f"not heard of for {age_s:,.0f} s ({process}); it was killed, or is suspended"
+    return f"under way ({process})"
 
 
 def _player(player_id: str, player: Mapping[str, Any]) -> str:

@@ -125,6 +125,20 @@ def locked_folder(path: Path, taken: str) -> Iterator[None]:
         close_reader(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock of ``locked_folder``; True where that cannot be told."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        if descriptor >= 0:
+            close_reader(descriptor)
+    return False
+
+
 def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
     """Return the typed form of a failed file operation, with what to do about it."""
     reason = error.strerror or type(error).__name__

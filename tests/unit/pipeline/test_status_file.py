@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from dingsdk.cli.status import SILENT_S, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import RunContext, RunStatus, TaskStatus
-from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME
+from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, held
 from dingsdk.pipeline.status_file import StatusFile, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
@@ -51,7 +53,8 @@ def test_status_of_a_run_under_way_can_be_read_and_printed(tmp_path: Path) -> No
     assert found["best_return"] is None
     assert found["reason"] is None
     assert json.loads(shown(tmp_path, "--json")) == found
-    lines = shown(tmp_path).splitlines()
+    with held(tmp_path):
+        lines = shown(tmp_path).splitlines()
     assert lines[0].startswith("run           under way (process ")
     assert lines[5:] == [
         "collected     50 samples",
@@ -65,8 +68,44 @@ def test_status_of_a_run_under_way_can_be_read_and_printed(tmp_path: Path) -> No
 
 def test_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "serial", clock=lambda: 1_000.0).write()
-    assert "not heard of for" in shown(tmp_path)
+    with held(tmp_path):
+        assert "not heard of for" in shown(tmp_path)
     assert SILENT_S > 5 * status_file.INTERVAL_S
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from dingsdk.pipeline.context import RunContext, RunStatus
+from dingsdk.pipeline.run_folder import held
+from dingsdk.pipeline.status_file import StatusFile
+
+run = Path(sys.argv[1])
+with held(run):
+    context = RunContext(cfg=None, run_dir=run, has_begun=True, status=lambda: RunStatus())
+    StatusFile(context, "serial").write()
+    print("written", flush=True)
+    time.sleep(300)
+"""
+
+
+def test_kill_of_a_run_shows_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"written\n"
+            assert f"under way (process {process.pid} on " in shown(tmp_path)
+        finally:
+            process.kill()
+    assert f"killed: process {process.pid} on " in shown(tmp_path)
+
+
+def test_lock_on_another_host_says_nothing(tmp_path: Path) -> None:
+    StatusFile(context_of(tmp_path), "serial").write()
+    path = tmp_path / STATUS_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "elsewhere"}))
+    assert "under way (process " in shown(tmp_path)
 
 
 def test_status_is_written_again_and_again_and_at_the_end(
