@@ -49,7 +49,7 @@ from dingsdk.errors import (
     nearest_name,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
-from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
+from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, check_run_folder
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
@@ -174,9 +174,13 @@ def find_run(run: Path) -> Save | JournaledRun:
     Raises:
         CheckpointCorruptError, CheckpointVersionError: the journal cannot be used.
         CheckpointError: as ``find_save``.
+        RunFolderError: as ``check_run_folder``.
     """
     if not has_journal(run):
-        return find_save(run)
+        save = find_save(run)
+        check_run_folder(save.run_dir)
+        return save
+    check_run_folder(run)
     with Folder(run / JOURNAL_FOLDER, create=False) as folder:
         Journal(folder).read()
     return JournaledRun(run, load_config(run / CONFIG_NAME))

@@ -5,6 +5,7 @@
     runs/<exp_name>/            a time stamp is appended when that exists
         config.yaml             the compiled config; can be trained and evaluated again
         resume/                 the newest saves for ``train --resume`` (serial mode)
+        seeds.json              the seeds of its parts (serial mode)
         journal/                what ``train --resume`` goes on from (parallel mode)
         replay/                 log and checkpoints of the run's replay server, if it has one
         transport/              data of the workers, which goes with the journal (parallel mode)
@@ -56,9 +57,16 @@ RESULT_NAME = "result.json"
 STATUS_NAME = "status.json"
 PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
+SEEDS_NAME = "seeds.json"
+"""Names the parts of a serial run and their seeds."""
 CHECKPOINT_FOLDER = "ckpt"
 JOURNAL_FOLDER = "journal"
 RESULT_FORMAT = 1
+_FILES = (
+    *(CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, CURVE_NAME, SEEDS_NAME),
+    f"{CHECKPOINT_FOLDER}/latest.json",
+)
+_FOLDERS = (CHECKPOINT_FOLDER, JOURNAL_FOLDER, "resume", "log", "replay", "transport")
 LINE = "#1f6fb4"
 STOP = "#c4501b"
 INK = "#333333"
@@ -120,6 +128,28 @@ def claim_run_folder(folder: Path) -> Path:
     except OSError as error:
         raise folder_error("write", path, error) from error
     return folder
+
+
+def check_run_folder(folder: Path) -> None:
+    """Check that a run can write its files to a folder that it, or another one, wrote to before.
+
+    Raises:
+        RunFolderError: something else has the name of a file or folder of a run.
+    """
+    for name in _FILES:
+        path = folder / name
+        if path.exists() and not path.is_file():
+            raise RunFolderError(
+                f"{path} is no regular file, and a run that goes on writes that file; remove it",
+                path=str(path),
+            )
+    for name in _FOLDERS:
+        path = folder / name
+        if path.exists() and not path.is_dir():
+            raise RunFolderError(
+                f"{path} is no folder, and a run that goes on writes to it; restore the folder",
+                path=str(path),
+            )
 
 
 def discard_run(folder: Path) -> None:

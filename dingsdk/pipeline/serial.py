@@ -22,7 +22,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver, Save
-from dingsdk.pipeline.run_folder import CONFIG_NAME
+from dingsdk.pipeline.run_folder import CONFIG_NAME, SEEDS_NAME
 from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager
 from dingsdk.policy import CollectMode, LearnMode, Policy, create_policy
@@ -46,8 +46,6 @@ from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
-SEEDS_NAME = "seeds.json"
-"""File of the run folder that names the parts of a serial run and their seeds."""
 _EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
 """Fields of ``BufferStats``."""
 _VALIDATE_S = 5.0

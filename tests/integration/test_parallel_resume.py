@@ -262,6 +262,49 @@ def test_damaged_journal_is_refused_in_one_line_and_nothing_changes(
         resume(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_folder", "text"),
+    [
+        ("ckpt/latest.json", True, "no regular file"),
+        ("status.json", True, "no regular file"),
+        ("ckpt", False, "no folder"),
+        ("log", False, "no folder"),
+        ("journal/*.facts", True, "no regular file"),
+        ("config.yaml", True, "no regular file"),
+    ],
+)
+def test_what_has_the_name_of_a_file_of_the_run_is_refused_before_anything_changes(
+    run: Path, name: str, is_folder: bool, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = max(run.glob(name))
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.mkdir() if is_folder else path.touch()
+    before = contents(run)
+    assert main(["train", "--resume", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert text in error
+    assert error.count("\n") == 1
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["numbered checkpoint", "no checkpoint"])
+def test_learner_without_a_pointer_goes_on_from_the_newest_checkpoint(
+    run: Path, is_there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = status(run)["train_iter"]
+    for path in (run / "ckpt").iterdir() if not is_there else [run / "ckpt" / "latest.json"]:
+        path.unlink()
+    trained: list[int] = []
+
+    def after_iter(iteration: int) -> None:
+        trained.append(iteration)
+
+    assert go_on(run, done + 10, callbacks=[after_iter]).train_iter == done + 10
+    assert trained == list(range(done if is_there else 0, done + 10))
+    assert ("begins with new weights" in caplog.text) != is_there
+
+
 def test_torn_record_at_the_end_is_dropped(run: Path) -> None:
     path = max((run / "journal").glob("*.facts"))
     path.write_bytes(path.read_bytes()[:-7])

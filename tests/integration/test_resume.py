@@ -317,6 +317,18 @@ def test_damaged_rows_are_refused_and_nothing_changes(run: Path) -> None:
     assert {name: after.get(name) for name in kept} == kept
 
 
+@pytest.mark.parametrize("name", ["ckpt/latest.json", "result.json", "seeds.json", "curve.png"])
+def test_folder_in_place_of_a_file_of_the_run_is_refused_before_anything_changes(
+    run: Path, name: str
+) -> None:
+    (run / name).unlink(missing_ok=True)
+    (run / name).mkdir()
+    before = _contents(run)
+    with pytest.raises(RunFolderError, match=f"{run / name} is no regular file"):
+        resume(run)
+    assert _contents(run) == before
+
+
 def test_folder_without_a_save_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointMissingError, match="nothing to resume from"):
         resume(tmp_path)

@@ -35,7 +35,7 @@ from dingsdk.worker.comm.worker import (
 )
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
-from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
@@ -304,10 +304,13 @@ class BaseCommLearner(CommWorker):
         cfg.pop("exp_name", None)
         folder = player_folder(self.run_dir, task_info.get("player"))
         checkpoints = folder / "ckpt"
-        if task_info.get("resume") and (checkpoints / "latest.json").is_file():
+        if task_info.get("resume") and can_resume(checkpoints):
             cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
             done = load_checkpoint(checkpoints).iteration
             cfg["train_iterations"] = max(1, cfg["train_iterations"] - done)
+        elif task_info.get("resume"):
+            text = "%s begins with new weights: there is no checkpoint in %s"
+            _log.warning(text, self.info.worker_id, checkpoints)
         learner: Any = create_learner(cfg, exp_name=str(folder))
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy

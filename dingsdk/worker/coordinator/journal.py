@@ -256,6 +256,14 @@ def _damaged(path: str, offset: int) -> CheckpointCorruptError:
     )
 
 
+def _unusable(path: Path, error: Exception) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"the journal {path} is damaged: {error}; restore the file, or begin a new run from the "
+        "checkpoint of this one",
+        path=str(path),
+    )
+
+
 class Disk(Protocol):
     """What a journal needs of its folder; ``dingsdk.data.files.Folder`` has it."""
 
@@ -453,7 +461,10 @@ class Journal:
             if number not in logs:
                 path = str(self._disk.path / name)
                 raise CheckpointCorruptError(f"the file {path} of the journal is gone", path=path)
-            content = self._disk.read(name, _MAX_BYTES)[:limit]
+            try:
+                content = self._disk.read(name, _MAX_BYTES)[:limit]
+            except (DataCorruptError, DataMissingError) as error:
+                raise _unusable(self._disk.path / name, error) from error
             facts, torn = self._read_facts(name, content)
             found.facts[:0] = facts[1:]
             found.torn_bytes += torn
@@ -487,11 +498,7 @@ class Journal:
         except DataVersionError as error:
             raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
         except (DataCorruptError, KeyError, TypeError) as error:
-            raise CheckpointCorruptError(
-                f"the journal {path} is damaged: {error}; restore the file, or begin a new run "
-                "from the checkpoint of this one",
-                path=str(path),
-            ) from error
+            raise _unusable(path, error) from error
         if version != VERSION:
             text = f"{path} has version {version!r}, this dingsdk reads {VERSION}"
             raise CheckpointVersionError(text, found=version, expected=VERSION)

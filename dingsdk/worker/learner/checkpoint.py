@@ -206,6 +206,13 @@ def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
     return _load(asked)
 
 
+def can_resume(directory: Path) -> bool:
+    """Whether a folder has a checkpoint that a learner saved, not the weights of one alone."""
+    if (directory / _POINTER).is_file():
+        return True
+    return directory.is_dir() and any(_number_of(path.name) >= 0 for path in directory.iterdir())
+
+
 def prune_checkpoints(
     directory: str | Path | Folder, keep_last: int, prefix: str = "iteration_"
 ) -> None:
