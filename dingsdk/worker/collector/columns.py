@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -97,19 +97,18 @@ class BatchedRollout(Rollout):
             ended = self._count_some(step, ended)
         else:
             # Rows that are not valid have a reward of 0 and have not ended.
-            np.add(self._returns, step.reward, self._returns)
+            self._returns += step.reward
             self.env_steps += self._env_num
             if step.valid is not None:
                 idle = (~step.valid).nonzero()[0]
                 if len(idle) == self._env_num and self._env.done:
                     self._refuse_to_idle()
                 self._skip(idle)
-        # Looking for a byte costs a fraction of any() on arrays this small.
-        if b"\x01" not in ended.tobytes():
-            if writer is not None:
-                writer.cut(None)
-            return
         rows = ended.nonzero()[0]
+        if not len(rows):
+            if writer is not None:
+                writer.cut(rows)
+            return
         env_ids = rows.tolist()
         lengths = (self._time - self._begun[rows]).tolist()
         episodes = list(map(EpisodeRecord, env_ids, self._returns[rows].tolist(), lengths))
@@ -120,7 +119,7 @@ class BatchedRollout(Rollout):
         if writer is not None:
             if writer.added_columns:
                 writer.episode_returns = {each.env_id: each.episode_return for each in episodes}
-            writer.cut(ended)
+            writer.cut(rows)
         self._end_episodes(env_ids, episodes)
 
     def _skip(self, env_ids: NDArray[np.int64]) -> None:
@@ -205,8 +204,8 @@ class ColumnsWriter(Writer):
         self._starts = np.zeros(self._env_num, np.int64)
         self._time = 0
         self._next_full = self._traj_len
-        # (stop, envs, starts) of the pieces that wait, and the returns of their episodes.
-        self._pieces: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []
+        # (env, start, stop) of the pieces that wait, and the returns of their episodes.
+        self._pieces: list[tuple[int, int, int]] = []
         self._returns: list[float] = []
         self.pending_rows = 0
 
@@ -218,7 +217,7 @@ class ColumnsWriter(Writer):
             "rounds": self._store.rounds(first, stop) if first < stop else {},
             "iters": self._iters[first:stop].copy(),
             "starts": self._starts - first,
-            "pieces": [(stop - first, envs, starts - first) for stop, envs, starts in self._pieces],
+            "pieces": self._pieces_from(first),
             "next_full": self._next_full - first,
             "pending_rows": self.pending_rows,
         }
@@ -249,31 +248,26 @@ class ColumnsWriter(Writer):
     def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
         self._starts[env_ids] = self._time
 
-    def cut(self, ended: NDArray[np.bool_] | None) -> None:
+    def cut(self, envs: NDArray[np.int64]) -> None:
         """End the trajectories that the newest round ended or filled.
 
         Args:
-            ended: bool[env_num], the envs whose episode ended; None for none.
+            envs: int64[k], the envs whose episode ended, in order.
         """
         time, starts = self._time, self._starts
         is_filled = time >= self._next_full
         if is_filled:
             is_cut = starts <= time - self._traj_len
-            if ended is not None:
-                is_cut |= ended
-        elif ended is None:
-            return
-        else:
-            is_cut = ended
-        envs = is_cut.nonzero()[0]
+            is_cut[envs] = True
+            envs = is_cut.nonzero()[0]
         if len(envs):
-            begun = starts[envs]
-            self._pieces.append((time, envs, begun))
-            self.pending_rows += time * len(envs) - sum(begun.tolist())
+            env_ids, begun = envs.tolist(), starts[envs].tolist()
+            self._pieces += zip(env_ids, begun, repeat(time))
+            self.pending_rows += time * len(begun) - sum(begun)
             starts[envs] = time
             if self.added_columns:
                 returns = self.episode_returns
-                self._returns += [returns.get(env_id, math.nan) for env_id in envs.tolist()]
+                self._returns += [returns.get(env_id, math.nan) for env_id in env_ids]
                 self.episode_returns = {}
         if is_filled:
             # Starts only grow, so this is never late; between two times it may be early.
@@ -281,39 +275,29 @@ class ColumnsWriter(Writer):
 
     def cut_unfinished(self) -> None:
         if self._traj_len != _NEVER:
-            self.cut(self._starts < self._time)
+            self.cut((self._starts < self._time).nonzero()[0])
 
     def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
             return None
-        samples = self._samples_of(*self._waiting(), self._returns)
+        samples = self._samples_of(np.array(self._pieces), self._returns)
         self._end_flush()
         return samples
 
     def flush_each(self) -> list[SampleBatch | Episodes]:
         if not self._pieces:
             return []
-        envs, starts, stops = self._waiting()
-        each = [slice(index, index + 1) for index in range(len(envs))]
         samples = [
-            self._samples_of(envs[one], starts[one], stops[one], self._returns[one]) for one in each
+            self._samples_of(np.array([piece]), self._returns[index : index + 1])
+            for index, piece in enumerate(self._pieces)
         ]
         self._end_flush()
         return samples
 
-    def _waiting(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return env, start and stop of each piece that waits."""
-        stops, envs, starts = zip(*self._pieces, strict=True)
-        counts = list(map(len, envs))
-        return np.concatenate(envs), np.concatenate(starts), np.array(stops).repeat(counts)
-
     def _samples_of(
-        self,
-        envs: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
-        returns: list[float],
+        self, pieces: NDArray[np.int64], returns: list[float]
     ) -> SampleBatch | Episodes:
+        envs, starts, stops = pieces.T
         lengths = stops - starts
         ends = lengths.cumsum()
         # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
@@ -345,7 +329,11 @@ class ColumnsWriter(Writer):
             self._next_full = self._traj_len
 
     def _first_needed(self) -> int:
-        return min(int(each.min()) for each in (self._starts, *(part[2] for part in self._pieces)))
+        return min(*self._starts.tolist(), *(start for _, start, _ in self._pieces), self._time)
+
+    def _pieces_from(self, first: int) -> list[tuple[int, int, int]]:
+        """Return the pieces that wait as they are where time ``first`` is 0."""
+        return [(env, start - first, stop - first) for env, start, stop in self._pieces]
 
     def _make_room(self) -> None:
         first = self._first_needed()
@@ -358,7 +346,7 @@ class ColumnsWriter(Writer):
         kept = self._time - first
         self._iters[:kept] = self._iters[first : self._time]
         self._starts -= first
-        self._pieces = [(stop - first, envs, starts - first) for stop, envs, starts in self._pieces]
+        self._pieces = self._pieces_from(first)
         self._time = kept
         self._next_full -= first
 
