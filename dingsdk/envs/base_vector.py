@@ -144,7 +144,7 @@ class BaseVectorEnvManager(EnvManager):
                 truncated &= valid
             ended = terminated | truncated
             # Looking for a byte costs a fraction of any() on arrays this small.
-            has_ended = b"\x01" in ended.tobytes()
+            has_ended = 1 in ended.tobytes()
             if has_ended:
                 self._failures_in_row = 0
                 self._final_infos = infos

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
 from typing import Any
@@ -294,12 +293,9 @@ class ActionChecker:
 
 
 def has_nan(array: NDArray[Any]) -> bool:
-    """Whether a float array holds NaN; infinities do not count.
-
-    A sum of squares is NaN only if a term is, and costs half of ``np.isnan(array).any()``.
-    """
-    flat = array.ravel("K")
-    return math.isnan(flat.dot(flat))
+    """Whether a float array holds NaN; infinities do not count."""
+    # Looking for a byte costs a fraction of any() on small arrays.
+    return 1 in np.isnan(array).tobytes()
 
 
 def are_fresh(obs: Any, reward: Any, terminated: Any, truncated: Any, dtype: np.dtype[Any]) -> bool:

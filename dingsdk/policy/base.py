@@ -7,7 +7,6 @@ modes from a few methods; any object with the four properties of ``Policy`` will
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -389,10 +388,8 @@ class BasePolicy(Configurable, ABC):
         Raises:
             NonFiniteError: names the envs, and says whether the observations are finite.
         """
-        # The sum of squares is finite where all values are: a third of the time of
-        # isfinite().all(). In float64 it does not overflow.
-        flat = values.astype(np.float64).ravel()
-        if math.isfinite(flat.dot(flat)):
+        # Looking for a byte costs a fraction of all() on arrays this small.
+        if 0 not in np.isfinite(values).tobytes():
             return
         rows = np.isfinite(values.reshape(len(values), -1)).all(axis=1).tolist()
         ids = range(len(rows)) if env_ids is None else env_ids

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from itertools import pairwise, repeat
-from operator import itemgetter
+from operator import getitem, itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writ
 
 # Far beyond any time, yet two of them still add up within int64.
 _NEVER = 1 << 60
-
+_NO_ENVS = np.empty(0, np.int64)
 
 Episodes = list[SampleBatch]
+_Slot = tuple[Path, Callable[[Any], Any], tuple[int, ...], np.dtype[Any], NDArray[Any]]
 
 
 class BatchedRollout(Rollout):
@@ -59,7 +61,7 @@ class BatchedRollout(Rollout):
         self._time = 0
         self._returns = np.zeros(self._env_num, np.float64)
         # Time at which each env's episode began: lengths need no counting step by step.
-        self._begun = np.zeros(self._env_num, np.int64)
+        self._begun = [0] * self._env_num
         self._obs = self._env.current_obs()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -104,15 +106,17 @@ class BatchedRollout(Rollout):
                 if len(idle) == self._env_num and self._env.done:
                     self._refuse_to_idle()
                 self._skip(idle)
-        rows = ended.nonzero()[0]
-        if not len(rows):
+        # Looking for a byte costs a fraction of any() on arrays this small.
+        if 1 not in ended.tobytes():
             if writer is not None:
-                writer.cut(rows)
+                writer.cut(_NO_ENVS)
             return
+        rows = ended.nonzero()[0]
         env_ids = rows.tolist()
-        lengths = (self._time - self._begun[rows]).tolist()
+        lengths = [self._time - self._begun[env_id] for env_id in env_ids]
         episodes = list(map(EpisodeRecord, env_ids, self._returns[rows].tolist(), lengths))
-        self._returns[rows], self._begun[rows] = 0, self._time
+        self._returns[rows] = 0
+        self._begin(env_ids)
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
             episodes = [_with_info(each, infos.get(each.env_id) or {}) for each in episodes]
@@ -125,9 +129,14 @@ class BatchedRollout(Rollout):
     def _skip(self, env_ids: NDArray[np.int64]) -> None:
         """Take back what a round counted for envs that made no transition in it."""
         self.env_steps -= len(env_ids)
-        self._begun[env_ids] = self._time
+        self._begin(env_ids.tolist())
         if self._writer is not None:
             self._writer.drop(env_ids)
+
+    def _begin(self, env_ids: list[int]) -> None:
+        """Begin an episode of each of these envs with the next round."""
+        for env_id in env_ids:
+            self._begun[env_id] = self._time
 
     def _spread(self, rows: Any) -> Any:
         """Return rows of the envs that were stepped as rows of all envs."""
@@ -329,7 +338,7 @@ class ColumnsWriter(Writer):
             self._next_full = self._traj_len
 
     def _first_needed(self) -> int:
-        return min(*self._starts.tolist(), *(start for _, start, _ in self._pieces), self._time)
+        return min([*self._starts.tolist(), *(start for _, start, _ in self._pieces)])
 
     def _pieces_from(self, first: int) -> list[tuple[int, int, int]]:
         """Return the pieces that wait as they are where time ``first`` is 0."""
@@ -364,8 +373,8 @@ class ColumnStore:
     def __init__(self, env_num: int, capacity: int) -> None:
         self.env_num = env_num
         self.capacity = capacity
-        # (path, array, shape of a round of all envs)
-        self._slots: list[tuple[Path, NDArray[Any], tuple[int, ...]]] = []
+        # (path, what reads that column, shape and dtype of a round of all envs, array)
+        self._slots: list[_Slot] = []
 
     def write(self, time: int, columns: Mapping[str, Any]) -> None:
         """Write one round of arrays ``[env_num, ...]``, possibly in nested dicts.
@@ -376,13 +385,10 @@ class ColumnStore:
         if not self._slots:
             self._allocate(columns)
         try:
-            for path, slot, shape in self._slots:
-                value: Any = columns
-                for key in path:
-                    value = value[key]
-                if value.shape != shape or value.dtype != slot.dtype:
-                    expected = f"{slot.dtype}{list(shape)} as in its first call"
-                    raise _mismatch(path, expected, value)
+            for path, read, shape, dtype, slot in self._slots:
+                value = read(columns)
+                if value.shape != shape or value.dtype != dtype:
+                    raise _mismatch(path, f"{dtype}{list(shape)} as in its first call", value)
                 slot[time] = value
         except (KeyError, IndexError, TypeError, AttributeError):
             raise _mismatch(path, "an array as in its first call", None) from None
@@ -391,7 +397,7 @@ class ColumnStore:
         """Return the rows ``(times[k], envs[k])`` of every column as new arrays."""
         rows = times * self.env_num + envs
         out: dict[str, Any] = {}
-        for path, slot, shape in self._slots:
+        for path, _, shape, _, slot in self._slots:
             flat = slot.reshape(self.capacity * self.env_num, *shape[1:])
             node = out
             for key in path[:-1]:
@@ -410,23 +416,29 @@ class ColumnStore:
 
     def move_to_front(self, first: int, stop: int) -> None:
         """Move the rounds ``first .. stop - 1`` to the front; they must not reach past it."""
-        for _, slot, _ in self._slots:
+        for *_, slot in self._slots:
             slot[: stop - first] = slot[first:stop]
 
     def grow(self, used: int) -> None:
         """Double the capacity; the first ``used`` rounds are kept."""
         self.capacity *= 2
-        for index, (path, slot, shape) in enumerate(self._slots):
+        for index, (path, read, shape, dtype, slot) in enumerate(self._slots):
             larger = np.empty((self.capacity, *slot.shape[1:]), slot.dtype)
             larger[:used] = slot[:used]
-            self._slots[index] = (path, larger, shape)
+            self._slots[index] = (path, read, shape, dtype, larger)
 
     def _allocate(self, columns: Mapping[str, Any]) -> None:
         for path, value in _leaves(columns, ()):
             if not isinstance(value, np.ndarray) or value.shape[:1] != (self.env_num,):
                 raise _mismatch(path, f"an array of {self.env_num} rows, one for each env", value)
         self._slots = [
-            (path, np.empty((self.capacity, *value.shape), value.dtype), value.shape)
+            (
+                path,
+                itemgetter(*path) if len(path) == 1 else partial(reduce, getitem, path),
+                value.shape,
+                value.dtype,
+                np.empty((self.capacity, *value.shape), value.dtype),
+            )
             for path, value in _leaves(columns, ())
         ]
 
