@@ -354,7 +354,10 @@ class EnvManager(Configurable, ABC):
 
     @abstractmethod
     def current_obs(self) -> Obs:
-        """Columns ``[env_num, ...]`` of the observations that the next action answers."""
+        """Columns ``[env_num, ...]`` of the observations that the next action answers.
+
+        The arrays are the caller's: no later call writes into them.
+        """
 
     @abstractmethod
     def step_batch(

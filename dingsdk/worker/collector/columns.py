@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import pairwise, repeat
 from operator import getitem, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,17 @@ from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_samples
-from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writer
+from dingsdk.worker.collector.rollout import NO_INFO, EpisodeRecord, Quota, Rollout, Writer
 
 # Far beyond any time, yet two of them still add up within int64.
 _NEVER = 1 << 60
-_NO_ENVS = np.empty(0, np.int64)
+_BLOCK = 16
+"""Rounds that are written at once."""
+
+_make_record = partial(tuple.__new__, EpisodeRecord)
+"""Takes a third of the time of ``EpisodeRecord``, which calls Python from C."""
 
 Episodes = list[SampleBatch]
-_Slot = tuple[Path, Callable[[Any], Any], tuple[int, ...], np.dtype[Any], NDArray[Any]]
 
 
 class BatchedRollout(Rollout):
@@ -93,7 +96,9 @@ class BatchedRollout(Rollout):
             transitions = self._make_transitions(obs, output, step)
             if self._subset is not None:
                 transitions = map_leaves(self._spread, transitions)
-            writer.record(transitions, train_iter)
+            # What the manager gave is nobody's to write into.
+            lasting = (id(obs), id(step.final_obs), id(step.reward), id(step.terminated))
+            writer.record(transitions, train_iter, lasting)
         ended = step.terminated | step.truncated
         if self._is_partial or step.abnormal is not None:
             ended = self._count_some(step, ended)
@@ -102,19 +107,20 @@ class BatchedRollout(Rollout):
             self._returns += step.reward
             self.env_steps += self._env_num
             if step.valid is not None:
-                idle = (~step.valid).nonzero()[0]
+                idle = (~step.valid).nonzero()[0].tolist()
                 if len(idle) == self._env_num and self._env.done:
                     self._refuse_to_idle()
                 self._skip(idle)
         # Looking for a byte costs a fraction of any() on arrays this small.
         if 1 not in ended.tobytes():
             if writer is not None:
-                writer.cut(_NO_ENVS)
+                writer.cut(())
             return
         rows = ended.nonzero()[0]
         env_ids = rows.tolist()
         lengths = [self._time - self._begun[env_id] for env_id in env_ids]
-        episodes = list(map(EpisodeRecord, env_ids, self._returns[rows].tolist(), lengths))
+        facts = zip(env_ids, self._returns[rows].tolist(), lengths, repeat(NO_INFO))
+        episodes: list[EpisodeRecord] = list(map(_make_record, facts))
         self._returns[rows] = 0
         self._begin(env_ids)
         if step.episode_info:
@@ -123,13 +129,13 @@ class BatchedRollout(Rollout):
         if writer is not None:
             if writer.added_columns:
                 writer.episode_returns = {each.env_id: each.episode_return for each in episodes}
-            writer.cut(rows)
+            writer.cut(env_ids)
         self._end_episodes(env_ids, episodes)
 
-    def _skip(self, env_ids: NDArray[np.int64]) -> None:
+    def _skip(self, env_ids: list[int]) -> None:
         """Take back what a round counted for envs that made no transition in it."""
         self.env_steps -= len(env_ids)
-        self._begin(env_ids.tolist())
+        self._begin(env_ids)
         if self._writer is not None:
             self._writer.drop(env_ids)
 
@@ -154,7 +160,7 @@ class BatchedRollout(Rollout):
         """
         env_ids = self._env_ids
         if self._writer is not None:
-            self._writer.drop((~self._is_live).nonzero()[0])
+            self._writer.drop((~self._is_live).nonzero()[0].tolist())
         live = self._is_live[env_ids]
         counts = live if step.valid is None else live & step.valid
         if step.abnormal is not None:
@@ -165,7 +171,7 @@ class BatchedRollout(Rollout):
                 self._abandon(failed)
         self._returns[env_ids[counts]] += step.reward[counts]
         self.env_steps += int(np.count_nonzero(live))
-        self._skip(env_ids[live & ~counts])
+        self._skip(env_ids[live & ~counts].tolist())
         ended_envs = np.zeros(self._env_num, np.bool_)
         ended_envs[env_ids[ended & counts]] = True
         return ended_envs
@@ -204,13 +210,13 @@ class ColumnsWriter(Writer):
 
     @property
     def unfinished_rows(self) -> int:
-        return self._time * self._env_num - int(self._starts.sum())
+        return self._time * self._env_num - sum(self._starts)
 
     def clear(self) -> None:
         capacity = 64 if self._traj_len == _NEVER else max(64, 2 * self._traj_len)
         self._store = ColumnStore(self._env_num, min(capacity, 4096))
         self._iters = np.empty(self._store.capacity, np.int64)
-        self._starts = np.zeros(self._env_num, np.int64)
+        self._starts = [0] * self._env_num
         self._time = 0
         self._next_full = self._traj_len
         # (env, start, stop) of the pieces that wait, and the returns of their episodes.
@@ -225,7 +231,7 @@ class ColumnsWriter(Writer):
             **super().state_dict(),
             "rounds": self._store.rounds(first, stop) if first < stop else {},
             "iters": self._iters[first:stop].copy(),
-            "starts": self._starts - first,
+            "starts": [start - first for start in self._starts],
             "pieces": self._pieces_from(first),
             "next_full": self._next_full - first,
             "pending_rows": self.pending_rows,
@@ -236,55 +242,58 @@ class ColumnsWriter(Writer):
         for time, train_iter in enumerate(state["iters"].tolist()):
             self.record(map_leaves(itemgetter(time), state["rounds"]), train_iter)
         super().load_state_dict(state)
-        self._starts = state["starts"].copy()
+        self._starts = list(state["starts"])
         self._pieces = list(state["pieces"])
         self._next_full = state["next_full"]
         self.pending_rows = state["pending_rows"]
 
-    def record(self, columns: Mapping[str, Any], train_iter: int) -> None:
+    def record(
+        self, columns: Mapping[str, Any], train_iter: int, lasting: Sequence[int] = ()
+    ) -> None:
         """Append one round of all envs.
 
         Args:
             columns: What ``make_transitions`` gave, one row an env.
             train_iter: Version of the behaviour policy, kept as the column ``collect_iter``.
+            lasting: The ``id`` of each array that nobody will write into.
         """
         if self._time == self._store.capacity:
             self._make_room()
-        self._store.write(self._time, columns)
+        self._store.append(columns, lasting)
         self._iters[self._time] = train_iter
         self._time += 1
 
-    def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        self._starts[env_ids] = self._time
+    def drop(self, env_ids: Sequence[int]) -> None:
+        for env_id in env_ids:
+            self._starts[env_id] = self._time
 
-    def cut(self, envs: NDArray[np.int64]) -> None:
+    def cut(self, ended: Sequence[int]) -> None:
         """End the trajectories that the newest round ended or filled.
 
         Args:
-            envs: int64[k], the envs whose episode ended, in order.
+            ended: The envs whose episode ended, in order.
         """
         time, starts = self._time, self._starts
         is_filled = time >= self._next_full
         if is_filled:
-            is_cut = starts <= time - self._traj_len
-            is_cut[envs] = True
-            envs = is_cut.nonzero()[0]
-        if len(envs):
-            env_ids, begun = envs.tolist(), starts[envs].tolist()
-            self._pieces += zip(env_ids, begun, repeat(time))
-            self.pending_rows += time * len(begun) - sum(begun)
-            starts[envs] = time
-            if self.added_columns:
-                returns = self.episode_returns
-                self._returns += [returns.get(env_id, math.nan) for env_id in env_ids]
-                self.episode_returns = {}
+            latest, also = time - self._traj_len, set(ended)
+            ended = [i for i, start in enumerate(starts) if start <= latest or i in also]
+        for env_id in ended:
+            start = starts[env_id]
+            self._pieces.append((env_id, start, time))
+            self.pending_rows += time - start
+            starts[env_id] = time
+        if ended and self.added_columns:
+            returns = self.episode_returns
+            self._returns += [returns.get(env_id, math.nan) for env_id in ended]
+            self.episode_returns = {}
         if is_filled:
             # Starts only grow, so this is never late; between two times it may be early.
-            self._next_full = min(starts.tolist()) + self._traj_len
+            self._next_full = min(starts) + self._traj_len
 
     def cut_unfinished(self) -> None:
         if self._traj_len != _NEVER:
-            self.cut((self._starts < self._time).nonzero()[0])
+            self.cut([i for i, start in enumerate(self._starts) if start < self._time])
 
     def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
@@ -331,14 +340,15 @@ class ColumnsWriter(Writer):
         self._pieces.clear()
         self._returns.clear()
         self.pending_rows = 0
-        if self._starts.min() == self._time:
+        if min(self._starts) == self._time:
             # No trajectory is unfinished: start again at the front.
-            self._starts[:] = 0
+            self._starts = [0] * self._env_num
             self._time = 0
+            self._store.clear()
             self._next_full = self._traj_len
 
     def _first_needed(self) -> int:
-        return min([*self._starts.tolist(), *(start for _, start, _ in self._pieces)])
+        return min([*self._starts, *(start for _, start, _ in self._pieces)])
 
     def _pieces_from(self, first: int) -> list[tuple[int, int, int]]:
         """Return the pieces that wait as they are where time ``first`` is 0."""
@@ -348,13 +358,13 @@ class ColumnsWriter(Writer):
         first = self._first_needed()
         # Moving less than half keeps the cost per round constant, and never overlaps.
         if first * 2 < self._store.capacity:
-            self._store.grow(self._time)
+            self._store.grow()
             self._iters = np.concatenate([self._iters, np.empty_like(self._iters)])
             return
-        self._store.move_to_front(first, self._time)
+        self._store.forget(first)
         kept = self._time - first
         self._iters[:kept] = self._iters[first : self._time]
-        self._starts -= first
+        self._starts = [start - first for start in self._starts]
         self._pieces = self._pieces_from(first)
         self._time = kept
         self._next_full -= first
@@ -363,7 +373,8 @@ class ColumnsWriter(Writer):
 class ColumnStore:
     """Arrays ``[capacity, env_num, ...]`` by column name; nested dicts are kept as such.
 
-    The first write fixes names, shapes and dtypes.
+    The first round fixes names, shapes and dtypes. Rounds are written some at a time, as each write
+    takes as long as a few envs' step.
 
     Args:
         env_num: Number of envs.
@@ -373,32 +384,45 @@ class ColumnStore:
     def __init__(self, env_num: int, capacity: int) -> None:
         self.env_num = env_num
         self.capacity = capacity
-        # (path, what reads that column, shape and dtype of a round of all envs, array)
         self._slots: list[_Slot] = []
+        # Rounds in the arrays, and after them in the lists.
+        self._written = self._waiting = 0
 
-    def write(self, time: int, columns: Mapping[str, Any]) -> None:
-        """Write one round of arrays ``[env_num, ...]``, possibly in nested dicts.
+    def append(self, columns: Mapping[str, Any], lasting: Sequence[int]) -> None:
+        """Add a round of arrays ``[env_num, ...]``, possibly in nested dicts; there must be room.
+
+        Args:
+            columns: By name.
+            lasting: The ``id`` of each array that nobody will write into; others are copied now.
 
         Raises:
-            SchemaMismatchError: names, shapes or dtypes differ from the first write.
+            SchemaMismatchError: names, shapes or dtypes differ from the first round.
         """
         if not self._slots:
             self._allocate(columns)
         try:
-            for path, read, shape, dtype, slot in self._slots:
+            for path, read, shape, dtype, waiting, _ in self._slots:
                 value = read(columns)
                 if value.shape != shape or value.dtype != dtype:
                     raise _mismatch(path, f"{dtype}{list(shape)} as in its first call", value)
-                slot[time] = value
-        except (KeyError, IndexError, TypeError, AttributeError):
+                waiting.append(value if id(value) in lasting else value.copy())
+        except (KeyError, IndexError, TypeError, AttributeError, SchemaMismatchError) as error:
+            for slot in self._slots:
+                del slot.waiting[self._waiting :]
+            if isinstance(error, SchemaMismatchError):
+                raise
             raise _mismatch(path, "an array as in its first call", None) from None
+        self._waiting += 1
+        if self._waiting == _BLOCK:
+            self._write()
 
     def gather(self, times: NDArray[np.int64], envs: NDArray[np.int64]) -> dict[str, Any]:
         """Return the rows ``(times[k], envs[k])`` of every column as new arrays."""
+        self._write()
         rows = times * self.env_num + envs
         out: dict[str, Any] = {}
-        for path, _, shape, _, slot in self._slots:
-            flat = slot.reshape(self.capacity * self.env_num, *shape[1:])
+        for path, _, shape, _, _, array in self._slots:
+            flat = array.reshape(self.capacity * self.env_num, *shape[1:])
             node = out
             for key in path[:-1]:
                 node = node.setdefault(key, {})
@@ -414,33 +438,64 @@ class ColumnStore:
         )
         return shaped
 
-    def move_to_front(self, first: int, stop: int) -> None:
-        """Move the rounds ``first .. stop - 1`` to the front; they must not reach past it."""
-        for *_, slot in self._slots:
-            slot[: stop - first] = slot[first:stop]
+    def clear(self) -> None:
+        """Forget all rounds."""
+        self.forget(self._written + self._waiting)
 
-    def grow(self, used: int) -> None:
-        """Double the capacity; the first ``used`` rounds are kept."""
+    def forget(self, first: int) -> None:
+        """Forget the rounds before ``first``, at least half of them: it becomes round 0."""
+        self._write()
+        kept = self._written - first
+        for *_, array in self._slots:
+            array[:kept] = array[first : self._written]
+        self._written = kept
+
+    def grow(self) -> None:
+        """Double the capacity."""
+        self._write()
         self.capacity *= 2
-        for index, (path, read, shape, dtype, slot) in enumerate(self._slots):
-            larger = np.empty((self.capacity, *slot.shape[1:]), slot.dtype)
-            larger[:used] = slot[:used]
-            self._slots[index] = (path, read, shape, dtype, larger)
+        for index, (*_, array) in enumerate(self._slots):
+            larger = np.empty((self.capacity, *array.shape[1:]), array.dtype)
+            larger[: self._written] = array[: self._written]
+            self._slots[index] = self._slots[index]._replace(array=larger)
+
+    def _write(self) -> None:
+        """Move the rounds that wait into the arrays."""
+        start, stop = self._written, self._written + self._waiting
+        if start == stop:
+            return
+        for _, _, shape, _, waiting, array in self._slots:
+            rows = array[start:stop].reshape(len(waiting) * shape[0], *shape[1:])
+            np.concatenate(waiting, out=rows)
+            waiting.clear()
+        self._written, self._waiting = stop, 0
 
     def _allocate(self, columns: Mapping[str, Any]) -> None:
         for path, value in _leaves(columns, ()):
             if not isinstance(value, np.ndarray) or value.shape[:1] != (self.env_num,):
                 raise _mismatch(path, f"an array of {self.env_num} rows, one for each env", value)
         self._slots = [
-            (
+            _Slot(
                 path,
                 itemgetter(*path) if len(path) == 1 else partial(reduce, getitem, path),
                 value.shape,
                 value.dtype,
+                [],
                 np.empty((self.capacity, *value.shape), value.dtype),
             )
             for path, value in _leaves(columns, ())
         ]
+
+
+class _Slot(NamedTuple):
+    """A column: where it is, what reads it there, what a round is like, who waits, the rest."""
+
+    path: Path
+    read: Callable[[Any], Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    waiting: list[NDArray[Any]]
+    array: NDArray[Any]
 
 
 def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episodes:

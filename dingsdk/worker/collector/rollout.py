@@ -22,6 +22,8 @@ from dingsdk.plugins import observe
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions
 
+NO_INFO: Mapping[str, Any] = MappingProxyType({})
+
 
 class EpisodeRecord(NamedTuple):
     """One finished episode (a named tuple, because a frozen dataclass takes 3 times as long).
@@ -36,7 +38,7 @@ class EpisodeRecord(NamedTuple):
     env_id: int
     episode_return: float
     length: int
-    info: Mapping[str, Any] = MappingProxyType({})
+    info: Mapping[str, Any] = NO_INFO
 
 
 def return_statistics(returns: Sequence[float], name: str = "reward") -> dict[str, float]:
@@ -106,7 +108,7 @@ class Writer(Savable, ABC):
         """Forget all that was recorded."""
 
     @abstractmethod
-    def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
+    def drop(self, env_ids: Sequence[int]) -> None:
         """Forget the unfinished trajectories of these envs, the newest round included."""
 
     @abstractmethod

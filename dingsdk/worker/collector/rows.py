@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import ACTION_MASK, legal_actions
 from dingsdk.data.capture import capture, revive
@@ -202,7 +201,7 @@ class RowsWriter(Writer):
                 if trajectory:
                     self._convert(env_id)
 
-    def drop(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
+    def drop(self, env_ids: Sequence[int]) -> None:
         for env_id in env_ids:
             self._trajectories[env_id].clear()
 

@@ -126,6 +126,8 @@ def test_infinite_observations_are_no_nan() -> None:
     assert ObservationSchema(space).conform([np.inf, 0]).tolist() == [np.inf, 0]
     assert not has_nan(np.array([np.inf, 1], np.float32))
     assert has_nan(np.array([[0, 1], [np.nan, np.inf]]))
+    # Their squares are no float32, of which numpy warns.
+    assert not has_nan(np.full((3, 2), 1e30, np.float32))
 
 
 def columns(count: int) -> dict[str, Any]:
