@@ -566,6 +566,17 @@ def test_client_needs_an_address_or_a_folder() -> None:
         ReplayClient()
 
 
+def test_client_with_an_address_alone_needs_a_secret_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AuthError, match="DINGSDK_SECRET_FILE"):
+        ReplayClient("127.0.0.1:9")
+    with ReplayServer({}, SMALL, tmp_path) as server:
+        monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)  # comes before that of the folder
+        with pytest.raises(AuthError):
+            ReplayClient(server.address, tmp_path).stats()
+
+
 def test_buffer_is_told_the_env_steps_and_the_learner_iteration(tmp_path: Path) -> None:
     window = {"type": "elastic", "set_buffer_size": {"start": 100, "end": 20, "steps": 10}}
     with (
@@ -631,13 +642,14 @@ def test_checkpoint_is_due_once_the_log_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path) as buffer:
-        put(buffer, 1, 0)
-        size = (tmp_path / "replay" / "inserts-000001.log").stat().st_size
-        for limit, is_due in ((size + 1, False), (size, True)):
-            monkeypatch.setattr("dingsdk.worker.replay_server.served_buffer.LOG_BYTES", limit)
-            assert buffer.is_save_due == is_due
-        buffer.save()
-        assert not buffer.is_save_due
+        for number in (1, 2):
+            put(buffer, number, 64 * (number - 1))
+            size = (tmp_path / "replay" / f"inserts-{number:06d}.log").stat().st_size
+            for limit, is_due in ((size + 1, False), (size, True)):
+                monkeypatch.setattr("dingsdk.worker.replay_server.served_buffer.LOG_BYTES", limit)
+                assert buffer.is_save_due == is_due
+            buffer.save()
+            assert not buffer.is_save_due
 
 
 def test_defect_cuts_off_who_met_it_and_is_logged(
