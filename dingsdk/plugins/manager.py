@@ -693,7 +693,7 @@ def ask() -> Answers:
     The first call loads the plugins that only observe, as ``observe`` does.
     """
     observe()
-    return (_default or default_manager()).answers
+    return default_manager().answers
 
 
 def observe() -> Observers:

@@ -2,14 +2,23 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dingsdk.errors import ConfigError, PluginHookError, PluginLoadError
-from dingsdk.plugins import Answers, PluginManager, ask, hookimpl, hookspecs, use_manager
+from dingsdk.plugins import (
+    Answers,
+    PluginManager,
+    ask,
+    default_manager,
+    hookimpl,
+    hookspecs,
+    observe,
+    use_manager,
+)
 
 STATUS: dict[str, Any] = {"env_steps": 1}
 
@@ -65,6 +74,17 @@ def test_without_a_plugin_nothing_is_decided_or_reported() -> None:
 def test_ask_reaches_the_plugins_of_the_default_manager() -> None:
     with use_manager(manager_of(stopping("enough", []))):
         assert ask().should_stop(run_dir=Path(), status=STATUS) == "enough"
+
+
+@pytest.mark.parametrize("first", [ask, observe])
+def test_first_call_makes_the_default_manager(
+    first: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.plugins.manager._default", None)
+    asked = first()
+    manager = default_manager()
+    assert asked is (manager.answers if first is ask else manager.observers)
+    assert manager.has_observers
 
 
 def test_error_of_a_decide_hook_names_plugin_hook_and_line_of_the_plugin() -> None:

@@ -255,7 +255,9 @@ def test_plugin_that_does_not_register_what_it_advertises_is_told_so(install: In
     assert (caught.value.plugin, caught.value.reason) == ("acme-empty", "not registered")
 
 
-def test_unreadable_entry_points_of_one_distribution_leave_the_others(ring: Install) -> None:
+def test_unreadable_entry_points_of_one_distribution_leave_the_others(
+    ring: Install, caplog: pytest.LogCaptureFixture
+) -> None:
     site = ring("acme-garbled", {"dingsdk.buffers": {"garbled": "acme_garbled"}})
     broken = site / "acme_garbled-1.0.dist-info" / "entry_points.txt"
     broken.write_bytes(b"[dingsdk.buffers]\ngarbled = \xff\xfe\n")
@@ -265,6 +267,8 @@ def test_unreadable_entry_points_of_one_distribution_leave_the_others(ring: Inst
     assert manager.get("buffers", "ring").__name__ == "RingBuffer"
     with pytest.raises(UnknownPluginError):
         manager.get("buffers", "garbled")
+    (text,) = {record.getMessage() for record in caplog.records}
+    assert text.startswith(f"cannot read the entry points of {broken.parent}: 'utf-8' codec")
 
 
 def test_distribution_without_a_name_is_logged_and_left_out(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -109,21 +111,30 @@ def test_unknown_kind_names_the_nearest() -> None:
     assert caught.value.nearest == "buffers"
 
 
-def test_plugin_installed_after_the_first_look_is_found(install: Install) -> None:
+def test_plugin_installed_after_the_first_look_is_found(install: Install, tmp_path: Path) -> None:
     manager = PluginManager()
+    package = tmp_path / "site" / "acme_parts"
+    package.mkdir()
+    (package / "__init__.py").touch()
     with pytest.raises(UnknownPluginError):
         manager.get("buffers", "late")
+    assert importlib.util.find_spec("acme_parts.late") is None
+    looked_at = package.stat()
 
     install(
         "acme-late",
-        {"dingsdk.buffers": {"late": "acme_late"}},
-        acme_late="""
+        {"dingsdk.buffers": {"late": "acme_parts.late"}},
+        **{
+            "acme_parts/late": """
             from dingsdk import hookimpl
             @hookimpl
             def dingsdk_register_buffers(registry):
                 registry.register("late", dict)
-        """,
+            """
+        },
     )
+    # As where the clock of the file system has not moved on since.
+    os.utime(package, ns=(looked_at.st_atime_ns, looked_at.st_mtime_ns))
 
     assert manager.get("buffers", "late") is dict
 
