@@ -1,0 +1,186 @@
+"""What the bridge hands to a policy and gives back, with a package in DI-engine's place.
+
+The package has the names that the bridge uses, and a policy that keeps what it is given; the slow
+tests of `test_policy.py` train with DI-engine itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dingsdk_di_engine.policy import DIEnginePolicy
+
+from dingsdk import SampleBatch
+from dingsdk.envs import Timestep
+from dingsdk.errors import ConfigError
+
+POLICIES = """
+import random
+from collections import namedtuple
+
+import numpy as np
+import torch
+from easydict import EasyDict
+
+from ding.utils import POLICY_REGISTRY
+
+STATE = ("reset", "get_attribute", "set_attribute", "state_dict", "load_state_dict")
+Learn = namedtuple("Learn", ("forward", "info", "monitor_vars", *STATE))
+Collect = namedtuple("Collect", ("forward", "process_transition", "get_train_sample", *STATE))
+Eval = namedtuple("Eval", ("forward", *STATE))
+Command = namedtuple("Command", ("get_setting_learn", "get_setting_collect", "get_setting_eval"))
+
+
+class Plain:
+    total_field = {"learn", "collect", "eval"}
+    on_policy = False
+
+    @classmethod
+    def default_config(cls):
+        return EasyDict(
+            on_policy=cls.on_policy, cuda=True, rate=0.1, discount_factor=0.97, nstep=1,
+            learn={"batch_size": 64, "target": 7}, collect={"noise": 0.2}, model={"depth": 2},
+        )
+
+    def __init__(self, cfg, enable_field):
+        if cfg.rate < 0:
+            raise ValueError("rate is negative")
+        self.cfg, self.enable_field = cfg, enable_field
+        self.drawn = [torch.rand(()).item(), np.random.random(), random.random()]
+        state = dict.fromkeys(STATE)
+        self.learn_mode = Learn(lambda data, **kw: [data, kw], None, None, **state)
+        self.collect_mode = Collect(
+            self.act, lambda *step: step, lambda rows: [*rows, "sample"], **state
+        )
+        self.eval_mode = Eval(self.act, **state)
+
+    def act(self, obs, **kw):
+        return {env: {"action": torch.tensor([int(row)]), "kw": kw} for env, row in obs.items()}
+
+
+class Scheduled(Plain):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.command_mode = Command(*(lambda info, n=n: {"asked": (n, info)} for n in "abc"))
+
+
+class OnPolicy(Plain):
+    on_policy = True
+
+
+POLICY_REGISTRY |= {
+    "plain": Plain, "eps": Plain, "eps_command": Scheduled, "on_policy": OnPolicy,
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tmp_path / "ding"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "utils.py").write_text("POLICY_REGISTRY = {}\n")
+    (folder / "policy.py").write_text(POLICIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("ding", "ding.utils", "ding.policy"):
+        sys.modules.pop(name, None)
+
+
+def made(*args: Any, **section: Any) -> Any:
+    """Return the policy in DI-engine's place that the bridge has made."""
+    return DIEnginePolicy({"name": "plain", **section}, *args)._policy
+
+
+def test_keys_of_dingsdk_come_before_those_of_config_and_these_before_the_defaults() -> None:
+    cfg = made(
+        nstep=3,
+        learn={"batch_size": 32},
+        collect={"n_sample": 8},
+        model={"width": 5},
+        config={"rate": 0.5, "learn": {"target": 9, "batch_size": 1}},
+    ).cfg
+
+    assert (cfg.rate, cfg.nstep, cfg.discount_factor, cfg.cuda) == (0.5, 3, 0.97, False)
+    assert (cfg.learn.batch_size, cfg.learn.target) == (32, 9)
+    assert cfg.collect == {"noise": 0.2, "n_sample": 8, "unroll_len": 1}
+    assert (cfg.model.depth, cfg.model.width) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [(None, ["collect", "eval", "learn"]), (["learn", "command"], ["learn"])],
+)
+def test_policy_serves_the_modes_that_are_asked_for(
+    asked: list[str] | None, served: list[str]
+) -> None:
+    assert made(asked).enable_field == served
+
+
+def test_seed_sets_every_global_random_state() -> None:
+    first = made(None, 2**32 + 5).drawn
+    assert made(None, 2**32 + 5).drawn == first
+    assert not set(made(None, 6).drawn) & set(first)
+    assert not set(made().drawn) & set(made(None, 6).drawn)
+
+
+def test_learner_gives_rows_of_tensors() -> None:
+    batch = SampleBatch({"obs": np.ones((2, 3), np.float32)})
+
+    rows, options = DIEnginePolicy({"name": "plain"}).learn_mode.forward(batch, epochs=2)
+
+    assert [row["obs"].tolist() for row in rows] == [[1.0] * 3] * 2
+    assert options == {"epochs": 2}
+
+
+@pytest.mark.parametrize("mode", ["collect_mode", "eval_mode"])
+def test_discrete_actions_come_without_a_dimension(mode: str) -> None:
+    policy = DIEnginePolicy({"name": "plain"})
+
+    (output,) = getattr(policy, mode).forward({4: torch.tensor(2)}, eps=0.1).values()
+
+    assert (output["action"].shape, output["action"].item(), output["kw"]) == ((), 2, {"eps": 0.1})
+
+
+def test_transition_is_made_of_observation_answer_and_step_with_the_reward_in_a_dimension() -> None:
+    collect = DIEnginePolicy({"name": "plain"}).collect_mode
+
+    obs, output, step = collect.process_transition("obs", "output", Timestep(0, 1.5, False, {}))
+
+    assert (obs, output, step.reward.tolist()) == ("obs", "output", [1.5])
+    assert collect.get_train_sample(["row"]) == ["row", "sample"]
+
+
+def test_class_with_schedules_is_taken_where_there_is_one() -> None:
+    scheduled = DIEnginePolicy({"name": "eps"}).command_mode
+    without = DIEnginePolicy({"name": "plain"}).command_mode
+
+    assert [ask({"step": 1}) for ask in scheduled] == [{"asked": (n, {"step": 1})} for n in "abc"]
+    assert [ask({"step": 1}) for ask in without] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "text"),
+    [
+        ({"name": "plian"}, "policy.name", "no policy 'plian'; did you mean 'plain'"),
+        ({"name": "on_policy"}, "policy.on_policy", "'on_policy' is on-policy; set it to True"),
+        ({"on_policy": True}, "policy.on_policy", "'plain' is not on-policy; set it to False"),
+        ({"config": {"rate": -1}}, "policy.config", "cannot be built: ValueError: rate is neg"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_its_place(
+    section: dict[str, Any], path: str, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        made(**section)
+    assert caught.value.path == path
+
+
+def test_policy_that_collects_on_its_own_policy_is_built() -> None:
+    assert made(name="on_policy", on_policy=True, collect={"n_sample": 8}).cfg.collect.n_sample == 8
