@@ -19,6 +19,7 @@ from dingsdk_di_engine.policy import DIEnginePolicy
 from dingsdk import SampleBatch
 from dingsdk.envs import Timestep
 from dingsdk.errors import ConfigError
+from dingsdk.plugins import PluginManager
 
 POLICIES = """
 import random
@@ -96,6 +97,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def made(*args: Any, **section: Any) -> Any:
     """Return the policy in DI-engine's place that the bridge has made."""
     return DIEnginePolicy({"name": "plain", **section}, *args)._policy
+
+
+def test_policy_is_installed_under_its_type() -> None:
+    assert PluginManager().get("policies", "di_engine") is DIEnginePolicy
 
 
 def test_keys_of_dingsdk_come_before_those_of_config_and_these_before_the_defaults() -> None:

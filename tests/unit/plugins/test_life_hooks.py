@@ -126,6 +126,25 @@ def test_plugin_can_add_a_hook_and_implement_it() -> None:
     assert moves == ["home"]
 
 
+def test_hook_that_two_plugins_add_is_one_hook() -> None:
+    class Acme:
+        @hookimpl
+        def dingsdk_addhooks(self, manager: PluginManager) -> None:
+            manager.add_hookspecs(AcmeSpecs)
+
+        @hookimpl
+        def dingsdk_acme_moved(self, where: str) -> None:
+            moved.append((self, where))
+
+    moved: list[tuple[Acme, str]] = []
+    manager, one, other = PluginManager(), Acme(), Acme()
+    manager.register_plugin(one, "one")
+    manager.register_plugin(other, "other")
+    manager.hook.dingsdk_acme_moved(where="home")
+
+    assert moved == [(other, "home"), (one, "home")]  # the one registered last is called first
+
+
 def test_plugin_equal_to_a_registered_one_is_refused_and_the_first_stays() -> None:
     manager = PluginManager()
     impl = hookimpl(lambda: None)
