@@ -94,6 +94,7 @@ def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -
     command = ["eval", "runs/cartpole-dqn", "--episodes", "4"]
 
     assert shell.run(*command, cwd=cwd) == 0
+    assert re.match(r"CartPole-v1, \S+/ckpt/\S+, iteration [\d,]+\n", shell.out)
     assert "mean return" in shell.out
     assert shell.run(*command, "--checkpoint", "latest", "--json", cwd=cwd) == 0
     assert len(json.loads(shell.out)["returns"]) == 4
