@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dingsdk_shared_memory.run_memory import OWNER, ROOT, UNCLAIMED_S, folder_of, remove_stale
+from dingsdk_shared_memory.run_memory import OWNER, ROOT, folder_of, remove_stale
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.data import encode_json
@@ -141,15 +141,14 @@ def test_host_without_shared_memory_is_named(run_dir: Path, tmp_path: Path) -> N
         transport.data_store()
 
 
-def test_folder_without_an_owner_is_stale_once_it_is_old() -> None:
-    path = ROOT / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
+def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None:
+    path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
     path.mkdir(mode=0o700)
-    remove_stale()
-    assert path.is_dir()
-    old = time.time() - UNCLAIMED_S - 1
-    os.utime(path, (old, old))
-    remove_stale()
-    assert not path.exists()
+    for age_s, is_stale in ((0, False), (30, False), (61, True)):
+        made_at = time.time() - age_s
+        os.utime(path, (made_at, made_at))
+        assert remove_stale(tmp_path) == int(is_stale)
+        assert path.is_dir() != is_stale
 
 
 def test_names_of_others_are_left_alone(tmp_path: Path) -> None:
