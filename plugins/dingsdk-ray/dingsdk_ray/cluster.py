@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
@@ -23,6 +23,7 @@ AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _GCS_TIMEOUT, _LOCAL_GCS_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "10"
 """When Ray ends processes that its GCS is lost to; that of a local Ray is not started again."""
+_INIT_ERRORS = (ConnectionError, RuntimeError, ValueError, OSError)
 _lock = threading.RLock()
 _users = 0
 _started: dict[str, str | None] | None = None
@@ -85,26 +86,32 @@ def connect(
         import ray
 
         if not ray.is_initialized():
-            check_tokens(address, allow_insecure=allow_insecure)
-            options: dict[str, Any] = {"address": address}
-            if is_new:
-                options |= {"num_cpus": num_cpus, "include_dashboard": False}
-                if object_store_bytes:
-                    options["object_store_memory"] = object_store_bytes
-            with _own_handlers():
-                try:
-                    ray.init(
-                        **options,
-                        log_to_driver=shows_logs,
-                        logging_level=logging.ERROR,
-                        namespace="dingsdk",
-                    )
-                except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                    line = " ".join(str(error).split())[:300]
-                    raise ConfigError(
-                        f"no Ray cluster at system.transport.address {address!r}: {line}",
-                        path="system.transport.address",
-                    ) from error
+            with contextlib.ExitStack() as on_failure:
+                on_failure.callback(_restore, environ)
+                check_tokens(address, allow_insecure=allow_insecure)
+                options: dict[str, Any] = {"address": address}
+                if is_new:
+                    options |= {"num_cpus": num_cpus, "include_dashboard": False}
+                    if object_store_bytes:
+                        options["object_store_memory"] = object_store_bytes
+                with _own_handlers():
+                    try:
+                        ray.init(
+                            **options,
+                            log_to_driver=shows_logs,
+                            logging_level=logging.ERROR,
+                            namespace="dingsdk",
+                        )
+                    except Exception as error:
+                        # Ray raises Exception itself where its processes do not start in time.
+                        if type(error) is not Exception and not isinstance(error, _INIT_ERRORS):
+                            raise
+                        line = " ".join(str(error).split())[:300]
+                        raise ConfigError(
+                            f"no Ray cluster at system.transport.address {address!r}: {line}",
+                            path="system.transport.address",
+                        ) from error
+                on_failure.pop_all()
             _started = environ
         _users += 1
         return str(ray.get_runtime_context().gcs_address)
@@ -121,13 +128,17 @@ def disconnect() -> None:
 
         with _own_handlers():
             ray.shutdown()
-        for name, value in _started.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        _read_tokens_again()
+        _restore(_started)
         _started = None
+
+
+def _restore(environ: Mapping[str, str | None]) -> None:
+    for name, value in environ.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _read_tokens_again()
 
 
 def _read_tokens_again() -> None:

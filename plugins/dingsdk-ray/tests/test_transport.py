@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,20 @@ def test_ray_that_is_old_or_absent_is_told_before_a_run_folder_is_made(
     monkeypatch.setattr(cluster.importlib.metadata, "version", version)
     with pytest.raises(PluginNotInstalledError, match=r"ray >= 2\.54.*pip install"):
         cluster.check_ray()
+
+
+def test_ray_that_does_not_start_in_time_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup.\nSome of the raylet failed")
+
+    environ = dict(os.environ)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConfigError, match="'local': The current node timed out during") as caught:
+        cluster.connect("local")
+    assert "\n" not in str(caught.value)
+    assert dict(os.environ) == environ
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head:6379"])
