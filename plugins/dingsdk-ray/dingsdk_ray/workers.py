@@ -103,6 +103,8 @@ class RayWorker(WorkerHandle):
             self._end = ray.get(self._run, timeout=1.0)
         except ray.exceptions.RayError as error:
             text = f"its actor died: {' '.join(str(error).split())[:300]}"
+            if isinstance(error, ray.exceptions.OutOfMemoryError):
+                text = f"out of memory, so that Ray ended it; {text}"
             self._end = {"code": KILLED, "event": "failed", "text": text}
 
 

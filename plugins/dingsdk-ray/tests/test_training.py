@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -87,17 +88,44 @@ def test_workers_without_room_are_told_in_one_line_and_leave_no_run_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_ends_soon_when_the_control_service_of_a_local_ray_is_lost(tmp_path: Path) -> None:
+def test_run_ends_soon_when_the_control_service_of_a_local_ray_is_lost_and_is_resumed(
+    tmp_path: Path,
+) -> None:
     with training(tmp_path) as process:
         wait_for(lambda: env_steps(tmp_path) > 0)
         ours = processes_of(process.pid, "ray::RoleActor") + processes_of(process.pid, "spawn_main")
         processes_of(process.pid, "gcs_server")[0].kill()
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
-    (line,) = stderr.decode().strip().splitlines()
+    assert "Traceback" not in stderr.decode()
+    (line,) = [line for line in stderr.decode().splitlines() if "GCS" in line]
     assert "Failed to connect to GCS within 10 seconds" in line
     _, left = psutil.wait_procs(ours, timeout=30.0)
     assert left == []
+
+    before = json.loads((tmp_path / "cartpole-dqn" / "status.json").read_text())
+    limit = f"system.max_env_steps={before['env_steps'] + 1_000}"
+    command = [sys.executable, "-m", "dingsdk", "train", "-q", "--set", limit, "--resume"]
+    subprocess.run([*command, str(tmp_path / "cartpole-dqn")], timeout=PATIENCE_S, check=True)
+    after = json.loads((tmp_path / "cartpole-dqn" / "result.json").read_text())
+    counts = after["samples"]
+    assert after["env_steps"] >= before["env_steps"] + 1_000
+    assert counts["acknowledged"] >= before["samples"]["acknowledged"]
+    assert counts["evicted"].keys() <= {"overwritten"}
+    assert counts["live"] + sum(counts["evicted"].values()) == counts["acknowledged"]
+
+
+def test_worker_that_the_memory_monitor_ends_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    with training(tmp_path, "system.restarts=0") as process:
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    last = stderr.decode().strip().splitlines()[-1]
+    assert re.search(r"worker (learner|collector)-\d died.*out of memory, so that Ray ended", last)
+    assert "system.restarts is 0" in last
 
 
 def test_detached_run_goes_on_without_the_process_that_started_it(
