@@ -29,6 +29,12 @@ def test_cluster_file_is_one_of_ray_and_asks_for_tokens() -> None:
         if "ray start" in command
     ]
     assert len(starts) == 2
+    (install,) = (each for each in content["setup_commands"] if "pip install" in each)
+    # None of ours is on an index, so that all are installed from their folders.
+    assert set(install.split()) >= {
+        f"~/dingsdk{folder}"
+        for folder in ("", "/plugins/dingsdk-shared-memory", "/plugins/dingsdk-ray")
+    }
     assert all("RAY_AUTH_MODE=token" in command for command in starts)
     broken = {**content, "worker": 1}
     with pytest.raises(jsonschema.ValidationError):
