@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from operator import getitem, itemgetter
 from typing import Any, NamedTuple
 
@@ -298,7 +298,7 @@ class ColumnsWriter(Writer):
     def flush(self) -> SampleBatch | Episodes | None:
         if not self._pieces:
             return None
-        samples = self._samples_of(np.array(self._pieces), self._returns)
+        samples = self._samples_of(self._pieces, self._returns)
         self._end_flush()
         return samples
 
@@ -306,16 +306,18 @@ class ColumnsWriter(Writer):
         if not self._pieces:
             return []
         samples = [
-            self._samples_of(np.array([piece]), self._returns[index : index + 1])
+            self._samples_of([piece], self._returns[index : index + 1])
             for index, piece in enumerate(self._pieces)
         ]
         self._end_flush()
         return samples
 
     def _samples_of(
-        self, pieces: NDArray[np.int64], returns: list[float]
+        self, pieces: list[tuple[int, int, int]], returns: list[float]
     ) -> SampleBatch | Episodes:
-        envs, starts, stops = pieces.T
+        # Less than half the time of np.array(pieces).
+        numbers = np.fromiter(chain.from_iterable(pieces), np.int64, 3 * len(pieces))
+        envs, starts, stops = numbers.reshape(-1, 3).T
         lengths = stops - starts
         ends = lengths.cumsum()
         # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
