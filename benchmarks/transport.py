@@ -20,10 +20,11 @@ Sections:
     shared_memory pieces from process to process over shared_memory, held against iceoryx2 and
                   faster-fifo (2.9 KB) and a bare copy (3.6 MB), and a policy of 6.7 MB to 4 readers
                   against bare copies through shared memory. All encode and decode the same frames,
-                  copy pieces of 2.9 KB in and out, and acknowledge. All write pieces one by one
-                  and announce some at once: 64 here, 16 by faster-fifo; iceoryx2 has no such
-                  call. Floor: only the frames, the copies and a pipe between two processes,
-                  without ids, errors, leases, or memory that outlives its processes.
+                  copy pieces of 2.9 KB in and out, and acknowledge, 128 under way. All write pieces
+                  one by one and announce some at once: 64 here, 16 or 1 by faster-fifo; iceoryx2
+                  has no such call. Floor: only the frames, the copies and a pipe between two
+                  processes, without ids, errors, leases, or memory that outlives its processes;
+                  the goals are compared with what it reaches.
     memory        in_memory: pieces moved a second against pieces collected a second.
 
 Every figure is the median of its repeats, but those of fanin, which are over its whole time;

@@ -17,10 +17,10 @@ import numpy as np
 from _transport.cluster import ROWS, SPAWN, STEPS, median_rate, piece, scratch
 from dingsdk.data import decode_batch, encode_batch
 
-WINDOW = 64
+WINDOW = 128
 """Pieces under way to a peer."""
 AN_ACK = 16
-"""Pieces that a peer sends or acknowledges at once, where it can."""
+"""Pieces that a peer sends or acknowledges at once, where it can and is told to."""
 
 
 def bare_files(kind: str, seconds: float, disk: Path) -> float:
@@ -102,7 +102,7 @@ def ray_actors(kind: str, seconds: float) -> float | None:
 def iceoryx2(kind: str, seconds: float) -> float | None:
     """Return pieces a second through iceoryx2, as frames; None where it is not installed.
 
-    They are copied in and copied out one by one, 64 on their way, and acknowledged 16 at a time.
+    They are copied in and copied out one by one, 128 on their way, and acknowledged 16 at a time.
     """
     try:
         import iceoryx2 as found
@@ -183,10 +183,10 @@ def _send_iceoryx2(publisher: Any, content: bytes) -> None:
     sample.assume_init().send()
 
 
-def faster_fifo(kind: str, seconds: float) -> float | None:
+def faster_fifo(kind: str, seconds: float, a_put: int) -> float | None:
     """Return pieces a second through faster-fifo, as frames; None where it is not installed.
 
-    They are put 16 at a time, and taken and acknowledged as many as are there.
+    They are put ``a_put`` at a time, and taken and acknowledged as many as are there.
     """
     try:
         from faster_fifo import Queue
@@ -194,7 +194,8 @@ def faster_fifo(kind: str, seconds: float) -> float | None:
         return None
     size = 2 * WINDOW * (encode_batch(piece(kind))[1].size_bytes + 1024)
     pieces, acks, is_over = Queue(size), Queue(1 << 20), SPAWN.Event()
-    process = SPAWN.Process(target=_fill_fifo, args=(kind, pieces, acks, is_over), daemon=True)
+    args = kind, pieces, acks, is_over, a_put
+    process = SPAWN.Process(target=_fill_fifo, args=args, daemon=True)
     process.start()
     home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
     counts: list[tuple[float, int]] = []
@@ -214,15 +215,14 @@ def faster_fifo(kind: str, seconds: float) -> float | None:
     return median_rate(counts)
 
 
-def _fill_fifo(kind: str, pieces: Any, acks: Any, is_over: Any) -> None:
+def _fill_fifo(kind: str, pieces: Any, acks: Any, is_over: Any, a_put: int) -> None:
     from queue import Empty
 
     batch, under_way = piece(kind), 0
     while not is_over.is_set():
         if under_way < WINDOW:
-            frames = [b"".join(encode_batch(batch)[0]) for _ in range(AN_ACK)]
-            pieces.put_many(frames)
-            under_way += AN_ACK
+            pieces.put_many([b"".join(encode_batch(batch)[0]) for _ in range(a_put)])
+            under_way += a_put
             continue
         try:
             under_way -= sum(acks.get_many(timeout=0.1))
