@@ -20,7 +20,7 @@ Sections:
     shared_memory pieces from process to process over shared_memory, held against iceoryx2 and
                   faster-fifo (2.9 KB) and a bare copy (3.6 MB), and a policy of 6.7 MB to 4 readers
                   against bare copies through shared memory. All encode and decode the same frames,
-                  copy pieces of 2.9 KB in and out, and acknowledge, 128 under way. All write pieces
+                  copy pieces of 2.9 KB in and out, and acknowledge, 256 under way. All write pieces
                   one by one and announce some at once: 64 here, 16 or 1 by faster-fifo; iceoryx2
                   has no such call. Floor: only the frames, the copies and a pipe between two
                   processes, without ids, errors, leases, or memory that outlives its processes;

@@ -17,7 +17,7 @@ import numpy as np
 from _transport.cluster import ROWS, SPAWN, STEPS, median_rate, piece, scratch
 from dingsdk.data import decode_batch, encode_batch
 
-WINDOW = 128
+WINDOW = 256
 """Pieces under way to a peer."""
 AN_ACK = 16
 """Pieces that a peer sends or acknowledges at once, where it can and is told to."""
@@ -102,7 +102,7 @@ def ray_actors(kind: str, seconds: float) -> float | None:
 def iceoryx2(kind: str, seconds: float) -> float | None:
     """Return pieces a second through iceoryx2, as frames; None where it is not installed.
 
-    They are copied in and copied out one by one, 128 on their way, and acknowledged 16 at a time.
+    They are copied in and copied out one by one, 256 on their way, and acknowledged 16 at a time.
     """
     try:
         import iceoryx2 as found

@@ -18,7 +18,7 @@ from _transport.cluster import Bench, Cluster, median_rate, piece, scratch, serv
 
 TYPE = "shared_memory"
 A_REPORT = {"cartpole": 64, "atari": 8}
-UNDER_WAY = 2
+UNDER_WAY = 4
 """Reports that the reader has asked for and not had yet."""
 COPIES = 16
 NAMES = {
