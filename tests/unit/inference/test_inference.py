@@ -19,6 +19,7 @@ from dingsdk.policy import DQNPolicy, R2D2Policy
 from dingsdk.worker.comm import Master
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference import InferenceClient, InferenceServer, client, role
+from dingsdk.worker.inference import server as server_module
 from dingsdk.worker.inference.messages import FOLDER
 
 PATIENCE_S = 60.0
@@ -214,6 +215,28 @@ def test_observations_of_another_shape_spoil_no_other_request(tmp_path: Path) ->
         waiting(server, partial(ask, "good", OBS), partial(ask, "bad", OBS.repeat(2, axis=1))),
     ):
         assert found == {"good": expected, "bad": by_itself}
+
+
+def test_store_is_looked_at_once_in_a_while_or_for_a_version_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, looks = Store(), []
+    newest = store.newest
+
+    def noted(policy_id: str, newer_than: int | None = None) -> Any:
+        looks.append(newer_than)
+        return newest(policy_id, newer_than)
+
+    monkeypatch.setattr(store, "newest", noted)
+    monkeypatch.setattr(server_module, "LOOK_S", PATIENCE_S)
+    publish(store, policy_of(2), 1)
+    with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)) as server:
+        for version in (1, 1, 0, 2, 1):
+            server._look("p", version)
+        assert looks == [None, 1]
+        monkeypatch.setattr(server_module, "LOOK_S", 0.0)
+        server._look("p", 1)
+        assert looks == [None, 1, 1]
 
 
 def test_requests_for_exact_versions_are_apart(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -380,6 +381,17 @@ def test_compiled_config_survives_being_saved(
     for cfg, name in ((first, "total_config.yaml"), (second, "mine.yaml")):
         saved = load_config(tmp_path / cfg.exp_name / name)
         assert to_plain(compile_config(saved)) == to_plain(cfg)
+
+
+@pytest.mark.parametrize("compiled", [compile_config, compile_config_parallel])
+def test_nothing_is_written_unless_asked_for(
+    compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compiled(MINIMAL)
+    assert list(tmp_path.iterdir()) == []
+    compiled(MINIMAL, save_cfg=True)
+    assert list(tmp_path.rglob("total_config.yaml"))
 
 
 def test_parameters_of_the_reference_are_taken_in_its_order() -> None:
