@@ -83,6 +83,14 @@ def test_rows_come_back_as_they_were_inserted(client: ReplayClient) -> None:
     assert client.stats()["pushed"] == 64
 
 
+def test_rows_that_are_more_than_a_socket_takes_at_once_come_back(client: ReplayClient) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (64, 1 << 17), np.uint8)  # 8 MiB
+    client.insert(SampleBatch({"image": images, "number": np.arange(64)}))
+    batch = client.sample(64)
+    assert batch is not None
+    assert np.array_equal(batch.columns["image"], images[batch.columns["number"]])
+
+
 def test_sampled_arrays_are_aligned(client: ReplayClient) -> None:
     client.insert(rows(0))
     found = client.sample(3)
@@ -497,6 +505,14 @@ def test_message_that_comes_byte_by_byte_is_late_at_its_deadline() -> None:
         thread.join(10.0)
         ours.close()
         theirs.close()
+
+
+def test_rest_of_a_message_is_late_where_its_time_was_over_before() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(wire.MAGIC)  # the begin of a header
+        with pytest.raises(TimeoutError, match="rest of a message"):
+            wire.Link(ours, 100).receive(wire.Hello, 0.0, 5.0)
 
 
 def test_message_larger_than_allowed_is_refused(tmp_path: Path) -> None:
