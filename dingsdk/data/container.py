@@ -209,9 +209,13 @@ def decode_frame(
     start = _aligned(end)
     if start + layout.size_bytes != size:
         raise _corrupt(f"{size} bytes; its manifest makes it {start + layout.size_bytes}", "size")
-    arrays = [
-        np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
-    ]
+    if layout.record is not None:
+        record = np.ndarray((), layout.record, view, start)
+        arrays = [record[name] for name in layout.record.names or ()]
+    else:
+        arrays = [
+            np.ndarray(shape, dtype, view, start + offset) for shape, dtype, offset in layout.arrays
+        ]
     if layout.names is not None:
         return SampleBatch.trusted(dict(zip(layout.names, arrays, strict=True)), layout.rows)
     if layout.paths is not None:
@@ -434,6 +438,8 @@ class _Layout:
     tree: Any
     columns: dict[str, _Column]
     arrays: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
+    record: np.dtype[Any] | None
+    """All arrays as one record, of which a field costs half of what an array does."""
     size_bytes: int
     """Of the arrays."""
     paths: tuple[_Path, ...] | None
@@ -517,7 +523,31 @@ def _parse_layout(core: bytes) -> _Layout:
         if all(len(path) == 1 for path in paths):
             names = tuple(path[0] for path in paths)
     return _Layout(
-        manifest.kind, manifest.tree, manifest.columns, tuple(arrays), end, paths, names, rows
+        manifest.kind,
+        manifest.tree,
+        manifest.columns,
+        tuple(arrays),
+        _record_of(arrays, end) if paths else None,
+        end,
+        paths,
+        names,
+        rows,
+    )
+
+
+def _record_of(
+    arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any], int]], size_bytes: int
+) -> np.dtype[Any] | None:
+    """Return the dtype of a record with these arrays; None where numpy has none."""
+    if not 0 < size_bytes < 2**31 or any(0 in shape for shape, _, _ in arrays):
+        return None
+    return np.dtype(
+        {
+            "names": [str(index) for index in range(len(arrays))],
+            "formats": [(dtype, shape) for shape, dtype, _ in arrays],
+            "offsets": [offset for _, _, offset in arrays],
+            "itemsize": size_bytes,
+        }
     )
 
 
