@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -139,3 +140,10 @@ def test_lock_is_held_by_one_at_a_time(lock_type: LockContextType) -> None:
     other.join(30)
     lock.acquire()
     lock.release()
+
+
+def test_only_a_lock_of_processes_is_made_to_be_inherited_by_one() -> None:
+    with pytest.raises(RuntimeError, match="inheritance"):  # what starts a process may pickle it
+        pickle.dumps(LockContext(LockContextType.PROCESS_LOCK))
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(LockContext(LockContextType.THREAD_LOCK))

@@ -284,7 +284,9 @@ class TestNewest:
         assert "No other checkpoint" in caught.value.__notes__[0]
 
     @pytest.mark.parametrize("pointer", [None, b"", b"{}", b"\x80\x04."])
-    def test_without_a_usable_pointer_is_the_one_of_most_iterations(self, tmp_path, pointer):
+    def test_without_a_usable_pointer_is_the_one_of_most_iterations(
+        self, tmp_path, caplog, pointer
+    ):
         for number in (1, 12, 2):
             save(tmp_path, f"iteration_{number}", iteration=number)
         (tmp_path / "latest.json").unlink()
@@ -295,6 +297,8 @@ class TestNewest:
 
         assert found.iteration == 12
         assert len(found.skipped) == (pointer is not None)
+        told = f"cannot tell the newest checkpoint of {tmp_path}: " in caplog.text
+        assert told == (pointer is not None)
 
     def test_pointer_with_any_byte_flipped_never_points_elsewhere_unnoticed(self, tmp_path):
         save(tmp_path, "iteration_0", iteration=0)
