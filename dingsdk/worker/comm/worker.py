@@ -30,6 +30,10 @@ REPLAY_WAIT_S, REPLAY_PAUSE_S = 1.0, 0.05
 longer, and the pause before the next call."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class CommWorker(Configurable, Slave, ABC):
     """A slave that runs at most one job for the tasks of its master.
 
@@ -84,15 +88,14 @@ class CommWorker(Configurable, Slave, ABC):
         self.is_stopping = False
         self._task_info: Mapping[str, Any] = {}
         self._job: Job | None = None
-        self._stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], None] = _nothing
         self._has_ended = False
         self._job_error: BaseException | None = None
         self._has_kept_job = False
         """Whether the job was begun for a master that is gone, and the next one has not asked for
         it yet."""
         self._waiting = 0
-        self._moved_at = self._clock()
-        self._job_started_at = -float("inf")
+        self._moved_at = self._job_started_at = -float("inf")
 
     @abstractmethod
     def _tasks(self) -> TaskFunctions:
@@ -197,6 +200,7 @@ class CommWorker(Configurable, Slave, ABC):
             self.condition.notify_all()
         if not job.join(timeout_s):
             return False
+        self._stop = _nothing  # it may hold all that the job was about
         self._job = None
         self._has_kept_job = False
         return True
@@ -237,7 +241,7 @@ class CommWorker(Configurable, Slave, ABC):
         self.scheduler.yield_turn()
 
     def job_wait(
-        self, predicate: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None
+        self, predicate: Callable[[], bool], meanwhile: Callable[[], None] = _nothing
     ) -> bool:
         """Wait within the job, condition held, until ``predicate()``; False: stop now.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -293,7 +295,10 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     over = bench.ask("l0", "learner_get_data_task")
     assert over == {"pending": True, "learner_done": True, "held_up_by": ""} | ids
     assert bench.version() == 5
+    learner = weakref.ref(bench.learner._learner)
     assert bench.ask("l0", "learner_close_task") == ids
+    gc.collect()
+    assert learner() is None  # its memory is free
     with pytest.raises(TaskFailedError, match="no task"):
         bench.learn([0] * BATCH)
 
