@@ -307,6 +307,8 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
         bench.ask("l0", "learner_start_task", task_info={**longer, "resume": resume})
         demand = bench.ask("l0", "learner_get_data_task")
         assert demand["cur_learner_iter"] == begins_at
+        info = bench.learn([0] * BATCH, payloads={payload["data_id"]: 7})["info"]
+        assert (info["learner_step"], info["learner_done"]) == (begins_at + 1, False)
         bench.ask("l0", "learner_close_task")
 
 
