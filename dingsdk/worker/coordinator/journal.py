@@ -38,7 +38,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 
-VERSION = 1
+VERSION = 2
 OWNER_NAME = "owner.json"
 _OWNER_KIND, _STATE_KIND = "journal-owner", "coordinator-state"
 _OWNER_BYTES = 4096
