@@ -176,9 +176,15 @@ def test_page_does_what_it_says(
 ) -> None:
     reader = Reader(tmp_path, monkeypatch)
 
-    with use_manager(PluginManager(Switches())):
-        for block in blocks_of(page):
-            reader.follow(block)
+    try:
+        with use_manager(PluginManager(Switches())):
+            for block in blocks_of(page):
+                reader.follow(block)
+    finally:
+        # What a page wrote and imported is no module of the tests that follow.
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+                del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
