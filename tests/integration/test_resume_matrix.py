@@ -1,7 +1,10 @@
-"""Policies over the kinds of spaces that they take: interrupted and resumed."""
+"""Every policy over every kind of space that it takes: interrupted, killed, and resumed."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from dingsdk import resume
+from dingsdk.config import save_config
+from dingsdk.data.pytree import flatten
 from dingsdk.testing import StopAndGo
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+
+from .test_parallel_resume import ITERATIONS, ROOT, kill_all, status, wait_until
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
@@ -62,21 +71,48 @@ class Noise(gym.Env[Any, Any]):
         return vector if space == VECTOR else picture
 
 
-CASES = [
-    ("dqn", "mask", "discrete"),
-    ("r2d2", "image", "discrete"),
-    ("r2d2", "mask", "discrete"),
-    ("ppo", "mask", "discrete"),
-    ("ppo", "flat", "box"),
-    ("ppo", "image", "box"),
-    ("ppo", "dict", "box"),
-    ("sac", "flat", "box"),
-]
+LSTM = {"model": {"recurrent": "lstm"}, "learn": {"sequence_len": 4}}
+ADVANCED = {"priority": True, "other": {"replay_buffer": {"type": "advanced"}}}
+NORMALIZED = {"model": {"normalize_obs": True}}
+CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    **{
+        f"{policy}-{observation}": (policy, observation, "discrete", {})
+        for policy in ("dqn", "r2d2", "ppo")
+        for observation in OBSERVATIONS
+    },
+    **{f"ppo-{each}-box": ("ppo", each, "box", {}) for each in ("flat", "image", "dict")},
+    "sac-flat-box": ("sac", "flat", "box", {}),
+    "dqn-prioritized": ("dqn", "flat", "discrete", ADVANCED),
+    "r2d2-prioritized": ("r2d2", "dict", "discrete", ADVANCED),
+    "ppo-recurrent": ("ppo", "flat", "discrete", LSTM),
+    "ppo-normalized": ("ppo", "dict", "box", NORMALIZED),
+}
 
 
-def config(policy: str, observation: str, action: str) -> dict[str, Any]:
-    updates = {"epoch_per_collect": 2} if policy == "ppo" else {"update_per_collect": 4}
+def config(case: str) -> dict[str, Any]:
+    policy, observation, action, extra = CASES[case]
+    section: dict[str, Any] = {
+        "type": policy,
+        "model": {**extra.get("model", {})},
+        "learn": {
+            "batch_size": 8,
+            "update_per_collect": 4,
+            "learner": {"train_iterations": 40, "hook": {"save_ckpt_after_iter": 5}},
+            **extra.get("learn", {}),
+        },
+        "collect": {"n_sample": 16},
+        "eval": {"evaluator": {"eval_freq": 20}},
+        "other": {"replay_buffer": {"replay_buffer_size": 256}},
+    }
+    if policy == "ppo":
+        del section["learn"]["update_per_collect"]
+        section["learn"]["epoch_per_collect"] = 2
+        section["collect"]["n_sample"] = 64
+    section["other"]["replay_buffer"] |= extra.get("other", {}).get("replay_buffer", {})
+    if "priority" in extra:
+        section["priority"] = True
     return {
+        "exp_name": "run",
         "seed": 5,
         "env": {
             "env_id": f"{__name__}:Noise",
@@ -87,22 +123,65 @@ def config(policy: str, observation: str, action: str) -> dict[str, Any]:
             "stop_value": 1e9,
         },
         "env_manager": {"type": "in_process", "max_retry": 0},
-        "policy": {
-            "type": policy,
-            "learn": {"batch_size": 8, "learner": {"train_iterations": 40}, **updates},
-            "collect": {"n_sample": 64 if policy == "ppo" else 16},
-            "eval": {"evaluator": {"eval_freq": 20}},
-            "other": {"replay_buffer": {"replay_buffer_size": 256}},
-        },
-        "system": {"validate_state": True},
+        "policy": section,
+        "system": {"journal": {"enabled": True}, "validate_state": True},
     }
 
 
-QUICK, *LONGER = CASES
+QUICK = ("dqn-prioritized", "ppo-mask")
 
 
 @pytest.mark.parametrize(
-    "case", [QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in LONGER)], ids="-".join
+    "case", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in CASES]
 )
-def test_interrupted_run_equals_a_whole_one(tmp_path: Path, case: tuple[str, str, str]) -> None:
-    StopAndGo(config(*case)).run(tmp_path, after_iterations=[7, 26])
+def test_interrupted_run_equals_a_whole_one(tmp_path: Path, case: str) -> None:
+    StopAndGo(config(case)).run(tmp_path, after_iterations=[7, 26])
+
+
+SCRIPT = """
+import sys
+from dingsdk import train
+if __name__ == "__main__":
+    train(sys.argv[1], "parallel", sys.argv[2], sys.argv[3:])
+"""
+KILLED = ("dqn-dict", "r2d2-prioritized", "ppo-mask", "sac-flat-box")
+KILLED_PROCESSES = ("dqn-mask", "ppo-image")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("transport", "case"),
+    [*(("in_memory", case) for case in KILLED), *(("flask_fs", case) for case in KILLED_PROCESSES)],
+)
+def test_killed_parallel_run_goes_on(tmp_path: Path, transport: str, case: str) -> None:
+    save_config(config(case), tmp_path / "config.yaml")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "train.py", "config.yaml", transport, f"{ITERATIONS}=1000000"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = tmp_path / "runs" / "run"
+    pointer = run / "ckpt" / "latest.json"
+    process = subprocess.Popen(command, cwd=tmp_path, env=environ)
+    try:
+        wait_until(lambda: status(run)["train_iter"] > 10 and pointer.is_file(), timeout_s=240.0)
+    finally:
+        kill_all(process)
+    before = status(run)
+    assert not (run / "result.json").exists()
+    kept = load_checkpoint(run / "ckpt").iteration
+    target = max(kept, before["train_iter"]) + 20
+    result = resume(run, sets=[f"{ITERATIONS}={target}"])
+
+    assert result.reason == "limit"
+    # On-policy training ends with a round, which is of many iterations.
+    assert result.train_iter >= target if case.startswith("ppo") else result.train_iter == target
+    assert result.env_steps > before["env_steps"]
+    result.samples.check()
+    assert result.samples.acknowledged >= before["samples"]["acknowledged"]
+    # The payloads of in_memory are gone with the process, and counted.
+    assert ("missing" in result.samples.evicted) == (transport == "in_memory")
+    final = load_checkpoint(run / "ckpt")
+    assert final.iteration == result.train_iter
+    weights = [np.asarray(leaf) for _, leaf in flatten(final.state) if hasattr(leaf, "shape")]
+    assert weights
+    assert all(np.isfinite(each).all() for each in weights)
