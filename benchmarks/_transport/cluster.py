@@ -141,11 +141,14 @@ class Cluster:
 
 
 def median_rate(counts: list[tuple[float, int]], slices: int = 5) -> float:
-    """Median over slices of time, the first half second left out."""
+    """Median over slices of time, the first half second left out.
+
+    Where most slices are empty, because the time is short or the machine busy, it is the mean.
+    """
     begin, end = 0.5, counts[-1][0]
     width = (end - begin) / slices
     rates = []
     for index in range(slices):
         low, high = begin + index * width, begin + (index + 1) * width
         rates.append(sum(n for at, n in counts if low < at <= high) / width)
-    return statistics.median(rates)
+    return statistics.median(rates) or sum(n for _, n in counts) / end

@@ -10,7 +10,7 @@ import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.serial import _run, _Workers
+from dingsdk.pipeline.serial import Team, _run, _Workers
 
 N_SAMPLE = 4
 SETTING = {"eps": 0.5}
@@ -94,21 +94,20 @@ def parts(tmp_path: Path) -> Parts:
 
 
 def run(parts: Parts, *, on_policy: bool = False, saver: Any = None) -> str:
-    return _run(
-        parts.context,
-        _Workers(
-            learner=parts,
-            collector=parts,
-            evaluator=parts,
-            buffer=parts,
-            commander=parts,
-            batch_size=32,
-            update_per_collect=2,
-            on_policy=on_policy,
-            player_num=1,
-        ),
-        saver or Saver(parts),
+    only = _Workers(
+        player_id="",
+        player=None,
+        learner=parts,
+        collector=parts,
+        evaluator=parts,
+        buffer=parts,
+        commander=parts,
+        batch_size=32,
+        update_per_collect=2,
+        on_policy=on_policy,
+        player_num=1,
     )
+    return _run(parts.context, Team([only]), saver or Saver(parts))
 
 
 def test_each_round_collects_stores_and_trains(parts: Parts) -> None:
