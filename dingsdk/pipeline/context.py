@@ -283,6 +283,11 @@ def best_of(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     return max(evaluations, key=lambda each: (each.train_iter > 0, each.mean), default=None)
 
 
+def _names_of(players: Iterable[str]) -> dict[str, str | None]:
+    """Return by player id what ``Evaluation.player`` is: None for the first one."""
+    return {player_id: player_id if index else None for index, player_id in enumerate(players)}
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """How a run ended.
@@ -379,22 +384,20 @@ class RunContext:
 
     def player_statuses(self, players: Mapping[str, PlayerProgress]) -> dict[str, PlayerStatus]:
         """Return the field ``players`` of ``RunStatus``, the first player being the first."""
-        names = [None, *list(players)[1:]]
         return {
             player_id: self.recorder.progress_of(name, *players[player_id])
-            for player_id, name in zip(players, names, strict=False)
+            for player_id, name in _names_of(players).items()
         }
 
     def _player_results(self) -> dict[str, PlayerResult]:
         statuses = self.status().players
-        names = [None, *list(statuses)[1:]]
         return {
             player_id: PlayerResult(
                 statuses[player_id],
                 self.recorder.of(name),
                 find_checkpoints(player_folder(self.run_dir, name)),
             )
-            for player_id, name in zip(statuses, names, strict=False)
+            for player_id, name in _names_of(statuses).items()
         }
 
     def limits(self) -> dict[str, Any]:

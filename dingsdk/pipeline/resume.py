@@ -129,6 +129,11 @@ class _State(_PlayerState, kw_only=True):
     elapsed_s: float
     resumes: list[dict[str, Any]]
 
+    def plain(self) -> dict[str, Any]:
+        """Return it as dicts, which can be written."""
+        others = {name: structs.asdict(each) for name, each in self.others.items()}
+        return structs.asdict(self) | {"others": others}
+
 
 @dataclass(frozen=True, slots=True)
 class Save:
@@ -381,9 +386,7 @@ class RunSaver:
                 with Folder(buffer):
                     _link_files(self._folder / f"{self._last:06d}" / buffer.name, buffer)
                 each.buffer.save_data(str(buffer))
-            state = structs.asdict(self._state())
-            state["others"] = {name: structs.asdict(each) for name, each in state["others"].items()}
-            content = encode_safetensors(_KIND, state)
+            content = encode_safetensors(_KIND, self._state().plain())
             with Folder(path) as save:
                 save.write_atomic(STATE_NAME, [content], durable=True)
             folder.sync()

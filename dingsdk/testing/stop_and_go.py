@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import different_leaves, flatten
 from dingsdk.worker.replay_buffer import persistence
@@ -83,10 +81,8 @@ class StopAndGo:
 
         save = find_save(run)
         buffers = [persistence.load(path) for path in sorted(save.path.glob("buffer*"))]
-        state = structs.asdict(save.state)
-        state["others"] = {name: structs.asdict(each) for name, each in state["others"].items()}
         rows = [list(each.whole()) for each in buffers]
-        return {**state, "buffer": [each.state for each in buffers], "rows": rows}
+        return {**save.state.plain(), "buffer": [each.state for each in buffers], "rows": rows}
 
 
 def _interrupt_after(last: int) -> Callable[[int], None]:

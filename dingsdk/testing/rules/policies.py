@@ -32,7 +32,7 @@ def rule_29_newest_policy_arrives_whole(bench: Bench) -> None:
 def rule_30_policy_never_goes_back(bench: Bench) -> None:
     """After a version was returned, no older one is; to publish an older one changes nothing.
 
-    That holds whoever publishes it: a learner that was replaced, and the one that replaced it.
+    It makes no difference which process publishes, as one learner may replace another.
     """
     writer, reader = bench.far.policy_store(), bench.near.policy_store()
     writer.publish("p", policy(7.0), 7)

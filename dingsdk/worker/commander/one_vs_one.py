@@ -81,7 +81,10 @@ class PlayerCommander(SoloCommander):
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Collector tasks of games, and with evaluations; whoever has the lowest is next."""
+        """How many collector tasks it has handed out, without and with evaluations.
+
+        The next task goes to the player with the lowest numbers.
+        """
         return self.job_count, self._collector_count
 
     @property
@@ -242,19 +245,11 @@ class OneVsOneCommander(BaseParallelCommander):
             past = self._cfg["policy"]["other"]["league"].get("load_path")
             load_league(self.league, past, self._folder, self._publish)
             self._has_loaded = True
-        for player_id, each in self._commanders.items():
-            if each.is_training or player_id in self._trained_out:
-                continue
-            return each.get_learner_task()
-        return None
+        waiting = self._without_learner()
+        return waiting[0].get_learner_task() if waiting else None
 
     def get_collector_task(self) -> Task | None:
-        waiting = [
-            each
-            for player_id, each in self._commanders.items()
-            if not (each.is_training or player_id in self._trained_out)
-        ]
-        if waiting or self.first.has_reached_goal:
+        if self._without_learner() or self.first.has_reached_goal:
             return None  # an opponent without a learner has no policy yet
         training = [each for each in self._commanders.values() if each.is_training]
         for each in sorted(training, key=lambda each: each.turn):
@@ -325,6 +320,14 @@ class OneVsOneCommander(BaseParallelCommander):
         for name, each in self._commanders.items():
             each.load_state_dict(state["commanders"][name])
         super().load_state_dict(state)
+
+    def _without_learner(self) -> list[PlayerCommander]:
+        """Return the commanders of players that still need a learner task."""
+        return [
+            each
+            for player_id, each in self._commanders.items()
+            if not (each.is_training or player_id in self._trained_out)
+        ]
 
     def _owner(self, task_id: str) -> PlayerCommander | None:
         """Return the commander of a task that is out, None where it is not."""
