@@ -333,6 +333,7 @@ def test_goal_is_that_of_the_first_player(make_commander: Any) -> None:
                                      "reward_raw": [0.0]})  # fmt: skip
 
     assert evaluate(commander, evaluation("player_1"), 1.0, wins=10) is False
+    assert not commander._commanders["player_1"].has_reached_goal  # it goes on training
     train(commander, first, 40)
     train(commander, second, 40)
     assert evaluate(commander, evaluation(None), 1.0, wins=10) is True
