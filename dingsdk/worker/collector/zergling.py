@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -273,13 +273,18 @@ class ZerglingParallelCollector(BaseParallelCollector):
         self.send_metadata({**self._progress(), **delivered})
         if steps < self._admitted_steps:
             return True
-        admission = self.await_admission(steps)
-        if admission is None:
-            return False
-        self._admitted_steps, policy_iter = admission
-        while self._policy_iter < policy_iter and not self._is_closed:
-            self._update_one(path)
-        return not self._is_closed
+
+        def lacks_policy() -> bool:
+            # Asked each time: a learner that was restarted goes back, and so does what is admitted.
+            admission = self.await_admission(steps)
+            if admission is None:
+                return False
+            self._admitted_steps, policy_iter = admission
+            return self._policy_iter < policy_iter
+
+        while not self._is_closed and lacks_policy():
+            self._update_one(path, lacks_policy)
+        return not self._is_closed and steps < self._admitted_steps
 
     def _send_all(self) -> None:
         """Cut all trajectories here, and send what was collected."""
@@ -315,10 +320,10 @@ class ZerglingParallelCollector(BaseParallelCollector):
         for path in dict.fromkeys(self._paths):
             self._update_one(path)
 
-    def _update_one(self, path: str) -> None:
+    def _update_one(self, path: str, is_needed: Callable[[], bool] = lambda: True) -> None:
         timeout_s = self._section.policy_timeout_s
         deadline = self.clock() + timeout_s
-        while not self._is_closed:
+        while not self._is_closed and is_needed():
             update = self.get_policy_update_info(path)
             if update is not None:
                 self._load(path, update)

@@ -216,7 +216,6 @@ class RowQueue:
         """Draw all rows; they stay until ``remove_drawn`` or ``put_back``."""
         if not self.can_sample(size):
             return None
-        self._admission.begin(train_iter)
         self._drawn = len(self._batches)
         return SampleBatch.concat(self._batches)
 
@@ -324,6 +323,7 @@ class OnPolicyExperience(Experience):
         self, state: TaskState, batch_size: int, batches: int, train_iter: int
     ) -> dict[str, Any] | None:
         """Draw all rows; None while the training may not begin."""
+        self.admission.begin(train_iter)
         leased = super().lease(state, batch_size, 1, train_iter)
         if leased is not None:
             leased["batches"] *= self.trainings

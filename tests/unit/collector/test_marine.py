@@ -319,10 +319,10 @@ def test_on_policy_games_have_no_turn_of_two_versions(make_marine) -> None:
     policy = {**POLICY, "on_policy": True}
     env = {"collector_episode_num": 99}
     collector = make_marine(store, ["new", "old"], [True, False], policy=[policy] * 2, env=env)
-    asked: list[int] = []
+    asked: set[int] = set()
 
     def admit(steps: int) -> Any:
-        asked.append(steps)
+        asked.add(steps)
         if len(asked) > 20:
             return None
         store.versions["new"] = 3 + len(asked)

@@ -376,7 +376,7 @@ def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_polic
         wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
     )
     published, later = [1], [2]
-    answers = [(6, 1), (9, 2), None]
+    answers = {0: (6, 1), 6: (9, 2), 9: None}
     asked: list[int] = []
 
     def newest(path: str) -> dict[str, Any] | None:
@@ -384,10 +384,10 @@ def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_polic
 
     def admit(steps: int) -> tuple[int, int] | None:
         asked.append(steps)
-        return answers.pop(0)
+        return answers[steps]
 
     def turn() -> None:
-        if len(asked) == 2 and later:
+        if 6 in asked and later:
             published.append(later.pop())
 
     collector.get_policy_update_info = newest
@@ -396,9 +396,35 @@ def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_polic
 
     collector.start()
 
-    assert asked == [0, 6, 9]
+    assert list(dict.fromkeys(asked)) == [0, 6, 9]
     assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(6, 1), (3, 2)]
-    assert [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta] == asked
+    delivered = [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta]
+    assert delivered == [0, 6, 9]
+
+
+def test_an_on_policy_collector_goes_on_with_what_a_learner_that_went_back_admits(
+    make_zergling,
+) -> None:
+    """Policy 4 is gone with the learner, which goes on from a checkpoint of iteration 1."""
+    wire = Wire()
+    collector = make_zergling(
+        wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
+    )
+    published = [1]
+    answers = {0: [(6, 1)], 6: [(9, 4), (9, 4), (9, 1)], 9: [None]}
+
+    def admit(steps: int) -> tuple[int, int] | None:
+        left = answers[steps]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    collector.get_policy_update_info = lambda path: (
+        {"model": wire.model, "iter": published.pop()} if published else None
+    )
+    collector.await_admission = admit
+
+    collector.start()
+
+    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(6, 1), (3, 1)]
 
 
 def test_close_wakes_a_collector_that_waits_for_its_first_policy(make_zergling) -> None:

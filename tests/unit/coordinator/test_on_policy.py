@@ -212,6 +212,17 @@ def test_learner_that_went_back_to_a_checkpoint_goes_on_from_its_version() -> No
     assert [admission.version_of(each) for each in (0, 9, 10, 20, 30)] == [0, 0, 1, 2, 2]
 
 
+def test_collectors_are_told_the_version_of_a_learner_that_went_back_when_it_asks() -> None:
+    before, experience = (OnPolicyExperience(4, 0) for _ in range(2))
+    for train_iter in (10, 20, 30):
+        before.admission.trained(np.zeros(4, np.int64), train_iter)
+    experience.load_state_dict(before.state_dict())
+    collector = TaskState("c", "collector", {"buffer_id": "b"})
+    assert experience.admit(collector) == {"admitted_steps": 4, "policy_iter": 30}
+    assert experience.lease(learner(), 1, 8, 15) is None, "no rows yet"
+    assert experience.admit(collector) == {"admitted_steps": 4, "policy_iter": 10}
+
+
 @pytest.mark.parametrize(
     ("iters", "expected"),
     [
