@@ -38,7 +38,7 @@ from dingsdk_shared_memory.segments import Segments
 
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
-FORMAT = 4
+FORMAT = 5
 """Of the folder; another one belongs to another version of this package."""
 DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0

@@ -4,7 +4,7 @@ A file for each payload costs a dozen system calls, and new memory costs more th
 first use of 3.6 MB takes 10 ms, a copy of it 0.15 ms. So a writer (one process) keeps files that it
 writes to again and again. ``<writer>-<number>.seg`` is a *segment*, which it appends to::
 
-    header   64 bytes: magic, generation, number of entries
+    header   64 bytes: magic, generation, number of entries, and these two again
     entries  of each payload its id, size, place, a check of these, and a mark of its deletion
     frames   of payloads of up to 16 KiB, at places that are multiples of 64
 
@@ -17,6 +17,9 @@ writes to a slot again once its payload is deleted and nobody views it.
 
 The check of an entry depends on the generation. A reader computes it when it learns the entry. A
 payload whose entry is damaged is lost; the first reader to find that deletes and counts it.
+Generation and number of entries are words of 64 bits that hold a check of their own. A reader that
+finds one damaged counts that and takes the second one; with both damaged, payloads that it did not
+know before are lost to it.
 
 Readers copy a frame out of a segment, and look again afterwards whether it is still that of the
 payload. They view a frame in a slot. A view holds a shared lock on its slot (``flock``), which goes
@@ -54,16 +57,15 @@ INLINE_BYTES = 16 << 10
 """Largest frame in a segment."""
 SEGMENT_BYTES = 1 << 20
 MOST_ENTRIES = 256
-MAGIC = b"DINGSEG3"
+MAGIC = b"DINGSEG4"
 SETTLED_NS = 100_000_000
 MOST_MAPS = 256
 """Slots that a process keeps mapped; each map has a descriptor."""
 FREE_BYTES = 128 << 20
 """Of the slots that a writer keeps to be written again."""
-_HEADER = struct.Struct("<8sQQ")
 _STATE = struct.Struct("<QQ")  # generation, number of entries
 _NUMBER = struct.Struct("<Q")
-_GENERATION_AT, _COUNT_AT = 8, 16
+_GENERATION_AT, _COUNT_AT, _STATE_BYTES = len(MAGIC), 16, 16
 _ENTRY = struct.Struct("<64sQqQQ")  # id, size, place, check, mark
 ENTRY_BYTES = _ENTRY.size
 _PLACE = struct.Struct("<64sQq")
@@ -79,15 +81,37 @@ _COLUMNS = np.dtype(
 _log = logging.getLogger(__name__)
 
 
+def _word(number: int) -> int:
+    """Return a number below 2**32 with a check of it, as headers have it."""
+    return number | xxhash.xxh3_64_intdigest(_NUMBER.pack(number)) >> 32 << 32
+
+
+def _is_whole(word: int) -> bool:
+    return word == _word(word & 0xFFFF_FFFF)
+
+
+_COUNTS = [_word(count) for count in range(MOST_ENTRIES + 1)]
+_COUNT_OF = {word: count for count, word in enumerate(_COUNTS)}
+
+
 class _Segment:
     """A mapped segment.
 
+    Args:
+        name: Of its file.
+        map_: Its memory.
+        is_own: Whether this process writes it; its header is written then.
+        on_damage: Called with its name when its header is found damaged.
+
     Attributes:
+        generation: That this process knows, as the word in the header.
         seen: How many entries of ``generation`` this process knows.
         ids: Those of the entries that it knows, in order.
     """
 
-    def __init__(self, name: str, map_: mmap.mmap, is_own: bool) -> None:
+    def __init__(
+        self, name: str, map_: mmap.mmap, is_own: bool, on_damage: Callable[[str], None]
+    ) -> None:
         self.name = name
         self.writer = name.partition("-")[0]
         self.is_own = is_own
@@ -96,11 +120,30 @@ class _Segment:
         self.seen = 0
         self.ids: list[str] = []
         self.end = _FRAMES_AT
+        self._on_damage = on_damage
+        self._is_damaged = False
+        self._words = self._state = (0, 0)
+        if is_own:
+            self.begin_generation()
+            map_[: len(MAGIC)] = MAGIC  # last: readers may look from now on
 
     def state(self) -> tuple[int, int]:
         """Return generation and number of entries."""
-        generation, count = _STATE.unpack_from(self.map, _GENERATION_AT)
-        return generation, min(count, MOST_ENTRIES)
+        words = _STATE.unpack_from(self.map, _GENERATION_AT)
+        if words != self._words:
+            self._words, self._state = words, self._checked(*words)
+        return self._state
+
+    def _checked(self, generation: int, count: int) -> tuple[int, int]:
+        """Return the state that the words of the header stand for, or else their copies."""
+        copies = _STATE.unpack_from(self.map, _GENERATION_AT + _STATE_BYTES)
+        found = next(filter(_is_whole, (generation, copies[0])), self.generation)
+        counts = _COUNT_OF.get(count), _COUNT_OF.get(copies[1])
+        number = next((each for each in counts if each is not None), self.seen)
+        was_damaged, self._is_damaged = self._is_damaged, generation != found or number != counts[0]
+        if self._is_damaged and not was_damaged:
+            self._on_damage(self.name)
+        return found, number
 
     def is_live(self, number: int, generation: int) -> bool:
         """Return whether a payload of that generation was not deleted."""
@@ -109,7 +152,8 @@ class _Segment:
 
     def is_of(self, generation: int) -> bool:
         """Return whether it holds payloads of that generation."""
-        return bool(_NUMBER.unpack_from(self.map, _GENERATION_AT)[0] == generation)
+        found = _NUMBER.unpack_from(self.map, _GENERATION_AT)[0]
+        return bool(found == generation or self.state()[0] == generation)
 
     def delete(self, number: int) -> None:
         at = _entry_at(number) + _MARK_AT
@@ -131,7 +175,7 @@ class _Segment:
         check = _check_of(_PLACE.pack(name, size, place), generation)
         _ENTRY.pack_into(self.map, _entry_at(number), name, size, place, check, 0)
         self.seen = number + 1
-        _NUMBER.pack_into(self.map, _COUNT_AT, self.seen)
+        self._write(_COUNT_AT, _COUNTS[self.seen])
         self.ids.append(data_id)
         return self, number, generation, size, place
 
@@ -152,10 +196,14 @@ class _Segment:
 
     def begin_generation(self) -> None:
         """Forget all payloads, which are deleted."""
-        _NUMBER.pack_into(self.map, _COUNT_AT, 0)
-        self.generation += 1
-        _NUMBER.pack_into(self.map, _GENERATION_AT, self.generation)
+        self._write(_COUNT_AT, _COUNTS[0])
+        self.generation = _word((self.generation & 0xFFFF_FFFF) + 1)
+        self._write(_GENERATION_AT, self.generation)
         self.seen, self.end, self.ids = 0, _FRAMES_AT, []
+
+    def _write(self, at: int, word: int) -> None:
+        _NUMBER.pack_into(self.map, at, word)
+        _NUMBER.pack_into(self.map, at + _STATE_BYTES, word)
 
 
 _Entry = tuple[_Segment, int, int, int, int]
@@ -189,7 +237,7 @@ class Segments:
 
     Attributes:
         damaged: Ids in the damaged entries met; damaged themselves, maybe.
-        damaged_count: How many entries that were.
+        damaged_count: How many entries that were, and how many headers.
     """
 
     def __init__(
@@ -403,14 +451,21 @@ class Segments:
                     found = self._map_file(name, os.O_RDWR)
                 except (OSError, ValueError):  # it is being made, or removed
                     found = None
-                if found is not None and len(found) == SEGMENT_BYTES and found[:8] == MAGIC:
-                    self._segments[name] = _Segment(name, found, is_own=False)
+                if found is not None and len(found) == SEGMENT_BYTES and any(found[: len(MAGIC)]):
+                    self._segments[name] = self._segment(name, found, is_own=False)
                 else:
                     self._listed_ns = -1
         for name in self._segments.keys() - names:
             self._forget(self._segments.pop(name))
         for name in self._maps.keys() - names:
             del self._maps[name]
+
+    def _segment(self, name: str, found: mmap.mmap, is_own: bool) -> _Segment:
+        def note(name: str) -> None:
+            self.damaged_count += 1
+            _log.warning("the header of %s is damaged", name)
+
+        return _Segment(name, found, is_own, note)
 
     def _forget(self, segment: _Segment) -> None:
         for name in segment.ids:
@@ -431,9 +486,7 @@ class Segments:
                     break
             else:
                 name, found = self._make("seg", SEGMENT_BYTES)
-                _HEADER.pack_into(found, 0, MAGIC, 1, 0)
-                self._own = self._segments[name] = _Segment(name, found, is_own=True)
-                self._own.generation = 1
+                self._own = self._segments[name] = self._segment(name, found, is_own=True)
         return self._own
 
     def _take_slot(self, size: int) -> tuple[_Slot, mmap.mmap]:

@@ -152,9 +152,9 @@ def test_entry_that_its_writer_did_not_live_to_count_is_not_seen(
     add(writer, "a", b"a")
     own = writer._own
     assert own is not None
-    count = own.map[16:24]
+    state = own.map[:64]
     add(writer, "b", b"b")
-    own.map[16:24] = count
+    own.map[:64] = state
     assert reader.ids() == ["a"]
     assert reader.read("b") is None
 
@@ -183,6 +183,58 @@ def test_damaged_entry_is_counted_once_and_its_payload_never_read(
     assert late.damaged_count == 0
     assert {f"p{byte}" for byte in range(64, checked)} <= reader.damaged
     late.close()
+
+
+@pytest.mark.parametrize("byte", range(64))
+def test_damage_in_a_header_is_counted_once_and_costs_no_payload(
+    tmp_path: Path, writer: Segments, reader: Segments, byte: int
+) -> None:
+    add(writer, "a", b"a")
+    assert reader.read("a") == b"a"
+    add(writer, "b", b"b")
+    own = writer._own
+    assert own is not None
+    own.map[byte] ^= 0x81
+    late = opened(tmp_path / "s")
+    is_read = 8 <= byte < 24
+    for each in (reader, late):
+        assert sorted(each.ids()) == ["a", "b"]
+        assert (each.read("a"), each.read("b")) == (b"a", b"b")
+        assert each.damaged_count == is_read
+    for number in range(2):
+        add(writer, f"c{number}", b"c")
+        assert reader.read(f"c{number}") == late.read(f"c{number}") == b"c"
+    late.delete("a")
+    assert not reader.has("a")
+    assert not writer.has("a")
+    assert reader.damaged_count == late.damaged_count == is_read
+
+    for name in writer.ids():
+        reader.delete(name)
+    own.begin_generation()
+    add(writer, "next", b"next")
+    assert reader.read("next") == late.read("next") == b"next"
+    late.close()
+    assert files(tmp_path) == 1
+
+
+@pytest.mark.parametrize("at", [8, 16], ids=["generation", "number of entries"])
+def test_payloads_that_a_reader_knows_outlast_a_header_that_is_damaged_twice(
+    writer: Segments, reader: Segments, at: int
+) -> None:
+    add(writer, "a", b"a")
+    assert reader.read("a") == b"a"
+    own = writer._own
+    assert own is not None
+    for copy in (at, at + 16):
+        own.map[copy] ^= 1
+    assert reader.read("b") is None
+    assert reader.read("a") == b"a"
+    assert reader.damaged_count == 1
+    reader.delete("a")
+    own.begin_generation()
+    add(writer, "b", b"b")
+    assert reader.read("b") == b"b"
 
 
 def test_damaged_mark_of_a_deletion_leaves_the_payload(writer: Segments, reader: Segments) -> None:
