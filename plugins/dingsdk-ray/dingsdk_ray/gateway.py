@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
@@ -44,10 +45,13 @@ class Gateway:
     ) -> None:
         self._transport = transport({**section, "address": "local"}, run_dir)
         self._data = self._transport.data_store()
-        self._policies = self._transport.policy_store()
+        policies = self._transport.policy_store()
+        assert isinstance(policies, SharedPolicyStore)  # that of this node
+        self._policies = policies
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._newest: dict[str, tuple[int, Any]] = {}
+        self._newest: dict[str, tuple[tuple[str, int], int, Any]] = {}
+        """Of each policy what was the latest, the version that was read then, and its frame."""
         threading.Thread(target=self._watch, name="gateway-watch", daemon=True).start()
 
     def request(self, target: str, body: bytes, wait_s: float) -> Answer:
@@ -105,13 +109,19 @@ class Gateway:
         import ray
 
         with self._lock:
-            version, reference = self._newest.get(policy_id, (None, None))
-            found = self._policies.newest(policy_id, version)
-            if found is not None:
+            there = self._policies.latest(policy_id)
+            if there is None:
+                self._newest.pop(policy_id, None)
+                return None
+            known, version, reference = self._newest.get(policy_id, (None, 0, None))
+            if there != known:
+                found = self._policies.newest(policy_id)
+                if found is None:  # it was discarded just now
+                    return None
                 buffers, info = encode_frame(POLICY, found[1])
                 version, reference = found[0], ray.put(joined(buffers, info.size_bytes))
-                self._newest[policy_id] = version, reference
-        if version is None or (newer_than is not None and version <= newer_than):
+                self._newest[policy_id] = there, version, reference
+        if newer_than is not None and version <= newer_than:
             return None
         return version, [reference]
 

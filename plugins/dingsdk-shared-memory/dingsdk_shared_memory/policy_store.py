@@ -124,6 +124,14 @@ class SharedPolicyStore(PolicyStore):
                 return None
         raise DataCorruptError(f"policy {policy_id!r} never holds still", where=policy_id)
 
+    def latest(self, policy_id: str) -> tuple[str, int] | None:
+        """Return life and number of the newest version, damaged or not, None where there is none.
+
+        A life is drawn for each policy; what is published after a discard has another one.
+        """
+        there = self._versions(check_id(policy_id, "policy_id"))
+        return (there[0].life, there[0].number) if there else None
+
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")
         for version in reversed(self._versions(policy_id)):  # an older one is never the newest
