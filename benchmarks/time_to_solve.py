@@ -5,7 +5,8 @@
     /tmp/peers/bin/python benchmarks/time_to_solve.py --peer --config lunarlander-dqn --seeds 3
 
 All contenders train a shipped example in this one run, in turns, so that a slow minute of the
-machine meets each. Prints every run, the medians and their ratios to the first.
+machine meets each. Prints every run, the medians and their ratios to each other. What a run took
+before its first env step and after its end is printed beside its time.
 
 With ``--peer`` Stable-Baselines3 learns the same env, with rl-zoo3's parameters. It and the serial
 contender are then looked at every 1,000 env steps by the same code: 20 greedy episodes, whose time
@@ -119,7 +120,9 @@ def main() -> None:
             seconds.setdefault(contender, []).append(row["elapsed_s"] if row["reached"] else cap)
             sys.stdout.write(
                 f"seed {seed} {contender:<10} {'solved' if row['reached'] else row['reason']:<8} "
-                f"{row['elapsed_s']:7.1f} s {row['env_steps']:>8,} env steps\n"
+                f"{row['elapsed_s']:7.1f} s {row['env_steps']:>8,} env steps"
+                + (f", {row['around_s']:.1f} s around it" if "around_s" in row else "")
+                + "\n"
             )
             sys.stdout.flush()
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
@@ -132,6 +135,7 @@ def main() -> None:
 
 def solve(contender: str, config: str, seed: int, sets: list[str]) -> dict[str, Any]:
     """Train once, serially or in parallel over the transport that ``contender`` names."""
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if contender == "serial":
             result = train(config, sets=sets, seed=seed, output=folder)
@@ -139,13 +143,16 @@ def solve(contender: str, config: str, seed: int, sets: list[str]) -> dict[str, 
             result = train(
                 config, mode="parallel", transport=contender, sets=sets, seed=seed, output=folder
             )
+        around_s = time.perf_counter() - began - result.elapsed_s
     return {
         "seed": seed,
         "contender": contender,
         "reached": result.reached,
         "reason": result.reason,
         "elapsed_s": result.elapsed_s,
+        "around_s": around_s,
         "env_steps": result.env_steps,
+        "train_iter": result.train_iter,
     }
 
 
