@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, to_easydict
-from dingsdk.data import FrameInfo, SampleBatch
+from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import LIST, has_lists
 from dingsdk.errors import (
     BufferFullError,
@@ -52,8 +52,6 @@ class BaseCommCollector(CommWorker):
 
     Args:
         cfg: ``queue_size`` bounds the reports that wait; the collector waits beyond it.
-        transport: The run's transport.
-        worker_id: Unique in the run.
     """
 
     role = "collector"
@@ -81,10 +79,8 @@ class BaseCommCollector(CommWorker):
         """Those of the last answer; the next question says that it has come."""
         self._delivered: Mapping[str, Any] = {}
         """What was last reported of the steps that an on-policy learner admitted."""
-        self._stored: dict[str, FrameInfo] = {}
-        """Size and digest of the payloads that are stored and not announced yet."""
-        self._columns: dict[str, dict[str, NDArray[Any]]] = {}
-        """What the replay buffer needs to see of the payloads that are not announced yet."""
+        self._stored: dict[str, dict[str, Any]] = {}
+        """What is to be announced of payloads: size, digest, columns that the buffer needs."""
         self._unsent: dict[str, SampleBatch] = {}
         """Samples for the replay server that are not announced yet."""
         self._held_up_by = ""
@@ -123,7 +119,6 @@ class BaseCommCollector(CommWorker):
             self._sent_reports.clear()
             self._delivered = {}
             self._stored.clear()
-            self._columns.clear()
             self._unsent.clear()
             self._policy_versions.clear()
             self._policy_model = None
@@ -178,12 +173,8 @@ class BaseCommCollector(CommWorker):
                 self._reports.extendleft(reversed(reports))
                 reports = self._sent_reports = []
                 self.task_wait(lambda: False, ANSWER_WITHIN_S)
-        return {
-            "reports": reports,
-            "has_ended": has_ended,
-            "held_up_by": held_up_by,
-            **self.task_ids(),
-        }
+        found = {"reports": reports, "has_ended": has_ended, "held_up_by": held_up_by}
+        return {**found, **self.task_ids()}
 
     def deal_with_collector_close(self) -> Mapping[str, Any]:
         """Stop the collector; return its finish info.
@@ -210,8 +201,8 @@ class BaseCommCollector(CommWorker):
         """Build the task's parallel collector and connect it with this worker."""
         # The run folder in the task is one of the master's host.
         own = {"exp_name": str(self.run_dir), "instance_name": self.collector_uid}
-        cfg = to_easydict({**task_info["collector_cfg"], **own})
         shared = {"env_pool": self._env_pool, "inference": self.inference}
+        cfg = to_easydict({**task_info["collector_cfg"], **own})
         collector = create_parallel_collector({**cfg, **shared})
         collector.send_metadata = self.send_metadata
         collector.send_stepdata = self.send_stepdata
@@ -263,7 +254,8 @@ class BaseCommCollector(CommWorker):
         if self.replay is not None:
             self._unsent[data_id] = stepdata
             return
-        self._columns[data_id] = announced_columns(stepdata, self._task_info.get("columns") or ())
+        columns = announced_columns(stepdata, self._task_info.get("columns") or ())
+        known = self._stored[data_id] = {"columns": columns} if columns else {}
         while not self.is_stopping:
             try:
                 info = self.data_store.put_soon(data_id, stepdata)
@@ -276,7 +268,7 @@ class BaseCommCollector(CommWorker):
                 continue
             self._held_up_by = ""
             if info is not None:
-                self._stored[data_id] = info
+                known |= {"size_bytes": info.size_bytes, "digest": info.digest}
             return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -298,12 +290,7 @@ class BaseCommCollector(CommWorker):
                 return
         if "delivered_steps" in metadata:
             self._delivered = {key: metadata[key] for key in ("delivered_steps", "policy_iter")}
-        info = self._stored.pop(str(metadata.get("data_id")), None)
-        columns = self._columns.pop(str(metadata.get("data_id")), None)
-        if columns:
-            metadata = {**metadata, "columns": columns}
-        if info is not None:
-            metadata = {**metadata, "size_bytes": info.size_bytes, "digest": info.digest}
+        metadata = {**metadata, **self._stored.pop(str(metadata.get("data_id")), {})}
         with self.condition:
             if self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
                 self._reports.append(metadata)

@@ -92,11 +92,6 @@ class BaseCommLearner(CommWorker):
 
     A subclass may override ``get_data``, ``send_policy`` and ``send_learn_info``, which the
     learner calls.
-
-    Args:
-        cfg: Section ``system.learner``.
-        transport: The run's transport.
-        worker_id: Unique in the run.
     """
 
     role = "learner"
@@ -412,8 +407,7 @@ class BaseCommLearner(CommWorker):
                 array[~mask] = 0
         if has_lists(batch.columns):
             return _with_lists(batch, columns, is_of_rows=lengths is None and payload.ndim == 1)
-        if columns:
-            batch = batch.with_columns(**columns)
+        batch = batch.with_columns(**columns)
         if lengths is None:
             return batch
         stops = np.cumsum(lengths).tolist()
@@ -497,11 +491,10 @@ class BaseCommLearner(CommWorker):
         lost, self._lost_payloads = self._lost_payloads, {}
         info["lost_payloads"] = [[number, reason] for number, reason in lost.items()]
         parts, self._priorities = self._priorities, []
-        info["priority_info"] = (
-            {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
-            if parts
-            else {}
-        )
+        keys = parts[0] if parts else ()
+        info["priority_info"] = {
+            key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in keys
+        }
         return info
 
     def _load_payload(self, data_id: str, digest: str | None) -> SampleBatch:

@@ -166,8 +166,6 @@ class Master(MasterListener):
     """Keeps track of workers and open tasks, over any transport's master end.
 
     Args:
-        end: The transport's end.
-        scheduler: What the caller runs on.
         on_join: Called with each worker that joins.
         on_renew: Called with (worker_id) at every renewal, which workers send as long as their
             work goes on.

@@ -49,8 +49,6 @@ class NaiveCollector(_NaiveWorker):
     """Reports one fake transition at a time, ``PAYLOADS`` of them, then that it is done.
 
     Args:
-        transport: Connects it with its master.
-        worker_id: Unique in the run.
         prefix: Begins its data ids.
 
     Differs from the reference: payloads go to the transport's store, not to the working

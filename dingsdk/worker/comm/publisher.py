@@ -45,8 +45,6 @@ class PolicyPublisher:
         """Publish a version; return whether there was room for it.
 
         Args:
-            policy_id: Of the policy.
-            model: Its tensors.
             version: Number of updates that they have seen.
             is_last: Whether no other policy follows; it is then tried for ``last_s``.
         """

@@ -43,10 +43,7 @@ class Slave:
     The lease is renewed between tasks and while idle. Answers renew nothing.
 
     Args:
-        transport: Connects it with its master.
-        info: Who this worker is.
         callback_fn: The tasks by name.
-        clock: Monotonic seconds; None for those of the transport's scheduler.
     """
 
     def __init__(

@@ -47,12 +47,6 @@ class CommWorker(Configurable, Slave, ABC):
     Args:
         cfg: The worker's section; ``progress_timeout_s`` is the longest step of the job that
             counts as alive.
-        transport: Connects it with its master.
-        worker_id: Unique in the run.
-        clock: Monotonic seconds; None for those of the transport's scheduler.
-
-    Attributes:
-        role: Name of the worker's role.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -67,6 +61,7 @@ class CommWorker(Configurable, Slave, ABC):
         progress_timeout_s: Positive = 60.0
 
     role: ClassVar[str]
+    """Name of the worker's role."""
 
     def __init__(
         self,

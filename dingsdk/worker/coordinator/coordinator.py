@@ -98,19 +98,15 @@ class Coordinator(Configurable, TaskControl):
 
     Args:
         cfg: The compiled config; ``cfg.system.coordinator`` is its own section.
-        transport: The run's transport.
         on_collecting: Called once, when the first collector has its task.
         on_collected: Called with the finish info of each collecting task; it has ``player`` where
             the task is another player's than the first one's.
         on_evaluated: Called with (such a finish info, policy state or None) after each
             evaluation task, before the commander judges it.
-        tb_logger: Called with the ``player`` of a learner's task; returns where its replay buffer
-            writes its curves, None for nowhere.
-        journal: Where it keeps what it knows, and finds what an earlier coordinator of the run
-            kept; None for nowhere.
+        tb_logger: Returns where the replay buffer of a ``player`` writes its curves, or None.
+        journal: Where it keeps what it knows, and finds what an earlier coordinator kept.
         rejoin_s: How long workers of the earlier coordinator may take to join, seconds; then their
             tasks are given to others.
-        clock: Monotonic seconds; None for those of the transport's scheduler.
         tick_s: How often the commander is asked for tasks while nothing happens, s.
     """
 
@@ -572,9 +568,8 @@ class Coordinator(Configurable, TaskControl):
             experience = self.experience_of(state)
             garbage: list[str] = []
             if experience is not None:
-                priorities = {
-                    k: np.asarray(v) for k, v in (info.get("priority_info") or {}).items()
-                }
+                found = (info.get("priority_info") or {}).items()
+                priorities = {name: np.asarray(values) for name, values in found}
                 lost = [(int(number), str(why)) for number, why in info["lost_payloads"]]
                 self._note(Trained(state.task_id, train_iter, lost, priorities))
                 experience.settle(state, info)
@@ -636,9 +631,7 @@ class Coordinator(Configurable, TaskControl):
         _log.info("worker %s joined", info.worker_id)
         if state is not None:
             _log.info("it goes on with task %s", state.task_id)
-            self._spawn(
-                functools.partial(self._run, state, goes_on=True), f"{state.task_id}-driver"
-            )
+            self._start(state, goes_on=True)
         if info.role not in self.roles:
             text = "worker %s joined as %r, for which this run has no tasks; its roles: %s"
             _log.warning(text, info.worker_id, info.role, ", ".join(self.roles))

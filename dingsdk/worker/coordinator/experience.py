@@ -84,11 +84,6 @@ class PayloadLedger:
     def add(self, data_id: str, rows: int, digest: str | None = None) -> int | None:
         """Enter a payload; return its number, or None when it was entered before (a repeat).
 
-        Args:
-            data_id: Of the payload.
-            rows: How many it has.
-            digest: Of its content, where the store tells one.
-
         Raises:
             ProtocolError: it has no rows.
             ConflictError: it was entered with another number of rows or another digest, which
@@ -298,13 +293,7 @@ class PolicyLag(NamedTuple):
 
 
 class _Lease(NamedTuple):
-    """A batch that is leased to a learner.
-
-    Attributes:
-        rows: How many it has.
-        pinned: Numbers of their payloads.
-        train_iter: The learner's when it asked.
-    """
+    """A batch of ``rows`` that is leased to a learner, which asked at ``train_iter``."""
 
     rows: int
     pinned: set[int]

@@ -314,7 +314,6 @@ class Journal:
     that is refused.
 
     Args:
-        disk: The folder.
         fsync: Whether to wait for the disk at each fact, so that it survives a power cut. Without,
             it survives the end of the process.
         owner: Who writes, for messages; None for this process and host.

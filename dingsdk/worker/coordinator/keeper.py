@@ -23,10 +23,7 @@ class Keeper:
     whole state was written.
 
     Args:
-        journal: The journal.
-        state_of: Returns the whole state.
         hold_up: Called with the reason while the disk has no room, with ``""`` after that.
-        clock: Monotonic seconds.
     """
 
     def __init__(

@@ -57,7 +57,6 @@ class PaceBoard:
     Args:
         factor: How many times as slow a straggler is, > 1.
         window_s: Over how long paces are compared, > 0.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, factor: float, window_s: float, clock: Callable[[], float]) -> None:

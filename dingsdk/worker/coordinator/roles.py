@@ -56,7 +56,6 @@ class TaskControl(Protocol):
         """Send a message to the task's worker and return its answer.
 
         Args:
-            state: The task.
             data: The message; its ``name`` selects the worker's function.
             timeout_key: Key of ``system.coordinator`` that bounds the wait.
 
@@ -185,12 +184,8 @@ class Role(Configurable, ABC):
         """Run one task on its worker, from the first message to the last.
 
         Called on a job of its own. Whatever it raises ends the task: ``WorkerLostError`` and
-        ``TaskTimeoutError`` have it tried again on another worker, others end the run.
-
-        Args:
-            control: The coordinator.
-            state: The task's state.
-            task: What the worker gets: the task, its ``<role>_id`` and ``resource_info``.
+        ``TaskTimeoutError`` have it tried again on another worker, others end the run. ``task`` is
+        what the worker gets: that of ``state``, with its ``<role>_id`` and ``resource_info``.
         """
 
     def go_on(self, control: TaskControl, state: TaskState) -> None:
@@ -204,7 +199,6 @@ class Role(Configurable, ABC):
         """Return whether a task can be assigned now, or again; the condition is held.
 
         Args:
-            state: The task.
             experiences: The open experiences by buffer id.
         """
         return True
@@ -261,7 +255,10 @@ class LearnerRole(Role):
         """Start a learner, lease it batch after batch until it is done, close it."""
         control.open_experience(state)
         try:
-            self._drive(control, state, task)
+            start = {"name": "learner_start_task", "task_info": task}
+            control.ask(state, start, "start_timeout_s")
+            control.deal_with_task_started(state)
+            self._train(control, state, is_done=False)
         finally:
             control.end_batch_leases(state)
 
@@ -281,12 +278,6 @@ class LearnerRole(Role):
             self._train(control, state, is_done)
         finally:
             control.end_batch_leases(state)
-
-    def _drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
-        start = {"name": "learner_start_task", "task_info": task}
-        control.ask(state, start, "start_timeout_s")
-        control.deal_with_task_started(state)
-        self._train(control, state, is_done=False)
 
     def _train(self, control: TaskControl, state: TaskState, is_done: bool) -> None:
         demand = None
@@ -350,7 +341,14 @@ class CollectorRole(Role):
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, take its reports until it is done, close it."""
         with _ending_grants(control, state):
-            self._drive(control, state, task)
+            with control.condition:
+                experience = control.experience_of(state)
+                if experience is not None and not state.is_evaluation:
+                    task = {**task, "columns": list(experience.columns)}
+            start = {"name": "collector_start_task", "task_info": task}
+            control.ask(state, start, "start_timeout_s")
+            control.deal_with_task_started(state)
+            self._collect(control, state)
 
     def go_on(self, control: TaskControl, state: TaskState) -> None:
         """As ``drive``, for a collector that collects already."""
@@ -364,16 +362,6 @@ class CollectorRole(Role):
                     experience.admit(state)
                     experience.take_report(state, answer)
             self._collect(control, state)
-
-    def _drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
-        with control.condition:
-            experience = control.experience_of(state)
-            if experience is not None and not state.is_evaluation:
-                task = {**task, "columns": list(experience.columns)}
-        start = {"name": "collector_start_task", "task_info": task}
-        control.ask(state, start, "start_timeout_s")
-        control.deal_with_task_started(state)
-        self._collect(control, state)
 
     def _collect(self, control: TaskControl, state: TaskState) -> None:
         control.deal_with_collecting()
@@ -414,9 +402,6 @@ def _ending_grants(control: TaskControl, state: TaskState) -> Iterator[None]:
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
     """Return the roles of a run by name; those first for which the others wait.
-
-    Args:
-        cfg: The compiled config.
 
     Raises:
         UnknownPluginError: nothing provides a role that ``system.roles`` names.

@@ -41,11 +41,6 @@ _log = logging.getLogger(__name__)
 class RunRecord:
     """Tasks, replay buffers, commander and counters of a run. The caller locks.
 
-    Args:
-        scheduler: Tasks, commander and replay buffers.
-        new_experience: Makes the replay buffer of a learner's task.
-        clock: Monotonic seconds.
-
     Attributes:
         learner_tasks: How many learner tasks have trained to their end.
         policy_lag: How old trained rows were, where that counts.

@@ -35,12 +35,7 @@ TASK_TIMEOUT_S = 600.0
 
 
 class WorkerPool:
-    """The joined workers, each idle or busy, and the time until each must be heard from.
-
-    Args:
-        lease_s: Silence after which a worker is lost.
-        clock: Monotonic seconds.
-    """
+    """The joined workers, each idle or busy, and the time until each must be heard from."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
         self._lease_s = lease_s
@@ -116,7 +111,6 @@ class StorageOutage:
 
     Args:
         limit_s: How long nothing may be stored before the run ends.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
@@ -166,12 +160,7 @@ class StorageOutage:
 
 
 class QuietWatch:
-    """Notices that a run makes no progress. The caller locks.
-
-    Args:
-        limit_s: For how long.
-        clock: Monotonic seconds.
-    """
+    """Notices that a run makes no progress for ``limit_s``. The caller locks."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self.limit_s = limit_s
@@ -195,14 +184,7 @@ class QuietWatch:
 
 
 class SchedulerState:
-    """Which task is where.
-
-    Args:
-        roles: The roles of the run by name.
-        commander: Produces tasks and is told of their end.
-        cfg: The section ``system.coordinator``.
-        clock: Monotonic seconds.
-    """
+    """Which task is where."""
 
     def __init__(
         self,
@@ -278,9 +260,8 @@ class SchedulerState:
         worker = None if task is None else self.pool.take("collector")
         if task is None or worker is None:
             return None, False
-        return self._give(
-            TaskState(task["task_id"], "collector", task, self._clock()), worker
-        ), False
+        state = TaskState(task["task_id"], "collector", task, self._clock())
+        return self._give(state, worker), False
 
     def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
         state.worker, state.phase = worker, TaskPhase.ASSIGNED
@@ -445,11 +426,14 @@ class SchedulerState:
 
     def learner_of(self, buffer_id: str) -> TaskState:
         """Return the task that has a buffer for itself; raises LookupError."""
-        queued = (state for queue in self._queues.values() for state in queue)
-        for state in (*self.running.values(), *queued):
+        for state in (*self.running.values(), *self._queued):
             if state.buffer_id == buffer_id and "replay_buffer_cfg" in state.task:
                 return state
         raise LookupError(f"no task has the buffer {buffer_id}")
+
+    @property
+    def _queued(self) -> list[TaskState]:
+        return [state for queue in self._queues.values() for state in queue]
 
     def close_experiences(self) -> list[Experience]:
         """Forget the experiences that are open, but not what they count; return them."""
@@ -468,11 +452,10 @@ class SchedulerState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return commander, tasks and counts as plain data; experiences are saved beside it."""
-        queued = (state for queue in self._queues.values() for state in queue)
         return {
             "commander": capture(self.commander.state_dict()),
             "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
-            "queued": [msgspec.to_builtins(_record(state)) for state in queued],
+            "queued": [msgspec.to_builtins(_record(state)) for state in self._queued],
             "ended_env_steps": self._ended_env_steps,
             "episodes": self.episodes,
             "ended_counts": msgspec.to_builtins(self._ended_counts),
@@ -531,17 +514,7 @@ class SchedulerState:
         self.end(state, TaskPhase.LOST, WorkerLostError(text, reason=LEFT))
 
     def _restore(self, record: TaskRecord) -> TaskState:
-        state = TaskState(
-            record.task_id,
-            record.role,
-            record.task,
-            self._clock(),
-            attempt=record.attempt,
-            mark=record.mark,
-            env_steps=record.env_steps,
-            lost_env_steps=record.lost_env_steps,
-            payload_prefix=record.payload_prefix,
-        )
+        state = TaskState(**msgspec.structs.asdict(record), start_time=self._clock())
         self._queues[record.role].append(state)
         return state
 
@@ -552,9 +525,7 @@ class SchedulerState:
         self.running[state.task_id] = state
 
     def _find(self, task_id: str) -> TaskState:
-        queued = (state for queue in self._queues.values() for state in queue)
-        everywhere = (*self.running.values(), *queued)
-        for state in everywhere:
+        for state in (*self.running.values(), *self._queued):
             if state.task_id == task_id:
                 return state
         raise LookupError(f"there is no task {task_id}")
@@ -617,16 +588,8 @@ class SchedulerState:
 
 
 def _record(state: TaskState) -> TaskRecord:
-    return TaskRecord(
-        state.task_id,
-        state.role,
-        dict(state.task),
-        state.attempt,
-        state.payload_prefix,
-        state.mark,
-        state.env_steps,
-        state.lost_env_steps,
-    )
+    fields = {name: getattr(state, name) for name in TaskRecord.__struct_fields__}
+    return TaskRecord(**{**fields, "task": dict(state.task)})
 
 
 def _poison(state: TaskState, cause: DingError) -> PoisonTaskError:

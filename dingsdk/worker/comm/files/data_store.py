@@ -57,14 +57,12 @@ class FileDataStore(StepDataStore):
 
     Args:
         path: Folder that all workers share; see ``PrivateDir`` for what it must be.
-        max_payload_bytes: Largest payload to write or read.
         min_free_bytes: What to leave free on the disk.
         is_durable: Whether payloads survive a power cut (three times as slow).
         algorithm: Of the digests that readers compare payloads with: ``xxh3-128`` finds damage
             and mix-ups; ``sha256``, at a quarter of the speed, also what was made to look alike;
             ``head`` only finds other kinds, dtypes and shapes.
         pool_bytes: About how much of deleted files to keep, to be written again.
-        clock: Seconds, monotonic.
 
     Attributes:
         corrupt_count: Damaged payloads met.
@@ -206,13 +204,6 @@ class FileDataStore(StepDataStore):
         A file goes when it was without an owner at a sweep ``grace_s`` or more ago, too, by our
         own monotonic clock: times in the file system are another host's. Call it from one process
         only, the one that knows what is live.
-
-        Args:
-            is_live: Whether somebody may still announce or read a payload.
-            grace_s: At least the time from a payload's ``put`` to its announcement.
-
-        Returns:
-            Number of files deleted.
         """
         now = self._clock()
         since: dict[str, float] = {}

@@ -22,10 +22,8 @@ class FilePool:
     Nobody owns the pool: who takes a file renames it, and one of two wins.
 
     Args:
-        folder: Of the pool.
         limit: About how many files to keep.
         max_bytes: Largest file to keep.
-        clock: Seconds, monotonic.
     """
 
     def __init__(

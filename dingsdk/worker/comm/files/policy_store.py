@@ -105,7 +105,6 @@ class FilePolicyStore(PolicyStore):
             open is closed.
         keep_versions: How many versions stay: a reader that was told of one has as many
             publications of time to open it, and a damaged one has others to fall back to.
-        max_policy_bytes: Largest version to write or read.
         min_free_bytes: What to leave free on the disk.
         is_durable: Whether a published version survives a power cut. Not needed to resume: a
             learner publishes again what it resumes from.

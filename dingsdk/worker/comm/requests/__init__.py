@@ -5,54 +5,34 @@ A transport adds the connection (a ``Link``) and the server that accepts it; ``R
 The secret that both sides prove to know is in here as well.
 """
 
-from dingsdk.data.secret import (
-    FILE_NAME,
-    FILE_VARIABLE,
-    VARIABLE,
-    Secret,
-    create_secret,
-    find_secret,
-    named_secret,
-)
-from dingsdk.worker.comm.requests.epoch import EPOCH_FILE, begin_epoch
-from dingsdk.worker.comm.requests.handler import RequestHandler
-from dingsdk.worker.comm.requests.link import (
-    Answer,
-    ForeignAnswerError,
-    Link,
-    LinkError,
-    answer_of,
-    error_answer,
-)
-from dingsdk.worker.comm.requests.master_end import AbandoningMasterEnd, RequestMasterEnd, Server
-from dingsdk.worker.comm.requests.messages import BODIES, OVERHEAD_BYTES, Request, decode_request
-from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
-from dingsdk.worker.comm.requests.transport import RequestTransport
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BODIES",
-    "EPOCH_FILE",
-    "FILE_NAME",
-    "FILE_VARIABLE",
-    "OVERHEAD_BYTES",
-    "VARIABLE",
-    "AbandoningMasterEnd",
-    "Answer",
-    "ForeignAnswerError",
-    "Link",
-    "LinkError",
-    "Request",
-    "RequestHandler",
-    "RequestMasterEnd",
-    "RequestSlaveEnd",
-    "RequestTransport",
-    "Secret",
-    "Server",
-    "answer_of",
-    "begin_epoch",
-    "create_secret",
-    "decode_request",
-    "error_answer",
-    "find_secret",
-    "named_secret",
-]
+from dingsdk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dingsdk.data.secret import FILE_NAME as FILE_NAME
+    from dingsdk.data.secret import FILE_VARIABLE as FILE_VARIABLE
+    from dingsdk.data.secret import VARIABLE as VARIABLE
+    from dingsdk.data.secret import Secret as Secret
+    from dingsdk.data.secret import create_secret as create_secret
+    from dingsdk.data.secret import find_secret as find_secret
+    from dingsdk.data.secret import named_secret as named_secret
+    from dingsdk.worker.comm.requests.epoch import EPOCH_FILE as EPOCH_FILE
+    from dingsdk.worker.comm.requests.epoch import begin_epoch as begin_epoch
+    from dingsdk.worker.comm.requests.handler import RequestHandler as RequestHandler
+    from dingsdk.worker.comm.requests.link import Answer as Answer
+    from dingsdk.worker.comm.requests.link import ForeignAnswerError as ForeignAnswerError
+    from dingsdk.worker.comm.requests.link import Link as Link
+    from dingsdk.worker.comm.requests.link import LinkError as LinkError
+    from dingsdk.worker.comm.requests.link import answer_of as answer_of
+    from dingsdk.worker.comm.requests.link import error_answer as error_answer
+    from dingsdk.worker.comm.requests.master_end import RequestMasterEnd as RequestMasterEnd
+    from dingsdk.worker.comm.requests.master_end import Server as Server
+    from dingsdk.worker.comm.requests.messages import BODIES as BODIES
+    from dingsdk.worker.comm.requests.messages import OVERHEAD_BYTES as OVERHEAD_BYTES
+    from dingsdk.worker.comm.requests.messages import Request as Request
+    from dingsdk.worker.comm.requests.messages import decode_request as decode_request
+    from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd as RequestSlaveEnd
+    from dingsdk.worker.comm.requests.transport import RequestTransport as RequestTransport
+else:
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -114,14 +114,11 @@ class RequestHandler:
     """Handles one request a call, from any thread; reports to the listener.
 
     Args:
-        listener: Hears of joins, renewals and answers.
-        run: Id of the run.
         epoch: Number of this master's start in the run; messages of another are refused.
         max_bytes: The largest message.
         max_polls: Requests that may wait for tasks at the same time; the others are answered
             almost at once, so that waiting never takes the threads that answers need.
         lease_s: What workers are told when they join.
-        scheduler: Gives the conditions that requests wait on.
     """
 
     def __init__(

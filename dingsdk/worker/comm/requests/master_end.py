@@ -27,15 +27,7 @@ class Server(Protocol):
         """End all connections; return whether that was done in time."""
 
 
-class AbandoningMasterEnd(MasterEnd):
-    """A master's end that tests can cut workers off from."""
-
-    @abstractmethod
-    def abandon_worker(self, worker_id: str) -> None:
-        """Cut a worker off as if its host had died; it may join again."""
-
-
-class RequestMasterEnd(AbandoningMasterEnd):
+class RequestMasterEnd(MasterEnd):
     """Listens once opened; a transport says where, in ``listen``."""
 
     def __init__(self) -> None:
@@ -74,6 +66,7 @@ class RequestMasterEnd(AbandoningMasterEnd):
         self._opened().drop(worker_id, incarnation)
 
     def abandon_worker(self, worker_id: str) -> None:
+        """Cut a worker off as if its host had died; it may join again. For tests."""
         self._opened().abandon(worker_id, None, "abandoned")
 
     def close(self, timeout_s: float = 5.0) -> None:

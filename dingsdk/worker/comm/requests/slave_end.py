@@ -56,12 +56,9 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
     master skips what it has had.
 
     Args:
-        where: The master's address, for messages.
-        connect: Returns an unused connection to it.
         scheduler: Gives the time, and runs what sends answers.
         find_key: Returns what the connections prove with that they know the run's secret, None
             while there is none yet.
-        max_bytes: The largest message.
         request_timeout_s: Longest wait for an answer that is due at once; half of
             ``lost_after_s`` where that is less.
         lost_after_s: Silence after which the master counts as lost: no request that was sent

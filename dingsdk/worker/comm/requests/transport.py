@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dingsdk.worker.comm.requests.master_end import AbandoningMasterEnd
+from dingsdk.worker.comm.requests.master_end import RequestMasterEnd
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 from dingsdk.worker.comm.scheduler import Scheduler, ThreadScheduler
 from dingsdk.worker.comm.transport import MasterEnd, Place, SlaveEnd, Transport
@@ -26,7 +26,7 @@ class RequestTransport(Transport):
         super().__init__(cfg, run_dir)
         self._lock = threading.RLock()
         """Guards what is made when it is first asked for."""
-        self._masters: list[AbandoningMasterEnd] = []
+        self._masters: list[RequestMasterEnd] = []
         self._slaves: list[RequestSlaveEnd[Any]] = []
         self._scheduler = ThreadScheduler()
 
@@ -35,7 +35,7 @@ class RequestTransport(Transport):
         return self._scheduler
 
     @abstractmethod
-    def make_master_end(self) -> AbandoningMasterEnd:
+    def make_master_end(self) -> RequestMasterEnd:
         """Return a master's end, which is not open yet; the lock is held."""
 
     @abstractmethod
