@@ -42,11 +42,6 @@ def needed_order(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
 def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
     """Make all checks.
 
-    Args:
-        cfg: The compiled config.
-        classes: The classes of its parts by config path.
-        mode: ``serial`` or ``parallel``.
-
     Raises:
         ConfigError: of the first that fails.
     """

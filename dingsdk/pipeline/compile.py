@@ -23,15 +23,6 @@ from dingsdk.plugins import default_manager
 _log = logging.getLogger(__name__)
 
 _PARALLEL_KINDS = frozenset({"transports", "comm_collectors", "comm_learners"})
-_OWN_CLASSES = {
-    "env_manager": ("env_managers", "env_manager"),
-    "policy": ("policies", "policy"),
-    "learner": ("learners", "policy.learn.learner"),
-    "collector": ("collectors", "policy.collect.collector"),
-    "evaluator": ("evaluators", "policy.eval.evaluator"),
-    "buffer": ("buffers", "policy.other.replay_buffer"),
-}
-"""Kind and config path of the parts for which ``compile_config`` takes a class."""
 
 
 def compile_config(
@@ -97,14 +88,14 @@ def compile_config(
     if seed is not None:
         user["seed"] = seed
     given = {
-        "env_manager": env_manager,
-        "policy": policy,
-        "learner": learner,
-        "collector": collector,
-        "evaluator": evaluator,
-        "buffer": buffer,
+        ("env_managers", "env_manager"): env_manager,
+        ("policies", "policy"): policy,
+        ("learners", "policy.learn.learner"): learner,
+        ("collectors", "policy.collect.collector"): collector,
+        ("evaluators", "policy.eval.evaluator"): evaluator,
+        ("buffers", "policy.other.replay_buffer"): buffer,
     }
-    own = {_OWN_CLASSES[name]: cls for name, cls in given.items() if cls is not None}
+    own = {place: cls for place, cls in given.items() if cls is not None}
     for (_, path), cls in own.items():
         _section_at(user, path).setdefault("type", getattr(cls, "__name__", "own"))
 

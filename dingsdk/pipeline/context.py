@@ -179,7 +179,6 @@ class RunRecorder:
     """Collects the evaluations of a run, from any thread.
 
     Args:
-        clock: Monotonic seconds; replaced in tests.
         on_evaluation: Called with each evaluation, outside the lock.
     """
 
@@ -382,11 +381,21 @@ class RunContext:
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
 
-    def player_statuses(self, players: Mapping[str, PlayerProgress]) -> dict[str, PlayerStatus]:
-        """Return the field ``players`` of ``RunStatus``, the first player being the first."""
+    def known(self, players: Mapping[str, PlayerProgress]) -> dict[str, Any]:
+        """Return the fields of ``RunStatus`` that are known here; the first player comes first."""
+        train_iter = self.cfg.policy.learn.learner.train_iterations
         return {
-            player_id: self.recorder.progress_of(name, *players[player_id])
-            for player_id, name in _names_of(players).items()
+            "last_return": self.recorder.last_return,
+            "best_return": self.recorder.best_return,
+            "elapsed_s": self.recorder.elapsed_s,
+            "exploration": self.exploration,
+            "max_env_steps": self.cfg.system.max_env_steps,
+            "max_train_iter": None if train_iter >= NO_LIMIT else int(train_iter),
+            "goal": float(self.cfg.env.stop_value),
+            "players": {
+                player_id: self.recorder.progress_of(name, *players[player_id])
+                for player_id, name in _names_of(players).items()
+            },
         }
 
     def _player_results(self) -> dict[str, PlayerResult]:
@@ -398,15 +407,6 @@ class RunContext:
                 find_checkpoints(player_folder(self.run_dir, name)),
             )
             for player_id, name in _names_of(statuses).items()
-        }
-
-    def limits(self) -> dict[str, Any]:
-        """Return the fields of ``RunStatus`` that stay the same through the run."""
-        train_iter = self.cfg.policy.learn.learner.train_iterations
-        return {
-            "max_env_steps": self.cfg.system.max_env_steps,
-            "max_train_iter": None if train_iter >= NO_LIMIT else int(train_iter),
-            "goal": float(self.cfg.env.stop_value),
         }
 
     def why_end(self, env_steps: int, train_iter: int) -> Reason | None:

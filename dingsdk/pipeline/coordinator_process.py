@@ -9,7 +9,6 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,14 +18,13 @@ import msgspec
 
 from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import crashes_recorded, leave
+from dingsdk.pipeline.worker_process import HANDLED, crashes_recorded, leave
 from dingsdk.plugins import Snapshot
 
 if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 TELL_S = 0.2
-_HANDLED = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +102,8 @@ class Failed(Message, frozen=True):
     is_user_mistake: bool
 
 
-class Stop(Message, frozen=True):
-    """End the run as interrupted."""
-
-
 class End(Message, frozen=True):
-    """End the training for a reason."""
+    """End the training for a reason; the run at once where it is ``interrupted``."""
 
     reason: Reason
 
@@ -121,19 +115,10 @@ class Lose(Message, frozen=True):
     reason: str
 
 
-_MESSAGES = Opened | Told | Evaluated | Observed | Ending | Over | Failed | Stop | End | Lose
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_MESSAGES)
-
-
-def encode(message: Message) -> bytes:
-    """Return a message's bytes; what is no plain data in it is text then."""
-    return _encoder.encode(message)
-
-
-def decode(content: bytes) -> Message:
-    """Return the message."""
-    return _decoder.decode(content)
+_MESSAGES = Opened | Told | Evaluated | Observed | Ending | Over | Failed | End | Lose
+encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
+"""What is no plain data in a message is text then."""
+decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(_MESSAGES).decode
 
 
 def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:
@@ -160,10 +145,10 @@ class _Parent:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = decode(self._link.recv_bytes())
-                if isinstance(message, Stop):
-                    self.stop.set()
-                elif isinstance(message, End):
+                if isinstance(message, End):
                     self.reason = message.reason
+                    if message.reason == "interrupted":
+                        self.stop.set()
                 elif isinstance(message, Lose):
                     self.lost.put(message)
         os._exit(1)
@@ -224,15 +209,14 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
     parent = _Parent(link)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what it means
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     threading.Thread(target=parent.obey, name="parent-watch", daemon=True).start()
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(crashes_recorded(spec.crash_file))
+    try:
+        with crashes_recorded(spec.crash_file):
             _coordinate(spec, parent)
-        except BaseException as error:
-            parent.send(_failed(error))
-            return 1
+    except BaseException as error:
+        parent.send(_failed(error))
+        return 1
     return 0
 
 
@@ -248,13 +232,10 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
     manager.configure(cfg)
     manager.observers = _Observers(parent)  # type: ignore[assignment]
 
-    def tell(evaluation: Evaluation) -> None:
-        parent.send(Evaluated(evaluation))
-
     context = _Context(
         cfg=cfg,
         run_dir=spec.run_dir,
-        recorder=RunRecorder(on_evaluation=tell),
+        recorder=RunRecorder(on_evaluation=lambda each: parent.send(Evaluated(each))),
         stop=parent.stop,
         resumed=JournaledRun(spec.run_dir, dict(spec.cfg)) if spec.is_resumed else None,
         rejoin_s=spec.rejoin_s,

@@ -110,8 +110,6 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     Args:
         compiled: The compiled config; the env's spaces and the None values of ``policy.model``
             are filled in place.
-        classes: The classes of the parts by config path.
-        mode: ``serial`` or ``parallel``.
 
     Raises:
         ConfigError: a stated shape is not the env's, the policy cannot use its spaces, or it

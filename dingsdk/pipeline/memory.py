@@ -21,7 +21,6 @@ class MemoryWatch:
     """Watches the process that it is made in.
 
     Args:
-        worker_id: Named in warnings.
         limit_bytes: What the process and its children may take; None for any amount.
         clock: Monotonic seconds.
         read: Returns the bytes that the process and its children have in memory.

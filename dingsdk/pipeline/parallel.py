@@ -271,11 +271,14 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     Raises:
         ConfigError: the storage of the replay buffer holds no columns.
     """
-    if cfg.policy.on_policy:
-        return _on_policy_config(cfg, run_dir)
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
     learn, collect = cfg.policy.learn, cfg.policy.collect
     changes: dict[str, Any] = {"exp_name": str(run_dir)}
+    if cfg.policy.on_policy:  # its learner stores some collects
+        size = max(4 * collect.n_sample, buffer_cfg.replay_buffer_size)
+        own = {"replay_buffer_size": size, "limiter": {"type": "min_size"}}
+        changes["policy"] = {"other": {"replay_buffer": own}}
+        return to_easydict(deep_merge_dicts(cfg, changes))
     storage = (buffer_cfg.get("storage") or {}).get("type")
     if storage == "object":
         raise ConfigError(
@@ -304,14 +307,6 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
             "error_buffer": per_insert * slack_rows,
         }
         changes["policy"] = {"other": {"replay_buffer": {"limiter": limiter}}}
-    return to_easydict(deep_merge_dicts(cfg, changes))
-
-
-def _on_policy_config(cfg: Any, run_dir: Path) -> Any:
-    """Return the config of an on-policy run for workers: its learner stores some collects."""
-    size = max(4 * cfg.policy.collect.n_sample, cfg.policy.other.replay_buffer.replay_buffer_size)
-    buffer = {"replay_buffer_size": size, "limiter": {"type": "min_size"}}
-    changes = {"exp_name": str(run_dir), "policy": {"other": {"replay_buffer": buffer}}}
     return to_easydict(deep_merge_dicts(cfg, changes))
 
 
@@ -362,13 +357,7 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: R
 
 
 class _TbLoggers:
-    """The tensorboard files of a run's players, each made when it is first needed.
-
-    Args:
-        run_dir: The run folder.
-        first: That of the first player, and of the run.
-        stack: Closes the others.
-    """
+    """The tensorboard files of a run's players, each made when it is first needed."""
 
     def __init__(self, run_dir: Path, first: TensorboardLogger, stack: ExitStack) -> None:
         self._run_dir, self._stack = run_dir, stack
@@ -525,8 +514,8 @@ def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:
 
 
 def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
-    now, recorder = coordinator.status(), context.recorder
-    tasks = coordinator.running_tasks()
+    now, tasks = coordinator.status(), coordinator.running_tasks()
+    capacity = context.cfg.policy.other.replay_buffer.replay_buffer_size
     for each in tasks:
         if each.kind == "collector":
             section = each.task.get("collector_cfg") or {}
@@ -534,13 +523,9 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
     return RunStatus(
         env_steps=now.env_steps,
         train_iter=now.train_iter,
-        last_return=recorder.last_return,
-        best_return=recorder.best_return,
         buffer_fill=now.buffer_count,
-        buffer_capacity=context.cfg.policy.other.replay_buffer.replay_buffer_size
-        * max(1, len(now.players)),
+        buffer_capacity=capacity * max(1, len(now.players)),
         workers=sum(now.workers.values()),
-        elapsed_s=recorder.elapsed_s,
         held_up_by=now.held_up_by,
         samples=now.samples,
         tasks=tuple(_task_status(each, now.paces) for each in tasks),
@@ -549,9 +534,7 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
             WorkerStatus(info.worker_id, info.role, lease_s) for info, lease_s in now.leases
         ),
         loss=now.loss,
-        exploration=context.exploration,
-        players=context.player_statuses(now.players),
-        **context.limits(),
+        **context.known(now.players),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dingsdk.config import load_config, to_easydict
-from dingsdk.data.pytree import to_tensor
+from dingsdk.data.pytree import map_leaves, to_tensor
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvFn
 from dingsdk.envs.players import player_num, space_of_player
@@ -210,7 +211,7 @@ class SavedPolicy:
         elif mode.forward_batch is not None:
             actions = mode.forward_batch(columns, ids, **setting)["action"]
         else:
-            by_id = {i: _row(columns, i) for i in ids}
+            by_id = {i: map_leaves(itemgetter(i), columns) for i in ids}
             if deterministic or self._has_tensor_obs:
                 by_id = to_tensor(by_id, dtype=torch.float32)
             found = mode.forward(by_id, **setting)
@@ -301,16 +302,6 @@ def _as_columns(space: Any, obs: Any, key: str) -> tuple[Any, int | None]:
     return (cast[None], None) if is_single else (cast, len(cast))
 
 
-def _row(columns: Any, index: int) -> Any:
-    if isinstance(columns, Mapping):
-        return {name: _row(column, index) for name, column in columns.items()}
-    return columns[index]
-
-
 def _misfit(key: str, expected: str, found: str) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"predict: {key} is {found}, expected {expected}",
-        key=key,
-        expected=expected,
-        found=found,
-    )
+    text = f"predict: {key} is {found}, expected {expected}"
+    return SchemaMismatchError(text, key=key, expected=expected, found=found)

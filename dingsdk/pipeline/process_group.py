@@ -100,9 +100,6 @@ class Deaths:
 class WorkerProcess:
     """A worker's process, started by ``spawn``, and the link to it.
 
-    Args:
-        spec: What it is told.
-
     Raises:
         ConfigError: the config cannot be handed to another process.
     """
@@ -218,12 +215,9 @@ class ProcessWorkers(WorkerGroup):
     either.
 
     Args:
-        cfg: The config as workers get it.
-        run_dir: The run folder.
         workers: Role and id of each.
         master: The run's ``Master``, or an object with the same two members. Its ``lose``
             is called for each death, so that no lease has to run out.
-        clock: Monotonic seconds.
         start: Starts a process.
 
     Attributes:

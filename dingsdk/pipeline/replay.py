@@ -52,7 +52,6 @@ def replay(
 
     Args:
         run: Folder of a run with ``system.record_schedule``.
-        announce: As for ``train``.
 
     Raises:
         CheckpointMissingError: it has no schedule or no checkpoint.

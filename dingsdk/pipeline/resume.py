@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -53,7 +53,9 @@ from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, check_run_f
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
-from dingsdk.worker.sample_counts import SampleCounts
+
+if TYPE_CHECKING:
+    from dingsdk.pipeline.serial import Team, Workers
 
 RESUME_FOLDER = "resume"
 STATE_NAME = "state.safetensors"
@@ -78,33 +80,6 @@ _KEPT = 2
 _AUTO_S = 60.0
 _AUTO_SHARE = 0.02
 _log = logging.getLogger(__name__)
-
-
-class Workers(Protocol):
-    """The parts of a serial run whose state is saved."""
-
-    learner: Any
-    collector: Any
-    evaluator: Any
-    buffer: Any
-    commander: Any
-    updates_left: int
-    collected: int
-    trained: int
-    evicted_before: Counter[str]
-
-    def samples(self) -> SampleCounts:
-        """What became of the samples."""
-
-
-class Team(Protocol):
-    """The players of a serial run, those of the first one first."""
-
-    @property
-    def members(self) -> Sequence[Workers]:
-        """Their parts."""
-
-    turn: int
 
 
 class _PlayerState(msgspec.Struct, kw_only=True):
@@ -321,10 +296,6 @@ def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, 
 class RunSaver:
     """Saves a serial run on schedule.
 
-    Args:
-        context: The run.
-        team: Its players.
-
     Attributes:
         inexact: What a resumed run will not do exactly as the uninterrupted one, a line each.
     """
@@ -337,7 +308,7 @@ class RunSaver:
         self._last = max((_number(path) for path in _saves(self._folder)), default=0)
         self._due_at = time.monotonic() + self._pause(0.0)
         self._resumes: list[dict[str, Any]] = []
-        self._saved_at: tuple[int, ...] = ()
+        self._saved_at: list[int] = []
         self.inexact = () if self._every is None else tuple(_inexact(context.cfg, team.members[0]))
 
     def save_if_due(self) -> None:
@@ -347,18 +318,10 @@ class RunSaver:
 
     def save(self) -> None:
         """Save now, unless that is off, or was done when the run was where it is."""
-        place = (
-            *(
-                int(number)
-                for each in self._team.members
-                for number in (
-                    each.learner.train_iter,
-                    each.collector.envstep,
-                    each.updates_left,
-                )
-            ),
-            len(self._context.recorder.all_evaluations),
-        )
+        place = [len(self._context.recorder.all_evaluations)]
+        for each in self._team.members:
+            counts = (each.learner.train_iter, each.collector.envstep, each.updates_left)
+            place += map(int, counts)
         if self._every is None or place == self._saved_at:
             return
         began = time.monotonic()
@@ -371,11 +334,9 @@ class RunSaver:
         self._due_at = now + self._pause(now - began)
 
     def _pause(self, took_s: float) -> float:
-        if self._every is None:
-            return float("inf")
         if self._every == "auto":
             return max(_AUTO_S, took_s / _AUTO_SHARE)
-        return float(self._every)
+        return float("inf") if self._every is None else float(self._every)
 
     def _write(self, number: int) -> None:
         path = self._folder / f"{number:06d}"
@@ -510,13 +471,9 @@ def _env_of(worker: Any) -> Any:
 
 
 def _envs_state(worker: Any) -> dict[str, Any] | None:
-    env = _env_of(worker)
-    if env is None:
-        return None
-    try:
-        state: dict[str, Any] = env.get_state()
-    except NotSavableError:
-        return None
+    env, state = _env_of(worker), None
+    with contextlib.suppress(NotSavableError):
+        state = None if env is None else env.get_state()
     return state
 
 

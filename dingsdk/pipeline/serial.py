@@ -52,7 +52,7 @@ _VALIDATE_S = 5.0
 
 
 @dataclass(slots=True)
-class _Workers:
+class Workers:
     """What trains one player; a serial run is made of one or several."""
 
     player_id: str
@@ -100,11 +100,11 @@ class Team:
         turn: Index of the one that collects and trains next.
     """
 
-    members: list[_Workers]
+    members: list[Workers]
     turn: int = 0
 
     @property
-    def current(self) -> _Workers:
+    def current(self) -> Workers:
         """The one whose turn it is."""
         return self.members[self.turn]
 
@@ -221,7 +221,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
         team.advance()
 
 
-def _update(context: RunContext, workers: _Workers) -> None:
+def _update(context: RunContext, workers: Workers) -> None:
     """Make the updates that are left, as many as the run's limit allows, unless it is to stop."""
     learner, buffer = workers.learner, workers.buffer
     last_iter = context.cfg.policy.learn.learner.train_iterations
@@ -244,7 +244,7 @@ def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reas
     return "stop_value" if any(are_reached) else reason
 
 
-def _evaluate(context: RunContext, workers: _Workers) -> bool:
+def _evaluate(context: RunContext, workers: Workers) -> bool:
     """Evaluate a player; return whether that ends the run, as only the first one can."""
     train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
     is_reached, info = workers.evaluator.eval(workers.learner.save_checkpoint, train_iter, envstep)
@@ -252,7 +252,7 @@ def _evaluate(context: RunContext, workers: _Workers) -> bool:
     return bool(is_reached) and workers.player is None
 
 
-def _evaluate_last(context: RunContext, workers: _Workers) -> bool:
+def _evaluate_last(context: RunContext, workers: Workers) -> bool:
     """Evaluate what the limit left, unless that was just done."""
     evaluations = context.recorder.of(workers.player)
     if evaluations and evaluations[-1].train_iter == workers.learner.train_iter:
@@ -269,7 +269,7 @@ def _save_after_failure(learner: Any) -> None:
 
 
 def _status(context: RunContext, team: Team) -> RunStatus:
-    recorder, members = context.recorder, team.members
+    members = team.members
     players = {
         each.player_id: PlayerProgress(int(each.learner.train_iter), int(each.collector.envstep))
         for each in members
@@ -277,17 +277,11 @@ def _status(context: RunContext, team: Team) -> RunStatus:
     return RunStatus(
         env_steps=team.env_steps,
         train_iter=team.train_iter,
-        last_return=recorder.last_return,
-        best_return=recorder.best_return,
         buffer_fill=sum(each.buffer.count() for each in members),
         buffer_capacity=sum(each.buffer.replay_buffer_size for each in members),
-        workers=1,
-        elapsed_s=recorder.elapsed_s,
         samples=team.samples(),
         loss=members[0].learner.loss,
-        exploration=context.exploration,
-        players=context.player_statuses(players) if len(members) > 1 else {},
-        **context.limits(),
+        **context.known(players if len(members) > 1 else {}),
     )
 
 
@@ -306,7 +300,7 @@ def _build(context: RunContext, stack: ExitStack) -> Team:
     return Team(members)
 
 
-def _build_player(context: RunContext, cfg: Any, player: str | None, stack: ExitStack) -> _Workers:
+def _build_player(context: RunContext, cfg: Any, player: str | None, stack: ExitStack) -> Workers:
     """Build the parts of one player: None for the first, or the only one."""
     folder = player_folder(context.run_dir, player)
     exp_name, policy_cfg = str(folder), cfg.policy
@@ -351,7 +345,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         buffer_cfg.storage = reopening_storage(buffer_cfg.storage)
     buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
     stack.callback(buffer.close)
-    return _Workers(
+    return Workers(
         player_id=player or "",
         player=player,
         learner=learner,
@@ -404,7 +398,6 @@ def make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
     """Build a manager of ``count`` envs, not launched yet.
 
     Args:
-        cfg: The compiled config.
         role: Branch of the seed tree, see ``seed_envs``.
         count: How many envs, >= 1.
     """

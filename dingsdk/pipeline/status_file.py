@@ -53,8 +53,6 @@ class StatusFile:
     A file that cannot be written is named once in the log; the run goes on.
 
     Args:
-        context: The run.
-        mode: Its mode.
         clock: Seconds since 1970.
     """
 

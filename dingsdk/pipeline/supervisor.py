@@ -32,12 +32,12 @@ from dingsdk.pipeline.coordinator_process import (
     Observed,
     Opened,
     Over,
-    Stop,
     Told,
     coordinator_main,
     decode,
     encode,
 )
+from dingsdk.pipeline.parallel import remove_served, worker_config
 from dingsdk.pipeline.process_group import (
     KILL_S,
     Deaths,
@@ -48,6 +48,7 @@ from dingsdk.pipeline.process_group import (
     take_crash_report,
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
+from dingsdk.pipeline.worker import make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker.comm.transport import Transport
 
@@ -103,12 +104,7 @@ class _Joined:
 
 
 class Supervisor:
-    """Starts the processes of one run, and sees it to its end.
-
-    Args:
-        context: The run.
-        clock: Monotonic seconds.
-    """
+    """Starts the processes of one run, and sees it to its end."""
 
     def __init__(self, context: RunContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
@@ -139,20 +135,17 @@ class Supervisor:
             while self._over is None:
                 self._look()
         except BaseException:
-            self._send(Stop())
+            self._send(End("interrupted"))
             raise
         finally:
             self._close()
-        over = self._over
-        status = over.status
-        context.status = lambda: status
-        result = context.finish(over.reason, "parallel", status.env_steps, status.train_iter)
-        return replace(result, elapsed_s=over.elapsed_s, policy_lag=status.policy_lag)
+        over, self._status = self._over, self._over.status
+        steps = (self._status.env_steps, self._status.train_iter)
+        result = context.finish(over.reason, "parallel", *steps)
+        return replace(result, elapsed_s=over.elapsed_s, policy_lag=self._status.policy_lag)
 
     def _launch(self) -> None:
         """Start what the processes need, where the transport brings it along."""
-        from dingsdk.pipeline.worker import make_transport, transport_class, worker_ids
-
         if transport_class(self._cfg).starts_workers:
             transport = self._transport = make_transport(self._cfg, self._context.run_dir)
             transport.launch(worker_ids(self._cfg))
@@ -180,12 +173,11 @@ class Supervisor:
         now = self._clock()
         if self._stopped_at is None:
             self._stopped_at = now
-            coordinator.send(Stop())
+            coordinator.send(End("interrupted"))
         is_dead = coordinator.process.exitcode is not None
         is_late = now - self._stopped_at > INTERRUPTED_CLOSE_S[0]
         if is_dead or is_late or not self._context.has_begun:
-            elapsed_s = self._status.elapsed_s
-            self._over = Over("interrupted", elapsed_s, self._status)
+            self._over = Over("interrupted", self._status.elapsed_s, self._status)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Opened):
@@ -232,9 +224,6 @@ class Supervisor:
             return
         if self._workers is not None:
             self._workers.close(INTERRUPTED_CLOSE_S[1])  # they cannot find the new address
-        from dingsdk.pipeline.parallel import worker_config
-        from dingsdk.pipeline.worker import worker_ids
-
         cfg = worker_config(context.cfg, context.run_dir)
         start = WorkerProcess if self._transport is None else self._transport.start_worker
         self._workers = ProcessWorkers(
@@ -272,8 +261,6 @@ class Supervisor:
                 traceback=take_crash_report(self._crash_file),
             )
         _log.warning("the coordinator died: %s; another one goes on", reason)
-        from dingsdk.pipeline.worker import transport_class
-
         section = transport_class(self._cfg).section_at(self._cfg.system.transport, self._address)
         self._cfg.system.transport.update(section)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
@@ -296,25 +283,18 @@ class Supervisor:
             self._workers.close(workers_s)
         take_crash_report(self._crash_file)  # a file with a report stays
         if not context.has_begun and context.resumed is None:
-            self._remove()
+            # What a coordinator left that was ended before it began.
+            with Folder(context.run_dir) as folder:
+                folder.remove_tree(JOURNAL_FOLDER)
+            self._leave_data()
         elif code != 0:
             self._leave_data()
         if self._transport is not None:
             self._transport.close()
-        from dingsdk.pipeline.parallel import remove_served
-
         remove_served(context.run_dir)
-
-    def _remove(self) -> None:
-        """Remove what a coordinator left that was ended before it began."""
-        with Folder(self._context.run_dir) as folder:
-            folder.remove_tree(JOURNAL_FOLDER)
-        self._leave_data()
 
     def _leave_data(self) -> None:
         """Do with the run's data what a coordinator that was killed did not live to do."""
-        from dingsdk.pipeline.worker import make_transport
-
         with suppress(DingError):
             transport = make_transport(self._cfg, self._context.run_dir)
             transport.close()

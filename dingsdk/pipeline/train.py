@@ -181,12 +181,9 @@ def run_coordinator(
     """Train with workers that come by themselves; returns as ``train`` does.
 
     Args:
-        cfg: The compiled config.
         run_dir: Folder of the run that all workers share: a new one, or that of the same run,
             whose coordinator was killed or stopped; the run goes on then.
         on_address: Called with the address that workers dial, and what else they need.
-        progress: As for ``train``.
-        announce: As for ``train``.
 
     Raises:
         ConfigError: the transport reaches no workers outside this process, or the folder's run
@@ -218,8 +215,6 @@ def run_pipeline(
     Args:
         context: The run; its recorder is replaced.
         mode: As for ``train``, like the rest.
-        progress: Makes the live progress.
-        announce: Takes a line for the user when a signal arrives.
 
     Raises:
         DingError: as for ``train``.

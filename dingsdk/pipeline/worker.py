@@ -55,8 +55,6 @@ def place_of(
     """Return where the workers run: what the config says, else the transport's first choice.
 
     Args:
-        transport_cls: Class of the run's transport.
-        section: ``system.transport``.
         is_elsewhere: Whether the user starts the workers, which makes them processes.
 
     Raises:
@@ -115,10 +113,7 @@ def run_worker(
     the middle of one where another worker goes on from there.
 
     Args:
-        role: Name of its role.
-        cfg: The compiled config.
         address: The coordinator's.
-        worker_id: Unique in the run.
         run_dir: Folder for logs and checkpoints, and what the transport keeps in files; all
             workers of a run share it.
         stop: Set to make it leave.

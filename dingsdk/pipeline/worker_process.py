@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,7 +33,7 @@ UNGUARDED_TEXT = (
 )
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
-_HANDLED = {signal.SIGINT, signal.SIGTERM}
+HANDLED = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     watch = threading.Thread(
         target=_obey, args=(link, stop, is_at_work), name="parent-watch", daemon=True
     )
@@ -130,9 +129,8 @@ def work(
     Returns:
         The exit code of such a process.
     """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(crashes_recorded(spec.crash_file))
+    try:
+        with crashes_recorded(spec.crash_file):
             from dingsdk.config import to_easydict
             from dingsdk.pipeline.worker import run_worker
             from dingsdk.plugins import default_manager
@@ -148,16 +146,16 @@ def work(
                 stop,
                 lambda: tell({"event": "joined"}),
             )
-        except BaseException as error:
-            tell(
-                {
-                    "event": "failed",
-                    "text": f"{type(error).__name__}: {error}",
-                    "traceback": "".join(traceback.format_exception(error)),
-                    "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
-                }
-            )
-            return 1
+    except BaseException as error:
+        tell(
+            {
+                "event": "failed",
+                "text": f"{type(error).__name__}: {error}",
+                "traceback": "".join(traceback.format_exception(error)),
+                "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
+            }
+        )
+        return 1
     return OUT_OF_MEMORY if should_restart else 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.serial import Team, _run, _Workers
+from dingsdk.pipeline.serial import Team, Workers, _run
 
 N_SAMPLE = 4
 SETTING = {"eps": 0.5}
@@ -94,7 +94,7 @@ def parts(tmp_path: Path) -> Parts:
 
 
 def run(parts: Parts, *, on_policy: bool = False, saver: Any = None) -> str:
-    only = _Workers(
+    only = Workers(
         player_id="",
         player=None,
         learner=parts,
