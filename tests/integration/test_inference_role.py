@@ -13,7 +13,7 @@ import pytest
 
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import compile_run, train
-from dingsdk.worker.inference.messages import FOLDER
+from dingsdk.worker.inference.client import FOLDER
 
 from .process_cluster import ProcessCluster
 from .short_runs import QUICK

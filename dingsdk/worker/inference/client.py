@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +13,14 @@ from typing import Any
 from dingsdk.data.files import PrivateDir
 from dingsdk.data.secret import find_secret
 from dingsdk.errors import DingError
-from dingsdk.worker.inference.messages import (
-    FOLDER,
-    GREETING_S,
-    KIND,
-    MAX_BYTES,
-    SUFFIX,
-    Act,
-    Acted,
-    NotActed,
-)
-from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, parse_address
+from dingsdk.worker.replay_server.link import Head, Link, decode_value, encode_value
 
+FOLDER = "inference"
+"""Folder of a run with the secret, and a file ``<server>.address`` a server."""
+SUFFIX = ".address"
+MAX_BYTES = 256 << 20
+"""Of observations or actions in one message."""
+KIND = "inference"
 ANSWER_S = 1.0
 """How long a server may take, before the collector acts by itself."""
 RETRY_S = 1.0
@@ -34,6 +29,29 @@ RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 
 Acting = Callable[..., dict[str, Any]]
+
+
+class Act(Head, frozen=True):
+    """Act on the observations of the frame, for a collector.
+
+    ``is_exact`` asks for just this version of the policy; else any newer one will do.
+    """
+
+    policy_id: str
+    version: int
+    is_exact: bool
+
+
+class Acted(Head, frozen=True):
+    """The frame has the actions, of this version of the policy."""
+
+    version: int
+
+
+class NotActed(Head, frozen=True):
+    """The server has no such policy, or it raised: the collector is to act by itself."""
+
+    text: str
 
 
 class InferenceClient:
@@ -128,14 +146,8 @@ class InferenceClient:
             if not names or secret is None:
                 return None
             name = names[zlib.crc32(self._name.encode()) % len(names)]
-            address = parse_address(bytes(folder.read(name, 100)).decode())
-        link = Link(socket.create_connection(address, ANSWER_S), MAX_BYTES)
-        try:
-            link.greet(secret, self._id, GREETING_S)
-        except BaseException:
-            link.close()
-            raise
-        return link
+            address = bytes(folder.read(name, 100)).decode()
+        return Link.to_server(address, secret, self._id, MAX_BYTES, ANSWER_S)
 
     def _hang_up(self, error: Exception) -> None:
         if self._has_answered:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import queue
 import socket
 import threading
@@ -19,13 +18,12 @@ from dingsdk.data.connections import Connections
 from dingsdk.data.files import PrivateDir
 from dingsdk.data.pytree import flatten
 from dingsdk.data.secret import create_secret
-from dingsdk.errors import AuthError, DingError, ProtocolError
+from dingsdk.errors import ProtocolError
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.comm.transport import PolicyStore
-from dingsdk.worker.inference.messages import (
+from dingsdk.worker.inference.client import (
     FOLDER,
-    GREETING_S,
     KIND,
     MAX_BYTES,
     SUFFIX,
@@ -35,6 +33,7 @@ from dingsdk.worker.inference.messages import (
 )
 from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, format_address
 
+GREETING_S = 5.0
 POLL_S = 0.2
 MESSAGE_S = 5.0
 """How long a message may take, once it has begun."""
@@ -46,8 +45,6 @@ KEPT_VERSIONS = 4
 CLOSE_S = 5.0
 MOST_COLLECTORS = 4096
 _STATE = "state"
-
-_log = logging.getLogger(__name__)
 
 
 class _Request(NamedTuple):
@@ -135,7 +132,7 @@ class InferenceServer:
         self._folder.close()
 
     def _read(self, link: Link) -> None:
-        try:
+        with link.served():
             link.welcome(self._secret, GREETING_S)
             while not self._stop.is_set():
                 head, frame = link.receive(Act, MESSAGE_S, IDLE_S)
@@ -143,12 +140,6 @@ class InferenceServer:
                 obs, setting = asked["obs"], asked["setting"]
                 rows = len(flatten(obs)[0][1])
                 self._requests.put(_Request(link, head, obs, setting, rows))
-        except AuthError as error:
-            _log.warning("a connection was refused: %s", error)
-        except OSError as error:
-            _log.debug("a connection ended: %s", error)
-        except (DingError, KeyError, TypeError, IndexError) as error:
-            _log.warning("a connection was closed: %s", error)
 
     def _take(self) -> list[_Request]:
         """Return all requests that wait, waiting a while for the first."""

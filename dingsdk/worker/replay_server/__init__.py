@@ -13,7 +13,7 @@ from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_server.client import ReplayClient as ReplayClient
-    from dingsdk.worker.replay_server.section import ReplayServerSection as ReplayServerSection
     from dingsdk.worker.replay_server.server import ReplayServer as ReplayServer
+    from dingsdk.worker.replay_server.server import ReplayServerSection as ReplayServerSection
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dingsdk import errors
-from dingsdk.data import (
-    Buffer,
-    PrivateDir,
-    SampleBatch,
-    Secret,
-    find_secret,
-    named_secret,
-)
+from dingsdk.data import Buffer, PrivateDir, SampleBatch, Secret, find_secret, named_secret
 from dingsdk.errors import (
     AuthError,
     BufferFullError,
@@ -64,7 +56,9 @@ class ReplayClient:
 
     A call whose connection is lost connects again and is repeated until ``timeout_s`` is over. An
     insert is repeated under its number, and done once. A sample whose answer was lost is drawn
-    anew, and counts twice with the limiter.
+    anew, and counts twice with the limiter. Every call may raise ServerLostError (also a
+    ConnectionError), where no server answers in time, AuthError where it has another secret,
+    ProtocolError where something else listens, and ClosedError after :meth:`close`.
 
     Example:
         >>> with ReplayClient("127.0.0.1:7000", "replay") as client:
@@ -82,10 +76,6 @@ class ReplayClient:
     Raises:
         AuthError: there is no secret.
         ProtocolError: it is no address, or there is neither address nor folder.
-
-    Each call connects first where that is needed, and then raises ServerLostError (also a
-    ConnectionError) where no server answers in time, AuthError where it has another secret, and
-    ProtocolError where something else listens.
     """
 
     def __init__(
@@ -122,8 +112,7 @@ class ReplayClient:
             BufferFullError: the limiter did not admit them in time; nothing was inserted.
             SchemaMismatchError: they do not fit; nothing was inserted.
             StorageFullError: the server's disk is full; nothing was inserted.
-            ServerLostError: the server cannot be reached; whether they were inserted is not known.
-            ClosedError: the client is closed.
+            ServerLostError: whether they were inserted is not known.
         """
         frame = encode_value(ROWS_KIND, rows)
         with self._lock:
@@ -150,7 +139,6 @@ class ReplayClient:
 
         Raises:
             ConfigError: the size is negative.
-            ServerLostError, ClosedError: as ``insert``.
         """
         size = checked_size(size)
         deadline = time.monotonic() + timeout_s
@@ -172,16 +160,11 @@ class ReplayClient:
 
         Raises:
             InvalidPriorityError: one of them is malformed; nothing was changed.
-            ServerLostError, ClosedError: as ``insert``.
         """
         self._call(Update(), encode_value(INFO_KIND, dict(info)))
 
     def stats(self) -> dict[str, int]:
-        """Return the counts of ``BufferStats``: ``pushed`` is ``count`` and what left, by reason.
-
-        Raises:
-            ServerLostError, ClosedError: as ``insert``.
-        """
+        """Return the counts of ``BufferStats``."""
         _, frame = self._call(Ask())
         return dict(decode_value(INFO_KIND, frame))
 
@@ -190,7 +173,6 @@ class ReplayClient:
 
         Raises:
             StorageFullError, RunFolderError: it cannot be written.
-            ServerLostError, ClosedError: as ``insert``.
         """
         self._call(Save(), wait_s=timeout_s)
 
@@ -237,8 +219,9 @@ class ReplayClient:
                 pause_s = min(PAUSE_S[1], 2 * pause_s)
                 pause_s *= random.uniform(0.5, 1.0)
                 if time.monotonic() + pause_s >= deadline:
+                    where = f"at {self.address}" if self.address else f"of {self._path}"
                     raise ServerLostError(
-                        f"the replay server {self._name_of_server()} cannot be reached: {error}",
+                        f"the replay server {where} cannot be reached: {error}",
                         address=self.address,
                     ) from error
                 time.sleep(pause_s)
@@ -253,19 +236,10 @@ class ReplayClient:
         if self._is_closed:
             raise ClosedError("the client is closed", what="replay client")
         if self._link is None:
-            place = parse_address(self.address or _address_in(self._path))
+            address = self.address or _address_in(self._path)
             secret = _secret_of(self._path)
-            link = Link(socket.create_connection(place, timeout_s), self._max_bytes)
-            try:
-                link.greet(secret, self._name, timeout_s)
-            except BaseException:
-                link.close()
-                raise
-            self._link = link
+            self._link = Link.to_server(address, secret, self._name, self._max_bytes, timeout_s)
         return self._link
-
-    def _name_of_server(self) -> str:
-        return f"at {self.address}" if self.address else f"of {self._path}"
 
     def _disconnect(self) -> None:
         link, self._link = self._link, None

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta
 
 from dingsdk.data import Buffer, Secret, decode_frame, encode_frame
 from dingsdk.errors import AuthError, ProtocolError
+
+_log = logging.getLogger(__name__)
 
 MAGIC = b"DRS1"
 LONGEST_WAIT_S = 10.0
@@ -48,7 +51,7 @@ class Head(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Welcome(Head, frozen=True):
-    """The server's first word."""
+    """The server's first message."""
 
     nonce: _Nonce
 
@@ -141,6 +144,19 @@ class Link:
         self._granted_bytes = max_bytes
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @classmethod
+    def to_server(
+        cls, address: str, secret: Secret, client: str, max_bytes: int, timeout_s: float
+    ) -> Self:
+        """Connect to a server; raises as ``parse_address`` and ``greet``."""
+        link = cls(socket.create_connection(parse_address(address), timeout_s), max_bytes)
+        try:
+            link.greet(secret, client, timeout_s)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def welcome(self, secret: Secret, timeout_s: float) -> str:
         """Do the server's part of the handshake; return the client's name.
@@ -249,6 +265,21 @@ class Link:
             return decoder.decode(body[:head_bytes]), body[head_bytes:]
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"the head of a message is wrong: {error}", where="head") from error
+
+    @contextlib.contextmanager
+    def served(self) -> Iterator[None]:
+        """Log what ends the service of this connection; nothing is raised to the thread."""
+        try:
+            yield
+        except AuthError as error:
+            _log.warning("a connection was refused: %s", error)
+        except OSError as error:
+            _log.debug("a connection ended: %s", error)
+        except ProtocolError as error:
+            _log.warning("a connection was closed: %s", error)
+        except Exception:
+            # A defect, or a value that nobody expects here: only who sent it is cut off.
+            _log.exception("a connection was closed")
 
     def shut_down(self) -> None:
         """End the calls of other threads that are in progress."""

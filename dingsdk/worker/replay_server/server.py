@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from dingsdk.config import Configurable
-from dingsdk.data import Connections, Secret, check_reach, create_secret, named_secret
-from dingsdk.data.files import PrivateDir
+from msgspec import Meta
+
+from dingsdk.config import Configurable, Positive, Section
+from dingsdk.data import Connections, PrivateDir, Secret, check_reach, create_secret, named_secret
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -37,7 +38,6 @@ from dingsdk.worker.replay_server.link import (
     encode_value,
     format_address,
 )
-from dingsdk.worker.replay_server.section import ReplayServerSection
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,26 @@ GREETING_S = 5.0
 IDLE_S = 3600.0
 """How long a client may say nothing before its connection is closed; it makes another."""
 CLOSE_S = 5.0
+
+
+class ReplayServerSection(Section, frozen=True, kw_only=True):
+    """How a replay server listens and keeps what it has.
+
+    Attributes:
+        host: Address to listen on.
+        port: TCP port to listen on; 0 for any free one.
+        max_connections: Connections that may be open at once.
+        max_message_bytes: Largest message, in bytes: a batch that is inserted or sampled.
+        request_timeout_s: Seconds for a message that has begun to arrive, or to be taken.
+        save_every_s: Seconds between two checkpoints, while rows are inserted.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    max_connections: Annotated[int, Meta(ge=1, le=4096)] = 256
+    max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 40)] = 256 << 20
+    request_timeout_s: Positive = 30.0
+    save_every_s: Positive = 60.0
 
 
 class ReplayServer(Configurable):
@@ -142,7 +162,11 @@ class ReplayServer(Configurable):
         self.close()
 
     def _save(self, saved: int) -> None:
-        while not self._stop.wait(self._wait_to_save()):
+        due_s = time.monotonic() + self.cfg.save_every_s
+        while not self._stop.wait(min(1.0, max(0.0, due_s - time.monotonic()))):
+            if time.monotonic() < due_s and not self.buffer.is_save_due:
+                continue
+            due_s = time.monotonic() + self.cfg.save_every_s
             if self.buffer.table.push_count != saved:
                 saved = self.buffer.table.push_count
                 try:
@@ -150,31 +174,13 @@ class ReplayServer(Configurable):
                 except DingError as error:
                     _log.warning("no checkpoint: %s", error)
 
-    def _wait_to_save(self) -> float:
-        """Return how long to wait for the next checkpoint; it is due earlier for a long log."""
-        deadline = time.monotonic() + self.cfg.save_every_s
-        while not self.buffer.is_save_due:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._stop.wait(min(left_s, 1.0)):
-                break
-        return 0.0
-
     def _serve(self, link: Link) -> None:
-        try:
+        with link.served():
             client = link.welcome(self.secret, GREETING_S)
             while not self._stop.is_set():
                 request, frame = link.receive(Request, self.cfg.request_timeout_s, IDLE_S)
                 head, parts = self._answer(client, request, frame)
                 link.send(head, parts, timeout_s=self.cfg.request_timeout_s)
-        except AuthError as error:
-            _log.warning("a connection was refused: %s", error)
-        except OSError as error:
-            _log.debug("a connection ended: %s", error)
-        except ProtocolError as error:
-            _log.warning("a connection was closed: %s", error)
-        except Exception:
-            # A defect, or rows that no buffer was made for: only who sent them is cut off.
-            _log.exception("a connection was closed")
 
     def _answer(self, client: str, request: Request, frame: memoryview) -> tuple[Any, list[Any]]:
         """Return head and frame of the answer to a request."""

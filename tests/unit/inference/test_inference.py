@@ -20,7 +20,7 @@ from dingsdk.worker.comm import Master
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference import InferenceClient, InferenceServer, client, role
 from dingsdk.worker.inference import server as server_module
-from dingsdk.worker.inference.messages import FOLDER
+from dingsdk.worker.inference.client import FOLDER
 
 PATIENCE_S = 60.0
 
