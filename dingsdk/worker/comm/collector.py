@@ -172,7 +172,8 @@ class BaseCommCollector(CommWorker):
             with self.condition:
                 self._reports.extendleft(reversed(reports))
                 reports = self._sent_reports = []
-                self.task_wait(lambda: False, ANSWER_WITHIN_S)
+                # The master asks again at once, and each try may send megabytes to another host.
+                self.task_wait(lambda: False, ANSWER_WITHIN_S, outlasts_job=True)
         found = {"reports": reports, "has_ended": has_ended, "held_up_by": held_up_by}
         return {**found, **self.task_ids()}
 

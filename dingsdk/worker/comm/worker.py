@@ -264,17 +264,21 @@ class CommWorker(Configurable, Slave, ABC):
                 self._waiting -= 1
         self.advance()
 
-    def task_wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+    def task_wait(
+        self, predicate: Callable[[], bool], timeout_s: float, *, outlasts_job: bool = False
+    ) -> bool:
         """Wait within a task, condition held, until the job makes ``predicate()`` true.
 
         Keeps the lease renewed meanwhile. Returns False when the time is over; an ended job
-        ends the wait as well.
+        ends the wait as well, but for one that ``outlasts_job``.
         """
         deadline = self._clock() + timeout_s
         while True:
             left = deadline - self._clock()
             if self.condition.wait_for(
-                lambda: predicate() or self.job_ended or self.is_stopping,
+                lambda: (
+                    predicate() or self.is_stopping or (self.job_ended and not outlasts_job)
+                ),
                 max(0.0, min(left, POLL_S, self._renewal_s)),
             ):
                 return predicate()

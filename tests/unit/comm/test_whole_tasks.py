@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from dingsdk_in_memory.stores import MemoryDataStore
@@ -244,6 +245,32 @@ def test_reports_leave_when_what_they_report_is_stored(bench: Bench, monkeypatch
                 rows += len(store.get(report["data_id"], 0.0))
     assert (refusals, held_up) == ([0], 3)
     assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
+
+
+def test_full_store_is_tried_again_after_a_pause_when_the_collector_has_ended(
+    bench: Bench, monkeypatch
+) -> None:
+    pause_s = 0.2
+    bench.publish()
+    tried_at: list[float] = []
+
+    class Full(MemoryDataStore):
+        def flush(self) -> None:
+            tried_at.append(time.monotonic())
+            raise StorageFullError("the disk is full", path="data", reason="ENOSPC")
+
+    worker = bench.collector
+    monkeypatch.setattr(worker, "_cfg", msgspec.structs.replace(worker._cfg, queue_size=1000))
+    bench.collect()
+    with worker.condition:
+        assert worker.condition.wait_for(lambda: worker.job_ended, PATIENCE_S)
+        assert worker._reports
+    monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", pause_s)
+    monkeypatch.setattr(worker, "data_store", Full())
+    for _ in range(3):
+        assert bench.ask("c0", "collector_data_task")["held_up_by"]
+    first, second, third = tried_at
+    assert min(second - first, third - second) >= pause_s
 
 
 def test_collect_policy_is_called_as_the_last_data_task_says(bench: Bench) -> None:
