@@ -10,7 +10,9 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +25,11 @@ AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _GCS_TIMEOUT, _LOCAL_GCS_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "10"
 """When Ray ends processes that its GCS is lost to; that of a local Ray is not started again."""
+REACH_S = 10.0
+"""How long a cluster that is joined may take to answer."""
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of a GCS, which speaks HTTP/2, says first; the server answers with SETTINGS."""
+_FRAME_BYTES, _SETTINGS = 9, 4
 _INIT_ERRORS = (ConnectionError, RuntimeError, ValueError, OSError)
 _lock = threading.RLock()
 _users = 0
@@ -96,6 +103,8 @@ def connect(
                         options["object_store_memory"] = object_store_bytes
                 with _own_handlers():
                     try:
+                        if not is_new:
+                            _await_gcs(address)
                         ray.init(
                             **options,
                             log_to_driver=shows_logs,
@@ -115,6 +124,35 @@ def connect(
             _started = environ
         _users += 1
         return str(ray.get_runtime_context().gcs_address)
+
+
+def _await_gcs(address: str) -> None:
+    """Wait until a GCS answers; Ray itself gives up after minutes.
+
+    Raises:
+        OSError, ValueError: none did in time.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    host, _, port = str(canonicalize_bootstrap_address(address)).rpartition(":")
+    if not port.isdigit():
+        raise ValueError(f"{port!r} is no port")
+    deadline, pause = time.monotonic() + REACH_S, threading.Event()
+    while True:
+        limit_s = max(0.1, deadline - time.monotonic())
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), limit_s) as sock:
+                if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                    return
+                sock.sendall(_PREFACE)
+                answer = sock.recv(_FRAME_BYTES)
+                if len(answer) > 3 and answer[3] == _SETTINGS:
+                    return
+                raise ConnectionError("what answers there is no GCS")
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise type(error)(f"{host}:{port} did not answer as a GCS: {error}") from error
+        pause.wait(0.2)
 
 
 def disconnect() -> None:

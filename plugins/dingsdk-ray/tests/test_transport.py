@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import threading
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,64 @@ def test_ray_that_does_not_start_in_time_is_told_in_one_line(
         cluster.connect("local")
     assert "\n" not in str(caught.value)
     assert dict(os.environ) == environ
+
+
+def serve(sock: socket.socket, answer: bytes | None, until: threading.Event) -> None:
+    """Answer the first words on each connection; None: never."""
+    sock.settimeout(0.05)
+    with contextlib.ExitStack() as opened:
+        while not until.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection = opened.enter_context(sock.accept()[0])
+                connection.settimeout(5.0)
+                connection.recv(64)
+                if answer is not None:
+                    connection.sendall(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("closed", "refused"),
+        (None, "timed out"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no GCS"),
+    ],
+    ids=["nobody", "mute", "another server"],
+)
+def test_cluster_that_does_not_answer_is_told_before_ray_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, why: str
+) -> None:
+    def init(**options: Any) -> None:
+        raise AssertionError("Ray was asked to join")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr(cluster, "REACH_S", 0.5)
+    environ = dict(os.environ)
+    until = threading.Event()
+    with socket.socket() as sock:
+        # As Ray resolves 127.0.0.1 to the address of its node.
+        sock.bind(("0.0.0.0", 0))
+        if answer != "closed":
+            sock.listen()
+            thread = threading.Thread(target=serve, args=(sock, answer, until))
+            thread.start()
+        try:
+            with pytest.raises(ConfigError, match=f"did not answer as a GCS.*{why}"):
+                cluster.connect(f"127.0.0.1:{sock.getsockname()[1]}")
+        finally:
+            until.set()
+            if answer != "closed":
+                thread.join(10.0)
+    assert dict(os.environ) == environ
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "head:a", "head:6379/", "ray://head:10001"])
+def test_address_of_a_cluster_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(cluster, "REACH_S", 0.5)
+    with pytest.raises(ConfigError, match=f"no Ray cluster at .*{address}"):
+        cluster.connect(address, allow_insecure=True)
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head:6379"])
