@@ -276,9 +276,7 @@ class CommWorker(Configurable, Slave, ABC):
         while True:
             left = deadline - self._clock()
             if self.condition.wait_for(
-                lambda: (
-                    predicate() or self.is_stopping or (self.job_ended and not outlasts_job)
-                ),
+                lambda: predicate() or self.is_stopping or (self.job_ended and not outlasts_job),
                 max(0.0, min(left, POLL_S, self._renewal_s)),
             ):
                 return predicate()

@@ -18,6 +18,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 120.0
+GCS_PAUSE_S = 3.0  # of the 10 s after which Ray ends its processes
 ENV_STEPS = 15_000  # seconds of training, so that it goes on while its processes are killed
 
 
@@ -74,6 +75,33 @@ def test_training_goes_on_without_a_killed_worker_and_a_killed_coordinator(tmp_p
     assert result["env_steps"] >= ENV_STEPS
     _, left = psutil.wait_procs(all_processes, timeout=10.0)
     assert left == []
+
+
+def test_training_goes_on_while_the_control_service_stops_and_after_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    with training(tmp_path) as process:
+        wait_for(lambda: env_steps(tmp_path) > 0)
+        (service,) = processes_of(process.pid, "gcs_server")
+        service.suspend()
+        try:
+            before = env_steps(tmp_path)
+            wait_for(lambda: env_steps(tmp_path) > before + 1_000)
+            for each in processes_of(process.pid, "ray::RoleActor"):
+                each.kill()
+            time.sleep(GCS_PAUSE_S)
+        finally:
+            service.resume()
+        assert process.poll() is None
+        wait_for(lambda: len(processes_of(process.pid, "ray::RoleActor")) >= 2)
+        before = env_steps(tmp_path)
+        wait_for(lambda: env_steps(tmp_path) > before + 1_000)
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+    result = json.loads((tmp_path / "cartpole-dqn" / "result.json").read_text())
+    assert result["reason"] == "interrupted"
+    counts = result["samples"]
+    assert counts["live"] + sum(counts["evicted"].values()) == counts["acknowledged"]
 
 
 def test_workers_without_room_are_told_in_one_line_and_leave_no_run_folder(
