@@ -122,9 +122,6 @@ class BaseParallelCommander(Configurable, ABC):
         """Return how many policies train at the same time, each with a learner task of its own.
 
         A run starts as many learners, and makes as many last evaluations.
-
-        Args:
-            cfg: The compiled main config.
         """
         return 1
 

@@ -111,8 +111,6 @@ class OneVsOneLeague(Configurable):
     Not thread safe: the caller locks.
 
     Args:
-        cfg: The league's config section.
-        seed: Of the draws of opponents.
         copy: Called with (checkpoint of an active player, checkpoint of its snapshot) when a
             snapshot is taken.
 
@@ -256,9 +254,7 @@ class OneVsOneLeague(Configurable):
     def win_rates(self, player_id: str, of_all: bool = False) -> dict[str, float]:
         """Return the win rate of a player against each historical one, by id.
 
-        Args:
-            player_id: Whose.
-            of_all: Whether to add those against the other active players, which come first.
+        With ``of_all`` also those against the other active players, which come first.
         """
         others = [each for each in self.players.values() if of_all or not each.is_active]
         ids = [each.player_id for each in others if each.player_id != player_id]

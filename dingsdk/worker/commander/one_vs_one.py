@@ -50,10 +50,6 @@ class PlayerCommander(SoloCommander):
     ``env.stop_value``, against the last of them.
 
     Args:
-        cfg: The compiled main config.
-        clock: Monotonic seconds.
-        league: Shared by the commanders of all active players.
-        player_id: Whom it trains.
         newest_of: Returns version and tensors of a published policy, or raises DataMissingError.
     """
 
@@ -198,10 +194,6 @@ class OneVsOneCommander(BaseParallelCommander):
     Each active player has a learner, a buffer and a policy of its own, see ``PlayerCommander``.
     Collector tasks go to the player that has had the fewest; none goes out before all players
     have their learners. The run has reached its goal when the first player has.
-
-    Args:
-        cfg: The compiled main config.
-        clock: Monotonic seconds.
     """
 
     max_players = 2

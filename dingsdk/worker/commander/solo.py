@@ -58,10 +58,6 @@ class SoloCommander(BaseParallelCommander):
     value only if the learner has trained at least once. Reports about tasks that are not
     out, such as a second finish of the same task, change nothing.
 
-    Args:
-        cfg: The compiled main config.
-        clock: Monotonic seconds.
-
     Differs from the reference: env steps of running tasks count as well, and a failed
     learner or evaluation task is issued anew.
     """
@@ -201,13 +197,7 @@ class SoloCommander(BaseParallelCommander):
         now = self._clock()
         newest = self._newest
         tasks = {
-            task_id: (
-                task.buffer_id,
-                task.env_steps,
-                None
-                if task.evaluated_at is None
-                else (*task.evaluated_at[:2], now - task.evaluated_at[2]),
-            )
+            task_id: (task.buffer_id, task.env_steps, _moved(task.evaluated_at, now))
             for task_id, task in self._collector_tasks.items()
         }
         return {
@@ -236,9 +226,7 @@ class SoloCommander(BaseParallelCommander):
         self._run_id = str(state["run_id"])
         self._collector_count, self._learner_count = state["counts"]
         self._collector_tasks = {
-            task_id: _CollectorTask(
-                buffer_id, None if at is None else (*at[:2], now - at[2]), env_steps
-            )
+            task_id: _CollectorTask(buffer_id, _moved(at, now), env_steps)
             for task_id, (buffer_id, env_steps, at) in state["collector_tasks"].items()
         }
         self._learner_tasks = set(state["learner_tasks"])
@@ -306,6 +294,11 @@ class SoloCommander(BaseParallelCommander):
         """Start the schedules over: the next learner begins with new weights."""
         self._current = None
         self._learner_info = {}
+
+
+def _moved(at: Sequence[float] | None, now: float) -> tuple[float, float, float] | None:
+    """Return when an evaluation was issued, with its time as an age; of an age, with the time."""
+    return None if at is None else (at[0], at[1], now - at[2])
 
 
 def _best(records: Sequence[EvalRecord]) -> EvalRecord | None:

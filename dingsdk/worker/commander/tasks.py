@@ -23,13 +23,9 @@ def collector_task(
     """Return a collector task in plain data of its own.
 
     Args:
-        cfg: The compiled main config.
-        task_id: Of this task.
         buffer_id: Where its payloads belong.
         policy_id: Whose versions it acts with.
         number: Running number of collector tasks, which the envs' seeds depend on.
-        collect_setting: Keyword arguments of the collect policy.
-        eval_flag: Evaluate instead of collecting.
     """
     collector_cfg = to_plain(cfg["policy"]["collect"]["parallel_collector"])
     if _runs_serial_part(cfg["policy"], eval_flag):
@@ -65,21 +61,26 @@ def _runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
 def learner_task(
     cfg: Mapping[str, Any], task_id: str, buffer_id: str, policy_id: str, *, number: int
 ) -> dict[str, Any]:
-    """Return a learner task in plain data of its own; arguments as ``collector_task``."""
+    """Return a learner task in plain data of its own; ids as ``collector_task``."""
     learner_cfg = to_plain(cfg["policy"]["learn"]["learner"])
     learner_cfg["exp_name"] = str(cfg["exp_name"])
-    buffer_cfg = to_plain(cfg["policy"]["other"]["replay_buffer"])
-    if buffer_cfg.get("seed", 0) is None:
-        buffer_cfg["seed"] = derive_seed(int(cfg["seed"]), "buffer")
     return {
         "task_id": task_id,
         "policy_id": policy_id,
         "buffer_id": buffer_id,
         "learner_cfg": learner_cfg,
-        "replay_buffer_cfg": buffer_cfg,
+        "replay_buffer_cfg": buffer_section(cfg),
         "policy": to_plain(cfg["policy"]),
         "seed": derive_seed(int(cfg["seed"]), "learner", number),
     }
+
+
+def buffer_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a run's replay buffer, with a seed of the run's where it has none."""
+    buffer_cfg = to_plain(cfg["policy"]["other"]["replay_buffer"])
+    if buffer_cfg.get("seed", 0) is None:
+        buffer_cfg["seed"] = derive_seed(int(cfg["seed"]), "buffer")
+    return buffer_cfg
 
 
 def _env(cfg: Mapping[str, Any], eval_flag: bool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -302,9 +302,8 @@ def rank_main(spec: _RankSpec, link: Connection) -> None:
         pass  # rank 0 hung up, or is gone
     except BaseException as error:
         code = 1
-        text = f"failed: {type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
-            _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
+            _send_failure(link, error)
     # At once: the others, who may be in the middle of an update, notice it by the connection.
     os._exit(code)
 
@@ -371,8 +370,7 @@ def _serve_group(
             _send(link, _LOST, None)
             raise
         except Exception as error:
-            text = f"failed: {type(error).__name__}: {error}"
-            _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
+            _send_failure(link, error)
             raise
 
 
@@ -406,10 +404,7 @@ def join_ranks(
     """Connect a policy with those of the other ranks, who must do the same.
 
     Args:
-        policy: Its learn mode.
         store: A store of ``torch.distributed`` that all ranks have.
-        rank: Number of this one.
-        world_size: Number of ranks.
         timeout_s: How long one may wait for the others.
         address: To listen on.
 
@@ -441,14 +436,7 @@ def join_ranks(
 def process_group(
     dist: Any, device: str, store: Any, rank: int, world_size: int, timeout: timedelta, address: str
 ) -> Any:
-    """Return the group that averages gradients: of nccl on GPUs, of gloo on the CPU.
-
-    Args:
-        dist: ``torch.distributed``.
-        device: Where the policy computes.
-        store: As ``join_ranks``; likewise ``rank``, ``world_size`` and ``address``.
-        timeout: How long a rank may wait for the others.
-    """
+    """Return the group that averages gradients: of nccl on GPUs, of gloo on the CPU."""
     # These constructors keep clear of the default group of the process, which is the user's.
     if device.startswith("cuda"):
         options = dist.ProcessGroupNCCL.Options()
@@ -501,6 +489,11 @@ def merge_logs(logs: Sequence[Any]) -> Any:
     if isinstance(first, (str, bool)) or first is None:
         return first
     return sum(float(log) for log in logs) / len(logs)
+
+
+def _send_failure(link: Connection, error: BaseException) -> None:
+    text = f"failed: {type(error).__name__}: {error}"
+    _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
 
 
 def _send(link: Connection, name: str, value: Any) -> None:

@@ -254,7 +254,6 @@ class BaseLearner(Configurable):
         """Train the policy on one batch.
 
         Args:
-            data: SampleBatch, or a list of rows.
             envstep: Environment steps collected so far; -1 if unknown.
             policy_kwargs: Passed on to the policy's ``forward``.
 

@@ -285,11 +285,8 @@ def _newest_first(folder: Folder, skipped: list[CheckpointError]) -> Iterator[st
 def _read_pointer(folder: Folder) -> str:
     """Return the name of the file that ``latest.json`` names."""
     with _checkpoint_errors(folder.path / _POINTER):
-        text = folder.read(_POINTER, _POINTER_BYTES)
-        return (
-            msgspec.convert(decode_json(_POINTER_KIND, text, _POINTER_BYTES), _Pointer).stem
-            + SUFFIX
-        )
+        content = decode_json(_POINTER_KIND, folder.read(_POINTER, _POINTER_BYTES), _POINTER_BYTES)
+        return msgspec.convert(content, _Pointer).stem + SUFFIX
 
 
 def _load(path: Path, folder: Folder | None = None) -> Checkpoint:

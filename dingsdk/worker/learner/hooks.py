@@ -299,7 +299,7 @@ class _LoadArgs(Section, frozen=True, kw_only=True):
     load_path: str
 
 
-class _PeriodArgs(Section, frozen=True, kw_only=True):
+class PeriodArgs(Section, frozen=True, kw_only=True):
     """What hooks are given that act now and then.
 
     Attributes:
@@ -340,7 +340,7 @@ class SaveCkptHook(LearnerHook):
     that checkpoint is left out with a warning; after the run it is an error.
     """
 
-    Args = _PeriodArgs
+    Args = PeriodArgs
 
     def __call__(self, engine: BaseLearner) -> None:
         iteration = engine.last_iter.val
@@ -375,7 +375,7 @@ class LogShowHook(LearnerHook):
     ``{instance}/{name}``.
     """
 
-    Args = _PeriodArgs
+    Args = PeriodArgs
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.is_logging:

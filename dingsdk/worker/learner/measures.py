@@ -5,21 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dingsdk.config import Count, Section
+from dingsdk.config import Count
 from dingsdk.errors import HookError
-from dingsdk.worker.learner.hooks import LearnerHook
+from dingsdk.worker.learner.hooks import LearnerHook, PeriodArgs
 
 if TYPE_CHECKING:
     from dingsdk.worker.learner.base import BaseLearner
 
 
-class _Args(Section, frozen=True, kw_only=True):
-    """What hooks are given that measure now and then.
-
-    Attributes:
-        freq: Measures in iterations that are divisible by it.
-    """
-
+class _Args(PeriodArgs, frozen=True, kw_only=True):
     freq: Count = 100
 
 
@@ -57,12 +51,9 @@ class ThroughputHook(LearnerHook):
 
     positions = ("after_iter",)
     Args = _Args
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self._clock = time.perf_counter
-        self._since: tuple[float, int, int] | None = None
-        self._train_s = 0.0
+    _clock = staticmethod(time.perf_counter)
+    _since: tuple[float, int, int] | None = None
+    _train_s = 0.0
 
     def __call__(self, engine: BaseLearner) -> None:
         iteration, samples = engine.train_iter, engine.sample_count

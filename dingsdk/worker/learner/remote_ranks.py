@@ -138,11 +138,7 @@ class RankPlace:
 
 
 class RemoteRanks:
-    """What rank 0 has of the other ranks: links, which they dial; close it.
-
-    Args:
-        place: That of rank 0.
-    """
+    """What rank 0 has of the other ranks: links, which they dial; close it."""
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place

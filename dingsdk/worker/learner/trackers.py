@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from dingsdk.config import Count, Section
 from dingsdk.data.files import Folder, open_private
 from dingsdk.errors import HookError
 from dingsdk.plugins.discovery import install_extra_command
-from dingsdk.worker.learner.hooks import LearnerHook
+from dingsdk.worker.learner.hooks import LearnerHook, PeriodArgs
 from dingsdk.worker.learner.monitor import as_number
 
 if TYPE_CHECKING:
@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class _Args(Section, frozen=True, kw_only=True):
-    """What trackers are given.
-
-    Attributes:
-        freq: Writes in iterations that are divisible by it.
-    """
-
+class _Args(PeriodArgs, frozen=True, kw_only=True):
     freq: Count = 10
 
 
@@ -72,10 +66,7 @@ class Tracker(LearnerHook):
 
     positions = ("after_iter",)
     Args: ClassVar[type[Section] | None] = _Args
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._has_failed = False
+    _has_failed = False
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.rank != 0 or self._has_failed or engine.train_iter % self.args.freq:
@@ -98,11 +89,7 @@ def _log_folder(engine: BaseLearner) -> Path:
 
 
 class _FileTracker(Tracker):
-    file_name = ""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._file: Any = None
+    _file: Any = None
 
     def close(self) -> None:
         if self._file is not None:
@@ -139,9 +126,7 @@ class CsvHook(_FileTracker):
     the file is then written anew.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._columns: list[str] = []
+    _columns: Sequence[str] = ()
 
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         path, row = _log_folder(engine) / "metrics.csv", self._row(engine, values)
@@ -155,7 +140,7 @@ class CsvHook(_FileTracker):
 
     def _add_columns(self, path: Path, names: list[str]) -> None:
         self.close()
-        self._columns += names
+        self._columns = [*self._columns, *names]
         rows: list[dict[str, Any]] = []
         if path.is_file():
             with path.open(encoding="utf-8", newline="") as file:
@@ -164,7 +149,7 @@ class CsvHook(_FileTracker):
             folder.write_atomic(path.name, [_csv(rows, self._columns, header=True).encode()])
 
 
-def _csv(rows: list[dict[str, Any]], columns: list[str], *, header: bool) -> str:
+def _csv(rows: list[dict[str, Any]], columns: Sequence[str], *, header: bool) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     if header:
@@ -177,11 +162,11 @@ class WandbHook(Tracker):
     """Logs to Weights & Biases (extra ``wandb``), offline unless ``mode`` says otherwise."""
 
     Args = _WandbArgs
+    _run: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wandb = _import("wandb", self.name)
-        self._run: Any = None
 
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         if self._run is None:
@@ -228,11 +213,9 @@ class MlflowHook(Tracker):
         uri = self.args.tracking_uri or f"sqlite:///{folder}/mlflow.db"
         client = self._mlflow.MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(self.args.experiment)
-        experiment = (
-            found.experiment_id if found else client.create_experiment(self.args.experiment)
-        )
+        own = found.experiment_id if found else client.create_experiment(self.args.experiment)
         name = self.args.name or Path(engine.exp_name).name
-        self._run_id = client.create_run(experiment, run_name=name).info.run_id
+        self._run_id = client.create_run(own, run_name=name).info.run_id
         self._client = client
 
     def close(self) -> None:

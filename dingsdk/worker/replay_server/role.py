@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dingsdk.config import to_plain
-from dingsdk.data import derive_seed
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, JOIN_TIMEOUT_S, Slave
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
+from dingsdk.worker.commander.tasks import buffer_section
 from dingsdk.worker.coordinator.roles import Role, TaskControl
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_server.client import FOLDER
@@ -58,9 +57,7 @@ class ReplayServerRole(Role):
     name: ClassVar[str] = "replay-server"
 
     def create_worker(self, transport: Transport, worker_id: str) -> Slave:
-        buffer_cfg = to_plain(self.run_cfg["policy"]["other"]["replay_buffer"])
-        if buffer_cfg.get("seed", 0) is None:
-            buffer_cfg["seed"] = derive_seed(int(self.run_cfg["seed"]), "buffer")
+        buffer_cfg = buffer_section(self.run_cfg)
         enabled = self.run_cfg["system"]["journal"]["enabled"]
         place = transport.cfg.workers or transport.places[0]
         is_kept = enabled is True or (enabled == "auto" and place != "threads")
