@@ -73,13 +73,7 @@ class PlayerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PlayerResult:
-    """How the run of one of several players ended.
-
-    Attributes:
-        status: Its last status.
-        evaluations: All of it, oldest first, against the env steps collected for it.
-        checkpoints: As in ``RunResult``.
-    """
+    """How the run of one of several players ended."""
 
     status: PlayerStatus
     evaluations: tuple[Evaluation, ...]
@@ -93,7 +87,6 @@ class TaskStatus:
     Attributes:
         task_id: The commander's id of it.
         kind: ``collector``, ``evaluator``, ``learner`` or another role.
-        worker_id: Who has it.
         progress: Env steps of this attempt, or iterations of a learner.
         per_s: Env steps a second, or iterations, in the last window; None before its end.
         is_straggler: Whether the worker is much slower than the others of its kind.
@@ -118,8 +111,6 @@ class WorkerStatus:
     """A worker that has joined.
 
     Attributes:
-        worker_id: Its id.
-        role: What it does.
         lease_s: Seconds until it must be heard from; below 0 where that is overdue.
     """
 

@@ -32,8 +32,6 @@ class CoordinatorSpec:
     """What a coordinator's process is told. All plain data.
 
     Attributes:
-        cfg: The compiled config.
-        run_dir: The run folder.
         crash_file: Where the interpreter writes its stacks when it crashes.
         snapshot: The types that were registered in the parent.
         is_resumed: Whether it goes on from a journal.

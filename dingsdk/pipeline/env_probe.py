@@ -107,9 +107,7 @@ def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> Sample
 def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
     """Make one env and close it again, and check against it what depends on it.
 
-    Args:
-        compiled: The compiled config; the env's spaces and the None values of ``policy.model``
-            are filled in place.
+    The env's spaces and the None values of ``policy.model`` are filled in in ``compiled``.
 
     Raises:
         ConfigError: a stated shape is not the env's, the policy cannot use its spaces, or it

@@ -41,11 +41,7 @@ class WorkerSpec:
     """What a worker process is told. All plain data.
 
     Attributes:
-        role: Name of its role.
-        worker_id: Unique in the run.
         cfg: The config as workers get it.
-        address: The coordinator's.
-        run_dir: The run folder.
         crash_file: Where the interpreter writes its stacks when it crashes.
         snapshot: The types that were registered in the parent.
     """

@@ -50,8 +50,6 @@ class Task:
     """Handle of one task; made by ``Master.new_task``.
 
     Attributes:
-        task: The data that the worker gets.
-        status: Where it stands.
         result: The worker's answer; None before.
         error: What went wrong, once ``status`` is FAILED or START_FAILED.
     """

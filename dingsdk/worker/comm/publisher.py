@@ -22,7 +22,6 @@ class PolicyPublisher:
     at a time.
 
     Args:
-        worker: The worker whose policies they are.
         last_s: How long to try for the last policy.
 
     Attributes:

@@ -38,7 +38,6 @@ class RowStore:
         least_rows: Positions that the ring may have, however few rows are held.
 
     Attributes:
-        rows: Rows held.
         ring_rows: Positions of the ring; no other part of the storage was ever written to.
     """
 

@@ -41,9 +41,6 @@ class Slave:
     anything else with its traceback. The slave serves on.
 
     The lease is renewed between tasks and while idle. Answers renew nothing.
-
-    Args:
-        callback_fn: The tasks by name.
     """
 
     def __init__(

@@ -394,10 +394,8 @@ class Transport(Configurable, ABC):
     def launch(self, workers: Sequence[tuple[str, str]]) -> None:
         """Start what the processes of a run need before the first of them starts.
 
-        Called where ``starts_workers``, in the process that was asked to train.
-
-        Args:
-            workers: Role and id of each.
+        Called where ``starts_workers``, in the process that was asked to train, with role and id of
+        each worker.
 
         Raises:
             ConfigError: there is no room for them.
@@ -407,8 +405,7 @@ class Transport(Configurable, ABC):
     def start_worker(self, spec: Any) -> WorkerHandle:
         """Start one of the workers that were launched, or start it again.
 
-        Args:
-            spec: A ``dingsdk.pipeline.worker_process.WorkerSpec``, which can be pickled.
+        ``spec`` is a ``dingsdk.pipeline.worker_process.WorkerSpec``, which can be pickled.
         """
         raise NotImplementedError(f"{type(self).__name__} starts no workers")
 

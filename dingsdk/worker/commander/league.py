@@ -232,11 +232,7 @@ class OneVsOneLeague(Configurable):
     def judge_snapshot(self, player_id: str, force: bool = False) -> bool:
         """Take a snapshot of an active player where it is due; return whether it was taken.
 
-        None is taken where ``copy`` raises.
-
-        Args:
-            player_id: The active player.
-            force: Take it in any case.
+        None is taken where ``copy`` raises. With ``force`` it is due in any case.
 
         Raises:
             ConfigError: there is no such active player.

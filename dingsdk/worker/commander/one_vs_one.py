@@ -487,9 +487,6 @@ def load_league(
     """Begin with the past of another run.
 
     Args:
-        league: Gets its past players and results.
-        path: Folder ``league`` of that run; None for no past.
-        folder: The same of this run, which gets copies.
         put: Called with (checkpoint, its tensors, its train iteration) of each past player.
 
     Raises:

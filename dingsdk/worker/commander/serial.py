@@ -14,7 +14,6 @@ class BaseSerialCommander(Configurable):
     """Asks the policy for collect settings that fit the progress of the run.
 
     Args:
-        cfg: The commander's config section.
         learner: Gives ``learn_info``.
         collector: Gives ``envstep``.
         evaluator: Kept for subclasses.

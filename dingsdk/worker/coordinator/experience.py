@@ -538,8 +538,7 @@ class Experience:
     def check(self, running: Collection[str] | None = None) -> None:
         """Raise SamplesLostError where acknowledged samples went missing unaccounted.
 
-        Args:
-            running: Ids of the tasks that may have leases; None: any.
+        ``running`` are the ids of the tasks that may have leases; None: any.
         """
         if running is not None and not self._leases.keys() <= set(running):
             raise SamplesLostError(

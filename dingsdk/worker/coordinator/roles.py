@@ -198,8 +198,7 @@ class Role(Configurable, ABC):
     def can_run(self, state: TaskState, experiences: Mapping[str, Experience]) -> bool:
         """Return whether a task can be assigned now, or again; the condition is held.
 
-        Args:
-            experiences: The open experiences by buffer id.
+        ``experiences`` are the open ones by buffer id.
         """
         return True
 

@@ -44,7 +44,6 @@ class RunRecord:
     Attributes:
         learner_tasks: How many learner tasks have trained to their end.
         policy_lag: How old trained rows were, where that counts.
-        evaluations: Recorded evaluations, as plain data.
     """
 
     def __init__(

@@ -36,9 +36,6 @@ class TaskState:
     """One task of a commander, from production to its end.
 
     Attributes:
-        task_id: The commander's id.
-        role: Which workers can take it.
-        task: The task as the commander gave it.
         start_time: Monotonic seconds when it was produced.
         attempt: How many workers have tried it; without those that left of their own will.
         losses: When workers were lost over it without progress, monotonic seconds.

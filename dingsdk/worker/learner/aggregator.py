@@ -327,12 +327,8 @@ def _do_as_told(policy: LearnMode, link: Connection, name: str, value: Any) -> N
 def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threading.Event) -> None:
     """Train as a rank that rank 0 has not started, until the run is over or ``stop`` is set.
 
-    Where another rank is lost, this one waits for rank 0 to form a new group.
-
-    Args:
-        place: Of this process.
-        policy_cfg: Section ``policy`` of this rank's own config.
-        stop: Set to make it leave between two messages.
+    Where another rank is lost, this one waits for rank 0 to form a new group. ``policy_cfg`` is
+    section ``policy`` of this rank's own config.
 
     Raises:
         ConfigError: rank 0 has another ``policy`` section.

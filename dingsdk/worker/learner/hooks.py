@@ -69,8 +69,6 @@ class LearnerHook(Hook):
     """A hook of a learner.
 
     Args:
-        name: As for ``Hook``.
-        priority: As for ``Hook``.
         position: When it runs; one of ``positions``.
         ext_args: What the config gives it: read as ``Args`` where the class declares that
             section, as ``self.args``.

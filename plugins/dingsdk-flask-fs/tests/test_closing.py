@@ -16,7 +16,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, PortInUseError
 from dingsdk.worker.comm import Slave, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk.worker.comm.files.data_store import FileDataStore
-from dingsdk.worker.comm.requests import master_end
+from dingsdk.worker.comm.requests import transport as request_transport
 
 from .conftest import SECRET, Served, an_answer, open_sockets
 from .network import Proxy
@@ -102,7 +102,7 @@ def test_master_closed_while_workers_wait_ends_their_wait(served: Served) -> Non
 def test_closing_master_tells_every_worker_at_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(master_end, "TELL_S", 30.0)
+    monkeypatch.setattr(request_transport, "TELL_S", 30.0)
     ends = [served.slave(f"w{n}") for n in range(5)]  # as many as may wait, and one that may not
     told: dict[int, BaseException] = {}
 
@@ -129,7 +129,7 @@ def test_closing_master_tells_every_worker_at_once(
 def test_worker_that_is_busy_while_its_master_closes_is_told_when_it_asks(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(master_end, "TELL_S", 30.0)
+    monkeypatch.setattr(request_transport, "TELL_S", 30.0)
     end = served.slave()
     closer = threading.Thread(target=served.end.close, args=(60.0,))
     closer.start()
@@ -186,7 +186,7 @@ def test_master_can_be_closed_by_what_it_reports(served: Served) -> None:
 def test_close_waits_for_the_request_that_is_served(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(master_end, "TELL_S", 0.1)
+    monkeypatch.setattr(request_transport, "TELL_S", 0.1)
     is_asked, may_answer = threading.Event(), threading.Event()
 
     def answered(worker_id: str, answer: TaskAnswer) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import stat
 import threading
 import time
 import zlib
@@ -34,7 +35,6 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
-from dingsdk.worker.comm.files.file_pool import FilePool
 from dingsdk.worker.comm.transport import StepDataStore
 
 DATA_FOLDERS = ("data", "quarantine", "pool-small", "pool-large")
@@ -48,6 +48,9 @@ one may be in use when the payload is deleted, so that its file is not touched a
 _MOST_POOLED = 1024
 _KEEP_QUARANTINED = 16  # damaged files, for a look
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
+_LIST_AGAIN_S = 0.01
+"""Listing the pool costs more than creating a file, so not for every file that it lacks."""
+_AT_A_TIME = 256
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -63,9 +66,6 @@ class FileDataStore(StepDataStore):
             and mix-ups; ``sha256``, at a quarter of the speed, also what was made to look alike;
             ``head`` only finds other kinds, dtypes and shapes.
         pool_bytes: About how much of deleted files to keep, to be written again.
-
-    Attributes:
-        corrupt_count: Damaged payloads met.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class FileDataStore(StepDataStore):
         self._ownerless_since: dict[str, float] = {}
         self._closed = threading.Event()
         self.corrupt_count = 0
+        """Damaged payloads met."""
         with PrivateDir(path) as root:
             with root.sub("data") as data:
                 # Kept open: to open one anew costs a third of what a small payload's put does.
@@ -136,10 +137,8 @@ class FileDataStore(StepDataStore):
         """Return a payload as read-only views, of a map where it is large.
 
         Args:
-            data_id: Of the payload.
             timeout_s: How long to look for a file that is not there: shared file systems may
                 show it late.
-            expected_digest: What :meth:`put` returned, where the reader was told.
 
         Raises:
             DataMissingError: it is not there before the deadline.
@@ -303,6 +302,76 @@ class FileDataStore(StepDataStore):
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
         pool = self._pool_for(found.st_size) if found else None
         return bool(found and pool and pool.give(folder, name, found))
+
+
+class FilePool:
+    """A folder of files that the processes of a run share.
+
+    Whoever deletes payloads gives their files here, and whoever writes payloads takes them.
+    Nobody owns the pool: who takes a file renames it, and one of two wins.
+    """
+
+    def __init__(
+        self,
+        folder: PrivateDir,
+        limit: int,
+        max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self._limit = limit
+        self._clock = clock
+        self._room = 0
+        self._known: list[str] = []
+        self._list_at = self._count_at = -_LIST_AGAIN_S
+
+    def write(self, folder: PrivateDir, name: str, buffers: Sequence[Buffer]) -> bool:
+        """Write a file of another folder into one from here; return False if there is none.
+
+        Raises:
+            StorageFullError, RunFolderError: as ``PrivateDir.rewrite``.
+        """
+        pooled = self._take()
+        return pooled is not None and folder.rewrite(name, buffers, self.folder, pooled)
+
+    def give(self, folder: PrivateDir, name: str, found: os.stat_result) -> bool:
+        """Move a file here; False where it is gone, no regular file, or too many are here."""
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            return False
+        if self._room <= 0:
+            now = self._clock()
+            if self._limit <= 0 or now < self._count_at:
+                return False
+            self._count_at = now + _LIST_AGAIN_S
+            self._room = self._limit - len(self.folder.names())
+            if self._room <= 0:
+                return False
+        self._room -= 1
+        return folder.move(name, self.folder, f"{secrets.token_hex(8)}.ding")
+
+    def empty(self) -> int:
+        """Delete all files here, for their room on the disk; return how many there were."""
+        self._known = []
+        return sum(self.folder.unlink(name) for name in self.folder.names())
+
+    def _take(self) -> str | None:
+        """Return the name of a file that is probably still there."""
+        try:
+            return self._known.pop()
+        except IndexError:
+            pass
+        now = self._clock()
+        if now < self._list_at:
+            return None
+        self._list_at = now + _LIST_AGAIN_S
+        names = self.folder.names()
+        if not names:
+            return None
+        # Where each begins elsewhere, few writers reach for the same file.
+        start = secrets.randbelow(len(names))
+        self._known = (names[start:] + names[:start])[:_AT_A_TIME]
+        return self._known.pop()
 
 
 def check_free(folder: PrivateDir, size_bytes: int, min_free_bytes: int) -> None:

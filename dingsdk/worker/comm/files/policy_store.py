@@ -78,8 +78,7 @@ class Returned:
     ) -> bool:
         """Note what is given; False where another thread was faster, with a newer version.
 
-        Args:
-            before: What :meth:`newest` returned before the reader looked what there is.
+        ``before`` is what :meth:`newest` returned before the reader looked what there is.
         """
         with self._lock:
             now = self._newest.get(policy_id)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.requests.link import LinkError as LinkError
     from dingsdk.worker.comm.requests.link import answer_of as answer_of
     from dingsdk.worker.comm.requests.link import error_answer as error_answer
-    from dingsdk.worker.comm.requests.master_end import RequestMasterEnd as RequestMasterEnd
-    from dingsdk.worker.comm.requests.master_end import Server as Server
     from dingsdk.worker.comm.requests.messages import BODIES as BODIES
     from dingsdk.worker.comm.requests.messages import OVERHEAD_BYTES as OVERHEAD_BYTES
     from dingsdk.worker.comm.requests.messages import Request as Request
     from dingsdk.worker.comm.requests.messages import decode_request as decode_request
     from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd as RequestSlaveEnd
+    from dingsdk.worker.comm.requests.transport import RequestMasterEnd as RequestMasterEnd
     from dingsdk.worker.comm.requests.transport import RequestTransport as RequestTransport
+    from dingsdk.worker.comm.requests.transport import Server as Server
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -41,7 +41,6 @@ class Link(Protocol[_Key]):
 
         Args:
             target: ``/v1/<kind of request>``.
-            body: The message.
             key: Proves that both ends know the run's secret.
             deadline: On the scheduler's clock.
 
