@@ -248,22 +248,6 @@ class RunRecorder:
         last_return = found[-1].mean if found else None
         return PlayerStatus(train_iter, env_steps, last_return, None if best is None else best.mean)
 
-    @property
-    def last_return(self) -> float | None:
-        """Mean return of the latest evaluation."""
-        evaluations = self.evaluations
-        return evaluations[-1].mean if evaluations else None
-
-    @property
-    def best_return(self) -> float | None:
-        """Mean return of ``best``."""
-        return None if self.best is None else self.best.mean
-
-    @property
-    def best(self) -> Evaluation | None:
-        """Of the first player, see ``best_of``."""
-        return best_of(self.evaluations)
-
 
 def best_of(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     """Return the evaluation with the highest mean, the earliest of equals; None without any.
@@ -375,9 +359,10 @@ class RunContext:
     def known(self, players: Mapping[str, PlayerProgress]) -> dict[str, Any]:
         """Return the fields of ``RunStatus`` that are known here; the first player comes first."""
         train_iter = self.cfg.policy.learn.learner.train_iterations
+        first = self.recorder.progress_of(None, 0, 0)
         return {
-            "last_return": self.recorder.last_return,
-            "best_return": self.recorder.best_return,
+            "last_return": first.last_return,
+            "best_return": first.best_return,
             "elapsed_s": self.recorder.elapsed_s,
             "exploration": self.exploration,
             "max_env_steps": self.cfg.system.max_env_steps,
@@ -423,12 +408,13 @@ class RunContext:
 
     def finish(self, reason: Reason, mode: Mode, env_steps: int, train_iter: int) -> RunResult:
         """Build the result from the recorder and from the checkpoints that exist."""
+        first = self.recorder.progress_of(None, env_steps, train_iter)
         return RunResult(
             reached=reason == "stop_value",
             reason=reason,
             mode=mode,
-            best_return=self.recorder.best_return,
-            last_return=self.recorder.last_return,
+            best_return=first.best_return,
+            last_return=first.last_return,
             env_steps=int(env_steps),
             train_iter=int(train_iter),
             elapsed_s=self.recorder.elapsed_s,

@@ -249,14 +249,7 @@ def _failed(error: BaseException) -> Failed:
 
     notes = list(getattr(error, "__notes__", ()))
     if isinstance(error, DingError):
-        facts = {key: _plain(value) for key, value in error.facts.items()}
+        facts = dict(error.facts)
         return Failed(error.code, error.message, facts, notes, error.is_user_mistake)
     text = f"the coordinator: {type(error).__name__}: {error}"
     return Failed("DingError", text, {}, ["".join(traceback.format_exception(error))], False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    is_plain = isinstance(value, str | int | float | bool | list | dict | type(None))
-    return value if is_plain else repr(value)

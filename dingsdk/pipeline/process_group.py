@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, WorkerCrashedError
@@ -97,7 +97,7 @@ class Deaths:
         )
 
 
-class WorkerProcess:
+class WorkerProcess(WorkerHandle):
     """A worker's process, started by ``spawn``, and the link to it.
 
     Raises:
@@ -118,9 +118,7 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; the number of a signal that killed it, negative."""
-        code: int | None = self._process.exitcode
-        return code
+        return cast(int | None, self._process.exitcode)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield what it has sent, see ``worker_main``."""
@@ -129,20 +127,16 @@ class WorkerProcess:
                 yield json.loads(self._link.recv_bytes())
 
     def send_stop(self) -> None:
-        """Tell it to end."""
         with suppress(OSError):  # it ended by itself
             self._link.send_bytes(b"stop")
 
     def kill(self) -> None:
-        """End it by force."""
         self._process.kill()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
         self._process.join(timeout_s)
 
     def close(self) -> None:
-        """Release what the process cost, once it has ended."""
         self._link.close()
         if self.exit_code is not None:
             self._process.close()

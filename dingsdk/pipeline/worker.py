@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dingsdk.envs.subprocess import SubprocessEnvManager
 from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError
@@ -96,9 +96,8 @@ def check_reach(cfg: Any) -> None:
 
 def transport_class(cfg: Any) -> type[Transport]:
     """Return the class of the transport that ``system.transport`` names."""
-    section = cfg.system.transport
-    found: type[Transport] = default_manager().class_of("transports", section, "system.transport")
-    return found
+    found = default_manager().class_of("transports", cfg.system.transport, "system.transport")
+    return cast(type[Transport], found)
 
 
 def run_worker(

@@ -74,6 +74,10 @@ class BaseCommCollector(CommWorker):
         self._env_pool = EnvPool()
         self.inference: InferenceClient | None = None
         """Who acts in place of the collectors' own policies; None: nobody."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was of an earlier task."""
         self._reports: deque[Mapping[str, Any]] = deque()
         self._sent_reports: list[Mapping[str, Any]] = []
         """Those of the last answer; the next question says that it has come."""
@@ -115,15 +119,7 @@ class BaseCommCollector(CommWorker):
     def deal_with_collector_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's collector and run it; raises as ``building``."""
         with self.building(task_info):
-            self._reports.clear()
-            self._sent_reports.clear()
-            self._delivered = {}
-            self._stored.clear()
-            self._unsent.clear()
-            self._policy_versions.clear()
-            self._policy_model = None
-            self._held_up_by, self._is_run_held_up = "", False
-            self._admission = (0, 0)
+            self._begin()
             self._collector = made = self._create_collector(task_info)
         self.start_job(made.start, made.close, f"{self.collector_uid}-collector")
         return {"message": "collector task has started"}

@@ -122,8 +122,13 @@ class BaseCommLearner(CommWorker):
         self._ranks: LearnerAggregator | None = None
         self._is_on_policy = False
         """Whether each training ends a version, which is published before the next one."""
-        self._sent_iter = -1
         self._rows: RowStore | None = None
+        self._load_until = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was of an earlier task."""
+        self._sent_iter = -1
         self._leased: deque[dict[str, Any]] = deque()
         self._demand: dict[str, Any] | None = None
         self._sent_demand: dict[str, Any] | None = None
@@ -133,7 +138,6 @@ class BaseCommLearner(CommWorker):
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
         self._lost_payloads: dict[int, str] = {}
-        self._load_until = 0.0
 
     @property
     def hooks4call(self) -> list[LearnerHook]:
@@ -162,11 +166,7 @@ class BaseCommLearner(CommWorker):
         """Build the task's learner and run it; raises as ``building``."""
         with self.building(task_info):
             self._is_on_policy = bool(task_info["policy"].get("on_policy"))
-            self._sent_iter = -1
-            self._leased.clear()
-            self._priorities.clear()
-            self._demand = self._sent_demand = self._info = None
-            self._owes_info = False
+            self._begin()
             self._learner = self._create_learner(task_info)
         buffer_cfg = task_info["replay_buffer_cfg"]
         self._close_rows()

@@ -519,8 +519,7 @@ def saved_league(path: str) -> dict[str, Any]:
             f"{LEAGUE_FOLDER!r} of a run of self-play",
             path=str(found.path),
         )
-    state: dict[str, Any] = json.loads(found.meta["league"])
-    return state
+    return dict(json.loads(found.meta["league"]))
 
 
 def league_statistics(league: OneVsOneLeague, player_id: str) -> dict[str, float]:

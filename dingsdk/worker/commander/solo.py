@@ -18,6 +18,11 @@ from dingsdk.worker.evaluator.schedule import EvalSchedule
 _log = logging.getLogger(__name__)
 _LEARNER_IDS = ("task_id", "buffer_id", "policy_id")
 """What later tasks need to know of a learner's."""
+_SAVED = (
+    *("run_id", "newest_iter", "evaluated_iter", "ended_env_steps", "learner_info"),
+    "has_collected",
+)
+"""Attributes that are saved as they are, without their underscore."""
 
 
 class EvalRecord(NamedTuple):
@@ -89,7 +94,8 @@ class SoloCommander(BaseParallelCommander):
             evaluator["eval_interval_s"] = self._own.eval_interval
         self._schedule = EvalSchedule(evaluator, clock)
         self._has_collected = True  # since the last evaluation was issued
-        self._has_reached_goal = False
+        self.has_reached_goal = False
+        """Whether an evaluation of a trained policy reached the stop value."""
         self.eval_history: list[EvalRecord] = []
         self.best_eval: EvalRecord | None = None
         """The evaluation with the highest mean return, the earliest of equals; any trained policy
@@ -102,13 +108,8 @@ class SoloCommander(BaseParallelCommander):
             task.env_steps for task in self._collector_tasks.values() if self._is_newest(task)
         )
 
-    @property
-    def has_reached_goal(self) -> bool:
-        """Whether an evaluation of a trained policy reached the stop value."""
-        return self._has_reached_goal
-
     def get_learner_task(self) -> Task | None:
-        if self._has_reached_goal or not self._learner_space.acquire_space():
+        if self.has_reached_goal or not self._learner_space.acquire_space():
             return None
         number, self._learner_count = self._learner_count, self._learner_count + 1
         uid = f"{self._run_id}_{number}"
@@ -122,7 +123,7 @@ class SoloCommander(BaseParallelCommander):
         return self._current
 
     def get_collector_task(self) -> Task | None:
-        if self._has_reached_goal or self._current is None:
+        if self.has_reached_goal or self._current is None:
             return None
         if not self._collector_space.acquire_space():
             return None
@@ -179,7 +180,7 @@ class SoloCommander(BaseParallelCommander):
                 self._schedule.note(task.evaluated_at)
                 self._evaluated_iter = int(finished_task["train_iter"])
             self._record(finished_task)
-        return self._has_reached_goal
+        return self.has_reached_goal
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
         ended = self._end_collector_task(task["task_id"])
@@ -202,19 +203,14 @@ class SoloCommander(BaseParallelCommander):
         }
         return {
             **super().state_dict(),
-            "run_id": self._run_id,
             "counts": [self._collector_count, self._learner_count],
             "collector_tasks": tasks,
             "learner_tasks": sorted(self._learner_tasks),
             "newest": None if newest is None else {key: newest[key] for key in _LEARNER_IDS},
             "is_newest_out": self._current is not None,
-            "newest_iter": self._newest_iter,
-            "evaluated_iter": self._evaluated_iter,
-            "ended_env_steps": self._ended_env_steps,
+            **{name: getattr(self, f"_{name}") for name in _SAVED},
             "schedule": self._schedule.state_dict(),
-            "learner_info": dict(self._learner_info),
-            "has_collected": self._has_collected,
-            "has_reached_goal": self._has_reached_goal,
+            "has_reached_goal": self.has_reached_goal,
             "eval_history": [tuple(record) for record in self.eval_history],
             "elapsed_s": now - self._began,
         }
@@ -223,7 +219,6 @@ class SoloCommander(BaseParallelCommander):
         super().load_state_dict(state)
         now = self._clock()
         self._began = now - float(state["elapsed_s"])
-        self._run_id = str(state["run_id"])
         self._collector_count, self._learner_count = state["counts"]
         self._collector_tasks = {
             task_id: _CollectorTask(buffer_id, _moved(at, now), env_steps)
@@ -232,13 +227,10 @@ class SoloCommander(BaseParallelCommander):
         self._learner_tasks = set(state["learner_tasks"])
         self._newest = None if state["newest"] is None else dict(state["newest"])
         self._current = self._newest if state["is_newest_out"] else None
-        self._newest_iter = int(state["newest_iter"])
-        self._evaluated_iter = int(state["evaluated_iter"])
-        self._ended_env_steps = int(state["ended_env_steps"])
+        for name in _SAVED:
+            setattr(self, f"_{name}", state[name])
         self._schedule.load_state_dict(state["schedule"])
-        self._learner_info = dict(state["learner_info"])
-        self._has_collected = bool(state["has_collected"])
-        self._has_reached_goal = bool(state["has_reached_goal"])
+        self.has_reached_goal = bool(state["has_reached_goal"])
         self.eval_history = [EvalRecord(*record) for record in state["eval_history"]]
         self.best_eval = _best(self.eval_history)
 
@@ -268,7 +260,7 @@ class SoloCommander(BaseParallelCommander):
         text = "evaluation at iteration %d, env step %d: mean return %.2f after %.1f s (goal %.2f)"
         _log.info(text, *record, self._stop_value)
         if record.train_iter > 0 and self._ends_run(record, result):
-            self._has_reached_goal = True
+            self.has_reached_goal = True
 
     def _ends_run(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
         """Judge the evaluation of a trained policy; return whether it ends the run."""

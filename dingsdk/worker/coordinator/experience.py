@@ -389,13 +389,11 @@ class Experience:
 
     def can_push(self, rows: int) -> bool:
         """Whether the buffer admits a payload of so many rows now."""
-        can_push: bool = self.buffer.can_push(rows)
-        return can_push
+        return bool(self.buffer.can_push(rows))
 
     def can_sample(self, batch_size: int) -> bool:
         """Whether there are rows for a batch."""
-        can_sample: bool = self.buffer.can_sample(batch_size)
-        return can_sample
+        return bool(self.buffer.can_sample(batch_size))
 
     def lease(
         self, state: TaskState, batch_size: int, batches: int, train_iter: int

@@ -248,20 +248,22 @@ def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
 
 
 def _damaged(path: str, offset: int) -> CheckpointCorruptError:
-    return CheckpointCorruptError(
-        f"the journal {path} is damaged at byte {offset}, before its end; restore the file, or "
-        "begin a new run from the checkpoint of this one",
-        path=path,
-        offset=offset,
-    )
+    return _unusable(path, f" at byte {offset}, before its end", offset=offset)
 
 
-def _unusable(path: Path, error: Exception) -> CheckpointCorruptError:
+def _unusable(path: object, how: str, **facts: Any) -> CheckpointCorruptError:
     return CheckpointCorruptError(
-        f"the journal {path} is damaged: {error}; restore the file, or begin a new run from the "
+        f"the journal {path} is damaged{how}; restore the file, or begin a new run from the "
         "checkpoint of this one",
         path=str(path),
+        **facts,
     )
+
+
+def _check_version(path: object, version: object) -> None:
+    if version != VERSION:
+        text = f"{path} has version {version!r}, this dingsdk reads {VERSION}"
+        raise CheckpointVersionError(text, found=version, expected=VERSION)
 
 
 class Disk(Protocol):
@@ -463,7 +465,7 @@ class Journal:
             try:
                 content = self._disk.read(name, _MAX_BYTES)[:limit]
             except (DataCorruptError, DataMissingError) as error:
-                raise _unusable(self._disk.path / name, error) from error
+                raise _unusable(self._disk.path / name, f": {error}") from error
             facts, torn = self._read_facts(name, content)
             found.facts[:0] = facts[1:]
             found.torn_bytes += torn
@@ -477,13 +479,8 @@ class Journal:
     def _read_facts(self, name: str, content: bytearray) -> tuple[list[Any], int]:
         path = str(self._disk.path / name)
         facts, torn = decode_facts(content, path)
-        if facts and not (isinstance(facts[0], Begun) and facts[0].version == VERSION):
-            version = getattr(facts[0], "version", None)
-            raise CheckpointVersionError(
-                f"{path} has version {version!r}, this dingsdk reads {VERSION}",
-                found=version,
-                expected=VERSION,
-            )
+        if facts:
+            _check_version(path, getattr(facts[0], "version", None))
         return facts, torn
 
     def _read_state(self, name: str) -> Mapping[str, Any]:
@@ -497,10 +494,8 @@ class Journal:
         except DataVersionError as error:
             raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
         except (DataCorruptError, KeyError, TypeError) as error:
-            raise _unusable(path, error) from error
-        if version != VERSION:
-            text = f"{path} has version {version!r}, this dingsdk reads {VERSION}"
-            raise CheckpointVersionError(text, found=version, expected=VERSION)
+            raise _unusable(path, f": {error}") from error
+        _check_version(path, version)
         return dict(state)
 
     def _read_owner(self) -> _Owner:

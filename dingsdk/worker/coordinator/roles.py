@@ -415,8 +415,7 @@ def create_role(name: str, cfg: Mapping[str, Any]) -> Role:
     """Return one role of a run; errors as ``create_roles``."""
     section = {**_extra(cfg).get(name, {}), "type": name}
     path = f"system.roles.{name}"
-    role: Role = default_manager().create("roles", section, cfg, config_path=path)
-    return role
+    return cast(Role, default_manager().create("roles", section, cfg, config_path=path))
 
 
 def _extra(cfg: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -168,8 +168,7 @@ class LearnerAggregator:
         deadline = time.monotonic() + self._rank_s
         found += [rank.answer(deadline) for rank in self._ranks]
         self._is_broken = False
-        merged: dict[str, Any] | list[dict[str, Any]] = merge_logs(found)
-        return merged
+        return cast(dict[str, Any] | list[dict[str, Any]], merge_logs(found))
 
     def _find_lost(self, cause: Exception) -> Exception:
         """Return an error that names the rank that the others waited for in vain."""

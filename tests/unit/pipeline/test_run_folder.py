@@ -16,7 +16,7 @@ from easydict import EasyDict
 from rich.console import Console
 
 from dingsdk.errors import RunFolderError
-from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
+from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus, best_of
 from dingsdk.pipeline.progress import ConsoleProgress
 from dingsdk.pipeline.run_folder import (
     _draw,
@@ -171,17 +171,18 @@ def test_recorder_keeps_order_best_and_last() -> None:
         recorder.add_evaluation(returns, env_steps=1, train_iter=1)
 
     assert [each.mean for each in recorder.evaluations] == [10.0, 30.0, 20.0]
-    assert (recorder.best_return, recorder.last_return) == (30.0, 20.0)
+    status = recorder.progress_of(None, 1, 1)
+    assert (status.best_return, status.last_return) == (30.0, 20.0)
     assert tuple(told) == recorder.evaluations
 
 
 def test_recorder_counts_the_untrained_policy_as_best_only_where_there_is_no_other() -> None:
     recorder = RunRecorder()
     recorder.add_evaluation([90.0], env_steps=0, train_iter=0)
-    assert recorder.best_return == 90.0
+    assert recorder.progress_of(None, 0, 0).best_return == 90.0
     for returns, train_iter in (([20.0], 5), ([20.0], 6), ([10.0], 7)):
         recorder.add_evaluation(returns, env_steps=1, train_iter=train_iter)
-        assert recorder.best is recorder.evaluations[1]
+        assert best_of(recorder.evaluations) is recorder.evaluations[1]
 
 
 def test_curve_is_a_png_and_needs_an_evaluation(tmp_path: Path) -> None:
