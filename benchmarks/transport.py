@@ -15,8 +15,9 @@ Sections:
                   collectors that are threads of 4 processes: messages a second, delays, errors,
                   and how the slowest worker fares against the mean.
     policy        6.7 MB published and read by 4 readers. Floor: bare safetensors, same folder.
-    ray           pieces from one Ray actor to another: the ray transport within a node, and as
-                  between two nodes, a plain actor call a piece, a compiled graph.
+    ray           pieces from a Ray actor to another process: the ray transport within a node, and
+                  as between two nodes, a plain actor call a piece, a compiled graph with eight
+                  executions under way, as there are pieces in a report of ours.
     shared_memory pieces from process to process over shared_memory, held against iceoryx2 and
                   faster-fifo (2.9 KB) and a bare copy (3.6 MB), and a policy of 6.7 MB to 4 readers
                   against bare copies through shared memory. All encode and decode the same frames,

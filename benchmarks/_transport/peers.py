@@ -17,6 +17,7 @@ import numpy as np
 from _transport.cluster import ROWS, SPAWN, STEPS, median_rate, piece, scratch
 from dingsdk.data import decode_batch, encode_batch
 
+SHARED = Path("/dev/shm")
 WINDOW = 256
 """Pieces under way to a peer."""
 AN_ACK = 16
@@ -138,8 +139,16 @@ def iceoryx2(kind: str, seconds: float) -> float | None:
     is_over.set()
     process.join(5.0)
     process.kill()
-    del node
+    process.join()
+    del sample, subscriber, publisher, pieces, acks, node
+    remove_shared(f"{name}_*")  # a management segment stays behind each prefix
     return median_rate(counts)
+
+
+def remove_shared(pattern: str) -> None:
+    """Remove what peers left in shared memory."""
+    for path in SHARED.glob(pattern):
+        path.unlink(missing_ok=True)
 
 
 def _fill_iceoryx2(kind: str, name: str, is_over: Any) -> None:
@@ -170,7 +179,9 @@ def _fill_iceoryx2(kind: str, name: str, is_over: Any) -> None:
 def _iceoryx2_service(name: str, kind: str) -> tuple[Any, Any]:
     import iceoryx2 as found
 
-    node = found.NodeBuilder.new().create(found.ServiceType.Ipc)
+    config = found.config.default()
+    config.global_cfg.prefix = found.FileName.new(f"{name.removesuffix('-acks')}_")  # its files'
+    node = found.NodeBuilder.new().config(config).create(found.ServiceType.Ipc)
     builder = node.service_builder(found.ServiceName.new(name))
     service = builder.publish_subscribe(found.Slice[ctypes.c_uint8])
     service = service.subscriber_max_buffer_size(WINDOW).enable_safe_overflow(False)

@@ -25,6 +25,7 @@ COMMANDS = {
     "startup": ["--repeats", "1"],
     "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],
     "transport": ["trajectories", "policy", "--seconds", "0.1", "--rounds", "1"],
+    "transport ray": ["ray", "--seconds", "0.1"],
     "transport shared_memory": ["shared_memory", "--seconds", "0.1", "--rounds", "1"],
     "updates": ["--rounds", "1"],
     "watch": ["--env-steps", "10000", "--repeats", "1"],
@@ -37,9 +38,17 @@ def test_every_script_is_run() -> None:
     assert scripts == run | {"buffers"}, "buffers has tests of its own"
 
 
+def left_by_peers() -> set[str]:
+    patterns = "sem.hdr*", "sem.obj*", "iox2_*", "dingsdk-*_*"
+    return {path.name for each in patterns for path in Path("/dev/shm").glob(each)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_script_prints_figures(name: str, tmp_path: Path) -> None:
+def test_script_prints_figures_and_leaves_nothing_in_shared_memory(
+    name: str, tmp_path: Path
+) -> None:
+    before = left_by_peers()
     done = subprocess.run(
         [sys.executable, BENCHMARKS / f"{name.partition(' ')[0]}.py", *COMMANDS[name]],
         cwd=tmp_path,
@@ -50,3 +59,4 @@ def test_script_prints_figures(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert any(each.isdigit() for each in done.stdout)
+    assert left_by_peers() <= before
