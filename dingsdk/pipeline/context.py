@@ -374,8 +374,7 @@ class RunContext:
             },
         }
 
-    def _player_results(self) -> dict[str, PlayerResult]:
-        statuses = self.status().players
+    def _player_results(self, statuses: Mapping[str, PlayerStatus]) -> dict[str, PlayerResult]:
         return {
             player_id: PlayerResult(
                 statuses[player_id],
@@ -408,7 +407,7 @@ class RunContext:
 
     def finish(self, reason: Reason, mode: Mode, env_steps: int, train_iter: int) -> RunResult:
         """Build the result from the recorder and from the checkpoints that exist."""
-        first = self.recorder.progress_of(None, env_steps, train_iter)
+        first, status = self.recorder.progress_of(None, env_steps, train_iter), self.status()
         return RunResult(
             reached=reason == "stop_value",
             reason=reason,
@@ -421,7 +420,8 @@ class RunContext:
             run_dir=self.run_dir,
             evaluations=self.recorder.evaluations,
             checkpoints=find_checkpoints(self.run_dir),
-            samples=self.status().samples,
+            policy_lag=status.policy_lag,
+            samples=status.samples,
             stopped_by=self.stopped_by if reason == "stopped" else None,
-            players=self._player_results(),
+            players=self._player_results(status.players),
         )

@@ -122,16 +122,13 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
         if width is not None:
             policy["model"].setdefault("encoder_hidden_size_list", [width, width])
     model = policy.get("model")
-    if isinstance(model, dict) and _is_image(model.get("obs_shape")):
+    shape = model.get("obs_shape") if isinstance(model, dict) else None
+    if model and isinstance(shape, list | tuple) and len(shape) == 3:  # an image
         sizes = model.pop("encoder_hidden_size_list", None)
         if sizes:
             # The convolutions are given; what follows them has a size.
             model["encoder_hidden_size_list"] = sizes[-1:]
     return {}
-
-
-def _is_image(obs_shape: Any) -> bool:
-    return isinstance(obs_shape, list | tuple) and len(obs_shape) == 3
 
 
 def _convert_keys(main: dict[str, Any]) -> dict[str, str]:

@@ -93,7 +93,10 @@ def check_importable(name: str, target: object) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    if callable(target) and not (_is_importable(target) and _has_file(target)):
+    # A module without a file is a notebook or a shell, which no other process can import.
+    if callable(target) and not (
+        _is_importable(target) and hasattr(sys.modules[target.__module__], "__file__")
+    ):
         shown = getattr(target, "__qualname__", repr(target))
         raise ConfigError(
             f"{name}={shown} cannot be imported by the child processes of this run: define it at "
@@ -202,11 +205,6 @@ def _is_importable(target: Any) -> bool:
     module = sys.modules.get(getattr(target, "__module__", None) or "")
     name = getattr(target, "__qualname__", "")
     return bool(name) and vars(module or object).get(name) is target
-
-
-def _has_file(target: Any) -> bool:
-    """Whether it is not defined in a notebook or a shell, which no other process can import."""
-    return hasattr(sys.modules[target.__module__], "__file__")
 
 
 def _wrong_type(name: str, expected: str, found: object) -> ConfigTypeError:

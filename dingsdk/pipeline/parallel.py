@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -95,27 +95,45 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if stuck:
             _log.warning("did not end in time: %s", ", ".join(stuck))
 
+    def is_kept() -> bool:
+        """Whether somebody may go on with the run from its journal."""
+        is_open = context.has_begun or context.resumed is not None
+        return journal is not None and is_open and "stop_value" not in ended_by
+
+    def end_journal() -> None:
+        if journal is not None and not is_kept():
+            with Folder(context.run_dir) as folder:
+                folder.remove_tree(JOURNAL_FOLDER)
+
+    def end_data() -> None:
+        try:
+            if is_kept():
+                transport.keep_data()
+            else:
+                transport.remove_data()
+        except DingError as error:
+            _log.warning("files of the run remain: %s", error)
+
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         if context.workers is None and context.on_address is None:
             stack.callback(remove_served, context.run_dir)  # else it ends with its own worker
         journal = open_journal(context, stack)
         ended_by: list[Reason] = []
-        stack.callback(lambda: _end_journal(context, journal, ended_by))
+        stack.callback(end_journal)
         transport = make_transport(cfg, context.run_dir)
         replayed = _schedule(context, transport)
-        stack.callback(lambda: _remove_data(context, transport, journal, ended_by))
+        stack.callback(end_data)
         stack.callback(lambda: transport.close(time_to_close(2)))
-        tb_logger = build_tb_logger(context.run_dir / "log", "coordinator")
-        stack.callback(tb_logger.close)
-        tb_loggers = _TbLoggers(context.run_dir, tb_logger, stack)
-        coordinator = Coordinator(
+        results = _Results(context, stack)
+        tb_logger = results.tb_logger()
+        coordinator = results.coordinator = Coordinator(
             cfg,
             transport,
             on_collecting=context.recorder.mark_first_step,
-            on_collected=lambda finished: _collected(context, tb_loggers, coordinator, finished),
-            on_evaluated=lambda *result: _record(context, tb_loggers, coordinator, *result),
-            tb_logger=tb_loggers.of,
+            on_collected=results.collected,
+            on_evaluated=results.evaluated,
+            tb_logger=results.tb_logger,
             journal=journal,
             rejoin_s=context.rejoin_s,
         )
@@ -156,13 +174,10 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         context.status = lambda: status
         if coordinator.failure is not None:
             raise _with_trace(coordinator.failure, workers)
-        result = context.finish(reason, "parallel", status.env_steps, status.train_iter)
-        lag = status.policy_lag
-        if lag is None:
-            return result
-        text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
-        _log.info(text, lag["mean"], lag["p99"])
-        return dataclasses.replace(result, policy_lag=lag)
+        if (lag := status.policy_lag) is not None:
+            text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
+            _log.info(text, lag["mean"], lag["p99"])
+        return context.finish(reason, "parallel", status.env_steps, status.train_iter)
 
 
 def has_journal(context: RunContext) -> bool:
@@ -226,18 +241,6 @@ def _schedule(context: RunContext, transport: Transport) -> threading.Event | No
     if context.cfg.system.record_schedule:
         transport.scheduler.record(context.run_dir / SCHEDULE_NAME)
     return None
-
-
-def _end_journal(context: RunContext, journal: Journal | None, ended_by: Sequence[Reason]) -> None:
-    """Remove the journal of a run that nobody has to go on with."""
-    if journal is not None and not _can_be_resumed(context, ended_by):
-        with Folder(context.run_dir) as folder:
-            folder.remove_tree(JOURNAL_FOLDER)
-
-
-def _can_be_resumed(context: RunContext, ended_by: Sequence[Reason]) -> bool:
-    is_over = "stop_value" in ended_by
-    return not is_over and (context.has_begun or context.resumed is not None)
 
 
 def _make_workers(
@@ -356,34 +359,71 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: R
     return "stop_value" if coordinator.has_reached_goal else reason
 
 
-class _TbLoggers:
-    """The tensorboard files of a run's players, each made when it is first needed."""
+class _Results:
+    """Records, draws and keeps what workers report of each player. Any thread may call it.
 
-    def __init__(self, run_dir: Path, first: TensorboardLogger, stack: ExitStack) -> None:
-        self._run_dir, self._stack = run_dir, stack
+    The tensorboard file of a player is made when it is first needed; ``stack`` closes it.
+    """
+
+    coordinator: Coordinator
+
+    def __init__(self, context: RunContext, stack: ExitStack) -> None:
+        self._context, self._stack = context, stack
         self._lock = threading.Lock()
-        self._loggers: dict[str | None, TensorboardLogger] = {None: first}
+        self._tb_loggers: dict[str | None, TensorboardLogger] = {}
 
-    def of(self, player: str | None) -> TensorboardLogger:
-        """Return that of a player, from any thread."""
+    def tb_logger(self, player: str | None = None) -> TensorboardLogger:
+        """Return where the curves of a player go."""
         with self._lock:
-            if player not in self._loggers:
-                folder = player_folder(self._run_dir, player)
-                self._loggers[player] = build_tb_logger(folder / "log", "coordinator")
-                self._stack.callback(self._loggers[player].close)
-            return self._loggers[player]
+            if player not in self._tb_loggers:
+                folder = player_folder(self._context.run_dir, player)
+                self._tb_loggers[player] = build_tb_logger(folder / "log", "coordinator")
+                self._stack.callback(self._tb_loggers[player].close)
+            return self._tb_loggers[player]
 
+    def collected(self, finished: Mapping[str, Any]) -> None:
+        """Draw what a collecting task did."""
+        self._context.note_exploration(finished.get("collect_setting") or {})
+        status, player = self.coordinator.status(), finished.get("player")
+        own = statistics_of(player, status.players, self.coordinator.commander_statistics())
+        write_collected(self.tb_logger(player), finished, _status_of(player, status), own)
 
-def _collected(
-    context: RunContext,
-    tb_loggers: _TbLoggers,
-    coordinator: Coordinator,
-    finished: Mapping[str, Any],
-) -> None:
-    context.note_exploration(finished.get("collect_setting") or {})
-    status, player = coordinator.status(), finished.get("player")
-    own = statistics_of(player, status.players, coordinator.commander_statistics())
-    write_collected(tb_loggers.of(player), finished, _status_of(player, status), own)
+    def evaluated(self, info: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
+        """Record an evaluation, and keep the weights of the best one."""
+        returns = [float(each) for each in info["reward_raw"]]
+        if not returns:
+            return  # stopped before an episode ended
+        player = info.get("player")
+        env_steps = _status_of(player, self.coordinator.status()).env_steps
+        tb_logger = self.tb_logger(player)
+        evaluation = self._context.recorder.add_evaluation(
+            returns, env_steps, int(info["train_iter"]), player
+        )
+        self.coordinator.note_evaluation(dataclasses.asdict(evaluation))
+        write_statistics(
+            tb_logger,
+            "evaluator",
+            evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
+            | info.get("episode_info", {}),
+            evaluation.train_iter,
+            env_steps,
+        )
+        write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
+        observe().after_evaluate(
+            source=str(info.get("task_id", "evaluator")),
+            mean_return=evaluation.mean,
+            train_iter=evaluation.train_iter,
+            envstep=env_steps,
+        )
+        if model is not None and best_of(self._context.recorder.of(player)) is evaluation:
+            save_checkpoint(
+                player_folder(self._context.run_dir, player) / "ckpt",
+                "ckpt_best",
+                {"model": dict(model)},
+                iteration=evaluation.train_iter,
+                envstep=env_steps,
+                is_latest=False,
+            )
 
 
 def statistics_of(
@@ -409,49 +449,6 @@ def _status_of(player: str | None, status: CoordinatorStatus) -> CoordinatorStat
         return status
     train_iter, env_steps = status.players[player or next(iter(status.players))]
     return dataclasses.replace(status, train_iter=train_iter, env_steps=env_steps)
-
-
-def _record(
-    context: RunContext,
-    tb_loggers: _TbLoggers,
-    coordinator: Coordinator,
-    info: Mapping[str, Any],
-    model: Mapping[str, Any] | None,
-) -> None:
-    """Record an evaluation, and keep the weights of the best one."""
-    returns = [float(each) for each in info["reward_raw"]]
-    if not returns:
-        return  # stopped before an episode ended
-    player = info.get("player")
-    env_steps, tb_logger = _status_of(player, coordinator.status()).env_steps, tb_loggers.of(player)
-    evaluation = context.recorder.add_evaluation(
-        returns, env_steps, int(info["train_iter"]), player
-    )
-    coordinator.note_evaluation(dataclasses.asdict(evaluation))
-    write_statistics(
-        tb_logger,
-        "evaluator",
-        evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
-        | info.get("episode_info", {}),
-        evaluation.train_iter,
-        env_steps,
-    )
-    write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
-    observe().after_evaluate(
-        source=str(info.get("task_id", "evaluator")),
-        mean_return=evaluation.mean,
-        train_iter=evaluation.train_iter,
-        envstep=env_steps,
-    )
-    if model is not None and best_of(context.recorder.of(player)) is evaluation:
-        save_checkpoint(
-            player_folder(context.run_dir, player) / "ckpt",
-            "ckpt_best",
-            {"model": dict(model)},
-            iteration=evaluation.train_iter,
-            envstep=env_steps,
-            is_latest=False,
-        )
 
 
 def write_collected(
@@ -485,21 +482,6 @@ def write_collected(
     statistics |= floats_of(finished.get("collect_setting", {}))
     write_statistics(tb_logger, "collector", statistics, status.train_iter, status.env_steps)
     write_statistics(tb_logger, "commander", of_commander, status.train_iter, status.env_steps)
-
-
-def _remove_data(
-    context: RunContext,
-    transport: Transport,
-    journal: Journal | None,
-    ended_by: Sequence[Reason],
-) -> None:
-    try:
-        if journal is not None and _can_be_resumed(context, ended_by):
-            transport.keep_data()
-        else:
-            transport.remove_data()
-    except DingError as error:
-        _log.warning("files of the run remain: %s", error)
 
 
 def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:

@@ -156,8 +156,11 @@ def serial_pipeline(context: RunContext) -> RunResult:
                 reason = _run(context, team, saver)
         except (Exception, KeyboardInterrupt) as error:
             if not context.stop.is_set():
-                for each in team.members:
-                    _save_after_failure(each.learner)
+                for each in team.members:  # for whoever looks into the failure
+                    try:
+                        each.learner.save_checkpoint(EXCEPTION)
+                    except DingError:
+                        _log.exception("could not save a checkpoint after the failure")
                 raise
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             reason = "interrupted"
@@ -258,14 +261,6 @@ def _evaluate_last(context: RunContext, workers: Workers) -> bool:
     if evaluations and evaluations[-1].train_iter == workers.learner.train_iter:
         return False
     return _evaluate(context, workers)
-
-
-def _save_after_failure(learner: Any) -> None:
-    """Keep the weights for whoever looks into the failure; ``latest`` stays as it was."""
-    try:
-        learner.save_checkpoint(EXCEPTION)
-    except DingError:
-        _log.exception("could not save a checkpoint after the failure")
 
 
 def _status(context: RunContext, team: Team) -> RunStatus:

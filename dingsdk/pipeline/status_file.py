@@ -125,13 +125,10 @@ class StatusFile:
 
     def _run(self) -> None:
         # The first seconds are those that somebody looks at: a twentieth of the time so far.
-        while not self._done.wait(self._interval_s()):
+        recorder = self._context.recorder
+        while not self._done.wait(min(INTERVAL_S, max(FIRST_INTERVAL_S, recorder.elapsed_s / 20))):
             if self._context.has_begun:
                 self.write()
-
-    def _interval_s(self) -> float:
-        elapsed_s = self._context.recorder.elapsed_s
-        return min(INTERVAL_S, max(FIRST_INTERVAL_S, elapsed_s / 20))
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,9 @@ class Supervisor:
         context = self._context
         context.status = lambda: self._status
         try:
-            self._launch()
+            if transport_class(self._cfg).starts_workers:
+                self._transport = make_transport(self._cfg, context.run_dir)
+                self._transport.launch(worker_ids(self._cfg))
             self._start(is_resumed=context.resumed is not None, rejoin_s=0.0)
             while self._over is None:
                 self._look()
@@ -142,13 +144,7 @@ class Supervisor:
         over, self._status = self._over, self._over.status
         steps = (self._status.env_steps, self._status.train_iter)
         result = context.finish(over.reason, "parallel", *steps)
-        return replace(result, elapsed_s=over.elapsed_s, policy_lag=self._status.policy_lag)
-
-    def _launch(self) -> None:
-        """Start what the processes need, where the transport brings it along."""
-        if transport_class(self._cfg).starts_workers:
-            transport = self._transport = make_transport(self._cfg, self._context.run_dir)
-            transport.launch(worker_ids(self._cfg))
+        return replace(result, elapsed_s=over.elapsed_s)
 
     def _look(self) -> None:
         """Take what the coordinator says, and see that all processes live."""

@@ -293,11 +293,8 @@ class OneVsOneLeague(Configurable):
             )
         return self.players[known[0] if player_id is None else player_id]
 
-    def _history(self) -> list[Player]:
-        return [player for player in self.players.values() if not player.is_active]
-
     def _draw_opponent(self, home: Player) -> Player:
-        history = self._history()
+        history = [player for player in self.players.values() if not player.is_active]
         if not history or self._rng.random() < self._cfg.self_play:
             return self.players[self._rng.choice(self.active_players_ids)]
         rates = list(self.win_rates(home.player_id).values())

@@ -466,22 +466,17 @@ class Journal:
                 content = self._disk.read(name, _MAX_BYTES)[:limit]
             except (DataCorruptError, DataMissingError) as error:
                 raise _unusable(self._disk.path / name, f": {error}") from error
-            facts, torn = self._read_facts(name, content)
+            facts, torn = decode_facts(content, str(self._disk.path / name))
+            if facts:
+                _check_version(self._disk.path / name, getattr(facts[0], "version", None))
             found.facts[:0] = facts[1:]
             found.torn_bytes += torn
             if number == last:
                 size = len(content) - torn
-            limit = facts[0].after_bytes if facts else None
+            limit = getattr(facts[0], "after_bytes", None) if facts else None
         if states:
             found.state = self._read_state(_name(first, "state"))
         return found, last, size
-
-    def _read_facts(self, name: str, content: bytearray) -> tuple[list[Any], int]:
-        path = str(self._disk.path / name)
-        facts, torn = decode_facts(content, path)
-        if facts:
-            _check_version(path, getattr(facts[0], "version", None))
-        return facts, torn
 
     def _read_state(self, name: str) -> Mapping[str, Any]:
         path = self._disk.path / name

@@ -28,9 +28,6 @@ class TaskPhase(enum.Enum):
     LOST = "lost"  # its worker did not survive it
 
 
-FINAL_PHASES = frozenset({TaskPhase.FINISHED, TaskPhase.FAILED, TaskPhase.LOST})
-
-
 @dataclass(slots=True)
 class TaskState:
     """One task of a commander, from production to its end.
