@@ -28,7 +28,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,16 +97,13 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
     raise RunFolderError(f"no free run folder name below {root}", path=str(root))
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> AbstractContextManager[None]:
     """Be the only run that uses a run folder; the lock goes with the process.
 
     Raises:
         RunFolderError: another run uses it.
     """
-    taken = f"a run is under way in {folder}; wait for its end, or stop it"
-    with locked_folder(folder, taken):
-        yield
+    return locked_folder(folder, f"a run is under way in {folder}; wait for its end, or stop it")
 
 
 def claim_run_folder(folder: Path) -> Path:

@@ -345,9 +345,8 @@ class Coordinator(Configurable, TaskControl):
         if keeper is None:
             return
         with self.condition:
-            begun = None
-            if keeper.is_state_due and not self.is_ending:
-                begun = keeper.begin_state()
+            is_due = keeper.is_state_due and not self.is_ending
+            begun = keeper.begin_state() if is_due else None
         if begun is not None:
             has_room = keeper.write_state(*begun)
             with self.condition:
