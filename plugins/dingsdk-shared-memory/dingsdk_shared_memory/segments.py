@@ -156,8 +156,7 @@ class _Segment:
         return bool(found == generation or self.state()[0] == generation)
 
     def delete(self, number: int) -> None:
-        at = _entry_at(number) + _MARK_AT
-        _NUMBER.pack_into(self.map, at, self.generation ^ _DELETED)
+        self._store(_entry_at(number) + _MARK_AT, self.generation ^ _DELETED)
 
     def live_slots(self) -> list[int]:
         """Return the place of each payload that was not deleted: a slot's, or 0."""
@@ -202,8 +201,12 @@ class _Segment:
         self.seen, self.end, self.ids = 0, _FRAMES_AT, []
 
     def _write(self, at: int, word: int) -> None:
-        _NUMBER.pack_into(self.map, at, word)
-        _NUMBER.pack_into(self.map, at + _STATE_BYTES, word)
+        self._store(at, word)
+        self._store(at + _STATE_BYTES, word)
+
+    def _store(self, at: int, word: int) -> None:
+        # At once: ``pack_into`` writes zeros first, which others may read.
+        self.map[at : at + _NUMBER.size] = _NUMBER.pack(word)
 
 
 _Entry = tuple[_Segment, int, int, int, int]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,6 +219,32 @@ def test_damage_in_a_header_is_counted_once_and_costs_no_payload(
     assert reader.read("next") == late.read("next") == b"next"
     late.close()
     assert files(tmp_path) == 1
+
+
+def test_header_that_is_being_written_is_not_damaged(tmp_path: Path, reader: Segments) -> None:
+    writing = (
+        "import itertools, sys; from pathlib import Path\n"
+        "from dingsdk.data import PrivateDir; from dingsdk_shared_memory.segments import Segments\n"
+        "segments = Segments(PrivateDir(Path(sys.argv[1])))\n"
+        "for number in itertools.count():\n"
+        "    segments.add(str(number), [b'x'], 1); segments.delete(str(number))\n"
+    )
+    command = [sys.executable, "-c", writing, str(tmp_path / "s")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + 60.0
+            while len(seen := set(reader._segments)) < 1:
+                assert time.monotonic() < deadline
+                reader.ids()
+            segment = reader._segments[seen.pop()]
+            first, states = segment.state()[0] & 0xFFFF_FFFF, 0
+            while (segment.state()[0] & 0xFFFF_FFFF) < first + 100:
+                states += 1
+                assert time.monotonic() < deadline
+        finally:
+            process.kill()
+    assert states > 1_000
+    assert reader.damaged_count == 0
 
 
 @pytest.mark.parametrize("at", [8, 16], ids=["generation", "number of entries"])
