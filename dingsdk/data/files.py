@@ -18,7 +18,7 @@ import re
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -48,7 +48,8 @@ _ADVICE = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""What a call fails with that may work again later."""
 _GONE = {errno.ENOENT, errno.ESTALE}  # NFS calls a file stale that another host deleted
 _NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR}
 
@@ -464,7 +465,7 @@ class Folder:
                 close_reader(descriptor)
             if error.errno in _GONE and parent is not None and not create:
                 raise DataMissingError(f"no folder {self.path}", data_id=name) from error
-            raise _typed("open", self.path, error) from error
+            raise file_error("open", self.path, error) from error
         if why:
             close_reader(descriptor)
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
@@ -515,7 +516,7 @@ class Folder:
             if error.errno in _NOT_A_FILE:
                 text = f"{self.path / name} is no regular file: {error.strerror}"
                 return DataCorruptError(text, where=name)
-        return _typed(action, self.path / name, error)
+        return file_error(action, self.path / name, error)
 
 
 class PrivateDir(Folder):
@@ -732,9 +733,10 @@ def _unlink_quietly(folder: int, name: str) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _typed(action: str, path: Path, error: OSError) -> DingError:
-    if error.errno in _FULL:
-        reason = errno.errorcode[error.errno]
+def file_error(action: str, path: Path, error: OSError, full: Collection[int] = FULL) -> DingError:
+    """Return StorageFullError for a failure of the numbers ``full``, else ``folder_error``."""
+    if error.errno in full:
+        reason = errno.errorcode[error.errno or 0]
         text = f"cannot {action} {path}: {error.strerror} ({reason}); it may work again later"
         return StorageFullError(text, path=str(path), reason=reason)
     return folder_error(action, path, error)

@@ -46,6 +46,23 @@ def flatten(tree: Any) -> list[tuple[Path, Any]]:
     return pairs
 
 
+def nest(pairs: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
+    """Return dicts that hold each leaf at its path of keys: of dicts what ``flatten`` was given.
+
+    Raises:
+        ValueError: a path comes twice.
+    """
+    tree: dict[Any, Any] = {}
+    for path, leaf in pairs:
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        if path[-1] in node:
+            raise ValueError(f"{path!r:.80} comes twice")
+        node[path[-1]] = leaf
+    return tree
+
+
 def different_leaves(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> list[str]:
     """Return where two nests differ, as sorted paths of keys with dots between them.
 

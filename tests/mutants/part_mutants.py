@@ -158,8 +158,8 @@ class TurnsTuplesIntoLists(Objects):
 
 @mutant(12)
 class FlattensGrids(Arrays):
-    def take(self, where: Any) -> Any:
-        return super().take(where if isinstance(where, slice) else where.reshape(-1))
+    def take_grid(self, where: Any) -> Any:
+        return self.take(where.reshape(-1))
 
 
 @mutant(13)

@@ -15,7 +15,7 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
         {
             "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
             "objects": "A row may be any object.",
-            "grids": "`take` accepts positions of several dimensions.",
+            "grids": "`take_grid` gives columns.",
             "any_order": "Rows may leave in any order; without it the oldest leave first.",
             "durable": "Rows stay in the folder when the storage is closed.",
         },

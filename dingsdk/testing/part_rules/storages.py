@@ -170,7 +170,7 @@ def rule_12_grids_of_positions_give_grids_of_rows(bench: PartBench) -> None:
     """Positions ``[B, T]`` give a SampleBatch of ``B`` rows with columns ``[B, T, ...]``."""
     storage = _Ring(bench.part(), *range(6)).storage
     where = np.array([[4, 0, 1], [2, 2, 5]])
-    found = storage.take(where)
+    found = storage.take_grid(where)
     expect_equal(found.columns["id"].tolist(), where.tolist(), "numbers of the rows of a grid")
     expect_equal(found.columns["next_obs"]["pos"].shape, (2, 3, WIDTH), "shape of a column")
     expect_equal(len(found), 2, "rows of the batch")

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import map_columns
 from dingsdk.errors import DataCorruptError, DataMissingError, PayloadsLostError, ProtocolError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.factory import reopening_storage
@@ -134,11 +133,8 @@ class RowStore:
         if offsets.min() < 0:
             self._load_all(np.unique(payloads[offsets < 0]).tolist())
         where = self._positions(payloads, rows)
-        if where.ndim == 1 or self._storage.takes_grids:
-            return cast(SampleBatch, self._storage.take(where))
-        taken = cast(SampleBatch, self._storage.take(where.reshape(-1)))
-        columns = map_columns(lambda a: a.reshape(*where.shape, *a.shape[1:]), taken.columns)
-        return SampleBatch.trusted(columns, len(where))
+        storage = self._storage
+        return cast(SampleBatch, (storage.take if where.ndim == 1 else storage.take_grid)(where))
 
     def _positions(self, payloads: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         where: NDArray[np.int64] = self._offsets[payloads] + rows

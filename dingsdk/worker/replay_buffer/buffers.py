@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Count, Part, Section, preset, read_section
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import leaves, map_columns
+from dingsdk.data.columns import leaves
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
 from dingsdk.worker.replay_buffer.interface import NoMetadata, Order
@@ -341,37 +341,23 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         if count == 0 or (count < batch * length and not replace):
             return None
         windows = self._sampler.draw(batch, length)  # type: ignore[attr-defined]
-        return None if windows is None else self._gather(windows.where, windows.mask)
-
-    def _gather(
-        self, where: NDArray[np.int64], mask: NDArray[np.bool_] | None
-    ) -> SampleBatch | list[Any]:
-        batch, length = where.shape
-        storage = cast(Storage, self._storage)
+        if windows is None:
+            return None
+        where, mask = windows
         self._sample_monitor.skip -= 1
         if self._sample_monitor.skip == 0:
             self._record_ages(where.reshape(-1))
-        if storage.takes_grids:
-            grid = cast(SampleBatch, storage.take(where))
-            return grid if mask is None else _masked(grid.columns, mask)
-        rows = storage.take(where.reshape(-1))
-        if not isinstance(rows, SampleBatch):
-            cut = [rows[start : start + length] for start in range(0, batch * length, length)]
-            if mask is None:
-                return cut
-            return [
-                [row for row, inside in zip(*pair, strict=True) if inside]
-                for pair in zip(cut, mask.tolist(), strict=True)
-            ]
-        columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
-        return SampleBatch.trusted(columns, batch) if mask is None else _masked(columns, mask)
-
-
-def _masked(columns: dict[str, Any], mask: NDArray[np.bool_]) -> SampleBatch:
-    """Return sequences with their mask, and zeros where it is False."""
-    for _, array in leaves(columns):
-        array[~mask] = 0
-    return SampleBatch.trusted({**columns, "mask": mask}, len(mask))
+        grid = cast(Storage, self._storage).take_grid(where)
+        if mask is None:
+            return grid
+        if isinstance(grid, SampleBatch):
+            for _, array in leaves(grid.columns):
+                array[~mask] = 0
+            return SampleBatch.trusted({**grid.columns, "mask": mask}, len(mask))
+        return [
+            [row for row, inside in zip(*pair, strict=True) if inside]
+            for pair in zip(grid, mask.tolist(), strict=True)
+        ]
 
 
 class EpisodeReplayBuffer(NaiveReplayBuffer):

@@ -26,16 +26,20 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
-from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
+from dingsdk.data.container import (
+    checkpoint_errors,
+    decode_frame,
+    decode_json,
+    encode_frame,
+    encode_json,
+)
 from dingsdk.data.files import Buffer, Folder, locked_folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
-    CheckpointVersionError,
     DataCorruptError,
     DataMissingError,
-    DataVersionError,
     RunFolderError,
     SchemaMismatchError,
     StorageFullError,
@@ -468,12 +472,8 @@ def _read(folder: Folder, file: _File, rows: int) -> Any:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn what is wrong with a file into errors about saved rows."""
-    try:
-        yield
-    except DataVersionError as error:
-        text = f"{path}: {error}"
-        facts = {"found": error.found, "expected": error.expected}
-        raise CheckpointVersionError(text, path=str(path), **facts) from error
-    except (DataMissingError, ValueError) as error:  # those of msgspec and of wrong names, too
-        text = f"{path} cannot be used: {error}; save the buffer's data again"
-        raise CheckpointCorruptError(text, path=str(path)) from error
+    with checkpoint_errors(path, "save the buffer's data again"):
+        try:
+            yield
+        except DataMissingError as error:
+            raise DataCorruptError(f"it is missing: {error}", where=path.name) from error

@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from dingsdk.data import Folder, SampleBatch, decode_json, encode_json
+from dingsdk.data.container import checkpoint_errors
 from dingsdk.data.files import locked_folder
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -249,12 +250,8 @@ class _RepeatedInsertError(Exception):
 
 
 def _read_pointer(folder: Folder) -> _Pointer:
-    try:
+    path, advice = folder.path / POINTER_NAME, "restore it, or begin with an empty folder"
+    with suppress(DataMissingError), checkpoint_errors(path, advice):
         content = folder.read(POINTER_NAME, _POINTER_BYTES)
         return msgspec.convert(decode_json(_POINTER_KIND, content, _POINTER_BYTES), _Pointer)
-    except DataMissingError:
-        return _Pointer(1, {})
-    except (DataCorruptError, msgspec.ValidationError) as error:
-        path = folder.path / POINTER_NAME
-        text = f"{path} is damaged: {error}; restore it, or begin with an empty folder"
-        raise CheckpointCorruptError(text, path=str(path)) from error
+    return _Pointer(1, {})

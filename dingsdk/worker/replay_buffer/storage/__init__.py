@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, PartSection, Section
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS, torch_to_numpy
+from dingsdk.data.columns import NUMERIC_KINDS, map_columns, torch_to_numpy
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.storage.arrays import Layout
@@ -35,9 +35,6 @@ class Storage(Configurable, ABC):
     """
 
     Config: ClassVar[type[Section]] = PartSection
-
-    takes_grids: ClassVar[bool] = False
-    """Whether :meth:`take` accepts positions of several dimensions."""
 
     holds_objects: ClassVar[bool] = False
     """Whether rows are a list of any objects, and not columns."""
@@ -91,19 +88,20 @@ class Storage(Configurable, ABC):
         """
 
     def expect(self, rows: int) -> None:
-        """Called while empty: the next calls of ``put`` fill positions ``0..rows-1``.
-
-        They may start at any of these: a ring whose oldest row is not at position 0 is loaded in
-        pieces.
-        """
+        """Called while empty: the next calls of ``put`` fill positions 0 to ``rows - 1``."""
 
     @abstractmethod
     def take(self, where: Where) -> Rows:
-        """Return the rows at positions that were written to, as the caller's own copy.
+        """Return the rows at positions that were written to, as the caller's own copy."""
 
-        With ``takes_grids``, int64 positions ``[B, T]`` give a SampleBatch of ``B`` rows whose
-        columns are ``[B, T, ...]``.
-        """
+    def take_grid(self, where: NDArray[np.int64]) -> Rows:
+        """Return the rows at positions ``[B, T]``: ``B`` lists, or columns ``[B, T, ...]``."""
+        batch, length = where.shape
+        rows = self.take(where.reshape(-1))
+        if not isinstance(rows, SampleBatch):
+            return [rows[start : start + length] for start in range(0, batch * length, length)]
+        columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
+        return SampleBatch.trusted(columns, batch)
 
     def take_later(self, where: Where) -> Callable[[], Rows]:
         """Return what returns the rows at positions, once; it is called without the lock.
@@ -118,10 +116,7 @@ class Storage(Configurable, ABC):
         """Drop all rows, and the schema that the first of them set."""
 
     def seal(self) -> None:
-        """Stop linking new rows to stored ones.
-
-        Called by owners whose rows leave in any order, where rows share content.
-        """
+        """Stop linking new rows to stored ones; for owners whose rows leave in any order."""
 
     def commit(self, state: Mapping[str, int]) -> None:
         """Called when a push is complete; a durable storage writes the state beside the rows.

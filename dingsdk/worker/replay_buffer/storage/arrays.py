@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -52,8 +54,6 @@ class ArrayStorage(Storage):
         next_of: Annotated[str, Meta(min_length=1)] | None = None
         compress: Literal["none", "lz4", "zstd"] = "none"
 
-    takes_grids: ClassVar[bool] = True
-
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
         super().__init__(cfg, capacity, deepcopy)
         self._cfg = self.read(cfg, "storage")
@@ -95,7 +95,7 @@ class ArrayStorage(Storage):
         self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        """Check rows and return their columns; see :meth:`Storage.accept`."""
+        """Return columns that fit those stored; see :meth:`Storage.accept`."""
         schema = self._schema
         if type(rows) is SampleBatch:
             columns = rows.columns
@@ -142,15 +142,8 @@ class ArrayStorage(Storage):
     def take_later(self, where: Where) -> Callable[[], Rows]:
         if self.layout is None:
             return super().take_later(where)
-        columns, layout, is_plain = self._columns, self.layout, self._is_plain
-
-        def take() -> SampleBatch:
-            if isinstance(where, slice):
-                copies = map_columns(lambda array: array[where].copy(), columns)
-                return SampleBatch.trusted(copies, where.stop - where.start, is_plain)
-            return SampleBatch.trusted(layout.take(where), len(where), is_plain)
-
-        return take
+        # Of the columns of now: the storage may be cleared meanwhile.
+        return functools.partial(copy.copy(self).take, where)
 
     def make_room(self, rows: int) -> None:
         """Have room for accepted rows that are put later, where one push was accepted in parts.
@@ -372,7 +365,7 @@ class Layout:
                 child.put(where, new[key])
 
     def take(self, where: NDArray[np.int64]) -> dict[str, Any]:
-        """Gather rows into new columns; positions ``[B, T]`` give columns ``[B, T, ...]``."""
+        """Gather rows into new columns."""
         columns: dict[str, Any] = {key: gather(where, 0) for key, gather in self._gathers}
         for key, child in self._children:
             columns[key] = child.take(where)

@@ -125,18 +125,16 @@ class PackedColumn:
             self._lengths[position] = len(data)
 
     def take(self, where: Any, axis: int = 0) -> NDArray[Any]:
-        """Return the rows at positions of any shape, as a new array.
+        """Return the rows at positions (or at one, without the dimension) as a new array.
 
         Raises:
             DataCorruptError: the bytes of one do not give a row.
         """
         where = np.asarray(where)
-        positions = where.reshape(-1)
         taken = np.empty((*where.shape, *self.shape[1:]), self.dtype)
         out, start, size = _as_bytes(taken), 0, self._row_bytes
-        lengths = self._lengths[positions].tolist()
-        for position, length in zip(positions.tolist(), lengths, strict=True):
-            out[start : start + size] = self._row(position, length)
+        for position in where.reshape(-1).tolist():
+            out[start : start + size] = self._row(position, int(self._lengths[position]))
             start += size
         return taken
 

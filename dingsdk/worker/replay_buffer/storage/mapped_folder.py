@@ -1,17 +1,15 @@
 """A folder of files of rows that one process uses at a time, and finds again after a crash.
 
-``lock`` is held while the folder is in use; ``header.json``, written last, says what the files
-are; ``cursor.bin`` holds the last two records of what is in them. A record is a store to memory
-that outlives the process: a process that is killed at any point leaves either record whole.
-(What a power cut leaves of files that were never synced is not promised.) ``spare.bin`` is disk
-space held back.
+``header.json``, written last, says what the files are; ``cursor.bin`` holds the last two records
+of what is in them. A record is a store to memory that outlives the process: a process that is
+killed at any point leaves either record whole. (What a power cut leaves of files that were never
+synced is not promised.) ``spare.bin`` is disk space held back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import math
 import mmap
 import os
@@ -28,18 +26,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from dingsdk.data import PrivateDir
-from dingsdk.data.container import decode_json, encode_json
-from dingsdk.data.files import close_reader, folder_error, open_private
-from dingsdk.errors import (
-    CheckpointCorruptError,
-    CheckpointVersionError,
-    DataCorruptError,
-    DataMissingError,
-    DataVersionError,
-    DingError,
-    RunFolderError,
-    StorageFullError,
-)
+from dingsdk.data.container import checkpoint_errors, decode_json, encode_json
+from dingsdk.data.files import FULL, close_reader, file_error, locked_folder, open_private
+from dingsdk.errors import CheckpointCorruptError, DataMissingError, DingError
 
 How = Literal["create", "open", "extend"]
 """How to map a file: a new one of zeros, in place of that of an unfinished creation; that of an
@@ -48,10 +37,10 @@ earlier process; one in use that becomes longer, whose earlier maps stay valid."
 _KIND = "mapped-rows"
 _HEADER = "header.json"
 _HEADER_MAX_BYTES = 1 << 20
-_CURSOR, _LOCK, _SPARE = "cursor.bin", "lock", "spare.bin"
+_CURSOR, _SPARE = "cursor.bin", "spare.bin"
+_FULL = FULL | {errno.EFBIG}
 _RECORD_BYTES = 4096
 _PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length of the text
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
 
 
 class MappedFolder:
@@ -67,22 +56,15 @@ class MappedFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._folder = PrivateDir(path)
-        try:
-            lock = _open(path / _LOCK, os.O_CREAT)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                close_reader(lock)
-                raise RunFolderError(
-                    f"{path} is in use by another buffer (perhaps of another process); close "
-                    "that one, or choose another storage.path",
-                    path=str(path),
-                ) from error
-        except BaseException:
-            self._folder.close()
-            raise
-        self._unlock = weakref.finalize(self, close_reader, lock)
+        self._until_close = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            self._folder = stack.enter_context(PrivateDir(path))
+            taken = (
+                f"{path} is in use by another buffer (perhaps of another process); close that "
+                "one, or choose another storage.path"
+            )
+            stack.enter_context(locked_folder(path, taken))
+            self._until_close = stack.pop_all()
         self._cursor: NDArray[np.uint8] | None = None
         self._number = 0
         self._spare_bytes = 0
@@ -214,12 +196,7 @@ class MappedFolder:
 
     def error(self, action: str, name: str, error: OSError) -> DingError:
         """Return the typed form of a failed file operation."""
-        path = self.path / name
-        if error.errno in _FULL:
-            reason = errno.errorcode[error.errno]
-            text = f"cannot {action} {path}: {error.strerror} ({reason}); free some disk space"
-            return StorageFullError(text, path=str(path), reason=reason)
-        return folder_error(action, path, error)
+        return file_error(action, self.path / name, error, _FULL)
 
     def write_header(self, facts: dict[str, Any]) -> None:
         """Begin the folder's cursor, and say what its files are; from now on it holds rows."""
@@ -236,16 +213,11 @@ class MappedFolder:
             CheckpointCorruptError: it is damaged.
             CheckpointVersionError: it was written by a version that this one does not read.
         """
-        try:
+        advice = "delete the folder or choose another storage.path"
+        with contextlib.suppress(DataMissingError), checkpoint_errors(self.path / _HEADER, advice):
             text = self._folder.read(_HEADER, _HEADER_MAX_BYTES)
             return msgspec.convert(decode_json(_KIND, text, _HEADER_MAX_BYTES), dict[str, Any])
-        except DataMissingError:
-            return None
-        except DataVersionError as error:
-            facts = {"found": error.found, "expected": error.expected}
-            raise CheckpointVersionError(f"{self.path} has {error}", **facts) from error
-        except (DataCorruptError, msgspec.ValidationError) as error:
-            raise self.corrupt(f"its header is damaged ({error})") from error
+        return None
 
     def erase(self) -> None:
         """Delete header and files; without its header the folder is empty at any point."""
@@ -302,8 +274,7 @@ class MappedFolder:
         """Let others use the folder; idempotent."""
         self._close_slots()
         self.release_spare()
-        self._unlock()
-        self._folder.close()
+        self._until_close.close()
 
 
 class SlotFile:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import NUMERIC_KINDS, map_columns
-from dingsdk.data.pytree import flatten
+from dingsdk.data.pytree import flatten, nest
 from dingsdk.errors import (
     CheckpointError,
     CheckpointVersionError,
@@ -373,17 +373,17 @@ class MemmapStorage(ArrayStorage):
         return count
 
     def _open_columns(self, entries: list[dict[str, Any]]) -> None:
-        columns: dict[str, Any] = {}
-        form: dict[str, Any] = {}
+        columns: list[tuple[Any, Any]] = []
+        form: list[tuple[Any, Any]] = []
         absent = self._next_of and f"next_{self._next_of}"
         for entry in entries:
             path, dtype, shape = entry["path"], np.dtype(entry["dtype"]), tuple(entry["shape"])
             if dtype.kind not in NUMERIC_KINDS or any(type(n) is not int or n < 0 for n in shape):
                 raise ValueError(f"column {path!r:.80}")
-            _insert(form, path, np.empty((0, *shape), dtype))
+            form.append((path, np.empty((0, *shape), dtype)))
             if path[0] != absent:
-                _insert(columns, path, self._map_column(shape, dtype))
-        self._use(columns, form)
+                columns.append((path, self._map_column(shape, dtype)))
+        self._use(nest(columns), nest(form))
 
     def _open_own(self, folder: MappedFolder) -> dict[str, NDArray[Any]]:
         files = {name: (self._file_of(f"own.{name}"), array) for name, array in self._observed()}
@@ -411,12 +411,3 @@ class MemmapStorage(ArrayStorage):
             self._folder = MappedFolder(self._path)
         if self._folder is not None:
             self._folder.erase()
-
-
-def _insert(tree: dict[str, Any], path: list[str], leaf: NDArray[Any]) -> None:
-    *parents, last = path
-    for key in parents:
-        tree = tree.setdefault(key, {})
-    if last in tree:
-        raise ValueError(f"column {path!r:.80} twice")
-    tree[last] = leaf

@@ -204,8 +204,8 @@ class NextOf:
         if isinstance(where, slice):
             where = np.arange(where.start, where.stop)
         links = self._links[where]
-        (alone,) = np.nonzero(links.reshape(-1) < 0)
-        places = -1 - links.reshape(-1)[alone]
+        (alone,) = np.nonzero(links < 0)
+        places = -1 - links[alone]
         # Slots look up their own row, for a moment; others may hold what a killed process left.
         followers = np.where(links < 0, where, links) if len(alone) else links
         names = iter(self._stored)
@@ -213,8 +213,7 @@ class NextOf:
         def gather(array: NDArray[Any]) -> NDArray[Any]:
             name, taken = next(names), array.take(followers, 0)
             if len(alone):
-                flat = taken.reshape(links.size, *array.shape[1:])
-                flat[alone] = self._own[name][places]
+                taken[alone] = self._own[name][places]
             return taken
 
         return map_columns(gather, {"": self._observed})[""]
