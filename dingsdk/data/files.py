@@ -4,6 +4,9 @@ A :class:`Folder` keeps a descriptor of itself, so that what was checked is what
 its path leads later. A :class:`PrivateDir` is a folder that only we write to, under names that we
 give. Files are written under a temporary name and renamed into place. A writer that is killed
 leaves its temporary file, unlocked; :meth:`Folder.sweep` removes those.
+
+Errors: a disk that is full, over quota or failing, and a lack of descriptors, are StorageFullError;
+what else cannot be read or written is RunFolderError. Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -62,8 +65,7 @@ _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK the open of a FIFO would wait for a writer.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-_OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-_APPEND = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BUFFERS_A_CALL = 512  # below IOV_MAX, 1024 on Linux
 
 
@@ -105,12 +107,8 @@ def open_private(path: str, flags: int) -> int:
 def locked_folder(path: Path, taken: str) -> Iterator[None]:
     """Be the only one that has a folder; the lock goes with the process.
 
-    Args:
-        path: A folder that exists.
-        taken: What to say where another one has it.
-
     Raises:
-        RunFolderError: another one has it.
+        RunFolderError: another one has it; its text is ``taken``.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -153,8 +151,7 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
     The folder must exist. A symbolic link at ``path`` is replaced, never followed.
 
     Raises:
-        RunFolderError: the file cannot be written; whatever was there is untouched and
-            nothing is left behind.
+        RunFolderError: the file cannot be written (for whatever reason).
         TypeError, ValueError: the value has no JSON form (NaN and infinities have none).
     """
     target = Path(path)
@@ -181,10 +178,6 @@ class Folder:
 
     Attributes:
         path: Where it was when it was opened.
-
-    Raises:
-        RunFolderError: it cannot be opened or created; ``path``.
-        StorageFullError: the system has no room or no descriptor for it.
     """
 
     _open_flags = _OPEN_FOLDER
@@ -213,14 +206,9 @@ class Folder:
         """Write a file, mode 0600, which takes its name when it is whole.
 
         Args:
-            name: Of the file; whatever has that name is replaced.
+            name: Of the file; whatever has that name is replaced, or stays where this fails.
             buffers: The content in order.
             durable: Whether to wait until the disk has the file and its name.
-
-        Raises:
-            StorageFullError: disk full, over quota, failing, or out of descriptors. The file is
-                as it was before, and nothing is left behind.
-            RunFolderError: another reason, such as a folder of that name.
         """
         self._check_name(name)
         with _Use(self, "write", name) as folder:
@@ -236,12 +224,11 @@ class Folder:
             durable: Whether to wait until the disk has it.
 
         Raises:
-            StorageFullError: disk full, over quota, failing, or out of descriptors.
-            RunFolderError: another reason, such as a file of another size.
+            RunFolderError: it has another size.
         """
         self._check_name(name)
         with _Use(self, "write", name) as folder:
-            flags = _APPEND if at else _APPEND | os.O_CREAT
+            flags = _WRITE if at else _WRITE | os.O_CREAT
             descriptor = os.open(name, flags, 0o600, dir_fd=folder)
             try:
                 size = os.fstat(descriptor).st_size
@@ -266,11 +253,7 @@ class Folder:
                 os.close(descriptor)
 
     def sync(self, name: str | None = None) -> None:
-        """Wait until the disk has a file's content, or the folder's names.
-
-        Raises:
-            StorageFullError, RunFolderError: it may not have them.
-        """
+        """Wait until the disk has a file's content, or the folder's names."""
         if name is not None:
             self._check_name(name)
         with _Use(self, "write", name or "") as folder:
@@ -289,7 +272,6 @@ class Folder:
         Raises:
             DataMissingError: there is no such file.
             DataCorruptError: it is no regular file, or has more than ``max_bytes``.
-            StorageFullError, RunFolderError: as :meth:`write_atomic`.
         """
         descriptor, found = self._open_file(name, max_bytes)
         try:
@@ -303,15 +285,12 @@ class Folder:
         """Return a file's content, read-only: a copy if small, else a map.
 
         A map keeps a descriptor and lives as long as its views. The file may be deleted
-        meanwhile, on a local file system; it must not be cut off.
+        meanwhile, on a local file system; it must not be cut off. Raises as :meth:`read`.
 
         Args:
             name: Of the file.
             max_bytes: The largest file to look at.
             map_above: Size in bytes from which on a map costs less than a copy.
-
-        Raises:
-            DingError: As :meth:`read`.
         """
         descriptor, found = self._open_file(name, max_bytes)
         try:
@@ -345,11 +324,7 @@ class Folder:
         return None
 
     def unlink(self, name: str) -> bool:
-        """Remove a file or link; return whether there was one.
-
-        Raises:
-            RunFolderError: it is a folder, or cannot be removed.
-        """
+        """Remove a file or link; return whether there was one."""
         if not _TEMPORARY.fullmatch(name):
             self._check_name(name)
         with _Use(self, "remove", name) as folder:
@@ -384,7 +359,7 @@ class Folder:
         with _Use(self) as folder:
             try:
                 # For writing, as some file servers lock no others.
-                descriptor = os.open(name, _OVERWRITE, dir_fd=folder)
+                descriptor = os.open(name, _WRITE, dir_fd=folder)
             except OSError:
                 return False
             try:
@@ -399,11 +374,7 @@ class Folder:
     def remove_tree(self, name: str) -> bool:
         """Remove a folder in this one with the files and folders in it that :meth:`names` gives.
 
-        Returns:
-            Whether it is gone; it stays where something else is in it.
-
-        Raises:
-            RunFolderError: something cannot be removed.
+        Returns whether it is gone; it stays where something else is in it.
         """
         try:
             with self.sub(name, create=False) as inner:
@@ -531,7 +502,7 @@ class PrivateDir(Folder):
     _names = _PRIVATE_NAME
 
     def rewrite(self, name: str, buffers: Sequence[Buffer], pool: PrivateDir, pooled: str) -> bool:
-        """Write a file as :meth:`write_atomic` does, into an existing file of another folder.
+        """Write a file as :meth:`write_atomic` does, into a file that nobody needs any more.
 
         A new file needs new pages, and on some file systems an inode that was not deleted of
         late: both cost more than the write itself. No reader may have the pooled file mapped,
@@ -541,14 +512,11 @@ class PrivateDir(Folder):
         Args:
             name: Of the file.
             buffers: The content in order.
-            pool: Folder of files that nobody needs any more.
-            pooled: Name of one of them; it leaves the pool.
+            pool: Folder of such files.
+            pooled: Name of one of them; it leaves the pool, and is lost where this fails.
 
         Returns:
             False where the pooled file is gone or no regular file of ours: nothing was written.
-
-        Raises:
-            DingError: As :meth:`write_atomic`; the pooled file is lost then.
         """
         self._check_name(name)
         pool._check_name(pooled)
@@ -568,7 +536,7 @@ class PrivateDir(Folder):
 
     def _overwrite(self, folder: int, name: str, buffers: Sequence[Buffer]) -> bool:
         try:
-            descriptor = os.open(name, _OVERWRITE, dir_fd=folder)
+            descriptor = os.open(name, _WRITE, dir_fd=folder)
         except OSError as error:
             if error.errno in _NOT_A_FILE:
                 return False

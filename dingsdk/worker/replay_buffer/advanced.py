@@ -178,11 +178,7 @@ class AdvancedReplayBuffer(Table):
 
     @classmethod
     def check_config(cls, section: Mapping[str, Any], path: str) -> None:
-        """Check that the limiter and ``thruput_controller`` do not contradict each other.
-
-        Raises:
-            ConfigError: both limit the rate of pushes to samples.
-        """
+        """Raise ConfigError where limiter and ``thruput_controller`` both bound a rate."""
         kind = section["limiter"]["type"]
         if bounds_rates(section) and kind not in ("min_size", "push_sample_rate"):
             key = join_key(path, "thruput_controller.push_sample_rate_limit")
@@ -269,14 +265,7 @@ class AdvancedReplayBuffer(Table):
             sample_range: Draw only among these, by age: ``slice(-10, None)`` are the 10 newest.
             timeout_s: Seconds to wait until the rows are there; None: not at all.
 
-        Returns:
-            A SampleBatch, or a list from object storage; ``[]`` for size 0; None where there
-            are too few rows, or the limiter does not admit the sample (yet).
-
-        Raises:
-            ConfigError: the size is negative (also a ValueError).
-            ConfigTypeError: the size is no integer, or the range no slice.
-            BufferClosedError: the buffer is closed, or was closed during the wait.
+        Returns and raises as the ``sample`` of :class:`NaiveReplayBuffer`.
         """
         size = checked_size(size)
         check_range(sample_range)

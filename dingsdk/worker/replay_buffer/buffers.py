@@ -91,14 +91,14 @@ class NaiveReplayBuffer(Table):
             where = self._remover.positions(ranks)
         else:
             where = self._remover.by_age(ages.start + ages.step * ranks)
-        self._sample_monitor.skip -= 1
-        if self._sample_monitor.skip == 0:
-            self._record_ages(where)
+        self._record_ages(where)
         return self._storage.take(where)  # type: ignore[union-attr]
 
     def _record_ages(self, where: NDArray[np.int64]) -> None:
-        newer = self._remover.newer(where)
-        self._record_sample({} if newer is None else {"age": newer}, len(where))
+        self._sample_monitor.skip -= 1
+        if self._sample_monitor.skip == 0:
+            newer = self._remover.newer(where)
+            self._record_sample({} if newer is None else {"age": newer}, len(where))
 
     def _ages(self, sample_range: slice | None) -> range | None:
         """Return the ages of the rows to draw from, None for all."""
@@ -117,12 +117,10 @@ class NaiveReplayBuffer(Table):
 class ElasticReplayBuffer(NaiveReplayBuffer):
     """Samples uniformly from a number of newest rows that a schedule sets (type ``elastic``).
 
-    All rows up to the capacity are kept, so a window that grows again finds the older ones.
-
-    The rest is as in :class:`NaiveReplayBuffer`, but for a ``sample_range``, which is refused: the
-        window is the range. Source: DI-engine's ``ElasticReplayBuffer``. Differences: numbers and
-    linear schedules, which a config file can hold; :meth:`push` moves the window as
-    :meth:`update` does.
+    All rows up to the capacity are kept, so a window that grows again finds the older ones. A
+    ``sample_range`` is refused: the window is one. Source: DI-engine's ``ElasticReplayBuffer``.
+    Differences: numbers and linear schedules, which a config file can hold; :meth:`push` moves the
+    window as :meth:`update` does.
     """
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
@@ -344,9 +342,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         if windows is None:
             return None
         where, mask = windows
-        self._sample_monitor.skip -= 1
-        if self._sample_monitor.skip == 0:
-            self._record_ages(where.reshape(-1))
+        self._record_ages(where.reshape(-1))
         grid = cast(Storage, self._storage).take_grid(where)
         if mask is None:
             return grid
@@ -368,10 +364,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
     means many elements, one episode is pushed as ``push([episode], envstep)``.
 
     The capacity is in episodes. Storages of columns hold the rows of all episodes, which must look
-    alike, and grow with them, limited only by the memory or the disk. Object storage takes
-    episodes of anything. With storage ``auto`` the first push decides.
-
-    The rest is as in :class:`NaiveReplayBuffer`, with episodes for rows. Source: DI-engine's
+    alike, and grow with them. Object storage takes episodes of anything. Source: DI-engine's
     ``EpisodeReplayBuffer``.
 
     Example:
@@ -403,18 +396,11 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         return cast(EpisodeStorage, self._storage)
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        """Add episodes, overwriting the oldest of a full buffer.
-
-        Args:
-            data: A list of episodes, or one as a SampleBatch.
-            cur_collector_envstep: Env steps collected so far; unused here.
-            timeout_s: Seconds to wait for the limiter to admit the episodes; None: not at all.
+        """Add a list of episodes, or one as a SampleBatch; the rest is as for other buffers.
 
         Raises:
             SchemaMismatchError: an element is no episode, or an empty one, or in columns one
                 that does not fit those before; nothing was pushed.
-            BufferFullError: the limiter did not admit the episodes; nothing was pushed.
-            BufferClosedError: the buffer is closed, or was closed during the wait.
         """
         super().push(data if type(data) is list else [data], cur_collector_envstep, timeout_s)
 

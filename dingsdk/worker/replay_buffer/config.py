@@ -63,11 +63,7 @@ def bounds_rates(cfg: Mapping[str, Any]) -> bool:
 
 
 class Parts:
-    """Makes new parts from the section of a buffer.
-
-    Args:
-        section: The type of the section.
-        cfg: The user's config.
+    """Makes new parts from the section of a buffer, of type ``section``.
 
     Attributes:
         full: The config with all defaults, those of the parts included.
@@ -108,11 +104,7 @@ class Parts:
         return cast("Limiter", self._make("limiter", full["limiter"], self._seed("limiter")))
 
     def sampler(self, family: type[Sampler]) -> Sampler:
-        """Make the sampler.
-
-        Raises:
-            ConfigError: it is none of the family, so that this kind of buffer cannot use it.
-        """
+        """Make the sampler; raise ConfigError where it is none of the family."""
         section = self.full["sampler"]
         sampler = self._make("sampler", section, self.capacity, self._seed("sampler"))
         if not isinstance(sampler, family):
@@ -130,11 +122,7 @@ class Parts:
         return cast("Storage", made)
 
     def check_order(self, needs_fifo: bool, remover: Remover, what: str) -> None:
-        """Refuse a remover under which rows do not leave in the order in which they came.
-
-        Raises:
-            ConfigError: ``needs_fifo``, and the remover is not FIFO.
-        """
+        """Raise ConfigError where ``needs_fifo``, and rows do not leave in the order they came."""
         if needs_fifo and not remover.is_fifo:
             raise ConfigError(
                 f"{what} needs rows to leave oldest first, and remover.type "

@@ -188,23 +188,6 @@ class NoMetadata:
     def remove(self, where: Where) -> None:
         """Forget rows at positions, none of which has left before."""
 
-    def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those positions, perhaps given twice, whose rows were sampled often enough.
-
-        The oldest row comes first. ``uses``, int64[n], says how often each was sampled.
-        """
-        return where[:0]
-
-    def uses(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how often the rows at positions were sampled."""
-        return np.zeros(len(where), np.int64)
-
-    def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
-        """Set how often the rows at positions were sampled."""
-
-    def renumber(self, next_id: int) -> None:
-        """Shift all ids, so that the next is ``next_id``."""
-
     def clear(self) -> None:
         """Forget all rows."""
 
@@ -221,10 +204,7 @@ class NoMetadata:
     ) -> dict[str, Any]:
         """Return what is known of the rows at positions ``0..positions-1``.
 
-        Args:
-            positions: How many.
-            columns: Copies of ``columns()`` of so many, for the state to have; None: it makes its
-                own.
+        ``columns`` are copies of ``columns()`` for the state to have; None: it makes its own.
         """
         return {}
 

@@ -35,9 +35,7 @@ _FORGOTTEN = 0.01
 class Limiter(Configurable, ABC):
     """Counts inserts and samples, and admits or refuses the next ones.
 
-    Args:
-        cfg: The ``limiter`` section of the buffer's config.
-        seed: Of random choices, >= 0; None takes one from the operating system.
+    Made of the ``limiter`` section of the buffer's config, and the seed of random choices.
 
     Attributes:
         inserts, samples: The counts.
@@ -215,10 +213,6 @@ class PushSampleRateLimiter(Limiter):
       what a window remembers would never be otherwise;
     * so is a push while a sample as large as the last one asked for would be refused, or
       both sides could wait for each other.
-
-    Args:
-        cfg, seed: As for all limiters.
-        clock: Seconds, monotonic.
     """
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"bounded", "timed"})

@@ -1,4 +1,8 @@
-"""What goes through a buffer: throughput, and statistics of sampled rows. No threads."""
+"""What goes through a buffer: throughput, and statistics of sampled rows. No threads.
+
+Monitors take the buffer's name, for the log, and ``tb_logger``, a writer with ``add_scalar(tag,
+value, step)`` or None; ``clock`` gives seconds, monotonic.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class ThroughputMonitor:
-    """Logs once per period how many rows came, were sampled and left.
-
-    Args:
-        instance_name: The buffer's name, for the log.
-        period_s: Seconds between two reports, at least.
-        tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
-        clock: Seconds, monotonic.
+    """Logs how many rows came, were sampled and left, once in ``period_s`` seconds.
 
     Attributes:
         next_report_s: When the next report is due, by the clock. A plain attribute, because every
@@ -57,9 +55,7 @@ class ThroughputMonitor:
         }
         text = ", ".join(f"{name} {value}" for name, value in facts.items())
         _log.info("%s in %g s: %s", self._instance_name, self._period_s, text)
-        if self._tb_logger is not None:
-            for name, value in facts.items():
-                self._tb_logger.add_scalar(f"{self._instance_name}_sec/{name}", value, stats.pushed)
+        _draw(self._tb_logger, f"{self._instance_name}_sec", facts, stats.pushed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +93,6 @@ class SampleMonitor:
     takes as long as drawing it; the others are only counted. :meth:`record` and :meth:`stats` are
     called under the buffer's lock, :meth:`report` outside.
 
-    Args:
-        instance_name: The buffer's name, for the log.
-        average_range: >= 1, samples that an average is over.
-        print_freq: >= 1, samples from one report to the next.
-        tb_logger: A writer with ``add_scalar(tag, value, step)``, or None.
-        clock: Seconds, monotonic.
-
     Attributes:
         skip: Samples until the next to record, that one included. The buffer counts it down, as a
             call for each sample would take longer.
@@ -133,10 +122,9 @@ class SampleMonitor:
         """Record a sample; return whether a report is due.
 
         Args:
-            facts: One number a row, by name; not kept. A staleness
-                below 0 is unknown.
-            pushed: Rows pushed since the buffer was made.
-            sampled: Rows sampled since then, this sample included.
+            facts: One number a row, by name; not kept. A staleness below 0 is unknown.
+            pushed: Rows pushed so far.
+            sampled: Rows sampled so far, this sample included.
         """
         self.skip = self._stride
         self._records += 1
@@ -174,9 +162,13 @@ class SampleMonitor:
             values[f"{name}_max"] = spread.most
         text = ", ".join(f"{name} {value:g}" for name, value in values.items())
         _log.info("%s, the last %d samples: %s", self._instance_name, stats.samples, text)
-        if self._tb_logger is not None:
-            for name, value in values.items():
-                self._tb_logger.add_scalar(f"{self._instance_name}_sampled/{name}", value, pushed)
+        _draw(self._tb_logger, f"{self._instance_name}_sampled", values, pushed)
+
+
+def _draw(tb_logger: Any, prefix: str, values: Mapping[str, float], step: int) -> None:
+    if tb_logger is not None:
+        for name, value in values.items():
+            tb_logger.add_scalar(f"{prefix}/{name}", value, step)
 
 
 def _spread(name: str, values: NDArray[Any]) -> Spread | None:

@@ -148,11 +148,8 @@ def save(
         segment_bytes: About the most bytes of a segment of more than one row.
 
     Raises:
-        RunFolderError: the folder cannot be written, or another save to it is under way; the
-            old rows stay.
-        StorageFullError: there is no room for the rows; the old ones stay.
-        SchemaMismatchError: an object, or the state of a part of the buffer, contains something
-            else than containers store; the old rows stay.
+        RunFolderError, StorageFullError, SchemaMismatchError: as :meth:`Table.save_data`, and
+            where another save is under way; the old rows stay.
     """
     taken = f"another save to {Path(path)} is under way; save again later, or elsewhere"
     with Folder(path) as folder, locked_folder(folder.path, taken):
@@ -349,12 +346,12 @@ class SavedRows:
         self._path = folder.path
         self._manifest = manifest
         self.made_of: Mapping[str, str] = manifest.made_of
-        self.state, self._facts, self._left = _read(folder, manifest.state, manifest.rows)
+        self.state, self._facts, self._left = _read_state(folder, manifest.state, manifest.rows)
         self.count = manifest.rows - int(np.count_nonzero(self._left))
         size_bytes = sum(segment.size_bytes for segment in manifest.segments)
         self._pieces: list[Rows] | None = [] if size_bytes <= at_once_bytes else None
         for segment in manifest.segments:
-            rows = _read(folder, segment, segment.rows)
+            rows = _read_rows(folder, segment)
             if self._pieces is not None:
                 self._pieces.append(rows)
 
@@ -384,7 +381,7 @@ class SavedRows:
                 rows = self._pieces[index]
             else:
                 with Folder(self._path, create=False) as folder:
-                    rows = _read(folder, segment, segment.rows)
+                    rows = _read_rows(folder, segment)
             rows = rows[max(self._manifest.first - segment.first, 0) :]
             is_left = self._left[at : at + len(rows)]
             at += len(rows)
@@ -442,24 +439,20 @@ def _read_manifest(folder: Folder) -> _Manifest:
         return msgspec.convert(decode_json(_MANIFEST_KIND, text, len(text)), _Manifest)
 
 
-def _read(folder: Folder, file: _File, rows: int) -> Any:
-    """Return the rows of a segment, or state and facts of so many rows."""
-    is_segment = isinstance(file, _Segment)
-    kind = _ROWS_KIND if is_segment else _STATE_KIND
+def _read_rows(folder: Folder, segment: _Segment) -> Rows:
+    with _reading(folder.path / segment.name):
+        rows = _decoded(_ROWS_KIND, folder, segment)
+        if not isinstance(rows, (SampleBatch, list)) or len(rows) != segment.rows:
+            raise ValueError(f"it does not hold {segment.rows} rows")
+        return rows
+
+
+def _read_state(
+    folder: Folder, file: _File, rows: int
+) -> tuple[dict[str, Any], dict[str, Any], NDArray[np.bool_]]:
+    """Return the state, facts of each row that is there at the end, and which of all are not."""
     with _reading(folder.path / file.name):
-        content = folder.read(file.name, file.size_bytes)
-        found = decode_frame(
-            kind,
-            content,
-            file.size_bytes,
-            expected_digest=file.digest,
-            max_manifest_bytes=_MAX_TEXT_BYTES,
-        )
-        if is_segment:
-            if not isinstance(found, (SampleBatch, list)) or len(found) != rows:
-                raise ValueError(f"it does not hold {rows} rows")
-            return found
-        contents = msgspec.convert(found, _Rest)
+        contents = msgspec.convert(_decoded(_STATE_KIND, folder, file), _Rest)
         left = np.zeros(rows, np.bool_) if contents.left is None else np.asarray(contents.left)
         if left.dtype != np.bool_ or left.shape != (rows,):
             raise ValueError("it does not say of each row whether it has left")
@@ -467,6 +460,14 @@ def _read(folder: Folder, file: _File, rows: int) -> Any:
         if any(np.shape(array)[:1] != (count,) for array in contents.facts.values()):
             raise ValueError("its facts are not those of all rows")
         return contents.state, contents.facts, left
+
+
+def _decoded(kind: str, folder: Folder, file: _File) -> Any:
+    content = folder.read(file.name, file.size_bytes)
+    digest, longest = file.digest, _MAX_TEXT_BYTES
+    return decode_frame(
+        kind, content, file.size_bytes, expected_digest=digest, max_manifest_bytes=longest
+    )
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class Remover(Needs, Configurable, ABC):
     Args:
         cfg: The ``remover`` section of the buffer's config.
         capacity: Number of positions, >= 1.
-        seed: Of random choices, >= 0; None takes one from the operating system.
+        seed: Of random choices; None takes one from the operating system.
     """
 
     Config: ClassVar[type[Section]] = PartSection
@@ -142,13 +142,11 @@ class FifoRemover(Remover):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         tail, count = state.get("tail"), state.get("valid_count")
-        whole = type(tail) is int and type(count) is int
-        if not (
-            whole
-            and 0 <= count <= self.capacity  # type: ignore[operator]
-            and (0 <= tail < self.capacity if count == self.capacity else tail == count)  # type: ignore[operator]
-        ):
-            raise CheckpointCorruptError(
-                f"tail {tail!r} and valid_count {count!r} fit no ring of {self.capacity}"
-            )
-        self._tail, self._count = tail, count  # type: ignore[assignment]
+        if type(tail) is int and type(count) is int:
+            tails = range(self.capacity) if count == self.capacity else (count,)
+            if 0 <= count <= self.capacity and tail in tails:
+                self._tail, self._count = tail, count
+                return
+        raise CheckpointCorruptError(
+            f"tail {tail!r} and valid_count {count!r} fit no ring of {self.capacity}"
+        )

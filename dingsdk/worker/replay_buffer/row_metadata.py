@@ -169,6 +169,10 @@ class RowMetadata(NoMetadata):
         return self._queue.take(math.floor(learner_iter - self._max_staleness))
 
     def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those positions whose rows were sampled often enough, oldest row first.
+
+        Positions may come twice; ``uses``, int64[n], says how often each row was sampled.
+        """
         used_up = np.unique(where[uses >= self._max_use])
         return used_up[np.argsort(self._facts[used_up, _ID])]
 
@@ -198,13 +202,16 @@ class RowMetadata(NoMetadata):
         return ids
 
     def uses(self, where: Where) -> NDArray[np.int64]:
+        """Return how often the rows at positions were sampled."""
         uses: NDArray[np.int64] = self._facts[where, _USE]
         return uses
 
     def set_uses(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
+        """Set how often the rows at positions were sampled."""
         self._facts[where, _USE] = uses
 
     def renumber(self, next_id: int) -> None:
+        """Shift all ids, so that the next is ``next_id``."""
         here = self._facts[:, _ID] != NO_ROW
         self._facts[here, _ID] += next_id - self.next_id
         self.next_id = next_id

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.interface import NoMetadata
+    from dingsdk.worker.replay_buffer.persistence import SavedRows
+    from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
     from dingsdk.worker.replay_buffer.table import Table
 
 VERSION = 2
@@ -60,11 +62,8 @@ class Snapshot:
         self.made_of = table._parts.made_of
 
     def some_rows(self, most: int) -> Rows:
-        """Return copies of some rows, at most ``most``: the newest, where that takes no time."""
-        count = min(most, self.last - self.first)
-        if self.is_ordered:
-            return self.rows(self.last - count, self.last)()
-        ranks = np.arange(count, dtype=np.int64)
+        """Return copies of some rows, at most ``most``."""
+        ranks = np.arange(min(most, self.last - self.first), dtype=np.int64)
         return _take_later(self._table, self._table._remover.positions(ranks))()
 
     @property
@@ -103,11 +102,7 @@ class Snapshot:
 
 
 class TableCopy:
-    """A copy of a table that is being made while others use the table.
-
-    Args:
-        table: The table, whose lock is not held.
-    """
+    """A copy of a table that is being made while others use the table, whose lock is not held."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -139,8 +134,7 @@ class TableCopy:
 class RowCopy(TableCopy):
     """Copies rows in the order in which they came, while they leave in any order.
 
-    Rows have numbers: first those that are there when this begins, oldest first, then those that
-    are pushed.
+    Rows are numbered: first those that are there at the beginning, oldest first, then new ones.
 
     Attributes:
         last: Number after the newest row.
@@ -204,11 +198,7 @@ class RowCopy(TableCopy):
 class ColumnCopy(TableCopy):
     """Copies what the state of a table has of each position, while others use the table.
 
-    The table notes which positions change meanwhile; those are copied again, the last few when the
-    state is taken.
-
-    Args:
-        table: The table, whose lock is not held.
+    Positions that change meanwhile are copied again, the last few when the state is taken.
     """
 
     def __init__(self, table: Table) -> None:
@@ -295,7 +285,7 @@ class _State(msgspec.Struct):
     metadata: dict[str, Any]
 
 
-def check(state: Mapping[str, Any], capacity: int) -> None:
+def _check(state: Mapping[str, Any], capacity: int) -> None:
     """Check everything in a state, but its rows, that needs no part.
 
     Raises:
@@ -322,9 +312,15 @@ def check(state: Mapping[str, Any], capacity: int) -> None:
         )
 
 
+def resume(table: Table, saved: SavedRows, as_pushed: bool = False) -> bool:
+    """Restore the state that was saved with rows; see ``_restore``."""
+    _check(saved.state, table.replay_buffer_size)
+    return _restore(table, saved.state, saved.count, saved.whole, as_pushed)
+
+
 def load(table: Table, state: Mapping[str, Any]) -> None:
     """Restore a state with its rows; see :meth:`Table.load_state_dict`."""
-    check(state, table.replay_buffer_size)
+    _check(state, table.replay_buffer_size)
     rows = rows_of(state.get("data"))
     # Episodes are a list in columns too.
     kinds = ("array",) if isinstance(rows, SampleBatch) else ("object", "array")
@@ -333,7 +329,7 @@ def load(table: Table, state: Mapping[str, Any]) -> None:
             f"the buffer state's storage is {state['storage']!r}, but its data is of {kinds[0]!r}"
         )
     try:
-        restore(table, state, len(rows), lambda: [rows] if len(rows) else [])
+        _restore(table, state, len(rows), lambda: [rows] if len(rows) else [])
     except SchemaMismatchError as error:
         raise _wrong_data(error) from error
 
@@ -356,7 +352,7 @@ def _wrong_data(error: Exception) -> CheckpointCorruptError:
     return CheckpointCorruptError(f"the buffer state's data is wrong: {error}")
 
 
-def restore(
+def _restore(
     table: Table,
     state: Mapping[str, Any],
     count: int,
@@ -440,7 +436,7 @@ def restore(
             # Rows leave that this buffer, by its settings, would not hold.
             table._storage.mark(remover.oldest_first(), LEFT)  # type: ignore[union-attr]
             for where in list(table._living()):
-                table._use_up(where, metadata.uses(where))
+                table._use_up(where, cast("RowMetadata", metadata).uses(where))
         if table._is_durable:
             table._storage.commit(table._committed_state())  # type: ignore[union-attr]
     return True
@@ -465,6 +461,7 @@ def recover(table: Table) -> None:
     if not metadata.keeps_facts:
         return
     # Rows of an earlier process keep their ids, and how often they were sampled.
+    metadata = cast("RowMetadata", metadata)
     metadata.renumber(recovered.get("next_unique_id", table.push_count))
     where = table._remover.oldest_first()
     marks = storage.recovered_marks(where)

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, Th
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
+if TYPE_CHECKING:
+    from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
+
 _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
 
@@ -44,8 +47,8 @@ _ROWS_AT_ONCE = 1 << 16
 class Table(IBuffer):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
-    Every operation is one critical section. Listeners that are told of removed rows, and logging,
-    run after it, in the thread that caused the removal, so they may call the buffer.
+    Every operation is one critical section; what listeners hear of removed rows, and logging,
+    comes after it, in the same thread, and may call the buffer.
 
     A push has two steps. *Prepare* may raise or wait, and changes nothing: the limiter admits the
     rows, the metadata takes off what is not stored, sampler and listeners check the rest, the
@@ -211,14 +214,11 @@ class Table(IBuffer):
         return tuple(dict.fromkeys(self.needs_columns + parts))
 
     def change_limiter(self, cfg: Mapping[str, Any]) -> None:
-        """Replace the limiter, or its settings, while others use the buffer.
-
-        Args:
-            cfg: As the ``limiter`` section of the config. Its counters are kept.
+        """Replace the limiter, or its settings, while others use the buffer; its counters stay.
 
         Raises:
-            UnknownTypeError, UnknownKeyError, ConfigError: it is no limiter's config; the old one
-                stays.
+            UnknownTypeError, UnknownKeyError, ConfigError: ``cfg`` is no ``limiter`` section; the
+                old one stays.
         """
         limiter = self._parts.limiter(cfg)
         with self._lock:
@@ -373,7 +373,7 @@ class Table(IBuffer):
 
     def _note_departure(self, where: Where, reason: str) -> None:
         """Copy rows that are about to leave, for the listeners."""
-        if _length(where):
+        if (where.stop - where.start) if isinstance(where, slice) else len(where):
             self._departures.append((self._storage.take(where), reason))  # type: ignore[union-attr]
 
     def _remove(self, where: NDArray[np.int64], reason: str) -> None:
@@ -389,14 +389,9 @@ class Table(IBuffer):
         self._limiter.size = self._count = self._count - len(where)
 
     def _use_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
-        """Record how often rows were sampled, and remove those for which that is often enough.
-
-        Args:
-            where: Positions of rows; of equal ones the last counts.
-            uses: int64[n].
-        """
+        """Record how often rows were sampled, int64[n], and remove those sampled often enough."""
         self._storage.mark(where, uses)  # type: ignore[union-attr]
-        used_up = self._metadata.used_up(where, uses)
+        used_up = cast("RowMetadata", self._metadata).used_up(where, uses)
         if len(used_up):
             self._remove(used_up, "used_up")
 
@@ -431,23 +426,23 @@ class Table(IBuffer):
         """Draw in one critical section, once that is possible.
 
         Args:
-            size: Rows to draw; no rows are drawn from any open buffer.
+            size: Rows to draw, as the limiter counts them.
             timeout_s: Seconds to wait until it is possible; None: not at all.
-            draw: Returns the batch, or None where there are too few rows; it may remove some.
-                Called when the limiter admits the sample.
+            draw: Called when the limiter admits the sample; returns the batch, or None where there
+                are too few rows.
             args: Arguments of ``draw``.
         """
+
+        def attempt() -> Rows | None:
+            return draw(*args) if self._limiter.can_sample(size) else None
+
         with self._lock:
             if self._closed:
                 self._check_open()
             if size == 0:
                 return []
-            batch = draw(*args) if self._limiter.can_sample(size) else None
+            batch = attempt()
             if batch is None and timeout_s is not None:
-
-                def attempt() -> Rows | None:
-                    return draw(*args) if self._limiter.can_sample(size) else None
-
                 batch = self._wait_for(attempt, timeout_s)
             if batch is not None:
                 self._limiter.on_sample(size)
@@ -471,12 +466,7 @@ class Table(IBuffer):
         self._report_due = self._sample_monitor.record(facts, self._pushed, self._sampled + size)
 
     def _wait_for(self, attempt: Callable[[], _Found], timeout_s: float) -> _Found | None:
-        """Try until there is a result or the time is over; the lock is held, except to wait.
-
-        Args:
-            attempt: Called under the lock; what it raises ends the wait.
-            timeout_s: Seconds.
-        """
+        """Try until there is a result or the time is over; the lock is held, except to wait."""
         deadline = monotonic() + timeout_s
         # Asking the limiter may have changed what it admits to others: let them look again.
         self._changed.notify_all()
@@ -560,11 +550,7 @@ class Table(IBuffer):
                     _log.exception("%s: a remove listener failed", self.instance_name)
 
     def clear(self) -> None:
-        """Drop all rows, and the schema that the first of them set.
-
-        Raises:
-            BufferClosedError: the buffer is closed.
-        """
+        """Drop all rows, and the schema that the first of them set."""
         with self._change():
             self._empty()
             if self.clear_resets_push_count:
@@ -619,11 +605,7 @@ class Table(IBuffer):
 
     @contextmanager
     def snapshot(self) -> Iterator[state.Snapshot]:
-        """Hold the buffer's lock, and return what reads the buffer as it is meanwhile.
-
-        Raises:
-            BufferClosedError: the buffer is closed.
-        """
+        """Hold the buffer's lock, and return what reads the buffer as it is meanwhile."""
         with self._lock:
             self._check_open()
             yield state.Snapshot(self)
@@ -640,7 +622,6 @@ class Table(IBuffer):
             StorageFullError: there is no room now (disk full, over quota, no descriptors left).
             SchemaMismatchError: object storage, or the state of a part, holds something other than
                 numbers, text, arrays and tensors in dicts and lists; ``key`` and ``row`` say where.
-            BufferClosedError: the buffer is closed.
         """
         with self._lock:
             self._check_open()  # before there is a folder
@@ -661,7 +642,6 @@ class Table(IBuffer):
             CheckpointCorruptError, CheckpointVersionError: it was altered, or written by a
                 version that this one does not read; nothing was pushed.
             SchemaMismatchError: its rows do not fit those in the buffer; nothing was pushed.
-            BufferClosedError: the buffer is closed.
         """
         with self._lock:
             self._check_open()
@@ -678,7 +658,6 @@ class Table(IBuffer):
         Raises:
             CheckpointMissingError, CheckpointCorruptError: as for :meth:`load_data`.
             CheckpointVersionError: it is of another type, capacity, sampler or remover.
-            BufferClosedError: the buffer is closed.
         """
         with self._lock:
             self._check_open()
@@ -689,15 +668,13 @@ class Table(IBuffer):
                 found=saved.made_of,
                 expected=self._parts.made_of,
             )
-        state.check(saved.state, self._capacity)
-        state.restore(self, saved.state, saved.count, saved.whole)
+        state.resume(self, saved)
 
     def _continue_from(self, saved: persistence.SavedRows) -> bool:
         """Restore saved rows with the state of their buffer; return whether that was possible."""
         if saved.made_of == self._parts.made_of and not self.count():
             with suppress(CheckpointVersionError):
-                state.check(saved.state, self._capacity)
-                return state.restore(self, saved.state, saved.count, saved.whole, as_pushed=True)
+                return state.resume(self, saved, as_pushed=True)
         return False
 
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
@@ -713,7 +690,7 @@ class Table(IBuffer):
             self._insert(rows, len(rows))
             count = self._remover.count
             where = self._remover.by_age(np.arange(count - n, count))
-            self._metadata.set_uses(where, uses)
+            cast("RowMetadata", self._metadata).set_uses(where, uses)
             self._use_up(where, uses)
 
     def state_dict(self) -> dict[str, Any]:
@@ -723,9 +700,6 @@ class Table(IBuffer):
         ``data`` (columns or a list, oldest first), ``tail`` (the position after the newest row),
         ``valid_count``, ``push_count``, one for each part (``sampler``, ``remover``, ``limiter``,
         ``metadata``), and what the kind of buffer adds.
-
-        Raises:
-            BufferClosedError: the buffer is closed.
         """
         with self.snapshot() as now:
             rows = now.rows(now.first, now.last)()
@@ -752,7 +726,6 @@ class Table(IBuffer):
             CheckpointCorruptError: a part is missing or contradicts the others.
             ConfigError, StorageFullError: there is no room for its rows. In all cases of an error
                 the buffer is unchanged, but a buffer on a full disk is left empty.
-            BufferClosedError: the buffer is closed.
         """
         if deepcopy and "data" in state_dict:
             state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
@@ -768,15 +741,9 @@ class Table(IBuffer):
     def _load_extra_state(
         self, state: Mapping[str, Any], sampler: Sampler, metadata: NoMetadata
     ) -> None:
-        """Restore the extra state, or raise and change nothing.
+        """Restore the extra entries of a state, or raise a CheckpointError and change nothing.
 
-        Args:
-            state: The whole state.
-            sampler: The new sampler, its state loaded.
-            metadata: The new metadata, its state loaded.
-
-        Raises:
-            CheckpointCorruptError, CheckpointVersionError: it is wrong, or contradicts the parts.
+        The new sampler and metadata have loaded theirs.
         """
 
 
@@ -821,7 +788,3 @@ def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:
         return rows.with_columns(priority=priorities)
     pairs = zip(rows, priorities.tolist(), strict=True)
     return [{**row, "priority": priority} for row, priority in pairs]
-
-
-def _length(where: Where) -> int:
-    return where.stop - where.start if isinstance(where, slice) else len(where)

@@ -80,7 +80,7 @@ class UsedData(RowListener):
         """Refuse rows that could not be tracked.
 
         Raises:
-            SchemaMismatchError: a row has no ``data_id``, or none that is a str or integer.
+            SchemaMismatchError: a row has no ``data_id`` that is a str or integer.
             ProtocolError: an id that is no file name (``[A-Za-z0-9_-]{1,64}``).
         """
         _count(rows)
@@ -149,8 +149,8 @@ class UsedData(RowListener):
         """Take users from ids, and delete the files that have no other."""
         with self._lock:
             known = [data_id for data_id in counts if data_id in users]
-            users.subtract({data_id: counts[data_id] for data_id in known})
             for data_id in known:
+                users[data_id] -= counts[data_id]
                 if users[data_id] <= 0:
                     del users[data_id]
             unused = [each for each in known if not self._is_needed(each)]

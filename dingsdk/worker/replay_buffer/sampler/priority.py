@@ -27,8 +27,7 @@ _LEAST_WEIGHT = 1e-280
 class PrioritySampler(Sampler):
     """Draws rows, each with the probability that its priority gives it; a subclass weighs them.
 
-    Words: a position is *drawable* while it holds a row; its *weight* is what its priority counts
-    for, its *probability* the weight over the sum of all weights.
+    A position is *drawable* while it holds a row; its *weight* is what its priority counts for.
 
     Attributes:
         alpha: Exponent of the priorities.
@@ -85,24 +84,21 @@ class PrioritySampler(Sampler):
         return self._tree.live
 
     def draw(self, size: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Draw positions, one from each of ``size`` equal shares of the probability.
+        """Draw positions, one from each of ``size`` (>= 1) equal shares of the probability.
 
         Args:
-            size: >= 1.
-            among: int64[m], distinct positions to draw from, in the order in which their shares
-                lie; None: all.
+            size: How many.
+            among: int64[m], distinct positions to draw from, in the order of their shares; None:
+                all.
 
         Returns:
             int64[size], repeats possible, ascending if ``among`` is (or is None). Empty where
             there is nothing drawable.
         """
-        if among is not None:
-            return self._draw_among(size, among)
-        if not self._tree.live:
-            return np.empty(0, np.int64)
-        return self._tree.draw(self._rng.random(size))
-
-    def _draw_among(self, size: int, among: NDArray[np.int64]) -> NDArray[np.int64]:
+        if among is None:
+            if not self._tree.live:
+                return np.empty(0, np.int64)
+            return self._tree.draw(self._rng.random(size))
         weights = self._tree.weights[among]
         drawable = np.flatnonzero(weights)
         if len(drawable) == 0:
@@ -115,15 +111,10 @@ class PrioritySampler(Sampler):
         return drawn
 
     def importance(self, where: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
-        """Return the importance weights of drawable positions.
+        """Return the importance weights of drawable positions: float32[n] in (0, 1].
 
-        Args:
-            where: int64[n].
-            beta: In [0, 1], how much of the bias of the draws they correct.
-
-        Returns:
-            float32[n] in (0, 1]: ``(N * probability) ** -beta`` over the largest that any
-            drawable position would have, so all are 1 while the weights are equal.
+        ``(N * probability) ** -beta``, with beta in [0, 1], over the largest that any drawable
+        position would have.
         """
         # The largest weight is that of the least probability, and N cancels out.
         return self._tree.importance(where, beta)

@@ -279,21 +279,6 @@ class Layout:
     A column is an array, or has ``shape``, ``dtype``, ``ndim``, ``take`` and assignment as one.
     """
 
-    __slots__ = (
-        "_arrays",
-        "_children",
-        "_deep",
-        "_fields",
-        "_flat",
-        "_gathers",
-        "_number_targets",
-        "_numbers",
-        "_takes_rows",
-        "_targets",
-        "_value_targets",
-        "_values",
-    )
-
     def __init__(self, columns: dict[str, Any]) -> None:
         self._fields = len(columns)
         self._arrays = [(key, v) for key, v in columns.items() if type(v) is not dict]

@@ -45,11 +45,7 @@ class Codec:
         return packed if len(packed) < len(raw) else raw
 
     def restore(self, data: bytes, size_bytes: int) -> bytes:
-        """Return the bytes, so many, that :meth:`shrink` was given.
-
-        Raises:
-            DataCorruptError: there are not so many.
-        """
+        """Return the bytes that :meth:`shrink` was given, or raise DataCorruptError."""
         raw = data if len(data) == size_bytes else self.unpack(data, size_bytes)
         if len(raw) != size_bytes:
             raise _damaged(f"{len(raw)} bytes, not {size_bytes}")
@@ -64,11 +60,7 @@ class Codec:
         return Packed(bytes(self.shrink(value.tobytes())), value.dtype, value.shape, value.nbytes)
 
     def unpack_array(self, value: Any) -> Any:
-        """Return what :meth:`pack_array` packed as a new array, anything else as it is.
-
-        Raises:
-            DataCorruptError: the bytes do not give the array.
-        """
+        """Return what :meth:`pack_array` packed as a new array, anything else as it is."""
         if type(value) is not Packed:
             return value
         raw = bytearray(self.restore(value.data, value.size_bytes))
@@ -84,8 +76,7 @@ class PackedColumn:
     """Rows of a sparse file, each compressed at the start of a slot that has room for all of it.
 
     It has of an array what a storage asks of its columns. Rows that do not shrink lie there as
-    they are, which their length tells. Pages of a slot that are never written to take no space;
-    those that a longer row of before took stay taken until that file is deleted.
+    they are, which their length tells. Pages of a slot that are never written to take no space.
 
     One thread does it all: two took as long (512 rows of 28 KB: 9.5 ms either way, lz4, 2 cores,
     2026-11), as each call of a codec is too short to hand over the interpreter lock.

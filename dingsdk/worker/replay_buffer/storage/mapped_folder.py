@@ -102,11 +102,7 @@ class MappedFolder:
         return np.frombuffer(mapped, dtype).reshape(shape)
 
     def slots(self, name: str, size_bytes: int, how: How) -> SlotFile:
-        """Return a sparse file that is read and written in pieces.
-
-        Raises:
-            as :meth:`map`.
-        """
+        """Return a sparse file that is read and written in pieces; raises as :meth:`map`."""
         file = self._slot_files.get(name)
         if file is None:
             descriptor = self._open(name, size_bytes, how)
@@ -139,13 +135,9 @@ class MappedFolder:
         return 0 if found is None else found.st_size
 
     def reserve(self, sizes: Mapping[str, int]) -> None:
-        """Have the first bytes of files on disk: writing to a map of a full disk would kill us.
+        """Have the first bytes of files (by name) on disk, or raise StorageFullError.
 
-        Args:
-            sizes: Bytes by name.
-
-        Raises:
-            StorageFullError: they do not fit.
+        Writing to a map of a full disk would kill the process.
         """
         files = {name: size for name, size in sizes.items() if size}
         found = {name: self._folder.stat(name) for name in files}
@@ -291,11 +283,7 @@ class SlotFile:
         self._close = weakref.finalize(self, close_reader, descriptor)
 
     def resize(self, size_bytes: int) -> None:
-        """Have this length; what is added takes no space until it is written to.
-
-        Raises:
-            StorageFullError: files cannot be so long here.
-        """
+        """Have this length; what is added takes no space until it is written to."""
         try:
             os.ftruncate(self._descriptor, size_bytes)
         except OSError as error:

@@ -72,9 +72,7 @@ class NextOf:
     def observe(self, observed: Any) -> None:
         """Go on with longer columns of observations, which hold the rows that there are.
 
-        Raises:
-            ConfigError: the capacity is above 2**30.
-            MemoryError, OSError: there is no room for more; nothing changed.
+        Raises as ``NextOf``; MemoryError, OSError: there is no room for more; nothing changed.
         """
         stored = dict(leaves({"": observed}))
         capacity = len(next(iter(stored.values())))
@@ -94,11 +92,7 @@ class NextOf:
         return self._n_slots - self._n_free
 
     def reserve(self, rows: int) -> None:
-        """Make room for as many following observations of their own.
-
-        Raises:
-            MemoryError, OSError: there is none; nothing changed.
-        """
+        """Make room for as many own observations, or raise MemoryError or OSError."""
         capacity = len(self._links)
         if self._n_free >= rows or self._n_slots == capacity:
             return
@@ -158,7 +152,7 @@ class NextOf:
             self._links[row] = -1 - slot
 
     def put(self, where: Where, observed: Any, following: Any) -> None:
-        """Take in rows, oldest first; room for them was reserved, and ``observed`` is stored.
+        """Add rows, oldest first; room for them was reserved, and ``observed`` is stored.
 
         Args:
             where: Their positions.
@@ -196,7 +190,7 @@ class NextOf:
                 self._own[name][places] = array[alone]
 
     def seal(self) -> None:
-        """Wait for no follower any more: rows to come are linked among themselves alone."""
+        """Stop linking new rows to stored ones."""
         self._table_rows[:] = -1
 
     def take(self, where: Where) -> Any:
