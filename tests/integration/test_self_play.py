@@ -298,6 +298,21 @@ def test_resumed_run_plays_on_in_the_same_league(tmp_path: Any) -> None:
     assert after[1 : len(before)] == before[1:]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["in_memory", "shared_memory"])
+def test_past_players_play_on_where_the_policy_store_went_with_the_processes(
+    transport: str, tmp_path: Any
+) -> None:
+    sets = (*SHORT, "policy.other.league.self_play=0", "system.journal.enabled=true")
+    first = train("tictactoe-selfplay", "parallel", transport, sets, output=tmp_path)
+
+    result = resume(first.run_dir, sets=["policy.learn.learner.train_iterations=150"])
+
+    assert (result.reason, result.train_iter) == ("limit", 150)
+    assert result.env_steps > first.env_steps
+
+
 KILLED = (
     *TWO,
     "policy.learn.learner.train_iterations=1000000",

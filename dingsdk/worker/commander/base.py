@@ -205,6 +205,15 @@ class BaseParallelCommander(Configurable, ABC):
         self._collector_space.load_state_dict(state["collector_space"])
         self._learner_space.load_state_dict(state["learner_space"])
 
+    def resume(self) -> None:
+        """Put back what went with the processes of a run that goes on, such as policies it needs.
+
+        Called once, after the last ``load_state_dict`` and before it is asked for a task.
+
+        Raises:
+            CheckpointError: it is not there any more.
+        """
+
     def statistics(self) -> dict[str, float]:
         """Return values of its own to draw curves of, by name; asked after each collector task."""
         return {}

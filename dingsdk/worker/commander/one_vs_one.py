@@ -19,6 +19,7 @@ from dingsdk.worker.commander.league import OneVsOneLeague, Player
 from dingsdk.worker.commander.serial import BaseSerialCommander
 from dingsdk.worker.commander.solo import EvalRecord, SoloCommander
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
+from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import write_statistics
 
 _log = logging.getLogger(__name__)
@@ -313,6 +314,20 @@ class OneVsOneCommander(BaseParallelCommander):
             each.load_state_dict(state["commanders"][name])
         super().load_state_dict(state)
 
+    def resume(self) -> None:
+        """Publish who trains no more again, where the policy store went with the processes."""
+        for player_id, player in self.league.players.items():
+            if player_id in self._trained_out:
+                name = None if player_id == self.first.player_id else player_id
+                path = player_folder(self._folder.parent, name) / "ckpt"
+            elif player.is_active:
+                continue  # its learner publishes it
+            else:
+                path = self._folder / player.checkpoint
+            if self._find(player.checkpoint) is None:
+                found = load_checkpoint(path)
+                self._publish(player.checkpoint, found.state["model"], found.iteration)
+
     def _without_learner(self) -> list[PlayerCommander]:
         """Return the commanders of players that still need a learner task."""
         return [
@@ -337,9 +352,12 @@ class OneVsOneCommander(BaseParallelCommander):
         assert self.policy_store is not None  # set by the coordinator
         self.policy_store.publish(policy_id, state, version)
 
-    def _newest_of(self, policy_id: str) -> tuple[int, dict[str, Any]]:
+    def _find(self, policy_id: str) -> tuple[int, dict[str, Any]] | None:
         assert self.policy_store is not None  # set by the coordinator
-        newest = self.policy_store.newest(policy_id)
+        return self.policy_store.newest(policy_id)
+
+    def _newest_of(self, policy_id: str) -> tuple[int, dict[str, Any]]:
+        newest = self._find(policy_id)
         if newest is None:
             raise DataMissingError(f"policy {policy_id} is not published yet", data_id=policy_id)
         return newest

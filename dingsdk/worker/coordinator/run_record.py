@@ -153,6 +153,8 @@ class RunRecord:
             if isinstance(fact, Trained):
                 trained[fact.task_id] = fact
         scheduler.note = note
+        if recovered.state is not None or recovered.facts:
+            scheduler.commander.resume()
         for task_id, fact in trained.items():
             info = {"learner_step": fact.train_iter, "lost_payloads": fact.lost}
             scheduler.commander.update_learner_info(task_id, {**info, "learner_done": False})

@@ -391,6 +391,30 @@ def test_state_of_two_players_goes_on(make_commander: Any) -> None:
                 each.finish_collector_task(mine["task_id"], {"step_count": 1})
 
 
+def test_players_that_train_no_more_are_published_again_where_the_store_is_empty(
+    make_commander: Any, tmp_path: Any
+) -> None:
+    commander = make_commander(league=TWO)
+    first, second = start_two(commander)
+    train(commander, first, 100)
+    train(commander, second, 120)
+    saved = {"model": {"w": torch.tensor([109])}}
+    save_checkpoint(tmp_path / "run" / "ckpt", "iteration_109", saved, iteration=109)
+    commander.finish_learner_task(first["task_id"], first)
+    other = make_commander(league=TWO)
+    other.policy_store.publish("league-player_1_0", {"w": torch.tensor([7])}, 7)
+
+    other.load_state_dict(commander.state_dict())
+    other.resume()
+
+    found = {name: (at, int(each["w"])) for name, (at, each) in other.policy_store.kept.items()}
+    assert found == {
+        first["policy_id"]: (109, 109),
+        "league-player_0_0": (100, 100),
+        "league-player_1_0": (7, 7),  # it is there
+    }
+
+
 class Mode:
     """The collect mode of a policy of one weight."""
 
