@@ -163,6 +163,7 @@ class _Elsewhere(WorkerGroup):
     def start(self, address: str) -> None:
         recorder = self._context.recorder
         evaluations = list(recorder.all_evaluations)
+        self._tell_once()  # first: once it is open, the parent shows what it was told
         self._parent.send(Opened(address, evaluations, recorder.elapsed_s))
         self._telling.start()
 
@@ -178,7 +179,10 @@ class _Elsewhere(WorkerGroup):
 
     def _tell(self) -> None:
         while not self._is_over.wait(TELL_S):
-            self._parent.send(Told(self._context.status(), list(self._master.workers)))
+            self._tell_once()
+
+    def _tell_once(self) -> None:
+        self._parent.send(Told(self._context.status(), list(self._master.workers)))
 
 
 class _Observers:
