@@ -6,6 +6,7 @@ nothing, and raises ``ConfigError`` where the run could not do what the config s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -107,6 +108,52 @@ def _check_capacity(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: st
                 path=path,
                 capacity=capacity,
                 needed=needed,
+            )
+
+
+def _check_min_size(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+    """The replay buffer can hold the rows that its limiter waits for."""
+    if not buffer_parts(cfg, classes):
+        return
+    buffer, path = cfg["policy"]["other"]["replay_buffer"], f"{_BUFFER}.limiter.min_size"
+    capacity = buffer.get("replay_buffer_size")
+    needed = (buffer.get("limiter") or {}).get("min_size")
+    if capacity is not None and needed is not None and needed > capacity:
+        raise ConfigError(
+            f"{path} is {needed}, more than {_BUFFER}.replay_buffer_size {capacity}: no batch "
+            "could ever be sampled; lower the first or raise the second",
+            path=path,
+            capacity=capacity,
+            needed=needed,
+        )
+
+
+def _check_priority(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+    """The replay buffer draws by the priorities that training gives it."""
+    if not cfg["policy"]["priority"]:
+        return
+    bases = getattr(buffer_parts(cfg, classes).get(_BUFFER), "__mro__", ())
+    owner = next((cls for cls in bases if "update" in vars(cls)), None)
+    if vars(owner or object).get("ignores_priorities"):
+        kind = cfg["policy"]["other"]["replay_buffer"]["type"]
+        raise ConfigError(
+            f"policy.priority is true, but a buffer of type {kind!r} draws its rows without "
+            f"priorities; set {_BUFFER}.type to advanced, or the first to false",
+            path="policy.priority",
+        )
+
+
+def _check_endless_envs(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+    """Envs play one episode after the other for as long as the run lasts."""
+    manager = cfg["env_manager"]
+    for key, wanted in (("auto_reset", True), ("episode_num", math.inf)):
+        found = manager.get(key, wanted)
+        if found != wanted:
+            raise ConfigError(
+                f"env_manager.{key} is {found}, but a run needs envs that begin a new episode "
+                "wherever one ends; leave the key out, or use the manager from Python",
+                path=f"env_manager.{key}",
+                found=found,
             )
 
 
@@ -343,6 +390,9 @@ _ALWAYS: tuple[Check, ...] = (
     _check_serial_workers,
     _check_collects,
     _check_capacity,
+    _check_min_size,
+    _check_priority,
+    _check_endless_envs,
     _check_buffer,
     _check_policy_lag,
     _check_device,

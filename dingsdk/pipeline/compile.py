@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -17,7 +18,7 @@ from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_alias
 from dingsdk.pipeline.di_engine_keys import NO_SECTION
 from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
 from dingsdk.pipeline.run_folder import make_run_folder
-from dingsdk.pipeline.sections import SECTION_BASES, RunSection
+from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection
 from dingsdk.plugins import default_manager
 
 _log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def compile_config(
             MULTI_BUFFER: True,
             **named["replay_buffer"],
         }
-    _derive(compiled)
+    _derive(compiled, user)
     if needed_order(compiled, found) != "none":
         compiled["policy"]["traj_len_inf"] = True
     check_run(compiled, found, mode)
@@ -220,13 +221,18 @@ def _section_at(cfg: dict[str, Any], path: str) -> dict[str, Any]:
     return cast(dict[str, Any], section)
 
 
-def _derive(cfg: dict[str, Any]) -> None:
-    """Fill what follows from other values."""
+def _derive(cfg: dict[str, Any], user: Mapping[str, Any]) -> None:
+    """Fill what follows from other values.
+
+    Args:
+        cfg: The completed config.
+        user: What was given of it.
+    """
     env, policy = cfg["env"], cfg["policy"]
     evaluator = policy["eval"]["evaluator"]
     for key, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):
         if key in evaluator:
-            evaluator[key] = env[source]
+            _agree(env, source, evaluator, key, is_given=source in user.get("env", {}))
     commander = policy["other"]["commander"]
     interval = commander.get("eval_interval")
     if interval is not None and "eval_interval_s" in evaluator:
@@ -240,6 +246,26 @@ def _derive(cfg: dict[str, Any]) -> None:
         evaluator["eval_interval_s"], commander["eval_interval"] = interval, None
     if policy["unroll_len"] is not None:
         policy["collect"]["unroll_len"] = policy["unroll_len"]
+
+
+def _agree(
+    env: dict[str, Any], source: str, evaluator: dict[str, Any], key: str, is_given: bool
+) -> None:
+    """Make a key of the evaluator and the key of ``env`` that stands for it equal.
+
+    Where both are given, that of ``env`` counts: it may be a change to a compiled config.
+    """
+    own, unset = evaluator[key], (None, math.inf)
+    if own in unset or own == env[source]:
+        evaluator[key] = env[source]
+    elif is_given:
+        _log.warning(
+            "policy.eval.evaluator.%s %s gives way to env.%s %s", key, own, source, env[source]
+        )
+        evaluator[key] = env[source]
+    elif isinstance(own, int | float):
+        env[source] = own
+        complete(EnvSection, env, path="env")
 
 
 def _without(value: Any, name: str) -> Any:

@@ -115,6 +115,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
     """
     from dingsdk.envs import EnvFn
+    from dingsdk.envs.guard import close_quietly
     from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
 
@@ -131,7 +132,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         render_mode = made.render_mode
         max_steps = None if made.spec is None else made.spec.max_episode_steps
     finally:
-        made.close()
+        close_quietly(made)
     _fill_in(env, {name: describe_space(space) for name, space in found.items()}, env, "env")
     _fill_in(compiled["policy"]["model"], shapes, env, "policy.model")
     unroll_len = compiled["policy"]["collect"]["unroll_len"]

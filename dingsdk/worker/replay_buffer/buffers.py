@@ -48,6 +48,7 @@ class NaiveReplayBuffer(Table):
         type: str = "naive"
 
     sampler_family: ClassVar[type[Sampler]] = RowSampler
+    ignores_priorities = True
 
     _warned_of_update = False
 
@@ -134,6 +135,8 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
         type: str = "elastic"
         set_buffer_size: Any = None
+
+    ignores_priorities = True
 
     def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

@@ -43,6 +43,11 @@ class IBuffer(Needs, Configurable, ABC):
     no file, folder or thread.
     """
 
+    ignores_priorities: ClassVar[bool] = False
+    """Whether the ``update`` that a class defines beside this does nothing with priorities; not
+    inherited by a class with an ``update`` of its own. A run with priorities refuses such a buffer.
+    """
+
     def columns_needed(self) -> tuple[str, ...]:
         """Return ``needs_columns`` of this buffer and of its parts, as they are configured."""
         return self.needs_columns

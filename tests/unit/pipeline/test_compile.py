@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from easydict import EasyDict
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk.config import (
     Configurable,
@@ -34,6 +35,13 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import NaiveReplayBuffer
 
 MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
+
+
+class RaisesAtClose(CartPoleEnv):  # type: ignore[misc]
+    """A pole that cannot be left."""
+
+    def close(self) -> None:
+        raise RuntimeError("stuck")
 
 
 def changed(*assignments: str) -> dict[str, Any]:
@@ -361,6 +369,27 @@ def test_evaluator_takes_goal_and_episodes_from_the_env_section() -> None:
     assert cfg.policy.eval.evaluator.n_episode == 7
 
 
+def test_goal_and_episodes_given_to_the_evaluator_alone_count() -> None:
+    path = "policy.eval.evaluator"
+
+    cfg = compile_config(changed(f"{path}.stop_value=123", f"{path}.n_episode=7"))
+
+    assert (cfg.env.stop_value, cfg.env.n_evaluator_episode) == (123, 7)
+    assert (cfg.policy.eval.evaluator.stop_value, cfg.policy.eval.evaluator.n_episode) == (123, 7)
+    with pytest.raises(ConfigError, match="n_evaluator_episode is 4, less than evaluator_env_num"):
+        compile_config(changed(f"{path}.n_episode=4"))
+
+
+def test_evaluator_that_differs_from_the_env_section_gives_way_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cfg = compile_config(changed("env.n_evaluator_episode=6", "policy.eval.evaluator.n_episode=7"))
+
+    assert (cfg.env.n_evaluator_episode, cfg.policy.eval.evaluator.n_episode) == (6, 6)
+    said = "policy.eval.evaluator.n_episode 7 gives way to env.n_evaluator_episode 6"
+    assert caplog.messages == [said]
+
+
 def test_compiling_a_compiled_config_changes_nothing() -> None:
     once = compile_config(MINIMAL)
 
@@ -592,6 +621,13 @@ def test_fewer_episodes_than_envs_are_refused() -> None:
         ("policy.collect.unroll_len=501", "policy.collect.unroll_len"),
         ("policy.unroll_len=501", "policy.collect.unroll_len"),
         ("env.collector_env_num=0", "env.collector_env_num"),
+        ("env_manager.auto_reset=false", "env_manager.auto_reset"),
+        ("env_manager.episode_num=2", "env_manager.episode_num"),
+        ("policy.priority=true", "policy.priority"),
+        (
+            "policy.other.replay_buffer.limiter.min_size=10001",
+            "policy.other.replay_buffer.limiter.min_size",
+        ),
         ("env.evaluator_env_num=0", "env.evaluator_env_num"),
         ("policy.learn.learning_rate=0", "policy.learn.learning_rate"),
         ("policy.learn.learning_rate=-1e-3", "policy.learn.learning_rate"),
@@ -604,6 +640,34 @@ def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> No
         compile_config(changed(assignment))
 
     assert caught.value.path == path
+
+
+def test_limiter_may_wait_for_a_full_buffer() -> None:
+    compile_config(changed("policy.other.replay_buffer.limiter.min_size=10000"))
+
+
+@pytest.mark.parametrize("kind", ["elastic", "sequence"])
+def test_priorities_for_a_buffer_without_them_are_refused(kind: str) -> None:
+    sets = (f"policy.other.replay_buffer.type={kind}", "policy.priority=true")
+
+    with pytest.raises(ConfigError, match=f"a buffer of type '{kind}' draws") as caught:
+        compile_config(changed(*sets))
+
+    assert caught.value.path == "policy.priority"
+
+
+def test_priorities_are_taken_by_a_buffer_with_an_update_of_its_own() -> None:
+    class Own(NaiveReplayBuffer):  # type: ignore[misc]
+        def update(self, info: Any) -> None:
+            """Take them."""
+
+    compile_config(changed("policy.priority=true"), buffer=Own)
+
+
+def test_env_whose_close_raises_is_no_mistake_in_the_config() -> None:
+    cfg = compile_config(changed(f"env.env_id={__name__}:RaisesAtClose"))
+
+    assert cfg.policy.model.obs_shape == 4
 
 
 def test_train_sample_may_be_as_long_as_an_episode() -> None:
