@@ -37,6 +37,8 @@ EPISODE_INFO = "episode_info"
 _FAULTS = (Exception, SystemExit)
 """What counts as a failure of the env. An env that calls sys.exit() ends itself, not the run."""
 
+_MAX_REWARD = float(np.finfo(np.float32).max)
+
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +105,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             )
             obs = self._schema.conform(obs)
             reward = _plain_reward(reward, self.player_num)
+            terminated = _plain_flag("terminated", terminated)
+            truncated = _plain_flag("truncated", truncated)
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
@@ -113,7 +117,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             return obs, nothing, False, False, info
         if terminated or truncated:
             self._failures_in_row = 0
-        return obs, reward, bool(terminated), bool(truncated), info
+        return obs, reward, terminated, truncated, info
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a method that not every env has.
@@ -265,8 +269,9 @@ def _plain_reward(reward: Any, players: int) -> Any:
     Of several players: float32[players].
     """
     if players > 1:
-        rewards = np.asarray(reward, np.float32)
-        if rewards.shape != (players,) or np.isnan(rewards).any():
+        with np.errstate(over="ignore"):
+            rewards = np.asarray(reward, np.float32)
+        if rewards.shape != (players,) or not np.isfinite(rewards).all():
             raise _mismatch("reward", f"{players} finite numbers, one a player", repr(reward))
         return rewards
     if isinstance(reward, np.ndarray) and reward.size == 1:
@@ -275,9 +280,22 @@ def _plain_reward(reward: Any, players: int) -> Any:
         plain = float(reward)
     except (TypeError, ValueError) as error:
         raise _mismatch("reward", "a number", repr(reward)) from error
-    if plain != plain:
-        raise _mismatch("reward", "a finite number", "NaN")
+    if isinstance(reward, str | bytes):
+        raise _mismatch("reward", "a number", repr(reward))
+    if not -_MAX_REWARD <= plain <= _MAX_REWARD:
+        found = "NaN" if plain != plain else repr(plain)
+        raise _mismatch("reward", "a finite number, as float32 holds it,", found)
     return plain
+
+
+def _plain_flag(name: str, flag: Any) -> bool:
+    """Return ``terminated`` or ``truncated`` as a bool; an array of one number is taken as well."""
+    if flag is True or flag is False:
+        return flag
+    array = np.asarray(flag)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise _mismatch(name, "true or false", repr(flag))
+    return bool(array.item())
 
 
 def _checked(method: str, answer: Any, parts: str) -> Sequence[Any]:

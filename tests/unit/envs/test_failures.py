@@ -148,6 +148,15 @@ def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
     assert env.step(0)[1] == 2.0
 
 
+@pytest.mark.parametrize("flag", [True, 1, np.True_, np.array([True]), np.float64(1)])
+def test_flag_of_any_numeric_form_is_taken(flag: Any) -> None:
+    env = GuardedEnv(
+        lambda: Answering((Answering.obs, 1.0, False, flag, {})), 0, EnvManager.Config()
+    )
+    env.reset()
+    assert env.step(0)[2:4] == (False, True)
+
+
 @pytest.mark.parametrize(
     ("answers", "key", "text"),
     [
@@ -155,6 +164,12 @@ def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
         ({"step": None}, "step", "NoneType"),
         ({"step": (Answering.obs, np.ones(2), False, False, {})}, "reward", "a number is needed"),
         ({"step": (Answering.obs, None, False, False, {})}, "reward", "None"),
+        ({"step": (Answering.obs, "1.0", False, False, {})}, "reward", "'1.0', a number"),
+        ({"step": (Answering.obs, np.inf, False, False, {})}, "reward", "inf, a finite number"),
+        ({"step": (Answering.obs, -1e39, False, False, {})}, "reward", "float32 holds it"),
+        ({"step": (Answering.obs, 1.0, "no", False, {})}, "terminated", "'no', true or false"),
+        ({"step": (Answering.obs, 1.0, False, None, {})}, "truncated", "None, true or false"),
+        ({"step": (Answering.obs, 1.0, np.ones(2), False, {})}, "terminated", "true or false"),
         ({"step": (Answering.obs, 1.0, False, False, None)}, "info", "NoneType, a dict"),
         ({"reset": Answering.obs}, "reset", "ndarray.*obs, info"),
         ({"reset": (Answering.obs, None)}, "info", "NoneType, a dict"),

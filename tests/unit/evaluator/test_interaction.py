@@ -14,6 +14,7 @@ from dingsdk.envs import InProcessEnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
+from dingsdk.worker.evaluator import interaction
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import write_mp4
 
@@ -85,6 +86,19 @@ def make_evaluator(tmp_path):
     yield make
     for evaluator in made:
         evaluator.close()
+
+
+def test_evaluation_that_does_not_end_is_named_once(
+    make_evaluator, policy, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(interaction, "_MANY_STEPS", 10)
+
+    make_evaluator(policy, lengths=(9, 8), n_episode=2).eval()
+    make_evaluator(policy, lengths=(50, 40), n_episode=2).eval()
+
+    said = "20 env steps, and no episode of this evaluation has ended"
+    warnings = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert [text[: len(said)] for text in warnings] == [said]
 
 
 @pytest.mark.parametrize("kind", ["in_process", "vector"])
