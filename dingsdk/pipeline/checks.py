@@ -73,13 +73,23 @@ def _check_collects(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: st
             "every env plays at least one episode; raise the first or lower the second",
             path="policy.collect.n_episode",
         )
+    from dingsdk.worker.commander.tasks import runs_serial_part
+
     key = getattr(classes.get("policy.collect.collector"), "counts", "")
-    is_used = mode == "serial" or collect["parallel_collector"]["type"] == "serial"
+    is_named = collect["parallel_collector"]["type"] == "serial"
+    is_used = mode == "serial" or is_named or runs_serial_part(cfg["policy"], eval_flag=False)
     if key and is_used and collect[key] is None:
         raise ConfigError(
             f"policy.collect.{key} is not set: a collector of type "
             f"{collect['collector']['type']!r} counts in it",
             path=f"policy.collect.{key}",
+        )
+    keys = getattr(classes.get("policy.collect.parallel_collector"), "counts_one_of", ())
+    if keys and not is_used and not any(collect[each] for each in keys):
+        raise ConfigError(
+            f"policy.collect names neither {' nor '.join(keys)}, and a parallel collector of type "
+            f"{collect['parallel_collector']['type']!r} counts in one of them; set the first",
+            path=f"policy.collect.{keys[0]}",
         )
 
 

@@ -89,11 +89,13 @@ def train(
     Raises:
         ConfigError: the config cannot work, a callback implements no hook, or worker processes
             cannot import a class or reach a callback; nothing was written yet.
+        CheckpointError: the checkpoint that a hook is to load cannot be read; likewise.
         RunFolderError: the run folder cannot be made.
         DingError: a part failed during the run, after a checkpoint was tried.
     """
     leave_if_importing()
     cfg = compile_run(config, mode, transport, sets, seed, env, policy)
+    _check_first_checkpoint(cfg, mode)
     with _given(cfg, mode, env, policy, callbacks) as hooks:
         folder = make_run_folder(Path(output), cfg.exp_name)
         context = RunContext(cfg=cfg, run_dir=folder, learner_hooks=hooks)
@@ -324,6 +326,21 @@ def compile_run(
     if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
         raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)
     return cfg
+
+
+def _check_first_checkpoint(cfg: Any, mode: Mode) -> None:
+    """Raise CheckpointError where what ``load_ckpt`` loads cannot be read by a learner here."""
+    from dingsdk.worker.learner.checkpoint import load_checkpoint
+    from dingsdk.worker.learner.hooks import LoadCkptHook, build_learner_hook_by_cfg
+
+    section = cfg.policy.learn.learner
+    if section.type != "base" or not section.hook.get("load_ckpt_before_run"):
+        return
+    if mode == "parallel" and cfg.system.transport.get("address"):
+        return  # a learner elsewhere may see other files
+    for hook in build_learner_hook_by_cfg(section.hook)["before_run"]:
+        if isinstance(hook, LoadCkptHook) and hook.args.load_path:
+            load_checkpoint(hook.args.load_path)
 
 
 def _greet_replay_server(section: Any) -> None:

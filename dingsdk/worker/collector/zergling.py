@@ -69,6 +69,8 @@ class ZerglingParallelCollector(BaseParallelCollector):
 
     acts_remotely: ClassVar[bool] = True
     """Whether an inference server can act for it."""
+    counts_one_of: ClassVar[tuple[str, ...]] = ("n_sample", "n_episode")
+    """Keys of ``policy.collect`` of which a run has to give one."""
     _section: Config
     _modes: list[Any]
     _acting: list[ZerglingParallelCollector]

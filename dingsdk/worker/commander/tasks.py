@@ -28,7 +28,7 @@ def collector_task(
         number: Running number of collector tasks, which the envs' seeds depend on.
     """
     collector_cfg = to_plain(cfg["policy"]["collect"]["parallel_collector"])
-    if _runs_serial_part(cfg["policy"], eval_flag):
+    if runs_serial_part(cfg["policy"], eval_flag):
         collector_cfg["type"] = "serial"
     env, manager = _env(cfg, eval_flag)
     collector_cfg.update(
@@ -44,7 +44,7 @@ def collector_task(
     return {"task_id": task_id, "buffer_id": buffer_id, "collector_cfg": collector_cfg}
 
 
-def _runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
+def runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
     """Whether a task runs the serial part that the config names, as zergling is none like it.
 
     Zergling collects as ``sample`` and evaluates as ``interaction``.

@@ -126,7 +126,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             self._check_can_render()
         started = time.perf_counter()
         rollout = self._fresh_rollout(monitor)
-        warn_at = _MANY_STEPS * self.env.env_num
+        warn_at: float = _MANY_STEPS * self.env.env_num
         while not rollout.is_finished:
             if rollout.env_steps >= warn_at and not monitor.get_current_episode():
                 warn_at = math.inf

@@ -642,6 +642,24 @@ def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> No
     assert caught.value.path == path
 
 
+@pytest.mark.parametrize(
+    ("sets", "path"),
+    [
+        (["policy.collect.n_sample=null"], "policy.collect.n_sample"),
+        (
+            ["policy.collect.collector={type: episode, get_train_sample: true}"],
+            "policy.collect.n_episode",
+        ),
+    ],
+)
+def test_collector_of_parallel_mode_is_told_how_much_to_collect(sets: list[str], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compile_config(changed(*sets), mode="parallel")
+
+    assert caught.value.path == path
+    compile_config(changed(*sets, "policy.collect.n_episode=8"), mode="parallel")
+
+
 def test_limiter_may_wait_for_a_full_buffer() -> None:
     compile_config(changed("policy.other.replay_buffer.limiter.min_size=10000"))
 

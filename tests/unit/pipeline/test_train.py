@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import ConfigError
+from dingsdk.errors import CheckpointMissingError, ConfigError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.resume import changed_config
 from dingsdk.pipeline.train import compile_run, train
@@ -119,3 +119,16 @@ def test_transport_of_a_serial_run_is_refused_before_anything_is_written(tmp_pat
     assert caught.value.path == "mode"
     assert list(tmp_path.iterdir()) == []
     assert compile_run("cartpole-dqn", "parallel", "flask_fs").system.transport.type == "flask_fs"
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_missing_checkpoint_to_load_is_refused_before_anything_is_written(
+    tmp_path: Path, mode: Any
+) -> None:
+    path = tmp_path / "gone"
+    sets = (*SETS, f"policy.learn.learner.hook.load_ckpt_before_run={path}")
+
+    with pytest.raises(CheckpointMissingError, match="gone"):
+        train("cartpole-dqn", mode, sets=sets, output=tmp_path / "runs")
+
+    assert not (tmp_path / "runs").exists()
