@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dingsdk.data.pytree import flatten, map_leaves
+from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError, listing
 from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.policy import BasePolicy
@@ -89,16 +90,9 @@ def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path
 def _inputs(space: Any, state_size: int) -> list[Any]:
     """Return random observations as columns of tensors, and the states of a recurrent policy."""
     space.seed(0)
-    rows = [space.sample() for _ in range(_CHECKED_ROWS)]
-    columns = _stack(rows)
+    columns = ObservationSchema(space).stack([space.sample() for _ in range(_CHECKED_ROWS)])
     states = [torch.randn(_CHECKED_ROWS, state_size) * 0.1] if state_size else []
     return [map_leaves(torch.from_numpy, columns), *states]
-
-
-def _stack(rows: list[Any]) -> Any:
-    if isinstance(rows[0], Mapping):
-        return {name: _stack([row[name] for row in rows]) for name in rows[0]}
-    return np.stack([np.asarray(row) for row in rows])
 
 
 def _write_program(acting: nn.Module, inputs: list[Any], target: Path) -> Run:

@@ -385,7 +385,7 @@ class _Results:
         """Draw what a collecting task did."""
         self._context.note_exploration(finished.get("collect_setting") or {})
         status, player = self.coordinator.status(), finished.get("player")
-        own = statistics_of(player, status.players, self.coordinator.commander_statistics())
+        own = _statistics_of(player, status.players, self.coordinator.commander_statistics())
         write_collected(self.tb_logger(player), finished, _status_of(player, status), own)
 
     def evaluated(self, info: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
@@ -426,15 +426,12 @@ class _Results:
             )
 
 
-def statistics_of(
+def _statistics_of(
     player: str | None, players: Collection[str], statistics: Mapping[str, float]
 ) -> dict[str, float]:
     """Return those statistics of a commander that are of one player, by its own names.
 
-    Args:
-        player: None for the first one.
-        players: The ids of all, where there are several.
-        statistics: Of all; those of players after the first as ``<player>/<name>``.
+    Those of players after the first are ``<player>/<name>``; ``players`` has all, if several.
     """
     if player is not None:
         prefix = f"{player}/"

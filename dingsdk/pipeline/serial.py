@@ -315,7 +315,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     stack.callback(learner.close)
     for hook in context.learner_hooks:
         learner.register_hook(hook)
-    collector_env = make_env_manager(cfg, "collector", cfg.env.collector_env_num)
+    collector_env = _make_env_manager(cfg, "collector", cfg.env.collector_env_num)
     is_game = getattr(get_serial_collector_cls(policy_cfg.collect.collector), "max_players", 1) > 1
     player_num = collector_env.player_num if is_game else 1
     collector = create_serial_collector(
@@ -389,13 +389,8 @@ def _start_ranks(learn_mode: LearnMode, cfg: Any) -> LearnerAggregator:
         raise
 
 
-def make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
-    """Build a manager of ``count`` envs, not launched yet.
-
-    Args:
-        role: Branch of the seed tree, see ``seed_envs``.
-        count: How many envs, >= 1.
-    """
+def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
+    """Build a manager of envs, not launched yet; ``role`` is a branch of the seed tree."""
     env = {**cfg.env, "eval_opponent": None if role == "collector" else cfg.env.eval_opponents[-1]}
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
@@ -403,9 +398,9 @@ def make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
 
 
 def make_eval_envs(cfg: Any, role: str, count: int) -> EnvManager | None:
-    """As ``make_env_manager``; None for an evaluator that plays no episodes."""
+    """Build the envs of an evaluator, not launched yet; None for one that plays no episodes."""
     plays = getattr(get_serial_evaluator_cls(cfg.policy.eval.evaluator), "plays", True)
-    return make_env_manager(cfg, role, count) if plays else None
+    return _make_env_manager(cfg, role, count) if plays else None
 
 
 def _seeded(section: Mapping[str, Any], seed: int, role: str) -> EasyDict:

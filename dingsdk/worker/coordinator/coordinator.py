@@ -387,7 +387,7 @@ class Coordinator(Configurable, TaskControl):
             ) from error
 
     def experience_of(self, state: TaskState) -> Experience | None:
-        return self._state.experience_of(state)
+        return self._state.experiences.get(state.buffer_id)
 
     def open_experience(self, state: TaskState) -> None:
         with self.condition:

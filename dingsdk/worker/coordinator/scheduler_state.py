@@ -442,10 +442,6 @@ class SchedulerState:
         self.experiences.clear()
         return experiences
 
-    def experience_of(self, state: TaskState) -> Experience | None:
-        """Return the experience that a task works for, while it is open."""
-        return self.experiences.get(state.buffer_id)
-
     def take_garbage(self, experience: Experience) -> list[str]:
         """Return ids of payloads to delete; learners are told with their next batch."""
         return experience.take_garbage(list(self.running.values()))

@@ -13,7 +13,7 @@ LEFT = ("overwritten", "cleared", "stale", "used_up")
 """Counts of ``BufferStats`` that are of rows that left."""
 
 
-class ServerFigures:
+class _ServerFigures:
     """What stands in for the buffer: what its server last said of it.
 
     Attributes:
@@ -26,26 +26,23 @@ class ServerFigures:
         self.announced_rows = 0
 
     def columns_needed(self) -> tuple[str, ...]:
-        """Return nothing: the server sees the rows themselves."""
-        return ()
+        return ()  # the server sees the rows themselves
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
-        """Do nothing: the server counts what leaves."""
+        pass  # the server counts what leaves
 
     def count(self) -> int:
-        """Return how many rows the server holds."""
         return self.figures.get("count", 0)
 
     def can_push(self, rows: int) -> bool:
-        """Return True: what is announced is with the server, whose limiter admitted it."""
-        return True
+        return True  # what is announced is with the server, whose limiter admitted it
 
     def can_sample(self, size: int) -> bool:
-        """Whether there may be rows for a batch; the learner waits for the limiter."""
+        # There may be rows for a batch; the learner waits for the limiter.
         return self.announced_rows >= size or self.count() >= size
 
     def close(self) -> None:
-        """Do nothing: the server is another's."""
+        pass  # the server is another's
 
 
 class ServedExperience(Experience):
@@ -54,8 +51,8 @@ class ServedExperience(Experience):
     has_payloads = False
 
     def __init__(self) -> None:
-        self.buffer: ServerFigures
-        super().__init__(ServerFigures())
+        self.buffer: _ServerFigures
+        super().__init__(_ServerFigures())
         self._granted: dict[str, tuple[int, int]] = {}
         """Batch size and train iteration of what a task may draw."""
 
