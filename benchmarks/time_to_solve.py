@@ -121,7 +121,11 @@ def main() -> None:
             sys.stdout.write(
                 f"seed {seed} {contender:<10} {'solved' if row['reached'] else row['reason']:<8} "
                 f"{row['elapsed_s']:7.1f} s {row['env_steps']:>8,} env steps"
-                + (f", {row['around_s']:.1f} s around it" if "around_s" in row else "")
+                + (
+                    f" and {row['train_iter']:,} iterations, {row['around_s']:.1f} s around it"
+                    if "around_s" in row
+                    else ""
+                )
                 + "\n"
             )
             sys.stdout.flush()
