@@ -24,14 +24,12 @@ There are three ways to write a container:
   The library copies all arrays, which is why payloads and policies are frames.
 * *JSON* (:func:`encode_json`), the manifest alone, for values without arrays.
 
-On disk a container is one file, written by ``Folder.write_atomic``. What is too large for one
-file is a folder: immutable files of segments, and one container that names them with their
-digests and is written last. A reader that finds it finds everything that it names.
+What is too large for one file is a folder: immutable files of segments, and one container that
+names them with their digests and is written last.
 
 Readers trust nothing. The size of the whole is compared with a limit first; the place of every
 array follows from the dtypes and shapes, and must add up to the size; nothing is allocated for
-what a manifest claims. Contents are never executed: dtypes come from a list, objects do not
-exist. There is no compression, so nothing can grow on being read.
+what a manifest claims, executed or decompressed.
 """
 
 from __future__ import annotations
@@ -100,12 +98,7 @@ _DIGEST = re.compile(r"(?:xxh3-128|head):[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 
 
 class FrameInfo(NamedTuple):
-    """What a reader can compare a container with.
-
-    Attributes:
-        size_bytes: Size of the whole.
-        digest: ``algorithm:hex``, as it stands in the manifest.
-    """
+    """What a reader can compare a container with: its size, and its digest as ``algorithm:hex``."""
 
     size_bytes: int
     digest: str
@@ -269,7 +262,7 @@ def encode_safetensors(kind: str, value: Any) -> bytearray:
         name: _as_tensor(array.astype(array.dtype.newbyteorder("<"), "C"), column.dtype)
         for (name, column), array in zip(splitter.columns.items(), splitter.arrays, strict=True)
     }
-    blank = f"sha256:{'0' * _digest_digits('sha256')}".encode()
+    blank = f"sha256:{'0' * 64}".encode()
     core = _encode_core(_Manifest(VERSION, kind, tree, {}), _MAX_HEADER_BYTES // 2)
     text = b"".join((core, _BEFORE_DIGEST, blank, _AFTER_DIGEST)).decode()
     try:
@@ -282,10 +275,9 @@ def encode_safetensors(kind: str, value: Any) -> bytearray:
 
 
 def decode_safetensors(kind: str, data: Buffer) -> Any:
-    """Return the value of a file that :func:`encode_safetensors` wrote; it is the caller's own.
+    """Return the caller's own value of what :func:`encode_safetensors` wrote.
 
-    Raises:
-        DataCorruptError, DataVersionError: as :func:`decode_frame`.
+    Raises as :func:`decode_frame`.
     """
     import safetensors
     import safetensors.torch
@@ -314,11 +306,7 @@ def decode_safetensors(kind: str, data: Buffer) -> Any:
 
 
 def encode_json(kind: str, value: Any) -> bytes:
-    """Return a value without arrays as a line of JSON.
-
-    Raises:
-        SchemaMismatchError: as :func:`encode_frame`, and for an array.
-    """
+    """Return a value without arrays as a line of JSON; raises as :func:`encode_frame`."""
     splitter = _Splitter()
     tree = splitter.visit(value, ())
     if splitter.arrays:
@@ -329,11 +317,7 @@ def encode_json(kind: str, value: Any) -> bytes:
 
 
 def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
-    """Return the value of what :func:`encode_json` wrote.
-
-    Raises:
-        DataCorruptError, DataVersionError: as :func:`decode_frame`.
-    """
+    """Return the value of what :func:`encode_json` wrote; raises as :func:`decode_frame`."""
     if len(data) > max_bytes:
         raise _corrupt(f"{len(data)} bytes; at most {max_bytes} are read", "size")
     text = bytes(data)
@@ -372,8 +356,7 @@ def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
     Raises:
         ConfigError: there is no such algorithm.
     """
-    _digest_digits(algorithm)
-    hasher = _ALGORITHMS[algorithm][0]()
+    hasher = _hashing(algorithm)[0]()
     for part in parts:
         hasher.update(part)
     return f"{algorithm}:{hasher.hexdigest()}"
@@ -389,12 +372,13 @@ def _check_digest(parts: Iterable[Any], digest: str) -> None:
         raise _corrupt(_OTHER_DIGEST, "digest")
 
 
-def _digest_digits(algorithm: str) -> int:
+def _hashing(algorithm: str) -> tuple[Callable[..., Any], int]:
+    """Return the constructor of the hash, and its hex digits."""
     if algorithm not in _ALGORITHMS:
         raise ConfigError(
             f"no digest {algorithm!r}; known are {', '.join(sorted(_ALGORITHMS))}", path="digest"
         )
-    return _ALGORITHMS[algorithm][1]
+    return _ALGORITHMS[algorithm]
 
 
 def _split_digest(manifest: bytes) -> tuple[bytes, str]:
@@ -491,7 +475,7 @@ def _collect(
 def _make_plan(
     kind: str, tree: Any, columns: dict[str, _Column], algorithm: str, max_manifest_bytes: int
 ) -> _Plan:
-    digest_bytes = len(f"{algorithm}:") + _digest_digits(algorithm)
+    digest_bytes = len(f"{algorithm}:") + _hashing(algorithm)[1]
     core = _encode_core(_Manifest(VERSION, kind, tree, columns), max_manifest_bytes)
     length = len(core) + len(_BEFORE_DIGEST) + digest_bytes + len(_AFTER_DIGEST)
     pads: list[bytes] = []
@@ -710,39 +694,31 @@ class _Joiner:
             raise ValueError(f"the tag {tag!r} is not alone")
         child = node[tag]
         match tag:
-            case "$array":
-                return self._array(child)
-            case "$tensor":
-                return self._tensor(child)
+            case "$array" | "$tensor":
+                return self._array(child, tag == "$tensor")
             case "$batch":
                 return self._batch(child)
             case "$tuple":
                 return tuple(self.visit(item) for item in _a_list(child))
             case "$items":
                 return {key: self.visit(value) for key, value in _a_list(child)}
-            case "$float":
-                return _special_float(child)
+            case "$float" if child in ("nan", "inf", "-inf"):
+                return float(child)
             case "$int":
                 return int(child, 16)
-        raise ValueError(f"the tag {tag!r} is unknown")
+        raise ValueError(f"the tag {tag!r} is unknown, or what it holds")
 
-    def _array(self, name: str) -> NDArray[Any]:
+    def _array(self, name: str, is_tensor: bool) -> Any:
         self.used.append(name)
         array = self._arrays[name]
         if self._columns is None:
-            array = array.numpy()
-        elif self._columns[name].dtype == _BFLOAT16:
+            return array if is_tensor else array.numpy()
+        dtype = self._columns[name].dtype
+        if is_tensor:
+            return _as_tensor(array if array.flags.writeable else array.copy(), dtype)
+        if dtype == _BFLOAT16:
             raise ValueError("numpy has no bfloat16")
-        return array  # type: ignore[no-any-return]
-
-    def _tensor(self, name: str) -> Any:
-        self.used.append(name)
-        array = self._arrays[name]
-        if self._columns is None:
-            return array
-        return _as_tensor(
-            array if array.flags.writeable else array.copy(), self._columns[name].dtype
-        )
+        return array
 
     def _batch(self, node: Any) -> SampleBatch:
         before = len(self.used)
@@ -780,9 +756,3 @@ def _a_list(node: Any) -> list[Any]:
     if not isinstance(node, list):
         raise TypeError("a list is missing")
     return node
-
-
-def _special_float(text: Any) -> float:
-    if text not in ("nan", "inf", "-inf"):
-        raise ValueError(f"not a special float: {text!r:.40}")
-    return float(text)

@@ -23,7 +23,7 @@ class AsyncDataLoader:
     """Loads batches ahead of their use; iterate, or call ``next``.
 
     Holds at most ``2 * max(1, num_workers)`` batches that nobody took yet. Safe for several
-    consumers. Use it as a context manager, or call ``close``.
+    consumers.
 
     Args:
         data_source: ``data_source(batch_size)`` returns what the next batch is made of: callables
@@ -34,8 +34,8 @@ class AsyncDataLoader:
         chunk_size: Callables that a worker process runs at a time; a divisor of ``batch_size``.
             None: one chunk a process.
         collate_fn: Makes a batch of the list of samples; by default ``dingsdk.collate``.
-        num_workers: Processes that run the callables, which must be importable there: functions
-            of a module, or ``functools.partial`` of them. 0: the thread runs them.
+        num_workers: Processes that run the callables, which must be importable there. 0: the
+            thread runs them.
 
     Raises:
         ConfigError: ``batch_size`` is no multiple of ``chunk_size``, or a number is too low.

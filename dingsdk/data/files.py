@@ -273,13 +273,8 @@ class Folder:
             DataMissingError: there is no such file.
             DataCorruptError: it is no regular file, or has more than ``max_bytes``.
         """
-        descriptor, found = self._open_file(name, max_bytes)
-        try:
+        with self._file(name, max_bytes) as (descriptor, found):
             return self._read(name, descriptor, found.st_size)
-        except OSError as error:
-            raise self._error("read", name, error) from error
-        finally:
-            close_reader(descriptor)
 
     def view(self, name: str, max_bytes: int, map_above: int = 64 << 10) -> memoryview:
         """Return a file's content, read-only: a copy if small, else a map.
@@ -292,10 +287,12 @@ class Folder:
             max_bytes: The largest file to look at.
             map_above: Size in bytes from which on a map costs less than a copy.
         """
-        descriptor, found = self._open_file(name, max_bytes)
-        try:
+        with self._file(name, max_bytes) as (descriptor, found):
             if found.st_size > map_above:
-                return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
+                try:
+                    return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
+                except ValueError:
+                    self._refuse(name, "it was cut off while it was read")
             # bytes: numpy looks through a read-only view of a bytearray.
             content = os.read(descriptor, found.st_size)
             if len(content) < found.st_size:  # above 2 GiB, or cut off
@@ -303,14 +300,6 @@ class Folder:
                 content = bytes(self._read(name, descriptor, found.st_size))
             self._check_read(name, found)
             return memoryview(content)
-        except DingError:
-            raise
-        except OSError as error:
-            raise self._error("read", name, error) from error
-        except ValueError as error:  # from mmap: cut off since
-            raise DataCorruptError(f"{self.path / name}: {error}", where=name) from error
-        finally:
-            close_reader(descriptor)
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return what stands under the name (links not followed), None where nothing does."""
@@ -442,7 +431,9 @@ class Folder:
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
         self._descriptor = _SharedDescriptor(descriptor)
 
-    def _open_file(self, name: str, max_bytes: int) -> tuple[int, os.stat_result]:
+    @contextlib.contextmanager
+    def _file(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
+        """Open a file to read."""
         self._check_name(name)
         with _Use(self, "read", name) as folder:
             descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
@@ -453,10 +444,9 @@ class Folder:
                     why = f"{found.st_size} bytes; at most {max_bytes} are read"
                 if why:
                     self._refuse(name, why)
-            except BaseException:
+                yield descriptor, found
+            finally:
                 close_reader(descriptor)
-                raise
-        return descriptor, found
 
     def _check_read(self, name: str, found: os.stat_result) -> None:
         """Refuse what was read of a file if it may be that of another."""

@@ -134,10 +134,7 @@ def to_tensor(
 def tensor_to_list(tree: Any) -> Any:
     """Return the nest with tensors and arrays as (nested) python lists.
 
-    Numbers, strings and None stay as they are.
-
-    Raises:
-        TypeError: a leaf is none of these.
+    Numbers, strings and None stay; any other leaf is a TypeError.
     """
 
     def convert(item: Any) -> Any:

@@ -184,19 +184,15 @@ class SampleBatch(Sequence[dict[str, Any]]):
     def tensors(self) -> dict[str, Any]:
         """Return the columns as torch tensors, the same objects at every call.
 
-        They share the batch's memory, except where torch cannot: frozen columns (a tensor
-        has no read-only form) and negative strides are copied.
+        They share the batch's memory; frozen columns and negative strides, which torch does not
+        have, are copied.
         """
         if self._tensors is None:
             self._tensors = _to_tensors(self.columns, self._is_plain)
         return self._tensors
 
     def with_columns(self, **columns: Any) -> SampleBatch:
-        """Return a batch with columns added or replaced; the others are shared, not copied.
-
-        Raises:
-            SchemaMismatchError: a new column has another batch dimension.
-        """
+        """Return a batch with columns added or replaced; the others are shared, not copied."""
         return type(self)({**self.columns, **columns})
 
     def map(self, fn: Callable[[NDArray[Any]], NDArray[Any]]) -> SampleBatch:
@@ -346,12 +342,10 @@ class Row(dict[str, Any]):
 
 
 class RowLoaders(list[Callable[[], dict[str, Any]]]):
-    """One callable a row; the first call gathers the batch, for all of them and for ``batch``.
+    """One callable a row; the first call, from any thread, gathers the batch for all of them.
 
     A callable a row costs more than a whole gather (63 to 13 us for 256 small rows, 2026-11):
     code that can use columns calls ``batch``, as data loaders and ``collate`` do.
-
-    Thread safety: the callables and ``batch`` may be called from any thread.
 
     Args:
         gather: Returns the batch; called once, when it is first needed.

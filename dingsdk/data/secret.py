@@ -73,11 +73,7 @@ def named_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
 
 
 def create_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret:
-    """Return the secret of a master: the named one, else the run's own, made when missing.
-
-    Args:
-        folder: The run's own folder.
-        environ: Environment variables.
+    """Return the secret of a master: the named one, else that in the run's folder, made if missing.
 
     Raises:
         AuthError: as ``named_secret``, or the run's own file cannot be used.

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dingsdk.data.connections import Connections
-from dingsdk.data.files import PrivateDir
+from dingsdk.data import Connections, PrivateDir, SampleBatch, create_secret
 from dingsdk.data.pytree import flatten
-from dingsdk.data.secret import create_secret
 from dingsdk.errors import ProtocolError
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
@@ -154,12 +152,10 @@ class InferenceServer:
         head = group[0].head
         try:
             version, policy = self._policy(head)
-            output = in_one_thread(policy.act)(
-                _joined([each.obs for each in group]),
-                range(sum(each.rows for each in group)),
-                explore=True,
-                **_joined_setting([each.setting for each in group]),
-            )
+            joined = _joined(group)
+            obs, setting = joined.pop("obs"), {**group[0].setting, **joined}
+            count = sum(each.rows for each in group)
+            output = in_one_thread(policy.act)(obs, range(count), explore=True, **setting)
             ends = np.cumsum([each.rows for each in group])[:-1]
             parts: list[dict[str, Any]] = [{} for _ in group]
             for name, column in output.items():
@@ -226,18 +222,11 @@ def _groups(requests: Sequence[_Request]) -> list[list[_Request]]:
     return [list(group) for _, group in itertools.groupby(found, key)]
 
 
-def _joined(columns: Sequence[Any]) -> Any:
-    """Return columns of several requests end to end, of dicts by name."""
-    first = columns[0]
-    if len(columns) == 1:
-        return first
-    if isinstance(first, Mapping):
-        return {name: _joined([each[name] for each in columns]) for name in first}
-    return np.concatenate(columns)
-
-
-def _joined_setting(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = dict(settings[0])
-    if _STATE in found:
-        found[_STATE] = np.concatenate([each[_STATE] for each in settings])
-    return found
+def _joined(group: Sequence[_Request]) -> dict[str, Any]:
+    """Return observations of several requests end to end, and states of a recurrent policy."""
+    batches = [
+        SampleBatch({"obs": each.obs, **({_STATE: each.setting[_STATE]} if has_state else {})})
+        for each in group
+        for has_state in [_STATE in each.setting]
+    ]
+    return dict(batches[0].columns if len(batches) == 1 else SampleBatch.concat(batches).columns)

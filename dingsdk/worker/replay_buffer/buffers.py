@@ -18,7 +18,13 @@ from dingsdk.worker.replay_buffer.config import BufferSection
 from dingsdk.worker.replay_buffer.interface import NoMetadata, Order
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
-from dingsdk.worker.replay_buffer.storage.episodes import EpisodeStorage, episodes_in, is_episode
+from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
+from dingsdk.worker.replay_buffer.storage.episodes import (
+    EpisodeColumns,
+    EpisodeObjects,
+    EpisodeStorage,
+    is_episode,
+)
 from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 
 _log = logging.getLogger(__name__)
@@ -408,7 +414,10 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         super().push(data if type(data) is list else [data], cur_collector_envstep, timeout_s)
 
     def _new_storage(self, kind: str | None = None) -> Storage:
-        return episodes_in(super()._new_storage(kind), self._capacity)
+        rows = super()._new_storage(kind)
+        if isinstance(rows, ArrayStorage):
+            return EpisodeColumns(rows, self._capacity)
+        return EpisodeObjects(rows, self._capacity)
 
     @staticmethod
     def _suits_arrays(rows: Rows) -> bool:

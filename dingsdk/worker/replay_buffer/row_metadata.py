@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import torch_to_numpy
+from dingsdk.data.columns import mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.kernels import Floats, Ints, compiled
 from dingsdk.worker.replay_buffer.state import KEPT
-from dingsdk.worker.replay_buffer.storage import Rows, Where
+from dingsdk.worker.replay_buffer.storage import Rows, Where, one_by_one
 
 NO_ROW = -1
 """The id at a position whose row has left, or that was never used."""
@@ -84,10 +84,6 @@ class RowMetadata(NoMetadata):
 
         The age of a row is read from ``collect_iter``, or ``policy_iter`` where that is missing;
         of several (a sequence) the least counts.
-
-        Raises:
-            SchemaMismatchError: a row is no dict, or has no other keys.
-            InvalidPriorityError: a priority is no finite number >= 0.
         """
         if not isinstance(rows, SampleBatch):
             return _facts_of_dicts(rows)
@@ -132,10 +128,7 @@ class RowMetadata(NoMetadata):
         here: NDArray[np.bool_] = self._facts[where, _ID] != NO_ROW
         if here.all():
             return where
-        if isinstance(where, slice):
-            where = np.arange(where.start, where.stop, dtype=np.int64)
-        living: NDArray[np.int64] = where[here]
-        return living
+        return one_by_one(where)[here]
 
     def remove(self, where: Where) -> None:
         self._facts[where, _ID] = NO_ROW
@@ -183,13 +176,9 @@ class RowMetadata(NoMetadata):
         priorities: NDArray[np.float64],
         added: float,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return positions and priorities of those rows that are still there.
+        """Return positions of those rows that are still there, and priorities with ``added``.
 
-        Args:
-            where: int64[n], any numbers.
-            ids: int64[n], any numbers.
-            priorities: float64[n].
-            added: Added to each priority.
+        ``where`` and ``ids`` are int64[n], any numbers.
         """
         places = np.empty(len(where), np.int64)
         values = np.empty(len(where), np.float64)
@@ -270,11 +259,8 @@ class _StalenessQueue:
     """Positions by the learner iteration of the policy that collected their rows.
 
     Rows may come in any order of iterations, and leave in other ways at any time. Positions are
-    looked up in ``facts`` only when their iteration becomes too old, so the time that a push or a
-    stale row takes does not depend on the number of rows.
-
-    Args:
-        facts: The array of :class:`RowMetadata`.
+    looked up in ``facts``, the array of :class:`RowMetadata`, only when their iteration becomes too
+    old, so the time that a push or a stale row takes does not depend on the number of rows.
     """
 
     def __init__(self, facts: NDArray[np.int64]) -> None:
@@ -283,8 +269,7 @@ class _StalenessQueue:
 
     def add(self, where: Where) -> None:
         """Add rows whose facts were just stored; those of unknown iteration never go stale."""
-        if isinstance(where, slice):
-            where = np.arange(where.start, where.stop, dtype=np.int64)
+        where = one_by_one(where)
         if self._size + len(where) > 2 * len(self._facts) + 1000:
             # Most entries are of rows that were overwritten since.
             self.rebuild()
@@ -329,14 +314,8 @@ def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:
     iters = np.full(len(rows), UNKNOWN_ITER)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise SchemaMismatchError(
-                f"row {index} is a {type(row).__name__}; a prioritized buffer keeps dicts alone, "
-                "as its samples carry ids and priorities (type naive takes any object)",
-                key="",
-                row=index,
-                expected="dict",
-                found=type(row).__name__,
-            )
+            hint = "a prioritized buffer keeps dicts alone, type naive any object"
+            raise mismatch(f"row {index}", "", "dict", type(row).__name__, hint, row=index)
         priority, collect_iter = row.get("priority"), row.get("collect_iter")
         if priority is not None:
             priorities[index] = _pushed_priority(priority, index)
@@ -396,10 +375,10 @@ def _wrong_iter(what: str, row: int | None, found: Any) -> SchemaMismatchError:
 
 
 def read_priorities(values: Any) -> NDArray[np.float64]:
-    """Return priorities, a sequence, an array or a tensor of n numbers, as float64[n].
+    """Return a list, an array or a tensor of finite numbers >= 0 as float64[n].
 
     Raises:
-        InvalidPriorityError: it is something else, or one is negative, infinite or NaN.
+        InvalidPriorityError: it is something else.
     """
     priorities = _read_numbers("priority", values, "fiu", np.float64)
     invalid = _first_invalid(priorities)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.remover import Remover
-from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
+from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, one_by_one
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.interface import NoMetadata
@@ -49,7 +49,6 @@ class Snapshot:
         lineage: Random name of the history that numbers belong to; another one begins when the
             table is cleared or loads a state.
         is_ordered: Whether rows only leave oldest first.
-        made_of: Types of the buffer and of the parts that give its state a meaning.
     """
 
     def __init__(self, table: Table) -> None:
@@ -74,8 +73,7 @@ class Snapshot:
     def rows(self, start: int, stop: int) -> Callable[[], Rows]:
         """Return what copies rows ``start`` to ``stop``, all of which must be there.
 
-        Called when the lock is not held any more, it may return rows that are torn where others
-        replaced them.
+        Called without the lock, it returns torn rows where others replaced them.
         """
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
         return _take_later(self._table, self._table._remover.by_age(ages))
@@ -163,8 +161,7 @@ class RowCopy(TableCopy):
         self._to_copy.appendleft((0, remover.oldest_first()))
 
     def note_push(self, where: Where) -> None:
-        if isinstance(where, slice):
-            where = np.arange(where.start, where.stop, dtype=np.int64)
+        where = one_by_one(where)
         self._to_copy.append((self.last, where.copy()))
         self._newest[where] = np.arange(self.last, self.last + len(where))
         self.last += len(where)
@@ -172,8 +169,7 @@ class RowCopy(TableCopy):
     def rows(self, start: int, stop: int) -> Callable[[], Rows]:
         """Return what copies those of the rows ``start`` to ``stop`` that are still there.
 
-        The table's lock is held; all rows before ``start`` were asked for. Rows are torn as those
-        of ``Snapshot.rows``.
+        As ``Snapshot.rows``; all rows before ``start`` were asked for.
         """
         pieces = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         while start < stop:
@@ -215,10 +211,7 @@ class ColumnCopy(TableCopy):
         self._held = table._remover.count
 
     def run(self) -> None:
-        """Copy all positions, and what changed meanwhile, but for a little.
-
-        Without the lock: what is written while it is read here is noted then, and copied again.
-        """
+        """Copy all positions, and what changed meanwhile, but for a little; without the lock."""
         self._copy(slice(0, self._held))
         before = sys.maxsize
         while before > (left := len(self._changed)) > _CHANGES_LEFT:
@@ -229,10 +222,7 @@ class ColumnCopy(TableCopy):
         self._changed.append(where if isinstance(where, slice) else where.copy())
 
     def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
-        """Return the columns of sampler and metadata as they are now, of positions 0 on.
-
-        The table's lock is held.
-        """
+        """Return the columns of sampler and metadata as they are now; the table's lock is held."""
         self._copy_changed(len(self._changed))
         if self._table._sampler.rewrites != self._rewrites:
             for name, source in self._sources[0].items():
@@ -286,12 +276,7 @@ class _State(msgspec.Struct):
 
 
 def _check(state: Mapping[str, Any], capacity: int) -> None:
-    """Check everything in a state, but its rows, that needs no part.
-
-    Raises:
-        CheckpointVersionError: another version, or a buffer of another capacity.
-        CheckpointCorruptError: a missing entry or one of the wrong type.
-    """
+    """Check everything in a state, but its rows, that needs no part; raise a CheckpointError."""
     version = state.get("version")
     if version != VERSION:
         raise CheckpointVersionError(
@@ -335,11 +320,7 @@ def load(table: Table, state: Mapping[str, Any]) -> None:
 
 
 def rows_of(data: Any) -> Rows:
-    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns.
-
-    Raises:
-        CheckpointCorruptError: it is none of these.
-    """
+    """Return the rows of a ``data`` entry: a list, a SampleBatch, or columns."""
     if isinstance(data, (SampleBatch, list)):
         return data
     try:
@@ -359,10 +340,10 @@ def _restore(
     pieces: Callable[[], Iterable[Rows]],
     as_pushed: bool = False,
 ) -> bool:
-    """Restore a checked state, or raise and change nothing.
+    """Restore a checked state, or raise and change nothing; the table's lock is not held.
 
     Args:
-        table: The table, whose lock is not held.
+        table: The table.
         state: The state; its ``data`` is not used.
         count: How many rows it has.
         pieces: Returns them, oldest first; may be called again.
@@ -370,11 +351,6 @@ def _restore(
 
     Returns:
         Whether it was done: another thread may have pushed meanwhile.
-
-    Raises:
-        CheckpointVersionError, CheckpointCorruptError: a part refuses its state, or it contradicts
-            that of another.
-        SchemaMismatchError, ConfigError: the storage does not accept the rows.
     """
     # New parts are made first, so that a wrong state changes nothing.
     parts = table._parts

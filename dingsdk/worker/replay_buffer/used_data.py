@@ -20,13 +20,9 @@ from typing import Any, Self
 import numpy as np
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.columns import mismatch
 from dingsdk.data.files import Folder, check_id
-from dingsdk.errors import (
-    DataMissingError,
-    RunFolderError,
-    SchemaMismatchError,
-    StorageFullError,
-)
+from dingsdk.errors import DataMissingError, RunFolderError, SchemaMismatchError, StorageFullError
 from dingsdk.worker.replay_buffer.interface import RowListener
 from dingsdk.worker.replay_buffer.storage import Rows
 
@@ -231,11 +227,5 @@ def _id_of(row: Any, index: int) -> str:
 
 
 def _no_id(row: int, found: str) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"row {row} has no {_KEY} that is a str or integer (found: {found}); with "
-        "enable_track_used_data every row names its file",
-        key=_KEY,
-        row=row,
-        expected="a str or integer",
-        found=found,
-    )
+    hint = "with enable_track_used_data every row names its file"
+    return mismatch(f"{_KEY} of row {row}", _KEY, "a str or integer", found, hint, row=row)

@@ -57,11 +57,7 @@ class InsertLog:
         self._descriptor = self._open(self.number)
 
     def append(self, record: Record) -> None:
-        """Write a record; when this returns, it outlives the process.
-
-        Raises:
-            StorageFullError: there is no room; nothing was written.
-        """
+        """Write a record, which then outlives the process, or nothing (StorageFullError)."""
         client, size = bytes.fromhex(record.client), len(record.frame)
         fixed = bytearray(_FIXED.pack(0, client, *record[1:-1], size))
         _CHECKSUM.pack_into(fixed, 0, xxhash.xxh3_64_intdigest(fixed))
@@ -81,9 +77,6 @@ class InsertLog:
         """Make another file, and yield what begins to use it and returns its number.
 
         To make and to close a file may take long, so the caller locks for the call alone.
-
-        Raises:
-            StorageFullError, RunFolderError: it cannot be made.
         """
         spare = self._open(self.number + 1)
 
@@ -105,11 +98,7 @@ class InsertLog:
                 self._folder.unlink(_name(old))
 
     def records(self, first_number: int) -> Iterator[Record]:
-        """Yield the records of the files from one on, without the torn end that a file may have.
-
-        Raises:
-            CheckpointCorruptError: a file is missing.
-        """
+        """Yield the records of the files from one on, without the torn end that a file may have."""
         numbers = sorted(each for each in self._numbers() if first_number <= each < self.number)
         if numbers and numbers != list(range(first_number, self.number)):
             path = str(self._folder.path)

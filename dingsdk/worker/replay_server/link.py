@@ -122,20 +122,14 @@ def encode_value(kind: str, value: Any) -> list[Buffer]:
 
 
 def decode_value(kind: str, frame: memoryview) -> Any:
-    """Return what a frame holds; its arrays are views.
-
-    Raises:
-        DataCorruptError: it is no such frame, or was damaged.
-    """
+    """Return what a frame holds, its arrays as views; raises DataCorruptError."""
     return decode_frame(kind, frame, len(frame))
 
 
 class Link:
-    """One end of a connection; not thread safe.
+    """One end of a connection; not thread safe. Takes the socket over.
 
-    Args:
-        sock: A connected socket; taken over.
-        max_bytes: Largest frame that is read.
+    ``max_bytes`` is the largest frame that is read.
     """
 
     def __init__(self, sock: socket.socket, max_bytes: int) -> None:
@@ -163,7 +157,6 @@ class Link:
 
         Raises:
             AuthError: the peer does not know the secret; it was told so.
-            OSError, ProtocolError: as ``send`` and ``receive``.
         """
         mine = secrets.token_hex(16)
         self.send(Welcome(mine), timeout_s=timeout_s)
@@ -184,7 +177,6 @@ class Link:
 
         Raises:
             AuthError: the server does not know the secret, or says that we do not.
-            OSError, ProtocolError: as ``send`` and ``receive``.
         """
         welcome, _ = self.receive(Welcome, timeout_s)
         mine = secrets.token_hex(16)

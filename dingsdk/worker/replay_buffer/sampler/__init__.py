@@ -92,11 +92,8 @@ class Sampler(Needs, Configurable, ABC):
     def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Return the random state, and what :meth:`on_restore` cannot build from rows.
 
-        Plain numbers, text and arrays.
-
-        Args:
-            columns: Copies of ``columns()`` for the state to have; None: it makes its own. Only a
-                sampler that has some is given any.
+        Plain numbers, text and arrays. A sampler with :meth:`columns` is given copies of these for
+        the state to have, or None to make its own.
         """
         state = self._rng.bit_generator.state
         # The generator's words have 128 bits, more than messages and checkpoints can hold.

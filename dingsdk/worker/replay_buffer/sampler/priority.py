@@ -13,7 +13,7 @@ from dingsdk.config import PartSection, Positive, Share
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree, weigh
-from dingsdk.worker.replay_buffer.storage import Rows, Where
+from dingsdk.worker.replay_buffer.storage import Rows, Where, one_by_one
 
 LEAST_PRIORITY = 1e-5
 """Added to every updated priority, and the least that a pushed one counts.
@@ -204,8 +204,7 @@ class ProportionalSampler(PrioritySampler):
             self.max_priority = max(self.max_priority, priorities)
             self._tree.fill(where, min(max(priorities**self.alpha, least), most))
             return
-        if isinstance(where, slice):
-            where = np.arange(where.start, where.stop, dtype=np.int64)
+        where = one_by_one(where)
         weights = np.empty(len(priorities), np.float64)
         largest = weigh(self._priorities, where, priorities, self.alpha, least, most, weights)
         self.max_priority = max(self.max_priority, largest)
@@ -248,8 +247,7 @@ class RankSampler(PrioritySampler):
         super().on_insert(where, rows, priorities)
 
     def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
-        if isinstance(where, slice):
-            where = np.arange(where.start, where.stop, dtype=np.int64)
+        where = one_by_one(where)
         self._priorities[where] = priorities
         self.max_priority = max(self.max_priority, float(np.max(priorities)))
         self._assigned += len(where)

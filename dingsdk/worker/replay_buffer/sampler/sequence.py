@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Count, PartSection, Whole
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import torch_to_numpy
+from dingsdk.data.columns import mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.interface import Order
 from dingsdk.worker.replay_buffer.kernels import compiled
@@ -95,28 +95,15 @@ class SequenceSampler(Sampler):
         if self._has_end is not None and self._has_end != (ends is not None):
             with_it, without = f"a value of {self._end!r}", "none"
             found = (with_it, without) if self._has_end else (without, with_it)
-            raise SchemaMismatchError(
-                f"{self._end!r} ends sequences: either all rows have it, or none; those in the "
-                f"buffer have {found[0]}, the new ones {found[1]}",
-                key=self._end,
-                expected=found[0],
-                found=found[1],
-            )
+            what = f"{self._end!r}, which ends sequences in all rows of a buffer or none"
+            raise mismatch(what, self._end, *found)
         if self._trajectory is not None and _column(rows, self._trajectory) is None:
-            raise SchemaMismatchError(
-                f"sampler.trajectory is {self._trajectory!r}, which the rows lack",
-                key=self._trajectory,
-                expected="a value in every row",
-                found="none",
-            )
+            what = f"sampler.trajectory is {self._trajectory!r}"
+            raise mismatch(what, self._trajectory, "a value in every row", "none")
         first = rows.columns if isinstance(rows, SampleBatch) else rows[0]
         if self.pad and isinstance(first, Mapping) and MASK in first:
-            raise SchemaMismatchError(
-                f"padded samples get a column {MASK!r}; the rows have one already",
-                key=MASK,
-                expected="another name",
-                found=MASK,
-            )
+            hint = "padded samples get a column of that name"
+            raise mismatch("a column of the rows", MASK, "another name", MASK, hint)
 
     def on_insert(
         self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
@@ -267,12 +254,7 @@ def _column(rows: Rows, name: str) -> NDArray[Any] | None:
 
 
 def _not_one_value(name: str, found: Any) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"sequences need one value of {name!r} in every row, found {found}",
-        key=name,
-        expected="one value a row",
-        found=found,
-    )
+    return mismatch(f"{name!r} of sequences", name, "one value a row", found)
 
 
 @compiled("int64(int32[::1], int64, int64, int64, int64, int64, float64[::1], int64[::1])")

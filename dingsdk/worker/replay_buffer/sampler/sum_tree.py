@@ -80,11 +80,9 @@ class SumTree:
         return view
 
     def assign(self, where: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """Set leaves.
+        """Set leaves ``where``, int64[n], of equal ones the last, to weights, float64[n].
 
-        Args:
-            where: int64[n], each in ``0..size-1``; of equal ones the last counts.
-            weights: float64[n], >= 0 and at most ``largest_weight``.
+        Weights are >= 0 and at most ``largest_weight``.
         """
         n = len(where)
         if n > len(self._nodes):
@@ -113,14 +111,9 @@ class SumTree:
         self.live = 0
 
     def draw(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Draw leaves by their weights, one from each of ``n`` equal shares of the total.
+        """Draw leaves by their weights, one from each of ``n`` equal shares of a total above 0.
 
-        Args:
-            uniforms: float64[n] in [0, 1).
-
-        Returns:
-            int64[n], ascending, repeats possible; never a leaf of weight 0. The total must be
-            above 0.
+        Of float64[n] in [0, 1) returns int64[n], ascending, repeats possible; no leaf of weight 0.
         """
         n = len(uniforms)
         if n > len(self._rest):

@@ -25,6 +25,13 @@ Where = slice | NDArray[np.int64]
 """Positions in a storage, in a given order: a contiguous range, or one by one."""
 
 
+def one_by_one(where: Where) -> NDArray[np.int64]:
+    """Return positions as an array."""
+    if isinstance(where, slice):
+        return np.arange(where.start, where.stop, dtype=np.int64)
+    return where
+
+
 class Storage(Configurable, ABC):
     """Holds rows at positions ``0..capacity-1``; called under the buffer's lock.
 

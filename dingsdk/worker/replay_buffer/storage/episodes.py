@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import common_length
-from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
-from dingsdk.worker.replay_buffer.storage import Storage, Where, suits_arrays
+from dingsdk.data.columns import common_length, mismatch
+from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.storage import Storage, Where, one_by_one, suits_arrays
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 _LEAST_ROWS = 64
@@ -38,26 +38,9 @@ def is_episode(row: Any) -> bool:
 def _check_episodes(rows: SampleBatch | Sequence[Any]) -> None:
     for index, row in enumerate(rows):
         if not is_episode(row):
-            raise SchemaMismatchError(
-                f"element {index} is no episode: a list of rows with at least one, or a "
-                "SampleBatch; push one episode as push([episode], envstep)",
-                key="",
-                row=index,
-                expected="a list of rows",
-                found=f"{type(row).__name__} {row!r:.60}",
-            )
-
-
-def episodes_in(storage: Storage, capacity: int) -> EpisodeStorage:
-    """Return a storage of episodes over one of rows, or of objects.
-
-    Args:
-        storage: Empty; used by the result alone.
-        capacity: Number of episodes.
-    """
-    if isinstance(storage, ArrayStorage):
-        return EpisodeColumns(storage, capacity)
-    return EpisodeObjects(storage, capacity)
+            hint = "an episode has a row at least; push one as push([episode], envstep)"
+            found = f"{type(row).__name__} {row!r:.60}"
+            raise mismatch(f"episode {index}", "", "a list of rows", found, hint, row=index)
 
 
 class EpisodeObjects(EpisodeStorage):
@@ -162,7 +145,7 @@ class EpisodeColumns(EpisodeStorage):
 
     def put(self, where: Where, rows: list[tuple[int, Any]]) -> None:
         left: list[Where] = []
-        for position, (length, episode) in zip(_each(where), rows, strict=True):
+        for position, (length, episode) in zip(one_by_one(where).tolist(), rows, strict=True):
             self._n_free -= length
             # Ascending, because that is the only order of rows which a storage on disk keeps.
             place = _as_slice(np.sort(self._free[self._n_free : self._n_free + length]))
@@ -176,16 +159,15 @@ class EpisodeColumns(EpisodeStorage):
                 self._places += [slice(0, 0)] * ahead
             self._places[position] = place
         # Only now, so that a call that is cut off has overwritten no row of an older episode.
-        for place in left:
-            places = np.arange(place.start, place.stop) if isinstance(place, slice) else place
+        for places in map(one_by_one, left):
             self._free[self._n_free : self._n_free + len(places)] = places[::-1]
             self._n_free += len(places)
 
     def take(self, where: Where) -> list[Any]:
-        return [self._rows.take(self._places[position]) for position in _each(where)]
+        return [self._rows.take(self._places[position]) for position in one_by_one(where).tolist()]
 
     def lengths(self, where: Where) -> list[int]:
-        places = [self._places[position] for position in _each(where)]
+        places = [self._places[position] for position in one_by_one(where).tolist()]
         return [p.stop - p.start if isinstance(p, slice) else len(p) for p in places]
 
     def clear(self) -> None:
@@ -228,10 +210,6 @@ class EpisodeColumns(EpisodeStorage):
         count = len(numbers)
         counts = {"tail": count % self.capacity, "valid_count": count}
         return {**counts, "push_count": state.get("push_count", count)}
-
-
-def _each(where: Where) -> Iterable[int]:
-    return range(where.start, where.stop) if isinstance(where, slice) else where.tolist()
 
 
 def _as_slice(places: NDArray[np.int64]) -> Where:

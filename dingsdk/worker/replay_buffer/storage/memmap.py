@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import NUMERIC_KINDS, map_columns
 from dingsdk.data.pytree import flatten, nest
-from dingsdk.errors import (
-    CheckpointError,
-    CheckpointVersionError,
-    ConfigError,
-    StorageFullError,
-)
-from dingsdk.worker.replay_buffer.storage import Where
+from dingsdk.errors import CheckpointError, CheckpointVersionError, ConfigError, StorageFullError
+from dingsdk.worker.replay_buffer.storage import Where, one_by_one
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from dingsdk.worker.replay_buffer.storage.compression import (
     PAGE_BYTES,
@@ -159,10 +154,9 @@ class MemmapStorage(ArrayStorage):
             self._folder.write_record({**state, "shift": self._shift})
 
     def _physical(self, where: Where) -> Where:
-        if isinstance(where, slice):
-            if not (self._shift or self._packed_bytes):
-                return where
-            where = np.arange(where.start, where.stop)
+        if isinstance(where, slice) and not (self._shift or self._packed_bytes):
+            return where
+        where = one_by_one(where)
         return (where + self._shift) % self.capacity if self._shift else where
 
     def _allocate(self, rows: dict[str, Any], n: int) -> None:

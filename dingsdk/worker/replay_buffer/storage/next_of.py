@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dingsdk.data.columns import leaves, map_columns
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.kernels import compiled
-from dingsdk.worker.replay_buffer.storage import Where
+from dingsdk.worker.replay_buffer.storage import Where, one_by_one
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _UNSEEN = np.iinfo(np.int32).min
@@ -159,8 +159,7 @@ class NextOf:
             observed: Their (nested) columns of observations ``[n, ...]``.
             following: Those of their following observations.
         """
-        if isinstance(where, slice):
-            where = np.arange(where.start, where.stop)
+        where = one_by_one(where)
         n = len(where)
         links = self._links[where]
         freed = -1 - links[links < 0]
@@ -195,8 +194,7 @@ class NextOf:
 
     def take(self, where: Where) -> Any:
         """Return the following observations of rows, in new (nested) arrays."""
-        if isinstance(where, slice):
-            where = np.arange(where.start, where.stop)
+        where = one_by_one(where)
         links = self._links[where]
         (alone,) = np.nonzero(links < 0)
         places = -1 - links[alone]

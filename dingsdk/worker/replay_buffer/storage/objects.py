@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
+from dingsdk.data.columns import mismatch
 from dingsdk.data.pytree import copy_containers, map_leaves
-from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.replay_buffer.storage import Storage, Where
 from dingsdk.worker.replay_buffer.storage.compression import read_codec
 
@@ -46,13 +46,8 @@ class ObjectStorage(Storage):
             return [self._packed(copy.copy(row)) for row in rows.copy()]
         for index, row in enumerate(rows):
             if row is None or (isinstance(row, Mapping) and not row):
-                raise SchemaMismatchError(
-                    f"row {index} is {row!r}, which holds nothing to train on",
-                    key="",
-                    row=index,
-                    expected="an object or a dict with keys",
-                    found=repr(row),
-                )
+                expected = "an object or a dict with keys"
+                raise mismatch(f"row {index}", "", expected, repr(row), row=index)
         return [self._packed(self._copy(row)) for row in rows]
 
     def expect(self, rows: int) -> None:

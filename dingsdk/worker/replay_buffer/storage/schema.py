@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import NUMERIC_KINDS, join_key, leaves
+from dingsdk.data.columns import NUMERIC_KINDS, join_key, leaves, mismatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
 
 
@@ -124,26 +124,18 @@ def check_pair(columns: Mapping[str, Any], name: str) -> None:
     Raises:
         SchemaMismatchError: names the key.
     """
-    what, following = f"storage.next_of is {name!r}, but", f"next_{name}"
+    what, following = f"columns for storage.next_of {name!r}", f"next_{name}"
     for key in (name, following):
         if key not in columns:
-            found = sorted(columns)
-            text = f"{what} the rows have no column {key!r}; they have {found}"
-            raise SchemaMismatchError(text, key=key, expected=key, found=found)
+            raise mismatch(what, key, key, sorted(columns))
     expected, other = (
         {key: (array.shape[1:], str(array.dtype)) for key, array in leaves({name: columns[column]})}
         for column in (name, following)
     )
     if expected != other:
-        text = f"{what} {following!r} differs from it: {other} is not {expected}"
-        raise SchemaMismatchError(text, key=following, expected=expected, found=other)
+        raise mismatch(f"{what}, {following!r}", following, expected, other)
 
 
 def _mismatch(key: str, what: str, expected: Any, found: Any) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"column {key!r} {what}: the buffer holds {expected}, the push has {found}; all rows of "
-        "a buffer need the same columns (storage.type: object takes any)",
-        key=key,
-        expected=expected,
-        found=found,
-    )
+    hint = "all rows of a buffer need the same columns (storage.type: object takes any)"
+    return mismatch(f"column {key!r} {what}", key, expected, found, hint)
