@@ -105,7 +105,8 @@ class TableCopy:
     def __init__(self, table: Table) -> None:
         self._table = table
         with table.snapshot():
-            table._use_copies((*table._copies, self))
+            table._copies = (*table._copies, self)
+            table._look_at_parts()
             self.begin()
 
     def begin(self) -> None:
@@ -121,7 +122,8 @@ class TableCopy:
     def end(self) -> None:
         """Note nothing more; the table's lock is held. Idempotent."""
         table = self._table
-        table._use_copies(tuple(each for each in table._copies if each is not self))
+        table._copies = tuple(each for each in table._copies if each is not self)
+        table._look_at_parts()
 
     def close(self) -> None:
         """End, while the table's lock is not held."""
@@ -396,10 +398,10 @@ def _restore(
             for where, rows in _placed(remover, pieces()):
                 table._storage.put(where, table._storage.accept(rows))
         else:
-            table._use_storage(storage)
+            table._storage = storage
         table._remover, table._metadata = remover, metadata
-        table._use_limiter(limiter)
-        table._use_sampler(sampler)
+        table._limiter, table._sampler = limiter, sampler
+        table._look_at_parts()
         # The rows of the state count as pushed here, so that totals add up. Why those that
         # left early did so is not in the state.
         table._pushed += count

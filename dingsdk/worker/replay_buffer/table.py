@@ -98,10 +98,11 @@ class Table(IBuffer):
         self._report_due = False
         self._metadata = self._new_metadata()
         self._remover = self._parts.remover()
-        self._use_limiter(self._parts.limiter())
-        self._use_sampler(self._parts.sampler(self.sampler_family))
+        self._limiter = self._parts.limiter()
+        self._sampler = self._parts.sampler(self.sampler_family)
         self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
-        self._use_storage(None if self._parts.chooses_storage else self._new_storage())
+        self._storage = None if self._parts.chooses_storage else self._new_storage()
+        self._look_at_parts()
         state.recover(self)
         self.used_data = None
         if self._cfg.enable_track_used_data:
@@ -133,24 +134,14 @@ class Table(IBuffer):
             storage.keep_marks()
         return storage
 
-    def _use_storage(self, storage: Storage | None) -> None:
-        self._storage = storage
+    def _look_at_parts(self) -> None:
+        """Note what parts ignore, once they are others: to call them takes a tenth of a push."""
+        limiter, sampler, storage = type(self._limiter), type(self._sampler), self._storage
+        self._limits_inserts = limiter.can_insert is not Limiter.can_insert
+        self._limiter_listens = limiter.on_insert is not Limiter.on_insert
+        self._sampler_checks = sampler.check is not Sampler.check
+        self._sampler_listens = sampler.on_insert is not Sampler.on_insert
         self._is_durable = storage is not None and storage.is_durable
-        self._find_followers()
-
-    def _use_limiter(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-        self._limits_inserts = type(limiter).can_insert is not Limiter.can_insert
-        self._limiter_listens = type(limiter).on_insert is not Limiter.on_insert
-
-    def _use_sampler(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._sampler_checks = type(sampler).check is not Sampler.check
-        self._sampler_listens = type(sampler).on_insert is not Sampler.on_insert
-        self._find_followers()
-
-    def _find_followers(self) -> None:
-        # Calling parts that ignore it would take a tenth of a small push.
         self._is_followed = bool(
             self._metadata.keeps_facts
             or self._sampler_checks
@@ -225,7 +216,8 @@ class Table(IBuffer):
             self._check_open()
             limiter.load_state_dict(self._limiter.state_dict())
             limiter.size = self._count
-            self._use_limiter(limiter)
+            self._limiter = limiter
+            self._look_at_parts()
             self._changed.notify_all()
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
@@ -310,7 +302,8 @@ class Table(IBuffer):
             rows = [rows]
             accepted = storage.accept(rows)
         if storage is not self._storage:
-            self._use_storage(storage)
+            self._storage = storage
+            self._look_at_parts()
         if n > self._capacity:
             # Each piece replaces the one before. All were checked, so none is refused.
             for start in range(0, n, self._capacity):
@@ -363,10 +356,6 @@ class Table(IBuffer):
         """Tell copies that columns of sampler or metadata changed at positions."""
         for each in self._copies:
             each.note(where)
-
-    def _use_copies(self, copies: tuple[state.TableCopy, ...]) -> None:
-        self._copies = copies
-        self._find_followers()
 
     _suits_arrays = staticmethod(suits_arrays)
     """Whether ``auto`` means columns for these first rows."""
@@ -507,7 +496,7 @@ class Table(IBuffer):
             self._listeners = (*self._listeners, listener)
             # To copy rows that leave for nobody would slow each push down.
             self._tells_departures |= type(listener).on_remove is not RowListener.on_remove
-            self._find_followers()
+            self._look_at_parts()
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
@@ -566,7 +555,8 @@ class Table(IBuffer):
         self._count = 0
         self._history = secrets.token_hex(16)
         if self._parts.chooses_storage:
-            self._use_storage(None)
+            self._storage = None
+            self._look_at_parts()
         elif self._storage is not None:
             self._storage.clear()
         self._remover.clear()

@@ -373,7 +373,7 @@ def test_one_server_uses_a_folder(server: ReplayServer, tmp_path: Path) -> None:
 def test_full_disk_refuses_an_insert_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dingsdk.worker.replay_server import insert_log
+    from dingsdk.worker.replay_server import served_buffer
 
     def full(descriptor: int, chunks: Any) -> None:
         os.write(descriptor, bytes(chunks[0])[:20])
@@ -382,7 +382,7 @@ def test_full_disk_refuses_an_insert_and_the_next_one_goes_on(
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         with monkeypatch.context() as patch:
-            patch.setattr(insert_log, "write_chunks", full)
+            patch.setattr(served_buffer, "write_chunks", full)
             with pytest.raises(StorageFullError, match="No space"):
                 put(buffer, 2, 64)
         assert buffer.table.push_count == 64
