@@ -285,12 +285,11 @@ class _Save:
         # Episodes get longer during training, which is no reason to write all of them again.
         if rows_each <= 4 * old.rows_each <= 16 * rows_each:
             rows_each = old.rows_each
-        there = [segment for segment in old.segments if self._is_there(segment)]
-        return rows_each, {segment.first // rows_each: segment for segment in there}
-
-    def _is_there(self, segment: _Segment) -> bool:
-        found = self._folder.stat(segment.name)
-        return found is not None and found.st_size == segment.size_bytes
+        return rows_each, {
+            segment.first // rows_each: segment
+            for segment in old.segments
+            if (found := self._folder.stat(segment.name)) and found.st_size == segment.size_bytes
+        }
 
     def _write_rows(self, rows: Rows, first: int, row: int) -> _Segment:
         """Write rows whose first one has the age ``row``."""

@@ -231,19 +231,14 @@ class ServedBuffer(RowListener):
     def insert(
         self, client: str, number: int, env_step: int, frame: memoryview, timeout_s: float
     ) -> None:
-        """Add the rows of a frame, once.
+        """Add the rows of a frame of kind ``replay-rows``, once; raises as ``ReplayClient.insert``.
 
         Args:
             client: 32 hex digits.
             number: Of the insert, above the last one of its client; else nothing happens.
             env_step: Env steps taken so far.
-            frame: Of kind ``replay-rows``; see ``Table.push`` for what it may hold.
+            frame: What ``Table.push`` takes.
             timeout_s: Seconds to wait for the limiter.
-
-        Raises:
-            BufferFullError: the limiter did not admit them in time.
-            SchemaMismatchError, ProtocolError, DataCorruptError: they do not fit.
-            StorageFullError: they could not be kept.
         """
         rows = decode_value(ROWS_KIND, frame)
         if self._is_known(client, number):

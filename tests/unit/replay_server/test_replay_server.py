@@ -24,6 +24,7 @@ from dingsdk.errors import (
     AuthError,
     BufferFullError,
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointVersionError,
     ClosedError,
     ConfigError,
@@ -348,12 +349,17 @@ def test_missing_log_is_refused(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_damaged_pointer_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "error"), [(b"{", CheckpointCorruptError), (b"{}", CheckpointVersionError)]
+)
+def test_damaged_pointer_is_refused(
+    tmp_path: Path, text: bytes, error: type[CheckpointError]
+) -> None:
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         buffer.save()
-    (tmp_path / "replay" / "checkpoint.json").write_bytes(b"{}")
-    with pytest.raises(CheckpointCorruptError, match=r"checkpoint\.json"):
+    (tmp_path / "replay" / "checkpoint.json").write_bytes(text)
+    with pytest.raises(error, match=r"checkpoint\.json"):
         opened(tmp_path)
 
 

@@ -215,12 +215,10 @@ class SequenceSampler(Sampler):
 
     def _padded(self, ages: NDArray[np.int64], starts: NDArray[np.int64]) -> Windows:
         held = np.clip(ages, 0, self._count - 1)
-        steps = self._since_of(held) - self._since_of(starts)[:, None]
+        begun = self._since.take(self._positions(starts))[:, None]
+        steps = self._since.take(self._positions(held)) - begun
         mask = (held == ages) & (steps == ages - starts[:, None])
         return Windows(self._positions(np.where(mask, ages, starts[:, None])), mask)
-
-    def _since_of(self, ages: NDArray[np.int64]) -> NDArray[np.int32]:
-        return self._since.take(self._positions(ages))
 
     def _positions(self, ages: NDArray[np.int64]) -> NDArray[np.int64]:
         where = ages + self._first

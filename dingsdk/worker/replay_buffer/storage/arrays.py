@@ -286,9 +286,8 @@ class Layout:
         flat = [(key, array) for key, array in self._arrays if array.ndim == 1]
         deep = [(key, array) for key, array in self._arrays if array.ndim > 1]
         # What batches and single rows are compared with.
-        self._deep = [(key, array.dtype, array.shape) for key, array in deep]
+        self._deep = [(key, array.dtype, array.shape[1:]) for key, array in deep]
         self._flat = [(key, array.dtype) for key, array in flat]
-        self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
         self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
         self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
         self._gathers = [(key, _gather_of(array)) for key, array in self._arrays]
@@ -307,7 +306,7 @@ class Layout:
                 column = new[key]
                 if column.dtype is not dtype and column.dtype != dtype:
                     return False
-                if column.shape != shape and not self._fits_in_length(key, column.shape):
+                if column.shape[1:] != shape:
                     return False
             for key, dtype in self._flat:
                 column = new[key]
@@ -322,17 +321,6 @@ class Layout:
                         return False
         except (KeyError, AttributeError):  # a dict, where an array belongs, has no dtype
             return False
-        return True
-
-    def _fits_in_length(self, key: str, shape: tuple[int, ...]) -> bool:
-        """Whether a shape differs from ours in its length alone; batches like it come next."""
-        if shape[1:] != dict(self._arrays)[key].shape[1:]:
-            return False
-        self._deep = [
-            (name, array.dtype, (shape[0], *array.shape[1:]))
-            for name, array in self._arrays
-            if array.ndim > 1
-        ]
         return True
 
     def put(self, where: Where, new: dict[str, Any]) -> None:
@@ -364,7 +352,7 @@ class Layout:
         if len(row) != self._fields or not self._takes_rows:
             return False
         try:
-            for key, dtype, shape in self._values:
+            for key, dtype, shape in self._deep:
                 value = row[key]
                 if type(value) is not _Array or value.shape != shape:
                     return False
