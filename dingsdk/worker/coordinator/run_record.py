@@ -142,6 +142,7 @@ class RunRecord:
             self.load_state_dict(recovered.state)
         scheduler, garbage = self._scheduler, list[str]()
         trained: dict[str, Trained] = {}
+        closed: list[str] = []
         note, scheduler.note = scheduler.note, None
         for fact in recovered.facts:
             try:
@@ -152,6 +153,11 @@ class RunRecord:
                 ) from error
             if isinstance(fact, Trained):
                 trained[fact.task_id] = fact
+            elif isinstance(fact, Closed):
+                closed.append(fact.buffer_id)
+        for buffer_id in closed:
+            # Where the coordinator died before the end of the task was written down, too.
+            scheduler.end_closed(buffer_id)
         scheduler.note = note
         if recovered.state is not None or recovered.facts:
             scheduler.commander.resume()

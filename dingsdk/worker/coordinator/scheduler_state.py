@@ -416,6 +416,14 @@ class SchedulerState:
             self._ended_counts += experience.counts()
         return experience
 
+    def end_closed(self, buffer_id: str) -> None:
+        """End the learner's task of a closed experience, unless it has ended."""
+        for state in [each for each in self.running.values() if each.buffer_id == buffer_id]:
+            if state.role == "learner":
+                del self.running[state.task_id]
+                finished = {"task_id": state.task_id, "buffer_id": buffer_id}
+                self.commander.finish_learner_task(state.task_id, finished)
+
     def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
         """Let learners that are not out yet train for ``train_iterations`` of this section."""
         limit = {"train_iterations": learner_cfg["train_iterations"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,15 @@ ROWS = 8
 class Life:
     """One coordinator on a journal, not started; the test is its workers."""
 
-    def __init__(self, folder: Path, transport: Any, kind: str, snapshot_facts: int = 40) -> None:
-        example, *sets = KINDS[kind]
+    def __init__(
+        self,
+        folder: Path,
+        transport: Any,
+        kind: str,
+        snapshot_facts: int = 40,
+        more: Sequence[str] = (),
+    ) -> None:
+        example, *sets = (*KINDS[kind], *more)
         sets += ["policy.learn.batch_size=16", f"{BUFFER}replay_buffer_size=200"]
         if kind != "on-policy":
             sets.append("policy.collect.n_sample=32")
@@ -241,6 +248,27 @@ def test_tasks_that_ended_or_were_queued_are_known(tmp_path: Path, transport: An
     after.join("c1", "collector")
     after.coordinator._expire_orphans()
     assert not after.give("collector").is_evaluation
+
+
+def test_learner_that_has_trained_out_is_done_though_its_coordinator_died_right_then(
+    tmp_path: Path, transport: Any
+) -> None:
+    two = ["system.coordinator.max_learner_tasks=2"]
+    life = Life(tmp_path, transport, "naive", more=two)
+    life.join("l0", "learner")
+    first = life.give("learner")
+    finished = {"task_id": first.task_id, "buffer_id": first.buffer_id}
+    life.coordinator.deal_with_learner_finish_task(first, finished, has_trained_out=True)
+
+    after = Life(tmp_path, transport, "naive", more=two)
+    assert not after.scheduler.orphans
+    after.join("l0", "learner")
+    second = after.give("learner")
+    assert second.task_id != first.task_id
+    assert not after.coordinator.system_shutdown_flag
+    finished = {"task_id": second.task_id, "buffer_id": second.buffer_id}
+    after.coordinator.deal_with_learner_finish_task(second, finished, has_trained_out=True)
+    assert after.coordinator.system_shutdown_flag
 
 
 def test_worker_that_left_is_not_blamed_by_the_next_coordinator(
