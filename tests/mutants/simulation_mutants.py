@@ -142,7 +142,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The coordinator is killed and started again": [
         Mutant(
             "a sample is acknowledged that is not in the journal",
-            f"{_COORDINATOR}.keeper:Keeper.acknowledge",
+            f"{_COORDINATOR}.journal:Keeper.acknowledge",
             "self._journal.append(fact)",
             "str(fact)",
         ),
@@ -210,7 +210,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
         Mutant(
             "facts that found no room are forgotten",
-            f"{_COORDINATOR}.keeper:Keeper.note",
+            f"{_COORDINATOR}.journal:Keeper.note",
             "self.is_behind = True",
             "pass",
         ),

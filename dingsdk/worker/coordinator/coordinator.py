@@ -29,6 +29,7 @@ from dingsdk.worker.coordinator.journal import (
     Evaluated,
     Fact,
     Journal,
+    Keeper,
     Leased,
     LeaseEnded,
     Missing,
@@ -37,7 +38,6 @@ from dingsdk.worker.coordinator.journal import (
     Pushed,
     Trained,
 )
-from dingsdk.worker.coordinator.keeper import Keeper
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles

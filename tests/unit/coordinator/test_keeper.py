@@ -9,8 +9,7 @@ import pytest
 
 from dingsdk.data.files import Buffer, Folder
 from dingsdk.errors import StorageFullError
-from dingsdk.worker.coordinator.journal import Journal, LeaseEnded
-from dingsdk.worker.coordinator.keeper import RETRY_S, Keeper
+from dingsdk.worker.coordinator.journal import RETRY_S, Journal, Keeper, LeaseEnded
 
 
 class FullableFolder(Folder):
