@@ -176,7 +176,7 @@ def test_payloads_beyond_the_reserved_rows_are_held(kind: str, tmp_path: Path) -
     assert batch.columns["value"].tolist() == list(range(10))
 
 
-@pytest.mark.parametrize("kind", ["array", "memmap"])
+@pytest.mark.parametrize("kind", ["array", "memmap", "object"])
 def test_stretches_of_rows_come_back_as_a_grid(kind: str, tmp_path: Path) -> None:
     loaded = SampleBatch({"value": np.arange(6), "pair": np.arange(12).reshape(6, 2)})
     path = {"path": str(tmp_path / "rows")} if kind == "memmap" else {}
@@ -187,6 +187,20 @@ def test_stretches_of_rows_come_back_as_a_grid(kind: str, tmp_path: Path) -> Non
     assert len(batch) == 2
     assert batch.columns["value"].tolist() == rows.tolist()
     assert batch.columns["pair"].tolist() == np.arange(12).reshape(2, 3, 2).tolist()
+
+
+def test_storage_that_returns_rows_as_dicts_gives_columns() -> None:
+    pairs = np.arange(12, dtype=np.float32).reshape(6, 2)
+    loaded = SampleBatch({"value": np.arange(6), "pair": pairs})
+    store = RowStore(8, {"type": "object"}, lambda *name: loaded, LEAST)
+    store.announce({"p": 0, "q": 1})
+    store.gather(np.array([0, 1]), np.array([0, 0]))
+    store.keep({1: np.array([1, 4])})
+    store.drop(np.array([0]))
+
+    batch = store.gather(np.array([1, 1, 1]), np.array([4, 1, 4]))
+
+    assert batch == SampleBatch({"value": np.array([4, 1, 4]), "pair": pairs[[4, 1, 4]]})
 
 
 def test_files_of_an_earlier_store_are_written_anew(tmp_path: Path) -> None:

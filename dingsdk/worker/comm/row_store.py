@@ -14,6 +14,7 @@ from dingsdk.errors import DataCorruptError, DataMissingError, PayloadsLostError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.replay_buffer import Storage
+from dingsdk.worker.replay_buffer.storage import in_grid
 
 MOST_SHARE, GROWN_SHARE = 1.3, 1.15
 """Rows of the ring for each row held: at most, and where it was just made longer."""
@@ -108,7 +109,7 @@ class RowStore:
         for number, rows in kept.items():
             if number in starts:
                 start, _, _ = self._extents[starts[number]]
-                batch = self._storage.take(self._positions(np.full(len(rows), number), rows))
+                batch = self._take(self._positions(np.full(len(rows), number), rows))
                 self._extents[starts[number]] = (start, start + len(rows), number)
                 self._write(start, batch)
             self._kept[number] = np.asarray(rows, np.int64)
@@ -133,8 +134,12 @@ class RowStore:
         if offsets.min() < 0:
             self._load_all(np.unique(payloads[offsets < 0]).tolist())
         where = self._positions(payloads, rows)
-        storage = self._storage
-        return cast(SampleBatch, (storage.take if where.ndim == 1 else storage.take_grid)(where))
+        return self._take(where)
+
+    def _take(self, where: NDArray[np.int64]) -> SampleBatch:
+        rows = self._storage.take(where.reshape(-1))
+        batch = rows if isinstance(rows, SampleBatch) else SampleBatch.from_rows(rows)
+        return batch if where.ndim == 1 else in_grid(batch, *where.shape)
 
     def _positions(self, payloads: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         where: NDArray[np.int64] = self._offsets[payloads] + rows

@@ -16,7 +16,7 @@ from dingsdk.data.columns import NUMERIC_KINDS, map_columns, torch_to_numpy
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.storage.arrays import Layout
 
-__all__ = ["AutoStorage", "Rows", "Storage", "Where", "suits_arrays"]
+__all__ = ["AutoStorage", "Rows", "Storage", "Where", "in_grid", "suits_arrays"]
 
 Rows = SampleBatch | list[Any]
 """Rows as columns, or as a list of any objects."""
@@ -107,8 +107,7 @@ class Storage(Configurable, ABC):
         rows = self.take(where.reshape(-1))
         if not isinstance(rows, SampleBatch):
             return [rows[start : start + length] for start in range(0, batch * length, length)]
-        columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
-        return SampleBatch.trusted(columns, batch)
+        return in_grid(rows, batch, length)
 
     def take_later(self, where: Where) -> Callable[[], Rows]:
         """Return what returns the rows at positions, once; it is called without the lock.
@@ -160,6 +159,12 @@ class Storage(Configurable, ABC):
 
     def close(self) -> None:
         """Release files and locks; the rows of a durable storage stay. Idempotent."""
+
+
+def in_grid(rows: SampleBatch, batch: int, length: int) -> SampleBatch:
+    """Return ``batch * length`` rows as ``batch`` sequences, in columns ``[B, T, ...]``."""
+    columns = map_columns(lambda a: a.reshape(batch, length, *a.shape[1:]), rows.columns)
+    return SampleBatch.trusted(columns, batch)
 
 
 def suits_arrays(rows: Any) -> bool:
