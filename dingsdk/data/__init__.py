@@ -3,6 +3,7 @@
 This package needs numpy; torch is imported only by the functions that hand out tensors.
 """
 
+from dingsdk.data.action_mask import legal_actions
 from dingsdk.data.connections import Connections
 from dingsdk.data.container import (
     FrameInfo,
@@ -59,6 +60,7 @@ __all__ = [
     "encode_safetensors",
     "find_secret",
     "is_loopback",
+    "legal_actions",
     "named_secret",
     "open_private",
 ]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dingsdk.policy.networks import RecurrentActorCritic as RecurrentActorCritic
     from dingsdk.policy.networks import RecurrentQNetwork as RecurrentQNetwork
     from dingsdk.policy.networks import flatten_parameters as flatten_parameters
+    from dingsdk.policy.networks import without_illegal as without_illegal
     from dingsdk.policy.ppo import PPOPolicy as PPOPolicy
     from dingsdk.policy.r2d2 import R2D2Policy as R2D2Policy
     from dingsdk.policy.returns import gae as gae

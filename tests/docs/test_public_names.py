@@ -49,6 +49,15 @@ def test_code_of_a_page_imports_public_names_alone(page: Path) -> None:
         assert offences(block) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_text_of_a_page_sends_to_public_modules_alone(page: Path) -> None:
+    if "explanation" in page.parts:
+        pytest.skip("it is for those who change dingsdk")
+    told = re.findall(r"\bof\s+`(dingsdk(?:\.[a-z_]+)*)`", page.read_text(encoding="utf-8"))
+
+    assert [module for module in told if module not in PUBLIC] == []
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_template_or_example_imports_public_names_alone(file: Path) -> None:
     assert offences(file.read_text(encoding="utf-8")) == []
