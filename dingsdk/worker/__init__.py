@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.naive import NaiveCollector as NaiveCollector
     from dingsdk.worker.comm.naive import NaiveLearner as NaiveLearner
     from dingsdk.worker.commander.base import BaseParallelCommander as BaseParallelCommander
+    from dingsdk.worker.commander.league import OneVsOneLeague as OneVsOneLeague
+    from dingsdk.worker.commander.league import Payoff as Payoff
+    from dingsdk.worker.commander.league import Player as Player
     from dingsdk.worker.commander.naive import NaiveCommander as NaiveCommander
     from dingsdk.worker.commander.one_vs_one import OneVsOneCommander as OneVsOneCommander
     from dingsdk.worker.commander.one_vs_one import (
