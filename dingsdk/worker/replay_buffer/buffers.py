@@ -16,7 +16,7 @@ from dingsdk.data.columns import leaves
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
 from dingsdk.worker.replay_buffer.interface import NoMetadata, Order
-from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler
+from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from dingsdk.worker.replay_buffer.storage.episodes import (
@@ -94,6 +94,8 @@ class NaiveReplayBuffer(Table):
         if population < size and not (replace and population):
             return None
         ranks = cast(RowSampler, self._sampler).draw(population, size, replace)
+        if self._checks_draws:
+            check_ranks(ranks, population, size, self._sampler)
         if ages is None:
             where = self._remover.positions(ranks)
         else:

@@ -139,6 +139,8 @@ class Table(IBuffer):
         limiter, sampler, storage = type(self._limiter), type(self._sampler), self._storage
         self._limits_inserts = limiter.can_insert is not Limiter.can_insert
         self._limiter_listens = limiter.on_insert is not Limiter.on_insert
+        # One of a plugin could draw positions that hold no row: uninitialised memory.
+        self._checks_draws = not sampler.__module__.startswith("dingsdk.")
         self._sampler_checks = sampler.check is not Sampler.check
         self._sampler_listens = sampler.on_insert is not Sampler.on_insert
         self._is_durable = storage is not None and storage.is_durable

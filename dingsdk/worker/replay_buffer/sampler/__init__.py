@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Configurable, PartSection, Section
-from dingsdk.errors import CheckpointCorruptError
+from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.interface import Needs
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
-__all__ = ["RowSampler", "Sampler"]
+__all__ = ["RowSampler", "Sampler", "check_ranks"]
 
 
 class Sampler(Needs, Configurable, ABC):
@@ -131,3 +131,30 @@ class RowSampler(Sampler):
         Returns:
             int64[size], in any order.
         """
+
+
+def check_ranks(ranks: Any, population: int, size: int, sampler: Sampler) -> None:
+    """Check what a sampler of a plugin drew: a gather would take a row that was never written.
+
+    Raises:
+        SchemaMismatchError: it is no int64[size] of ``0..population - 1``.
+    """
+    is_fine = (
+        isinstance(ranks, np.ndarray)
+        and ranks.shape == (size,)
+        and ranks.dtype == np.int64
+        and (size == 0 or (ranks.min() >= 0 and ranks.max() < population))
+    )
+    if not is_fine:
+        expected = f"int64[{size}] of 0..{population - 1}"
+        drew = np.asarray(ranks)
+        shape = ", ".join(map(str, drew.shape))
+        found = f"{drew.dtype}[{shape}]"
+        if drew.size and drew.dtype.kind in "iuf":
+            found += f" from {drew.min()} to {drew.max()}"
+        raise SchemaMismatchError(
+            f"the sampler {type(sampler).__qualname__} drew {found}, expected {expected}",
+            key="",
+            expected=expected,
+            found=found,
+        )
