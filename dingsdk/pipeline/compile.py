@@ -20,6 +20,7 @@ from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
 from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.interfaces import check_interface
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +112,8 @@ def compile_config(
                 raise
             _log.info("%s is not installed; serial mode does without it", path)
             cls = _NotInstalled
+        else:
+            check_interface(kind, type_key, cls, path)
         found[path] = cls
         return cls
 

@@ -568,7 +568,7 @@ class PluginManager:
                 advice = f"did you mean {nearest}? " if nearest else ""
                 raise PluginLoadError(
                     f"plugin {owner} implements {caller.name}, which is no hook of this dingsdk; "
-                    f"{advice}If it comes from a newer dingsdk, mark it "
+                    f"{advice}if it comes from a newer dingsdk, mark it "
                     "@hookimpl(optionalhook=True)",
                     plugin=owner,
                     reason="unknown hook",

@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
 from dingsdk.config import config_type, deep_merge_dicts, defaults_of
 from dingsdk.errors import UnknownPluginError, listing, nearest_name, raised_at
 from dingsdk.plugins import KINDS, TEMPLATES, PluginManager, default_manager
 from dingsdk.plugins.discovery import Advert
+from dingsdk.plugins.interfaces import BASES, missing_methods
 from dingsdk.plugins.kinds import NAMES, OBSERVERS
 from dingsdk.plugins.switches import is_named
 from dingsdk.testing.buffer_rules import check_buffer
@@ -242,27 +244,28 @@ def _advert(part: _Part) -> Advert:
     return part.manager.adverts(part.kind, part.key)[0]
 
 
-# Kind -> its base class, the arguments by position, and those by name.
-_INTERFACES: Mapping[str, tuple[str, int, Sequence[str]]] = {
-    "transports": ("dingsdk.worker.comm:Transport", 2, ()),
-    "buffers": ("dingsdk.worker:IBuffer", 2, ("exp_name", "instance_name")),
-    "storages": ("dingsdk.worker.replay_buffer:Storage", 3, ()),
-    "samplers": ("dingsdk.worker.replay_buffer:Sampler", 3, ()),
-    "removers": ("dingsdk.worker.replay_buffer:Remover", 3, ()),
-    "limiters": ("dingsdk.worker.replay_buffer:Limiter", 2, ()),
-    "collectors": ("dingsdk.worker:ISerialCollector", 4, ("exp_name", "instance_name")),
-    "parallel_collectors": ("dingsdk.worker:BaseParallelCollector", 1, ()),
-    "comm_collectors": ("dingsdk.worker:BaseCommCollector", 3, ()),
-    "comm_learners": ("dingsdk.worker:BaseCommLearner", 3, ()),
-    "evaluators": ("dingsdk.worker:ISerialEvaluator", 4, ("exp_name", "instance_name")),
-    "learners": ("dingsdk.worker:BaseLearner", 4, ("exp_name", "instance_name")),
-    "learner_hooks": ("dingsdk.worker:LearnerHook", 2, ("position", "ext_args")),
-    "commanders": ("dingsdk.worker:BaseParallelCommander", 1, ()),
-    "serial_commanders": ("dingsdk.worker:BaseSerialCommander", 6, ()),
-    "policies": ("", 1, ("enable_field", "seed")),
-    "env_managers": ("dingsdk.envs:EnvManager", 2, ()),
-    "env_wrappers": ("", 1, ()),
-    "roles": ("dingsdk.worker.coordinator:Role", 0, ()),
+# Kind -> the arguments by position, and those by name.
+_ARGUMENTS: Mapping[str, tuple[int, Sequence[str]]] = {
+    "transports": (2, ()),
+    "buffers": (2, ("exp_name", "instance_name")),
+    "storages": (3, ()),
+    "samplers": (3, ()),
+    "removers": (3, ()),
+    "limiters": (2, ()),
+    "collectors": (4, ("exp_name", "instance_name")),
+    "parallel_collectors": (1, ()),
+    "comm_collectors": (3, ()),
+    "comm_learners": (3, ()),
+    "evaluators": (4, ("exp_name", "instance_name")),
+    "learners": (4, ("exp_name", "instance_name")),
+    "learner_hooks": (2, ("position", "ext_args")),
+    "commanders": (1, ()),
+    "serial_commanders": (6, ()),
+    "leagues": (1, ("seed",)),
+    "policies": (1, ("enable_field", "seed")),
+    "env_managers": (2, ()),
+    "env_wrappers": (1, ()),
+    "roles": (0, ()),
 }
 
 
@@ -277,22 +280,22 @@ def _interface(part: _Part) -> str:
     if part.kind == OBSERVERS:
         hooks = [name for name in vars(target) if name.startswith("dingsdk_")]
         return f"implements {listing(hooks)}" if hooks else ""
-    if part.kind not in _INTERFACES:
+    if part.kind not in _ARGUMENTS:
         return ""
-    place, positional, keywords = _INTERFACES[part.kind]
+    positional, keywords = _ARGUMENTS[part.kind]
     if not callable(target):
         raise _Wrong(f"{target!r} cannot be called")
     found = "called as its kind is"
-    if place:
-        module, _, name = place.partition(":")
-        base = getattr(importlib.import_module(module), name)
+    if part.kind in BASES:
+        place = BASES[part.kind]
+        base = resolve_name(place)
         if not (isinstance(target, type) and issubclass(target, base)):
             raise _Wrong(f"{_name(target)} is no subclass of {place.replace(':', '.')}")
-        if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        if missing := missing_methods(target, base):
             raise _Wrong(f"{_name(target)} lacks {listing(missing)}")
         if wrong := list(_misfits(target, base)):
             raise _Wrong("; ".join(wrong))
-        found = f"a subclass of {name}"
+        found = f"a subclass of {base.__name__}"
     if positional:
         if part.kind == "env_wrappers":
             keywords = list(part.given)

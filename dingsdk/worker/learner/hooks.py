@@ -25,6 +25,7 @@ from dingsdk.errors import (
     nearest_name,
 )
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.interfaces import check_interface
 from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from dingsdk.worker.learner.monitor import as_number
 
@@ -250,6 +251,7 @@ def _create(entry: _Entry, path: str) -> LearnerHook:
     hook_type = default_manager().get(
         "learner_hooks", entry.type, import_names=entry.import_names, config_path=path
     )
+    check_interface("learner_hooks", entry.type, hook_type, path)
     try:
         hook: LearnerHook = hook_type(
             entry.name,

@@ -1,0 +1,96 @@
+"""A part that lacks methods of its kind is refused by name, before a run has made anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk import SampleBatch
+from dingsdk.errors import PluginLoadError, SchemaMismatchError
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.worker import LearnerHook, NaiveReplayBuffer
+from dingsdk.worker.learner.hooks import build_learner_hook_by_cfg
+from dingsdk.worker.replay_buffer import Limiter, RowSampler
+
+BUFFER = "policy.other.replay_buffer"
+
+
+class Bare:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Undrawn(RowSampler):
+    """Its ``draw`` is missing."""
+
+
+class OwnLimiter:
+    """Has every method, and no base class."""
+
+    def __init__(self, cfg: Any, seed: int | None = None) -> None: ...
+    def can_sample(self, n: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls", "path", "missing"),
+    [
+        ("storages", Bare, f"{BUFFER}.storage", {"accept", "put", "take", "clear"}),
+        ("samplers", Undrawn, f"{BUFFER}.sampler", {"draw"}),
+        ("collectors", Bare, "policy.collect.collector", {"collect"}),
+        ("evaluators", Bare, "policy.eval.evaluator", {"eval"}),
+        ("env_managers", Bare, "env_manager", {"step", "step_batch"}),
+    ],
+)
+def test_part_that_lacks_methods_is_refused_before_the_run(
+    kind: str, cls: type, path: str, missing: set[str], tmp_path: Path
+) -> None:
+    with use_manager(PluginManager()) as manager:
+        manager.registry(kind).register("mine", cls)
+        with pytest.raises(PluginLoadError) as caught:
+            compile_run("cartpole-dqn", "serial", None, (f"{path}.type=mine",), 0)
+
+    assert missing <= set(caught.value.facts["missing"])
+    assert f"{path}.type" in str(caught.value)
+    assert cls.__qualname__ in str(caught.value)
+
+
+def test_class_with_every_method_needs_no_base() -> None:
+    assert not issubclass(OwnLimiter, Limiter)
+    with use_manager(PluginManager()) as manager:
+        manager.registry("limiters").register("mine", OwnLimiter)
+        cfg = compile_run("cartpole-dqn", "serial", None, (f"{BUFFER}.limiter.type=mine",), 0)
+
+    assert cfg.policy.other.replay_buffer.limiter.type == "mine"
+
+
+def test_learner_hook_that_cannot_be_called_is_refused() -> None:
+    class Uncalled(LearnerHook):
+        pass
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry("learner_hooks").register("mine", Uncalled)
+        with pytest.raises(PluginLoadError, match="__call__"):
+            build_learner_hook_by_cfg({"a": {"type": "mine", "position": "after_iter"}})
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [np.zeros(3, np.int64), np.arange(4) + 7, np.arange(4) - 1, np.zeros(4), [0, 1, 2, 3]],
+    ids=["too few", "too high", "negative", "floats", "list"],
+)
+def test_draw_that_names_no_rows_is_refused(drawn: Any) -> None:
+    class Fixed(RowSampler):
+        def draw(self, population: int, size: int, replace: bool = False) -> Any:
+            return drawn
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry("samplers").register("fixed", Fixed)
+        buffer = NaiveReplayBuffer({"replay_buffer_size": 20, "sampler": {"type": "fixed"}})
+    buffer.push(SampleBatch({"a": np.arange(10)}), 0)
+
+    with pytest.raises(SchemaMismatchError, match=r"int64\[4\] of 0\.\.9"):
+        buffer.sample(4, 0)
