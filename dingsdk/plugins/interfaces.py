@@ -31,33 +31,47 @@ BASES: Mapping[str, str] = {
 }
 """Kind -> ``module:name`` of its base; policies, wrappers and commands need none."""
 
+_PARTS = ("storages", "samplers", "removers", "limiters")
+
 
 def missing_methods(target: type, base: type) -> list[str]:
-    """Return the abstract methods, of its own bases and of ``base``, that a class does not have."""
-    own = set(getattr(target, "__abstractmethods__", ()))
+    """Return the methods that a class lacks to be used as a ``base``.
+
+    Of a subclass these are abstract methods; of another class all that is abstract in the base, and
+    where nothing is, all that is public.
+    """
+    if issubclass(target, base):
+        return sorted(getattr(target, "__abstractmethods__", ()))
+    needed = getattr(base, "__abstractmethods__", None) or {
+        name for name, _ in inspect.getmembers(base, inspect.isfunction) if name[0] != "_"
+    }
     # Looked up in the classes: `__call__` of a class is that of its metaclass.
     names = {name for each in target.__mro__ for name in vars(each)}
-    return sorted(own | (set(getattr(base, "__abstractmethods__", ())) - names))
+    return sorted(set(needed) - names)
 
 
 def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
     """Check that a part is a class that can be used as one of its kind.
 
-    A class with all the methods may do without the base. Functions that make parts are taken as
-    they are.
+    But for the parts of buffers, a class with all the methods may do without the base. Functions
+    that make parts are taken as they are.
 
     Raises:
-        PluginLoadError: methods are missing; facts ``plugin``, ``kind``, ``missing``.
+        PluginLoadError: methods, or the base, are missing; facts ``plugin``, ``kind``, ``missing``.
     """
     if kind not in BASES or not inspect.isclass(target):
         return
     name = f"{target.__module__}.{target.__qualname__}"
     if name.startswith("dingsdk."):
         return
-    missing = missing_methods(target, resolve_name(BASES[kind]))
-    if missing:
+    base = resolve_name(BASES[kind])
+    missing = missing_methods(target, base)
+    # The buffer calls more of its parts than what they must write themselves.
+    needs_base = kind in _PARTS and not issubclass(target, base)
+    if missing or needs_base:
+        what = f"lacks {listing(missing)}" if missing else "is no subclass"
         raise PluginLoadError(
-            f"{path}.type: {type_key!r} is {name}, which lacks {listing(missing)}; the {kind} "
+            f"{path}.type: {type_key!r} is {name}, which {what}; the {kind} "
             f"extend {BASES[kind].replace(':', '.')}",
             plugin=target.__module__,
             kind=kind,

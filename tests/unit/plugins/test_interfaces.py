@@ -12,9 +12,10 @@ from dingsdk import SampleBatch
 from dingsdk.errors import PluginLoadError, SchemaMismatchError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.plugins.interfaces import check_interface
 from dingsdk.worker import LearnerHook, NaiveReplayBuffer
 from dingsdk.worker.learner.hooks import build_learner_hook_by_cfg
-from dingsdk.worker.replay_buffer import Limiter, RowSampler
+from dingsdk.worker.replay_buffer import RowSampler
 
 BUFFER = "policy.other.replay_buffer"
 
@@ -27,12 +28,20 @@ class Undrawn(RowSampler):
     """Its ``draw`` is missing."""
 
 
-class OwnLimiter:
-    """Has every method, and no base class."""
+class BaselessLimiter:
+    """Has what the base asks for, and not what a buffer calls besides."""
 
     def __init__(self, cfg: Any, seed: int | None = None) -> None: ...
     def can_sample(self, n: int) -> bool:
         return True
+
+
+class BaselessEvaluator:
+    """Has what is called."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def eval(self, *args: Any) -> tuple[bool, dict[str, Any]]:
+        return False, {}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +51,7 @@ class OwnLimiter:
         ("samplers", Undrawn, f"{BUFFER}.sampler", {"draw"}),
         ("collectors", Bare, "policy.collect.collector", {"collect"}),
         ("evaluators", Bare, "policy.eval.evaluator", {"eval"}),
+        ("serial_commanders", Bare, "policy.other.serial_commander", {"step"}),
         ("env_managers", Bare, "env_manager", {"step", "step_batch"}),
     ],
 )
@@ -58,13 +68,13 @@ def test_part_that_lacks_methods_is_refused_before_the_run(
     assert cls.__qualname__ in str(caught.value)
 
 
-def test_class_with_every_method_needs_no_base() -> None:
-    assert not issubclass(OwnLimiter, Limiter)
-    with use_manager(PluginManager()) as manager:
-        manager.registry("limiters").register("mine", OwnLimiter)
-        cfg = compile_run("cartpole-dqn", "serial", None, (f"{BUFFER}.limiter.type=mine",), 0)
+def test_part_of_a_buffer_needs_its_base() -> None:
+    with pytest.raises(PluginLoadError, match="is no subclass"):
+        check_interface("limiters", "mine", BaselessLimiter, "limiter")
 
-    assert cfg.policy.other.replay_buffer.limiter.type == "mine"
+
+def test_evaluator_with_every_method_needs_no_base() -> None:
+    check_interface("evaluators", "mine", BaselessEvaluator, "policy.eval.evaluator")
 
 
 def test_learner_hook_that_cannot_be_called_is_refused() -> None:
