@@ -16,6 +16,7 @@ from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
+from dingsdk.worker.collector.admitted import AdmittedCollecting
 from dingsdk.worker.collector.env_pool import EnvKind, Unfinished
 from dingsdk.worker.collector.factory import (
     create_collecting_rollout,
@@ -36,7 +37,7 @@ from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 MAX_RETURNS_KEPT = 10_000
 
 
-class ZerglingParallelCollector(BaseParallelCollector):
+class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
     """Plays the episodes of one collect or evaluation task.
 
     Collecting ends after ``env.collector_episode_num`` episodes per env *on average*: envs
@@ -83,8 +84,6 @@ class ZerglingParallelCollector(BaseParallelCollector):
         policy = cfg["policy"] if isinstance(cfg["policy"], Mapping) else cfg["policy"][0]
         self._is_on_policy = bool(policy.get("on_policy")) and not self._eval_flag
         self._inference = None if self._eval_flag else cfg.get("inference")
-        self._admitted_steps = 0
-        self._policy_iter = 0  # version of the first player's policy
         paths, are_updated = cfg["policy_update_path"], cfg.get("policy_update_flag", [True])
         self._paths: list[str] = [paths] if isinstance(paths, str) else list(paths)
         self._are_updated: list[bool] = list(are_updated)
@@ -259,34 +258,9 @@ class ZerglingParallelCollector(BaseParallelCollector):
         return self._rollout.is_finished or self._episode_count >= self._target_episodes
 
     def _may_go_on(self) -> bool:
-        return not self._is_on_policy or self._is_admitted()
-
-    def _is_admitted(self) -> bool:
-        """Whether the next round may be taken; a payload has the steps of one policy version."""
-        steps = self._rollout.env_steps
-        path = self._paths[0]
-        update = self.get_policy_update_info(path)
-        if update is None and steps < self._admitted_steps:
+        if not self._is_on_policy:
             return True
-        self._send_all()
-        if update is not None:
-            self._load(path, update)
-        delivered = {"delivered_steps": steps, "policy_iter": self._policy_iter}
-        self.send_metadata({**self._progress(), **delivered})
-        if steps < self._admitted_steps:
-            return True
-
-        def lacks_policy() -> bool:
-            # Asked each time: a learner that was restarted goes back, and so does what is admitted.
-            admission = self.await_admission(steps)
-            if admission is None:
-                return False
-            self._admitted_steps, policy_iter = admission
-            return self._policy_iter < policy_iter
-
-        while not self._is_closed and lacks_policy():
-            self._update_one(path, lacks_policy)
-        return not self._is_closed and steps < self._admitted_steps
+        return self._is_admitted(self._paths[0], self._rollout.env_steps)
 
     def _send_all(self) -> None:
         """Cut all trajectories here, and send what was collected."""
