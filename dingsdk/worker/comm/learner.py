@@ -128,7 +128,8 @@ class BaseCommLearner(CommWorker):
 
     def _begin(self) -> None:
         """Forget what was of an earlier task."""
-        self._sent_iter = -1
+        self._sent_iter = self._read_iter = -1
+        """Versions of the policy that was published, and that was found to be readable."""
         self._leased: deque[dict[str, Any]] = deque()
         self._demand: dict[str, Any] | None = None
         self._sent_demand: dict[str, Any] | None = None
@@ -469,6 +470,12 @@ class BaseCommLearner(CommWorker):
     def _catch_up(self) -> None:
         if self._policies.is_behind:
             self._send_newest()
+        elif self._is_on_policy and self._read_iter != self._sent_iter:
+            # Collectors wait for this version, and cannot load it where it was damaged.
+            self._read_iter = self._sent_iter
+            policy_id = str(self._task_info["policy_id"])
+            if self.policy_store.newest(policy_id, self._sent_iter - 1) is None:
+                self._send_newest()
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         """Report ``BaseLearner.learn_info`` of the iteration just done."""

@@ -170,3 +170,36 @@ def test_on_policy_learner_publishes_before_it_waits_for_the_next_version(
     learner._sent_iter = 5
     assert learner._next_lease(2) is None
     assert found == sent
+
+
+@pytest.mark.parametrize(
+    ("is_on_policy", "is_whole", "sent"),
+    [
+        (True, False, [5]),
+        (True, True, []),
+        (False, False, []),
+    ],
+)
+def test_on_policy_learner_that_waits_publishes_a_damaged_version_again_once(
+    learner: BaseCommLearner, is_on_policy: bool, is_whole: bool, sent: list[int]
+) -> None:
+    found: list[int] = []
+    policy = SimpleNamespace(state_dict=lambda: {"model": "tensors"})
+    learner._learner = SimpleNamespace(learn_info={}, train_iter=5, policy=policy)
+    learner._task_info, learner._is_on_policy, learner._sent_iter = (
+        {"policy_id": "p"},
+        is_on_policy,
+        5,
+    )
+    learner.send_policy = lambda state: found.append(state["iter"])  # type: ignore[method-assign]
+    asked: list[tuple[str, int]] = []
+
+    def newest(policy_id: str, newer_than: int) -> Any:
+        asked.append((policy_id, newer_than))
+        return (5, {}) if is_whole else None
+
+    learner.policy_store = SimpleNamespace(newest=newest)  # type: ignore[assignment]
+    for _ in range(3):
+        learner._catch_up()
+    assert found == sent
+    assert asked == ([("p", 4)] if is_on_policy else [])

@@ -52,8 +52,9 @@ _logger = logging.getLogger(__name__)
 class _Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the pointer says: version, and size and digest of its file.
 
-    ``life`` is drawn when a policy is first published, and again after it was discarded. The
-    folder does not tell: a new one can have the name and the inode of the one before.
+    ``life`` is drawn when a policy is first published, and again after it was discarded, or when a
+    damaged version is published again. The folder does not tell: a new one can have the name and
+    the inode of the one before.
     """
 
     version: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
@@ -134,6 +135,8 @@ class FilePolicyStore(PolicyStore):
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
         """Make a version the newest one, if it is: an older one changes nothing.
 
+        The newest one can be published again where ``newest`` of this store found it damaged.
+
         Raises:
             ProtocolError: the id is none, or the version not in [0, 10**12).
             SchemaMismatchError: the state is no flat mapping of tensors or arrays.
@@ -143,7 +146,9 @@ class FilePolicyStore(PolicyStore):
         check_policy(policy_id, state, version)
         with self._publishing, self._policies.sub(policy_id) as folder:
             newest, life = _published(folder)
-            if newest >= version:
+            if newest == version and (policy_id, life, version) in self._damaged:
+                life = secrets.token_hex(8)  # readers do not look at it again in the one it had
+            elif newest >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
             buffers, info = encode_policy(policy_id, state, version, self._max_bytes)
             check_free(folder, info.size_bytes, self._min_free_bytes)
