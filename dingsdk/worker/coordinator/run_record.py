@@ -56,7 +56,7 @@ class RunRecord:
         self._new_experience = new_experience
         self._clock = clock
         self._collecting_since: float | None = None
-        self._iterations: dict[str, int] = {}  # of the learner tasks that are out
+        self._iterations: dict[str, int] = {}  # of learner tasks that are out, or were given up
         self._ended_iter = 0
         self.learner_tasks = 0
         self.policy_lag: PolicyLag | None = None
@@ -65,7 +65,8 @@ class RunRecord:
     @property
     def train_iter(self) -> int:
         """The learner's newest iteration; of several learners that of the last one."""
-        return min(self._iterations.values(), default=self._ended_iter)
+        out = (n for task_id, n in self._iterations.items() if self._scheduler.has_task(task_id))
+        return min(out, default=self._ended_iter)
 
     def note_iteration(self, task_id: str, train_iter: int) -> None:
         """Note how far a learner task is."""

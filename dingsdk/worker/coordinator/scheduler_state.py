@@ -379,6 +379,14 @@ class SchedulerState:
         """Extend leases and limits by a time in which this process was stopped."""
         for each in (self.pool, self.outage, self.quiet):
             each.postpone(seconds)
+        for queue in self._queues.values():
+            for state in queue:
+                state.start_time += seconds
+
+    def has_task(self, task_id: str) -> bool:
+        """Whether a task is out: a worker has it, or is to have it."""
+        queued = (state.task_id for queue in self._queues.values() for state in queue)
+        return task_id in self.running or task_id in queued
 
     def notify_fail(self, state: TaskState) -> None:
         """Report that a task ended without a result."""

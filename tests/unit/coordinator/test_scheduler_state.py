@@ -12,6 +12,7 @@ from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskPhase, TaskState
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
+from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import (
     LOSS_WINDOW_S,
     TASK_TIMEOUT_S,
@@ -195,6 +196,42 @@ def test_task_that_no_worker_takes_in_time_fails(site: Site, role: str, limit_s:
     assert site.commander.failed + [("auditor", each) for each in failed] == [
         (role, "audit" if role == "auditor" else "t")
     ]
+
+
+def test_time_in_which_the_coordinator_stood_still_is_none_in_which_a_task_waited(
+    site: Site,
+) -> None:
+    info = site.join("w0", "learner")
+    site.commander.tasks["learner"].append({"task_id": "t", "buffer_id": "b"})
+    site.state.produce("learner")
+    site.state.lose(info)
+    assert site.state.has_task("t")
+    site.now += 3600.0
+    site.state.postpone(3600.0)
+    site.join("w0", "learner")
+    assert site.state.assign("learner") is not None
+    assert site.state.has_task("t")
+    assert not site.state.has_task("another")
+
+
+def test_learner_task_that_was_given_up_does_not_hold_the_iteration_of_the_run_back(
+    site: Site,
+) -> None:
+    record = RunRecord(site.state, lambda state: Experience(create_buffer(BUFFER)), lambda: 0.0)
+    site.join("l0", "learner")
+    first = site.assigned("learner", **TRAINING)
+    record.note_iteration("t", 3)
+    assert record.train_iter == 3
+    site.lose(first)
+    assert record.train_iter == 3
+    assert site.state.pool.take("learner") is not None
+    site.now += 601.0
+    assert site.state.assign("learner") is None
+    assert site.commander.failed == [("learner", "t")]
+    record.note_iteration("another", 9)
+    site.join("l1", "learner")
+    site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
+    assert record.train_iter == 9
 
 
 def test_worker_is_idle_again_after_its_task(site: Site) -> None:
