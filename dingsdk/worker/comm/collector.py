@@ -134,7 +134,9 @@ class BaseCommCollector(CommWorker):
         with self.condition:
             self._reports.extendleft(reversed(self._sent_reports))
             self._sent_reports = []
-        return {**self._delivered, **self.task_ids()}
+            # Not what is delivered after payloads that this coordinator may not know yet.
+            delivered = {} if self._reports else self._delivered
+        return {"admitted_steps": self._admission[0], **delivered, **self.task_ids()}
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
         self._is_run_held_up = bool(task.get("is_held_up"))

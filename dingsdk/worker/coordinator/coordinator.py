@@ -329,11 +329,14 @@ class Coordinator(Configurable, TaskControl):
         with self.condition:
             garbage = self._record.recover(recovered)
             self._state.change_limit(self._cfg["policy"]["learn"]["learner"])
+            for state in self._state.orphans:
+                experience = self.experience_of(state)
+                if experience is not None and state.kind == "collector":
+                    experience.expect(state)
         self.data_store.delete(garbage)
-        for experience in self._state.experiences.values():
-            names = experience.readable()
-            gone = [name for name in names if not self.data_store.has(name, 0.0)]
-            experience.give_up_missing(gone)
+        for each in self._state.experiences.values():
+            gone = [name for name in each.readable() if not self.data_store.has(name, 0.0)]
+            each.give_up_missing(gone)
             if gone:
                 _log.warning("%d payloads are gone; their samples are given up", len(gone))
         self._orphans_until = self.clock() + self._rejoin_s
@@ -572,7 +575,9 @@ class Coordinator(Configurable, TaskControl):
                 lost = [(int(number), str(why)) for number, why in info["lost_payloads"]]
                 self._note(Trained(state.task_id, train_iter, lost, priorities))
                 experience.settle(state, info)
-                garbage = self._state.take_garbage(experience)
+                # A coordinator that is started again looks for payloads whose end is not written.
+                if self._keeper is None or not self._keeper.is_behind:
+                    garbage = self._state.take_garbage(experience)
                 self._record.note_policy_lag()
                 if experience.policy_lag is not None:
                     self.condition.notify_all()  # collectors wait for the end of a training

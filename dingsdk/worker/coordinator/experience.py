@@ -356,6 +356,12 @@ class Experience:
         """Take what a collector reports; return whether others may go on for it."""
         return False
 
+    def expect(self, state: TaskState) -> None:
+        """Note a collector of an earlier coordinator, which is not back yet."""
+
+    def rejoin_collector(self, state: TaskState, answer: Mapping[str, Any]) -> None:
+        """Take over what a collector says that an earlier coordinator admitted."""
+
     def end_task(self, state: TaskState) -> None:
         """Take back what a collector may do: it has ended, or its worker is gone."""
 

@@ -112,6 +112,17 @@ class Admission:
         grant = self._grants.get(task_id)
         return grant is not None and grant.outstanding > 0
 
+    def expect(self, task_id: str) -> None:
+        """Hold trainings back for a task of an earlier coordinator, until it is back or forgotten.
+
+        It may have taken rows with any policy.
+        """
+        self._grants[task_id] = _Grant(admitted=1)
+
+    def rejoin(self, task_id: str, admitted: int, used: int, policy_iter: int) -> None:
+        """Take over what an earlier coordinator granted a collector, as this one knows it."""
+        self._grants[task_id] = _Grant(admitted, used, policy_iter)
+
     def forget(self, task_id: str) -> None:
         """Take back what a task was granted: its worker is gone, or it has ended."""
         self._grants.pop(task_id, None)
@@ -176,7 +187,9 @@ class RowQueue:
         self._batches: list[SampleBatch] = []
         self._drawn = 0
         """Batches, the oldest ones, that the learner trains on now."""
-        self._on_removed: Callable[[SampleBatch, str], None] | None = None
+        self._returned = 0
+        """Batches, the oldest ones, of which it is not known whether a lost learner has."""
+        self._on_removed: list[Callable[[SampleBatch, str], None]] = []
 
     def columns_needed(self) -> tuple[str, ...]:
         """Return the columns that it looks at: none."""
@@ -184,7 +197,7 @@ class RowQueue:
 
     def add_remove_listener(self, listener: Callable[[SampleBatch, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that leave."""
-        self._on_removed = listener
+        self._on_removed.append(listener)
 
     def count(self) -> int:
         """Rows held, those in training included."""
@@ -216,7 +229,7 @@ class RowQueue:
         """Draw all rows; they stay until ``remove_drawn`` or ``put_back``."""
         if not self.can_sample(size):
             return None
-        self._drawn = len(self._batches)
+        self._drawn, self._returned = len(self._batches), 0
         return SampleBatch.concat(self._batches)
 
     def remove_drawn(self, train_iter: int) -> None:
@@ -227,26 +240,38 @@ class RowQueue:
         self._admission.trained(np.asarray(rows.columns["collect_iter"]), train_iter)
         self._removed(rows, "trained")
 
-    def put_back(self) -> None:
-        """Keep drawn rows for the next training: this one did not take place."""
-        self._drawn = 0
+    def put_back(self, *, is_known: bool) -> None:
+        """Keep drawn rows for the next training.
+
+        Args:
+            is_known: Whether it is certain that this one did not take place.
+        """
+        self._drawn, self._returned = 0, 0 if is_known else self._drawn
+
+    def remove_returned(self, train_iter: int) -> None:
+        """Remove rows that were put back, as the training did take place."""
+        if self._returned:
+            self._drawn, self._returned = self._returned, 0
+            self.remove_drawn(train_iter)
 
     def discard(self, lost: Mapping[int, str]) -> None:
         """Remove the rows of payloads that cannot be read, ``{number: reason}``, unless drawn."""
-        kept = self._batches[: self._drawn]
+        kept, is_lost = self._batches[: self._drawn], list[bool]()
         for batch in self._batches[self._drawn :]:
-            if int(batch.columns["payload"][0]) in lost:
+            is_lost.append(int(batch.columns["payload"][0]) in lost)
+            if is_lost[-1]:
                 self._removed(batch, "lost")
             else:
                 kept.append(batch)
         self._batches = kept
+        self._returned -= sum(is_lost[: self._returned])
 
     def update(self, info: Any) -> None:
         """Do nothing: rows that are trained on once need no priority."""
 
     def clear(self) -> None:
         """Remove everything."""
-        batches, self._batches, self._drawn = self._batches, [], 0
+        batches, self._batches, self._drawn, self._returned = self._batches, [], 0, 0
         for batch in batches:
             self._removed(batch, "cleared")
 
@@ -257,17 +282,18 @@ class RowQueue:
     def state_dict(self) -> dict[str, Any]:
         """Return the rows as plain data, and the state of the admission."""
         batches = [batch.columns for batch in self._batches]
-        return {"batches": batches, "drawn": self._drawn, **self._admission.state_dict()}
+        counts = {"drawn": self._drawn, "returned": self._returned}
+        return {"batches": batches, **counts, **self._admission.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state of ``state_dict``."""
         self._batches = [SampleBatch(columns) for columns in state["batches"]]
-        self._drawn = int(state["drawn"])
+        self._drawn, self._returned = int(state["drawn"]), int(state.get("returned", 0))
         self._admission.load_state_dict(state)
 
     def _removed(self, rows: SampleBatch, reason: str) -> None:
-        if self._on_removed is not None:
-            self._on_removed(rows, reason)
+        for listener in self._on_removed:
+            listener(rows, reason)
 
 
 class OnPolicyExperience(Experience):
@@ -309,6 +335,13 @@ class OnPolicyExperience(Experience):
         self.admission.report(state.task_id, steps, policy_iter)
         return True
 
+    def expect(self, state: TaskState) -> None:
+        self.admission.expect(state.task_id)
+
+    def rejoin_collector(self, state: TaskState, answer: Mapping[str, Any]) -> None:
+        names = ("admitted_steps", "delivered_steps", "policy_iter")
+        self.admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
+
     def end_task(self, state: TaskState) -> None:
         self.admission.forget(state.task_id)
 
@@ -323,6 +356,9 @@ class OnPolicyExperience(Experience):
         self, state: TaskState, batch_size: int, batches: int, train_iter: int
     ) -> dict[str, Any] | None:
         """Draw all rows; None while the training may not begin."""
+        if train_iter >= self._train_iter + self.trainings:
+            # Its learner saved what it had trained, and was lost before it could report that.
+            self.buffer.remove_returned(train_iter)
         self.admission.begin(train_iter)
         leased = super().lease(state, batch_size, 1, train_iter)
         if leased is not None:
@@ -336,7 +372,7 @@ class OnPolicyExperience(Experience):
             if info is not None and int(info["learner_step"]) > self._train_iter:
                 self.buffer.remove_drawn(int(info["learner_step"]))
             else:
-                self.buffer.put_back()
+                self.buffer.put_back(is_known=info is not None)
         if self._lost:
             self.buffer.discard(dict(self._lost))
 

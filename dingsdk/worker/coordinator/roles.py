@@ -358,8 +358,7 @@ class CollectorRole(Role):
             with control.condition:
                 experience = control.experience_of(state)
                 if experience is not None and not state.is_evaluation:
-                    experience.admit(state)
-                    experience.take_report(state, answer)
+                    experience.rejoin_collector(state, answer)
             self._collect(control, state)
 
     def _collect(self, control: TaskControl, state: TaskState) -> None:

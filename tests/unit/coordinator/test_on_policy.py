@@ -223,6 +223,61 @@ def test_collectors_are_told_the_version_of_a_learner_that_went_back_when_it_ask
     assert experience.admit(collector) == {"admitted_steps": 4, "policy_iter": 10}
 
 
+def test_training_that_was_saved_and_not_reported_is_not_made_again() -> None:
+    """The learner trained on its rows, saved that, and was lost."""
+    experience = OnPolicyExperience(4, 0)
+    gone: list[str] = []
+    experience.buffer.add_remove_listener(lambda rows, reason: gone.append(reason))
+    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    assert experience.lease(learner(), 4, 8, 0) is not None
+    experience.settle(learner())
+    assert experience.lease(learner(), 4, 8, 1) is None
+    assert (gone, experience.buffer.count(), experience.admission.newest_iter) == (
+        ["trained"],
+        0,
+        1,
+    )
+
+
+def test_training_that_was_saved_in_its_middle_is_made_again() -> None:
+    experience = OnPolicyExperience(4, 0, trainings=3)
+    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    assert experience.lease(learner(), 4, 8, 0) is not None
+    experience.settle(learner())
+    assert experience.lease(learner(), 4, 8, 2) is not None
+
+
+def test_rows_that_came_after_a_lost_training_are_not_taken_for_its_own() -> None:
+    before = OnPolicyExperience(4, 0)
+    before.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    before.push({"data_id": "b", "rows": 4, "policy_iter": 0}, 0)
+    assert before.lease(learner(), 4, 8, 0) is not None
+    before.give_up_missing(["a"])
+    before.settle(learner())
+    before.push({"data_id": "c", "rows": 4, "policy_iter": 0}, 0)
+    experience = OnPolicyExperience(4, 0)
+    experience.load_state_dict(before.state_dict())
+    leased = experience.lease(learner(), 4, 8, 1)
+    assert leased is not None
+    assert list(leased["payloads"]) == ["c"]
+
+
+def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
+    experience, collector = OnPolicyExperience(4, 1), TaskState("c", "collector", {})
+    experience.expect(collector)
+    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    assert experience.can_sample(4), "with a lag to spare, for the first training"
+    experience.admission.trained(np.zeros(4, np.int64), 1)
+    assert not experience.can_sample(4)
+    experience.rejoin_collector(collector, {"admitted_steps": 9})
+    assert not experience.can_sample(4), "what it has taken it has not delivered"
+    experience.take_report(collector, {"delivered_steps": 9, "policy_iter": 1})
+    assert experience.can_sample(4)
+    experience.expect(collector)
+    experience.end_task(collector)
+    assert experience.can_sample(4)
+
+
 @pytest.mark.parametrize(
     ("iters", "expected"),
     [
