@@ -44,6 +44,7 @@ class Mutant:
         function = before.fget if isinstance(before, property) else before
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         assert source.count(self.line) == 1, f"{self.name}: {self.line!r} in {self.where}"
+        assert "super()" not in source, "it would raise, whatever the line is"
         # The module's own names, so that what is patched there is seen here too.
         found: dict[str, Any] = {}
         exec(
@@ -386,6 +387,70 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
             "() if has_progressed else state.losses",
             "state.losses",
+        ),
+    ],
+    "The whole run dies, and what was in memory is gone": [
+        Mutant(
+            "collectors wait for a policy of before the checkpoint",
+            f"{_COORDINATOR}.on_policy:Admission.begin",
+            "self._began_at.pop()",
+            "break",
+        ),
+    ],
+    "Collectors of an on-policy learner are slow, or get on differently": [
+        Mutant(
+            "a training does not wait for rows of old policies",
+            f"{_COORDINATOR}.on_policy:Admission.may_train",
+            "self.version_of(grant.policy_iter) < oldest",
+            "False",
+        ),
+        Mutant(
+            "a collector goes on with the policy that it has",
+            "dingsdk.worker.collector.admitted:AdmittedCollecting._is_admitted",
+            "return self._policy_iter < policy_iter",
+            "return False",
+        ),
+        Mutant(
+            "rows that come while the learner trains are thrown away",
+            f"{_COORDINATOR}.on_policy:RowQueue.remove_drawn",
+            "self._batches[: self._drawn], self._batches[self._drawn :]",
+            "self._batches, []",
+        ),
+    ],
+    "A worker of on-policy training is lost": [
+        Mutant(
+            "a training waits for a collector that is gone",
+            f"{_COORDINATOR}.on_policy:Admission.forget",
+            "self._grants.pop(task_id, None)",
+            "str(task_id)",
+        ),
+        Mutant(
+            "rows of a training that was saved and not reported are trained on again",
+            f"{_COORDINATOR}.on_policy:RowQueue.remove_returned",
+            "if self._returned:",
+            "if False:",
+        ),
+        Mutant(
+            "what is not acknowledged yet counts as delivered",
+            f"{_COMM}.collector:BaseCommCollector.deal_with_collector_go_on",
+            "{} if self._reports else self._delivered",
+            "self._delivered",
+        ),
+    ],
+    "The newest policy of an on-policy learner is damaged": [
+        Mutant(
+            "collectors wait for a policy that nobody can load",
+            f"{_COMM}.learner:BaseCommLearner._catch_up",
+            "self._is_on_policy and",
+            "False and",
+        ),
+    ],
+    "The disk is full when an on-policy training ends": [
+        Mutant(
+            "payloads are deleted, and the journal does not say that they were trained on",
+            f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
+            "not self._keeper.is_behind",
+            "True",
         ),
     ],
     "Nothing happens": [

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 Kind = Literal[
     "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat", "disk_full",
     "disk_slow", "disk_late", "lose_payload", "damage_payload", "swap_payload", "raise", "poison",
-    "tear", "usurp", "conflict", "unlock", "damage_policy", "damage_checkpoint", "stray",
+    "tear", "usurp", "crash", "conflict", "unlock", "damage_policy", "damage_checkpoint", "stray",
 ]  # fmt: skip
 OF_WORKERS: tuple[Kind, ...] = (
     "kill", "stop", "hang", "slow", "jump", "cut", "late", "lost", "doubled", "repeat", "stray",
@@ -20,7 +20,7 @@ OF_DISK: tuple[Kind, ...] = (
     "damage_policy", "damage_checkpoint",
 )  # fmt: skip
 OF_NETWORK: tuple[Kind, ...] = ("cut", "late", "lost", "doubled")
-OF_JOURNAL = [(kind, "coordinator") for kind in ("kill", "tear", "usurp", "unlock")]
+OF_JOURNAL = [(kind, "coordinator") for kind in ("kill", "tear", "usurp", "crash", "unlock")]
 """Faults that only a coordinator with a journal survives, with their target."""
 OF_COORDINATOR: tuple[Kind, ...] = ("stop", "jump", "kill", "tear", "usurp")
 
@@ -32,7 +32,8 @@ class SimulatedFault:
     Attributes:
         kind: What: a process is killed, or dies in the middle of one of its next writes
             (``tear``), is stopped (SIGSTOP), also while another coordinator is started in its
-            place (``usurp``), hangs or is slow; its clock jumps forward; its
+            place (``usurp``), hangs or is slow; all processes are killed, and what is in memory
+            is gone: payloads and policies (``crash``); its clock jumps forward; its
             connection is cut, or its messages are late, lost or doubled; it announces payloads
             repeatedly; it answers tasks that it does not have (``stray``); the disk is full,
             slow, or shows files late; a payload is deleted, damaged
@@ -133,6 +134,7 @@ STORIES: tuple[tuple[Step, ...], ...] = (
     (Step("damage_payload"), Step("damage_payload", "", 1.0)),
     (Step("stop", "coordinator"),),
     (Step("disk_slow"),),
+    (Step("crash", "coordinator"),),
 )
 """What may go wrong together. Chance alone would bring most of it about too rarely."""
 

@@ -25,6 +25,9 @@ class SampleOracle:
         given_up: Payloads that a learner could not read.
         given_up_rows: How many of their rows left the buffer after that.
         leased: Payloads that a learner trains on, by its task.
+        may_leave_for: Why rows may leave the buffer that can be read; None for any reason.
+        largest_lag: How many iterations older than the learner's a policy was that collected a
+            sample which is trained on.
     """
 
     def __init__(self) -> None:
@@ -37,13 +40,17 @@ class SampleOracle:
         self.given_up: set[str] = set()
         self.given_up_rows = 0
         self.leased: dict[str, set[str]] = {}
+        self.may_leave_for: set[str] | None = None
+        self.largest_lag = 0
+        self._policy_iters: list[int] = []
+        """Iteration of the policy that collected each sample, by its number."""
         self._known: set[int] = set()
-        self._next = 0
 
-    def new_samples(self, count: int) -> list[int]:
-        """Return numbers for samples, each used once."""
-        self._next += count
-        return list(range(self._next - count, self._next))
+    def new_samples(self, count: int, policy_iter: int) -> list[int]:
+        """Return numbers for samples, each used once, that a policy of an iteration collects."""
+        first = len(self._policy_iters)
+        self._policy_iters += [policy_iter] * count
+        return list(range(first, first + count))
 
     def announce(self, data_id: str, samples: list[int]) -> None:
         """Note the samples of a payload, before it is announced."""
@@ -60,9 +67,14 @@ class SampleOracle:
         self.live_count += rows
 
     def left(self, data_id: str, row: int, reason: str) -> None:
-        """Note that a row left the buffer; raise if it was not there."""
+        """Note that a row left the buffer; raise if it was not there, or had to stay."""
         if row not in self.live[data_id]:
             raise SamplesLostError(f"row {row} of payload {data_id!r} left the buffer twice")
+        is_free = self.may_leave_for is None or data_id in self.given_up
+        if not is_free and reason not in (self.may_leave_for or ()):
+            raise SamplesLostError(f"row {row} of payload {data_id!r} is thrown away: {reason}")
+        if reason == "trained" and not self.uses[self.announced[data_id][row]]:
+            raise SamplesLostError(f"row {row} of payload {data_id!r} left before any training")
         self.live[data_id].remove(row)
         self.live_count -= 1
         self.evicted[reason] += 1
@@ -111,10 +123,22 @@ class SampleOracle:
                 f"knows of {acked}, {self.live_count} in its buffer and {dict(evicted)} evicted"
             )
 
-    def trained(self, samples: Iterable[int], max_use: int | None = None) -> None:
-        """Note that a learner trains on a batch; raise for a sample that is used up, or a stranger.
+    def trained(
+        self,
+        samples: Iterable[int],
+        train_iter: int,
+        max_use: int | None = None,
+        max_lag: int | None = None,
+    ) -> None:
+        """Note that a learner trains on a batch; raise for a sample that it must not train on.
 
         A sample counts once, as a batch may hold it several times.
+
+        Args:
+            samples: Their numbers.
+            train_iter: The learner's iteration.
+            max_use: How often each may be trained on; None for any number.
+            max_lag: How many iterations older the policy may be that collected it; None for any.
         """
         for sample in set(samples):
             self.uses[sample] += 1
@@ -122,3 +146,10 @@ class SampleOracle:
                 raise SamplesLostError(f"sample {sample} is trained on {self.uses[sample]} times")
             if sample not in self._known:
                 raise SamplesLostError(f"a learner trains on {sample}, which nobody announced")
+            lag = train_iter - self._policy_iters[sample]
+            self.largest_lag = max(self.largest_lag, lag)
+            if max_lag is not None and lag > max_lag:
+                raise SamplesLostError(
+                    f"iteration {train_iter} trains on sample {sample}, whose policy is {lag} "
+                    f"iterations old; {max_lag} are allowed"
+                )

@@ -95,10 +95,13 @@ class Setting:
         collectors: How many there are; and one learner.
         capacity: Rows of the replay buffer.
         max_use: How often a sample is trained on at most; None for any number.
-        batch_size: Of a training, rows.
+        batch_size: Of a training, rows; of an on-policy one, how many it needs at least.
         is_limited: Whether the buffer keeps collectors from running away from the learner.
         max_attempts: ``system.coordinator.max_attempts``.
         has_journal: Whether the coordinator keeps a journal, and may be started again.
+        on_policy: Whether each training takes all rows that are there, once; the buffer's capacity
+            and limits have no part in it then.
+        max_policy_lag: Iterations that the policy of an on-policy row may be behind.
     """
 
     collectors: int = 4
@@ -108,6 +111,8 @@ class Setting:
     is_limited: bool = False
     max_attempts: int = 50
     has_journal: bool = False
+    on_policy: bool = False
+    max_policy_lag: int = 0
 
 
 class _Judging:
@@ -161,8 +166,13 @@ def _config(setting: Setting) -> Any:
         }
     changes = {
         "policy": {
-            "learn": {"batch_size": setting.batch_size},
-            "other": {"replay_buffer": buffer},
+            "on_policy": setting.on_policy,
+            "collect": {"n_sample": setting.batch_size},
+            "learn": {"batch_size": setting.batch_size, "update_per_collect": 1},
+            "other": {
+                "replay_buffer": buffer,
+                "commander": {"max_policy_lag": setting.max_policy_lag},
+            },
         },
         "system": {
             "collector_num": setting.collectors,
@@ -204,6 +214,18 @@ def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
         faults += random_faults(chance, [*workers, "learner-0"], until)
     if not setting.has_journal:
         faults = [each for each in faults if (each.kind, each.target) not in OF_JOURNAL]
+    if chance.random() < 1 / 3:
+        setting = replace(
+            setting,
+            on_policy=True,
+            max_policy_lag=chance.choice([0, 1, 2]),
+            batch_size=chance.choice([8, 12, 20]),
+            capacity=1024,
+            max_use=None,
+            is_limited=False,
+            # Its learner may not come to a checkpoint between two losses.
+            max_attempts=setting.max_attempts if losses <= MOST_LOSSES else Setting().max_attempts,
+        )
     return setting, sorted(faults, key=lambda fault: fault.at)
 
 
@@ -237,9 +259,11 @@ class Simulation:
     ) -> None:
         chosen, planned = plan(seed, duration_s)
         if not getattr(transport, "has_network", True):
-            chosen = replace(chosen, has_journal=False)
+            # Its coordinator dies with the workers alone.
+            left_out = {pair for pair in OF_JOURNAL if pair[0] != "crash"}
             planned = [each for each in planned if each.kind not in OF_NETWORK]
-            planned = [each for each in planned if (each.kind, each.target) not in OF_JOURNAL]
+            planned = [each for each in planned if (each.kind, each.target) not in left_out]
+            chosen = replace(chosen, has_journal=any(each.kind == "crash" for each in planned))
         self.seed = seed
         self.setting = chosen if setting is None else setting
         self.faults = planned if faults is None else list(faults)
@@ -249,7 +273,10 @@ class Simulation:
         self.world = World(seed)
         self.disk = SimulatedDisk(self.world)
         self.oracle = SampleOracle()
+        if self.setting.on_policy:
+            self.oracle.may_leave_for = {"trained"}
         self.disk.on_deleted = self._deleted
+        self.learners_made = 0
         self._saved: dict[str, int] = {}
         """Iteration of the newest checkpoint of each folder."""
         self.payload_rows, self.task_rows = ROWS, TASK_ROWS
@@ -385,10 +412,16 @@ class Simulation:
                 each for each in data_ids if each in self.oracle.live or each not in may_vanish
             )
 
-    def trained(self, batch: SampleBatch) -> None:
+    def trained(self, batch: SampleBatch, train_iter: int) -> None:
         """Note what a learner trains on."""
+        max_use, max_lag = self.setting.max_use, None
+        if self.setting.on_policy:
+            # What an earlier learner trained on without saving it is trained on again, and what one
+            # is at when an hour is over for its clock.
+            jumps = sum(each.kind == "jump" for each in self.faults)
+            max_use, max_lag = self.learners_made + jumps, self.setting.max_policy_lag
         with self.judging:
-            self.oracle.trained(batch.columns["sample"].tolist(), self.setting.max_use)
+            self.oracle.trained(batch.columns["sample"].tolist(), train_iter, max_use, max_lag)
 
     def _deleted(self, data_id: str) -> None:
         with self.judging:
@@ -456,6 +489,7 @@ class Simulation:
         with self.judging:
             coordinator.tell_oracle()
         self._is_up, self._up_since = True, self.world.now
+        self._moved = None, self.world.now
 
     def check_lease(self, worker: CommWorker) -> None:
         """Check that a worker stores nothing after its lease is over."""
@@ -528,6 +562,8 @@ class Simulation:
             case "stop" if process is not None:
                 process.resumes_at = max(end, process.resumes_at)
                 self._unreachable_since.setdefault(name, world.now)
+            case "crash" if self._is_up:
+                self._crash(end)
             case "usurp" if process is not None and not process.is_dead and self._is_up:
                 process.resumes_at = max(end, process.resumes_at)
                 old = self.coordinator
@@ -636,6 +672,22 @@ class Simulation:
         else:
             self.world.at(until, lambda: self._start_worker(name))
         self._unreachable_since.setdefault(name, self.world.now)
+
+    def _crash(self, until: float) -> None:
+        """Kill all processes and empty the memory; the run goes on at a time from what is saved."""
+        disk, world = self.disk, self.world
+        self._harmed.update(disk.payloads)
+        disk.payloads.clear()
+        disk.shared.clear()
+        for name in [each for each in disk.files if each.startswith("shared/")]:
+            del disk.files[name]
+        self._policies_read.clear()
+        # Workers come when there is a coordinator to join.
+        starts = {"coordinator": until, **dict.fromkeys(self._roles, until + 0.5)}
+        for name, at in starts.items():
+            if not self.processes[name].is_dead:
+                self._kill(self.processes[name], at)
+            world.at(at, functools.partial(self._unreachable_since.pop, name, None))
 
     def _begin_of_disk(self, fault: SimulatedFault, end: float) -> None:
         disk, world = self.disk, self.world
@@ -775,6 +827,7 @@ class Simulation:
 
     def _close(self) -> None:
         self._close_began = self.world.now
+        self.oracle.may_leave_for = None
         coordinator, stuck = self.coordinator, ["the close itself"]
 
         def close() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
+from dingsdk.worker.collector.admitted import AdmittedCollecting
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, CommWorker, Transport
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.hooks import SaveCkptHook
@@ -37,7 +38,10 @@ class _Simulated(CommWorker):
 
 
 class SimulatedCollector(_Simulated, BaseCommCollector):
-    """Collects a payload a second."""
+    """Collects some rows a second; a payload has those of one second.
+
+    On-policy it has those of one policy version, and waits for what the learner admits.
+    """
 
     _unconfirmed: Sequence[str] = ()
 
@@ -60,50 +64,71 @@ class SimulatedCollector(_Simulated, BaseCommCollector):
         return super().deal_with_collector_go_on(task_id)
 
 
-class _Collecting:
+class _Collecting(AdmittedCollecting):
     """Stands where a parallel collector does."""
 
     def __init__(self, worker: SimulatedCollector) -> None:
         self._worker = worker
-        self._is_closed = False
-        self._steps = 0
+        self._has_closed = False
+        self._steps = self._payloads = 0
+        self._policy_iter = -1
+        self._pending: list[int] = []
+        self.send_metadata = worker.send_metadata
+        self.get_policy_update_info = worker.get_policy_update_info
+        self.await_admission = worker.await_admission
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._has_closed
 
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation
-        path, episodes = str(worker._task_info["collector_cfg"]["policy_update_path"]), 0
-        self._update(path)
-        version = self._version
+        path = str(worker._task_info["collector_cfg"]["policy_update_path"])
+        is_on_policy = simulation.setting.on_policy
+        self._update_one(path)
         while not self._is_closed and self._steps < simulation.task_rows:
-            simulation.work(worker, STEP_S)
-            worker.yield_turn()
-            self._update(path)
-            version = self._version
+            if is_on_policy and not self._is_admitted(path, self._steps):
+                break
             rows = simulation.payload_rows
-            samples = simulation.oracle.new_samples(rows)
-            name = f"p{episodes}"
-            episodes += 1
-            simulation.check_lease(worker)
-            worker.send_stepdata(name, SampleBatch({"sample": np.array(samples, np.int64)}))
+            self._pending += simulation.oracle.new_samples(rows, self._policy_iter)
+            simulation.work(worker, STEP_S)
             self._steps += rows
-            simulation.announced(worker._payload_id(name), samples)
-            report = {"data_id": name, "rows": rows, "policy_iter": version, **self._progress()}
-            for more in simulation.announcements(worker):
-                worker.send_metadata({**report, **more})
+            worker.yield_turn()
+            if not is_on_policy:
+                self._send_all()
+                self._load_newer(path)
         if not self._is_closed:
+            self._send_all()
             worker.send_metadata({**self._progress(), "collector_done": True})
 
-    _version = -1
+    def _send_all(self) -> None:
+        worker, simulation = self._worker, self._worker.simulation
+        samples, self._pending = self._pending, []
+        if not samples:
+            return
+        name = f"p{self._payloads}"
+        self._payloads += 1
+        simulation.check_lease(worker)
+        worker.send_stepdata(name, SampleBatch({"sample": np.array(samples, np.int64)}))
+        simulation.announced(worker._payload_id(name), samples)
+        facts = {"data_id": name, "rows": len(samples), "policy_iter": self._policy_iter}
+        for more in simulation.announcements(worker):
+            worker.send_metadata({**facts, **self._progress(), **more})
 
-    def _update(self, path: str) -> None:
+    def _load(self, path: str, update: Mapping[str, Any]) -> None:
         worker = self._worker
-        while True:
-            found = worker.get_policy_update_info(path)
-            if found is not None:
-                worker.simulation.policy_read(worker.collector_uid, path, found)
-                self._version = int(found["iter"])
-            if self._version >= 0 or self._is_closed:
-                return
-            worker.pause(0.2)
+        worker.simulation.policy_read(worker.collector_uid, path, update)
+        self._policy_iter = int(update["iter"])
+
+    def _load_newer(self, path: str) -> bool:
+        update = self.get_policy_update_info(path)
+        if update is not None:
+            self._load(path, update)
+        return update is not None
+
+    def _update_one(self, path: str, is_needed: Callable[[], bool] = lambda: True) -> None:
+        while not self._is_closed and is_needed() and not self._load_newer(path):
+            self._worker.pause(0.2)
 
     def _progress(self) -> dict[str, Any]:
         steps = self._steps
@@ -111,7 +136,7 @@ class _Collecting:
         return {**progress, "collector_done": False}
 
     def close(self) -> None:
-        self._is_closed = True
+        self._has_closed = True
 
     def get_finish_info(self) -> dict[str, Any]:
         return {"eval_flag": False, "step_count": self._steps, "collector_done": True}
@@ -145,6 +170,7 @@ class _Learning:
         self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
         if task_info.get("resume"):
             self.last_iter.update(simulation.resumed_iteration(self.checkpoint_dir))
+        simulation.learners_made += 1
 
     @property
     def train_iter(self) -> int:
@@ -171,7 +197,7 @@ class _Learning:
             batch = worker.get_batch(self._batch_size)
             if not isinstance(batch, SampleBatch):
                 return
-            simulation.trained(batch)
+            simulation.trained(batch, self.train_iter)
             simulation.work(worker, STEP_S)
             self.last_iter.add(1)
             if "replay_unique_id" in batch.columns:
@@ -179,7 +205,7 @@ class _Learning:
                 found = {key: batch.columns[key] for key in keys}
                 self._priorities = {**found, "priority": np.ones(len(batch))}
             worker.send_learn_info(self.learn_info)
-            if self.train_iter % SAVE_ITERS == 0:
+            if self.train_iter % SAVE_ITERS == 0 and not worker._is_on_policy:
                 worker._send_newest()
             engine: Any = self
             self._save(engine)

@@ -354,6 +354,7 @@ def test_payload_that_nobody_waits_for_is_deleted(site: Site) -> None:
 
 def test_info_of_a_learner_is_noted_and_judged(site: Site) -> None:
     learner = site.task("learner")
+    site.coordinator._state.running[learner.task_id] = learner
     site.coordinator.open_experience(learner)
     info = {"learner_step": 9, "learner_done": True, "lost_payloads": [], "priority_info": {}}
     site.coordinator.deal_with_learner_send_info(learner, info)

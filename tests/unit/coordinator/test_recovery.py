@@ -195,6 +195,9 @@ def test_coordinator_draws_on_as_the_one_before_it_would_have(
     for number in range(12, 20):
         life.push(collector, f"p{number}", number, 0)
     after = Life(tmp_path, transport, kind)
+    experience = after.coordinator.experience_of(collector)
+    assert experience is not None
+    experience.end_task(collector)  # it is not waited for
     drawn = [
         each.coordinator.experience_of(learner).lease(learner, 16, 3, 3)["batches"]  # type: ignore[union-attr, index]
         for each in (life, after)
