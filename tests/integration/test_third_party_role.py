@@ -31,11 +31,18 @@ MODULE = '''
         """Counts the payloads of the run whenever it is asked."""
 
         role = "auditor"
+        audits = 0
+
+        @property
+        def has_job(self):
+            """Its first three audits are one job; it may leave after them."""
+            return self.audits < 3
 
         def _tasks(self):
             return {"audit_task": self._audit}
 
         def _audit(self, task):
+            self.audits += 1
             with (self.run_dir / "audits.jsonl").open("a") as file:
                 file.write(f'{{"by": "{task["by"]}", "payloads": {len(self.data_store)}}}\\n')
             return {"count": len(self.data_store)}
@@ -125,6 +132,25 @@ def test_role_of_a_plugin_has_a_command_that_joins_a_run(
     assert code == 0
     assert audits(run_dir)[0]["by"] == "mine"
     assert f"mine joined {cluster.address}" in capsys.readouterr().out
+
+
+def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_to_be_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    cluster = JobCluster(run_dir, None, "system.roles.auditor.num=0")
+    options = ["--config", "cartpole-dqn", "--transport", "flask_fs", "--data", str(run_dir)]
+    options += ["--set", "system.worker_memory_limit=1", "--id", "mine"]
+    try:
+        code = main(["auditor", *options, "--coordinator", cluster.address])
+    finally:
+        cluster.close()
+
+    assert code == 75  # what the shell and a supervisor see: EX_TEMPFAIL
+    assert len(audits(run_dir)) >= 3
+    out, err = capsys.readouterr()
+    assert err == "mine left, over its memory limit; start it again\n"
+    assert "the run is over" not in out
 
 
 def test_command_line_lists_the_role_and_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
