@@ -103,6 +103,38 @@ def test_what_is_no_answer_is_a_failed_link(answer: bytes) -> None:
     impostor.close()
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        (200, ForeignAnswerError, "status 200"),
+        (429, LinkError, "busy refusing others"),
+        (401, ForeignAnswerError, "its clock says Thu, 01 Jan 1970 00:00:00 GMT"),
+        (503, ForeignAnswerError, "status 503"),
+    ],
+)
+@pytest.mark.parametrize("length", [4, 5])
+def test_unsigned_answer_is_told_by_its_status_and_a_longer_one_than_asked_for_is_not_read(
+    status: int, error: type[LinkError], told: str, length: int
+) -> None:
+    def speak(link: socket.socket, over: threading.Event) -> None:
+        link.recv(65536)
+        date = "Thu, 01 Jan 1970 00:00:00 GMT"
+        head = f"HTTP/1.1 {status} Told\r\nDate: {date}\r\nContent-Length: {length}\r\n\r\n"
+        link.sendall(head.encode() + b"x" * length)
+
+    impostor = Impostor(speak)
+    link = Connection(*parse_address(impostor.address), max_bytes=4)
+    with pytest.raises(LinkError) as caught:
+        link.post("/v1/join", b"{}", SIGNER, time.monotonic() + 5.0)
+    link.close()
+    impostor.close()
+
+    if length > 4:
+        error, told = LinkError, "an answer of 5 bytes; at most 4 are read"
+    assert type(caught.value) is error
+    assert told in str(caught.value)
+
+
 def test_redirect_is_not_followed(
     transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
