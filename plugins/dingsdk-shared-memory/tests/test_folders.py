@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -139,6 +140,22 @@ def test_host_without_shared_memory_is_named(run_dir: Path, tmp_path: Path) -> N
     transport = SharedMemoryTransport({"data_dir": str(tmp_path / "none" / "here")}, run_dir)
     with pytest.raises(ConfigError, match="choose another transport"):
         transport.data_store()
+
+
+@pytest.mark.parametrize("length", [107, 108])
+def test_path_that_is_too_long_for_a_socket_is_refused(run_dir: Path, length: int) -> None:
+    name = "x" * (length - len("/dev/shm/dingsdk-test-/socket"))
+    transport = SharedMemoryTransport({"data_dir": f"/dev/shm/dingsdk-test-{name}"}, run_dir)
+    if length > 107:
+        with pytest.raises(ConfigError, match="at most 107 bytes"):
+            transport.master_end()
+    else:
+        with socket.socket(socket.AF_UNIX) as probe:  # what the kernel takes
+            transport.data_store()
+            probe.bind(str(transport.data_dir / "socket"))
+    transport.close()
+    transport.remove_data()
+    assert not transport.data_dir.exists()
 
 
 def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None:

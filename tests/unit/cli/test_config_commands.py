@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 import dingsdk.cli.doctor as doctor_module
@@ -173,7 +175,44 @@ def test_older_package_than_needed_is_found(
     found = {each.what: each for each in doctor_module._packages()}
 
     assert found["pluggy"] == ("fail", "pluggy", "1.4.9", "pip install 'pluggy>=1.5'")
-    assert found["numpy"].state == "pass"
+    for name in ("dingsdk-rl", "numpy"):
+        assert found[name] == ("pass", name, metadata.version(name), "")
+
+
+@pytest.mark.parametrize(
+    ("names", "has_device", "expected"),
+    [
+        (["one", "two"], True, ("pass", "GPU", "one, two", "")),
+        ([], False, ("pass", "GPU", "none; policies run on the CPU", "")),
+        (
+            [],
+            True,
+            (
+                "warn",
+                "GPU",
+                "there is one, but torch cannot use it; policies run on the CPU",
+                "install another build",
+            ),
+        ),
+    ],
+)
+def test_doctor_tells_gpus_that_torch_can_and_cannot_use(
+    names: list[str],
+    has_device: bool,
+    expected: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    exists = Path.exists
+    monkeypatch.setattr(
+        Path,
+        "exists",
+        lambda path: has_device if str(path).startswith("/dev/nvidia") else exists(path),
+    )
+
+    found = doctor_module._checked("GPU", doctor_module._gpu, "install another build")
+    assert found == expected
 
 
 def test_failing_look_is_a_finding_with_its_fix() -> None:

@@ -21,6 +21,10 @@ def test_every_example_is_listed_with_what_it_does(capsys: pytest.CaptureFixture
     assert [line.split()[0] for line in lines] == NAMES
     assert "cartpole-dqn" in NAMES
     assert all(len(line.split()) > 5 for line in lines)
+    at = 2 + max(map(len, NAMES))
+    assert [line[: at - 2].rstrip() for line in lines] == NAMES  # two columns
+    assert {line[at - 2 : at] for line in lines} == {"  "}
+    assert not any(line[at].isspace() for line in lines)
 
 
 def test_python_and_json_give_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.errors import WorkerCrashedError
-from dingsdk.pipeline.process_group import HEALTHY_S, KILL_S, WINDOW_S, ProcessWorkers
+from dingsdk.pipeline.process_group import ProcessWorkers
 from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, UNGUARDED, WorkerSpec
 
 
@@ -153,6 +153,21 @@ def test_dead_worker_is_restarted_after_a_pause_that_grows(site: Site) -> None:
     assert site.count("learner-0") == 1
 
 
+def test_pause_before_a_restart_grows_to_five_seconds(tmp_path: Path) -> None:
+    site = Site(tmp_path, restarts=100)
+    site.group.start("address")
+    for pause_s in (0.4, 0.8, 1.6, 3.2, 5.0, 5.0):
+        process = site.newest("collector-0")
+        process.join_run()
+        process.die(-9)
+        site.pass_s(0.0)
+        count = site.count("collector-0")
+        site.pass_s(pause_s - 0.01)
+        assert site.count("collector-0") == count
+        site.pass_s(0.02)
+        assert site.count("collector-0") == count + 1
+
+
 def test_dead_worker_that_worked_for_longer_than_the_pause_is_restarted_at_once(
     tmp_path: Path,
 ) -> None:
@@ -182,7 +197,7 @@ def test_deaths_beyond_the_budget_end_the_run(site: Site) -> None:
 def test_deaths_are_forgotten_after_the_window(site: Site) -> None:
     site.kill_after(1.0)
     site.kill_after(1.0)
-    site.pass_s(WINDOW_S)
+    site.pass_s(600.0)
     for _ in range(2):
         site.kill_after(1.0)
     with pytest.raises(WorkerCrashedError):
@@ -191,10 +206,10 @@ def test_deaths_are_forgotten_after_the_window(site: Site) -> None:
 
 def test_worker_that_worked_for_a_minute_begins_a_new_budget(site: Site) -> None:
     for _ in range(10):
-        site.kill_after(HEALTHY_S)
-    site.kill_after(HEALTHY_S - 1.0)
+        site.kill_after(60.0)
+    site.kill_after(59.0)
     with pytest.raises(WorkerCrashedError):
-        site.kill_after(HEALTHY_S - 1.0)
+        site.kill_after(59.0)
 
 
 def test_worker_that_cannot_start_ends_the_run_with_its_traceback(site: Site) -> None:
@@ -288,7 +303,7 @@ def test_close_kills_who_does_not_end_in_time(site: Site, caplog: pytest.LogCapt
     site.group.close(4.0)
     assert site.now - began == pytest.approx(4.0)
     assert [call for call in learner.calls if call in ("stop", "kill")] == ["stop", "kill"]
-    assert ("join", pytest.approx(KILL_S)) in learner.calls
+    assert ("join", pytest.approx(1.0)) in learner.calls
     assert caplog.text.count("learner-0 does not end; its process is killed") == 1
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
+import threading
 
 import pytest
 from rich.console import Console
 
+from dingsdk.pipeline import progress as progress_module
 from dingsdk.pipeline.context import Evaluation, RunStatus
 from dingsdk.pipeline.progress import ConsoleProgress, sparkline, workers_in_words
 
@@ -83,6 +86,43 @@ def test_what_is_not_known_yet_is_left_out_of_lines_and_a_dash_in_the_table() ->
     table = shown(RunStatus(), is_terminal=True)
     assert re.search(r"loss +- +exploration +-", table)
     assert re.search(r"1 worker +left +-", table)
+
+
+def test_evaluation_is_one_line_that_names_its_player_and_only_the_first_ones_are_drawn() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=False, width=300)
+    progress = ConsoleProgress(console, lambda: STATUS, 500.0)
+    progress.on_evaluation(Evaluation(61.25, 12_000, 3_000, 20.04, 9.6, 31.2, 5))
+    progress.on_evaluation(Evaluation(7.0, 10, 2, -1.0, -1.0, -1.0, 1, player="player_1"))
+
+    assert out.getvalue().splitlines() == [
+        "[  61.2 s] evaluation: mean return 20.0 (10 to 31, 5 episodes) after 12,000 env steps, "
+        "iteration 3,000",
+        "[   7.0 s] evaluation of player_1: mean return -1.0 (-1 to -1, 1 episodes) after "
+        "10 env steps, iteration 2",
+    ]
+    assert list(progress._returns) == [20.04]
+
+
+@pytest.mark.parametrize("is_moving", [False, True])
+def test_plain_line_is_printed_when_something_moved(
+    is_moving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "PLAIN_INTERVAL_S", 0.01)
+    out, looks = io.StringIO(), itertools.count()
+    has_looked_often = threading.Event()
+
+    def status() -> RunStatus:
+        number = next(looks)
+        if number >= 5:
+            has_looked_often.set()
+        return RunStatus(env_steps=number if is_moving else 7)
+
+    with ConsoleProgress(Console(file=out, width=300), status, 500.0):
+        assert has_looked_often.wait(60)
+
+    steps = [line.split(" env steps")[0].split("] ")[1] for line in out.getvalue().splitlines()]
+    assert steps == ([str(number) for number in range(next(looks))] if is_moving else ["7"])
 
 
 @pytest.mark.parametrize(

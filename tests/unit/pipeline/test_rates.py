@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dingsdk.pipeline.context import RunStatus
-from dingsdk.pipeline.rates import LEAST_S, MEMORY_S, Rate, RunRates, time_left_s
+from dingsdk.pipeline.rates import MEMORY_S, Rate, RunRates, time_left_s
 
 
 def plain_rate(counts: list[tuple[float, int]], slices: int = 2000) -> float:
@@ -60,8 +60,16 @@ def test_snapshots_that_follow_at_once_change_nothing() -> None:
     rate = Rate()
     rate.of(100, 1.0)
 
-    assert rate.of(10_000, 1.0 + LEAST_S / 2) == 100.0
+    assert rate.of(10_000, 1.04) == 100.0
     assert rate.of(200, 2.0) == pytest.approx(100.0)
+    assert [Rate().of(5, at_s) for at_s in (0.049, 0.05)] == [0.0, pytest.approx(100.0)]
+
+
+def test_change_of_pace_counts_for_63_percent_after_ten_seconds() -> None:
+    rate = Rate()
+    rate.of(0, 1000.0)
+
+    assert rate.of(1000, 1010.0) == pytest.approx(100 * (1 - math.exp(-1)))
 
 
 def test_iterations_that_are_done_again_count_again_and_no_rate_is_negative() -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from dingsdk.cli.status import SILENT_S, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
-from dingsdk.pipeline.context import RunContext, RunStatus, TaskStatus
+from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, held
 from dingsdk.pipeline.status_file import StatusFile, read_status
 from dingsdk.pipeline.train import train
@@ -63,6 +63,41 @@ def test_status_of_a_run_under_way_can_be_read_and_printed(tmp_path: Path) -> No
         "in the buffer 30 of 64",
         "evicted       9 overwritten, 1 missing",
         "task          collector c0, 12.5 a second, waits for room for 8 rows",
+    ]
+
+
+def test_status_tells_returns_players_and_what_holds_the_run_up(tmp_path: Path) -> None:
+    status = RunStatus(
+        env_steps=4000,
+        train_iter=1500,
+        last_return=-2.04,
+        best_return=None,
+        elapsed_s=61.25,
+        held_up_by="cannot write: ENOSPC",
+        samples=SampleCounts(40, 40, 0, 40, {}),
+        players={
+            "main": PlayerStatus(1500, 4000, last_return=-2.04, best_return=3.0),
+            "other": PlayerStatus(0, 0, last_return=None, best_return=None),
+        },
+        tasks=(TaskStatus("t2", "learner", "l0", 1500, None, False, 1, "", "main"),),
+    )
+    context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=lambda: status)
+    StatusFile(context, "serial").write()
+
+    assert shown(tmp_path).splitlines()[1:] == [
+        "elapsed       61.2 s, serial, 1 worker",
+        "env steps     4,000",
+        "iterations    1,500",
+        "return        -2.0 (best -)",
+        "collected     40 samples",
+        "acknowledged  40",
+        "trained on    0 (0.00 times each)",
+        "in the buffer 40 of 0",
+        "evicted       none",
+        "player        main: 1,500 iterations, 4,000 env steps, return -2.0 (best 3.0)",
+        "player        other: 0 iterations, 0 env steps, return - (best -)",
+        "task          learner l0 of main",
+        "held up       cannot write: ENOSPC",
     ]
 
 
