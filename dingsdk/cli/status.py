@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -25,12 +26,26 @@ def status(run: Path, as_json: bool) -> None:
 
     found = read_status(run)
     # Of a run on another host the lock may say nothing.
-    is_gone = found["host"] == socket.gethostname() and not is_locked(run)
+    is_here = found["host"] == socket.gethostname()
+    is_held = is_here and is_locked(run)
+    is_gone = is_here and not (is_held and _lives(found["pid"]))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     for label, text in _lines(found, time.time() - found["written_at"], is_gone):
+        if label == "run" and is_held and (is_gone or found["reason"] is not None):
+            text += "; a process is at work in its folder"
         click.echo(f"{label:<13} {text}")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[str, str]]:

@@ -136,6 +136,29 @@ def test_kill_of_a_run_shows_at_once(tmp_path: Path) -> None:
     assert f"killed: process {process.pid} on " in shown(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("reason", "text"), [("interrupted", "over: interrupted"), (None, "killed: ")]
+)
+def test_run_that_is_being_resumed_is_not_taken_for_the_one_before(
+    tmp_path: Path, reason: Any, text: str
+) -> None:
+    written = StatusFile(context_of(tmp_path), "serial")
+    written.reason = reason
+    written.write()
+    path = tmp_path / STATUS_NAME
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": gone.pid}))
+    at_work = "; a process is at work in its folder"
+    with held(tmp_path):
+        line = shown(tmp_path).splitlines()[0]
+        assert text in line
+        assert line.endswith(at_work)
+    line = shown(tmp_path).splitlines()[0]
+    assert text in line
+    assert at_work not in line
+
+
 def test_lock_on_another_host_says_nothing(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "serial").write()
     path = tmp_path / STATUS_NAME
