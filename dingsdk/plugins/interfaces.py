@@ -31,23 +31,23 @@ BASES: Mapping[str, str] = {
 }
 """Kind -> ``module:name`` of its base; policies, wrappers and commands need none."""
 
+_CALLED = {"serial_commanders": {"step"}}
+"""Methods that a base class has, and a class without it needs."""
 _PARTS = ("storages", "samplers", "removers", "limiters")
 
 
-def missing_methods(target: type, base: type) -> list[str]:
-    """Return the methods that a class lacks to be used as a ``base``.
+def missing_methods(kind: str, target: type, base: type) -> list[str]:
+    """Return the methods without which a class cannot be used as one of a kind.
 
-    Of a subclass these are abstract methods; of another class all that is abstract in the base, and
-    where nothing is, all that is public.
+    Args:
+        kind: One of ``BASES``.
+        target: The class.
+        base: What ``BASES`` names.
     """
-    if issubclass(target, base):
-        return sorted(getattr(target, "__abstractmethods__", ()))
-    needed = getattr(base, "__abstractmethods__", None) or {
-        name for name, _ in inspect.getmembers(base, inspect.isfunction) if name[0] != "_"
-    }
+    needed = getattr(base, "__abstractmethods__", frozenset()) | _CALLED.get(kind, set())
     # Looked up in the classes: `__call__` of a class is that of its metaclass.
     names = {name for each in target.__mro__ for name in vars(each)}
-    return sorted(set(needed) - names)
+    return sorted(set(getattr(target, "__abstractmethods__", ())) | (needed - names))
 
 
 def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
@@ -65,7 +65,7 @@ def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
     if name.startswith("dingsdk."):
         return
     base = resolve_name(BASES[kind])
-    missing = missing_methods(target, base)
+    missing = missing_methods(kind, target, base)
     # The buffer calls more of its parts than what they must write themselves.
     needs_base = kind in _PARTS and not issubclass(target, base)
     if missing or needs_base:

@@ -291,7 +291,7 @@ def _interface(part: _Part) -> str:
         base = resolve_name(place)
         if not (isinstance(target, type) and issubclass(target, base)):
             raise _Wrong(f"{_name(target)} is no subclass of {place.replace(':', '.')}")
-        if missing := missing_methods(target, base):
+        if missing := missing_methods(part.kind, target, base):
             raise _Wrong(f"{_name(target)} lacks {listing(missing)}")
         if wrong := list(_misfits(target, base)):
             raise _Wrong("; ".join(wrong))
