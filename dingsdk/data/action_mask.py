@@ -17,14 +17,10 @@ ACTION_MASK = "action_mask"
 def legal_actions(
     obs: Any, env_ids: Sequence[int] | NDArray[np.int64] | None = None
 ) -> NDArray[np.bool_] | None:
-    """Return which actions are legal in each row.
+    """Return which actions are legal in each row: bool[n, actions].
 
-    Args:
-        obs: Observation columns ``[n, ...]``.
-        env_ids: The env of each row, for messages.
-
-    Returns:
-        bool[n, actions]; None of observations without an ``action_mask``.
+    None of observations without an ``action_mask``. ``obs`` are columns ``[n, ...]``; messages
+    name the env of each row, ``env_ids``.
 
     Raises:
         SchemaMismatchError: no action is legal in some row.

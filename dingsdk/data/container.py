@@ -657,12 +657,9 @@ class _Splitter:
 
 
 def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, Any]) -> Any:
-    """Put a value together again.
+    """Put arrays into a tree that names exactly these.
 
-    Args:
-        tree: The value without its arrays.
-        columns: Those of a frame, in order; None if the arrays are tensors of safetensors.
-        arrays: What the tree names: exactly these.
+    ``columns`` are those of a frame, in order; None if the arrays are tensors of safetensors.
     """
     joiner = _Joiner(columns, arrays)
     try:

@@ -15,9 +15,8 @@ LIST = "[]"
 def pack_samples(samples: SampleBatch | Sequence[Any]) -> SampleBatch:
     """Return samples as columns that ``unpack_samples`` turns into the same samples.
 
-    Args:
-        samples: Dicts or lists, of dicts, lists, numbers, arrays and tensors. A list of numbers
-            becomes an array, as in ``SampleBatch.from_rows``.
+    They are dicts or lists, of dicts, lists, numbers, arrays and tensors. A list of numbers
+    becomes an array, as in ``SampleBatch.from_rows``.
 
     Raises:
         SchemaMismatchError: they differ in keys, shapes, dtypes or the lengths of their lists.

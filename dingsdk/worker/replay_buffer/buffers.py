@@ -100,14 +100,14 @@ class NaiveReplayBuffer(Table):
             where = self._remover.positions(ranks)
         else:
             where = self._remover.by_age(ages.start + ages.step * ranks)
-        self._record_ages(where)
+        self._sample_monitor.skip -= 1
+        if self._sample_monitor.skip == 0:
+            self._record_ages(where)
         return self._storage.take(where)  # type: ignore[union-attr]
 
     def _record_ages(self, where: NDArray[np.int64]) -> None:
-        self._sample_monitor.skip -= 1
-        if self._sample_monitor.skip == 0:
-            newer = self._remover.newer(where)
-            self._record_sample({} if newer is None else {"age": newer}, len(where))
+        newer = self._remover.newer(where)
+        self._record_sample({} if newer is None else {"age": newer}, len(where))
 
     def _ages(self, sample_range: slice | None) -> range | None:
         """Return the ages of the rows to draw from, None for all."""
@@ -353,7 +353,9 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         if windows is None:
             return None
         where, mask = windows
-        self._record_ages(where.reshape(-1))
+        self._sample_monitor.skip -= 1
+        if self._sample_monitor.skip == 0:
+            self._record_ages(where.reshape(-1))
         grid = cast(Storage, self._storage).take_grid(where)
         if mask is None:
             return grid

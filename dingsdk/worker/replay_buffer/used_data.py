@@ -53,10 +53,6 @@ class UsedData(RowListener):
     Safe for any number of threads, of which it starts none. What cannot be deleted is tried again
     by later calls, and when the buffer is closed. An id that was deleted must not be used again
     for other data: its new file could be deleted with the last old row.
-
-    Args:
-        root: The folder of the files.
-        clock: Seconds, monotonic.
     """
 
     def __init__(

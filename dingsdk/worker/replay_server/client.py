@@ -103,8 +103,7 @@ class ReplayClient:
         """Add rows; when this returns they survive the death of the server, if it has a folder.
 
         Args:
-            rows: A SampleBatch or a list of samples, as ``push`` of a buffer takes them. One call
-                is one message: give it 64 rows or more at once.
+            rows: A SampleBatch or a list of samples. One call is one message: give it 64 or more.
             env_step: Env steps taken so far.
             timeout_s: Seconds to wait for the limiter.
 

@@ -119,17 +119,10 @@ class RowSampler(Sampler):
 
     @abstractmethod
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
-        """Draw ``size`` of the ranks ``0..population-1``.
+        """Draw ``size`` of the ranks ``0..population-1``: int64[size], in any order.
 
-        A rank tells nothing about the age of a row.
-
-        Args:
-            population: Rows to draw from, >= 1.
-            size: Ranks to draw, >= 1, and at most ``population`` unless ``replace``.
-            replace: Whether a rank may come more than once.
-
-        Returns:
-            int64[size], in any order.
+        A rank tells nothing about the age of a row. Both numbers are >= 1, and ``size`` is at most
+        ``population`` unless a rank may come more than once (``replace``).
         """
 
 

@@ -204,7 +204,8 @@ class ProportionalSampler(PrioritySampler):
             self.max_priority = max(self.max_priority, priorities)
             self._tree.fill(where, min(max(priorities**self.alpha, least), most))
             return
-        where = one_by_one(where)
+        if isinstance(where, slice):
+            where = one_by_one(where)
         weights = np.empty(len(priorities), np.float64)
         largest = weigh(self._priorities, where, priorities, self.alpha, least, most, weights)
         self.max_priority = max(self.max_priority, largest)

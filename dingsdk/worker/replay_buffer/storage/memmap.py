@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import NUMERIC_KINDS, map_columns
+from dingsdk.data.columns import NUMERIC_KINDS, leaves, map_columns
 from dingsdk.data.pytree import flatten, nest
 from dingsdk.errors import CheckpointError, CheckpointVersionError, ConfigError, StorageFullError
 from dingsdk.worker.replay_buffer.storage import Where, one_by_one
@@ -234,8 +234,7 @@ class MemmapStorage(ArrayStorage):
         return f"own-{names.index(name.removeprefix('own.')):04d}.bin"
 
     def _observed(self) -> list[tuple[str, NDArray[Any]]]:
-        pairs = flatten(self._columns[self._next_of or ""])
-        return [(".".join(map(str, path)), array) for path, array in pairs]
+        return list(leaves({"": self._columns[self._next_of or ""]}))
 
     def hold_episodes(self, capacity: int) -> None:
         self._keeps_marks = True

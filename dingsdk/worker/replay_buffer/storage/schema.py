@@ -16,10 +16,7 @@ from dingsdk.errors import ConfigError, SchemaMismatchError
 def read_schema(schema: Any, path: str = "storage.schema") -> dict[str, Any] | None:
     """Return columns without rows ``[0, ...]`` in the declared form; None: nothing is declared.
 
-    Args:
-        schema: Column names to a dtype, to ``{dtype, shape}``, or, for a nested column, to a
-            mapping of the same kind.
-        path: Dotted path of the schema in the config, for messages.
+    ``schema`` is as in the config of array storage, at the dotted ``path``.
 
     Raises:
         ConfigError: it is something else; names the column.
@@ -67,14 +64,9 @@ def row_bytes(column: Any) -> int:
 def convert(
     stored: dict[str, Any], new: dict[str, Any], prefix: str, strict: bool
 ) -> dict[str, Any]:
-    """Return new columns in the dtypes of the stored ones.
+    """Return new columns in the dtypes of the stored ones; all have a dotted name with ``prefix``.
 
-    Args:
-        stored: The columns of the storage.
-        new: The columns to convert.
-        prefix: Dotted name of the dict that they are in.
-        strict: Whether every other dtype is refused; else one is converted where that loses only
-            precision.
+    Other dtypes are refused if ``strict``; else one is converted where that loses only precision.
 
     Raises:
         SchemaMismatchError: for the first column that does not fit.
