@@ -96,10 +96,19 @@ class Table(IBuffer):
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
         self._report_due = False
-        self._metadata = self._new_metadata()
-        self._remover = self._parts.remover()
-        self._limiter = self._parts.limiter()
-        self._sampler = self._parts.sampler(self.sampler_family)
+        try:
+            self._metadata = self._new_metadata()
+            self._remover = self._parts.remover()
+            self._limiter = self._parts.limiter()
+            self._sampler = self._parts.sampler(self.sampler_family)
+        except MemoryError as error:
+            path = "policy.other.replay_buffer.replay_buffer_size"
+            raise ConfigError(
+                f"{path} is {self._capacity}, and what is kept of each row beside its columns "
+                f"needs more memory than there is ({error}); choose a smaller one",
+                path=path,
+                capacity=self._capacity,
+            ) from error
         self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
         self._storage = None if self._parts.chooses_storage else self._new_storage()
         self._look_at_parts()

@@ -8,7 +8,11 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ConfigTypeError, UnknownKeyError, UnknownPluginError
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import (
+    AdvancedReplayBuffer,
+    NaiveReplayBuffer,
+    SequenceReplayBuffer,
+)
 
 
 def make_buffer(**cfg: Any) -> NaiveReplayBuffer:
@@ -70,3 +74,11 @@ def test_a_capacity_no_memory_holds_is_a_config_error_and_the_buffer_is_unchange
         buffer.push(SampleBatch({"x": [1]}), 0)
     assert caught.value.path == "replay_buffer_size"
     assert (buffer.count(), buffer.push_count) == (0, 0)
+
+
+@pytest.mark.parametrize("cls", [AdvancedReplayBuffer, SequenceReplayBuffer])
+def test_capacity_beyond_the_memory_is_refused_by_name(cls: Any) -> None:
+    with pytest.raises(ConfigError, match="needs more memory than there is") as caught:
+        cls({"replay_buffer_size": 10**14})
+
+    assert caught.value.path == "policy.other.replay_buffer.replay_buffer_size"
