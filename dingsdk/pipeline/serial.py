@@ -243,6 +243,14 @@ def _update(context: RunContext, workers: Workers) -> None:
 def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reason) -> Reason:
     # Before the last evaluation, which a run with a later limit does not make.
     saver.save()
+    for each in team.members:
+        if each.collected and not each.learner.train_iter:
+            _log.warning(
+                "no iteration was trained: the replay buffer gave no batch of %d from %d samples; "
+                "look at its limiter, at the length of its sequences, and at the limit of the run",
+                each.batch_size,
+                each.collected,
+            )
     are_reached = [_evaluate_last(context, each) for each in team.members]
     return "stop_value" if any(are_reached) else reason
 

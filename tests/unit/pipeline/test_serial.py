@@ -139,6 +139,16 @@ def test_buffer_that_cannot_serve_leaves_the_round_untrained(parts: Parts) -> No
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("batches", "count"), [(0, 1), (1, 0)])
+def test_run_that_trained_nothing_says_so(
+    parts: Parts, batches: int, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts.batches_left = batches
+    assert run(parts) == "limit"
+    said = [text for text in caplog.messages if "gave no batch of 32 from 2 samples" in text]
+    assert len(said) == count
+
+
 def test_on_policy_training_takes_the_samples_as_they_come(parts: Parts) -> None:
     run(parts, on_policy=True)
     assert parts.calls[:3] == [("collect", 0, SETTING), ("train", [4], 4), ("train", [4], 4)]
