@@ -142,6 +142,14 @@ def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_result_of_an_interrupted_run_has_its_policy_lag(tmp_path: Path) -> None:
+    context = context_in(tmp_path)
+    lag = {"mean": 0.5, "p99": 1.0, "largest": 2.0}
+    context.status = lambda: RunStatus(policy_lag=lag)
+
+    assert context.finish("interrupted", "parallel", 50, 8).policy_lag == lag
+
+
 def test_limits_count_env_steps_and_iterations(tmp_path: Path) -> None:
     context = context_in(tmp_path)
 
