@@ -51,16 +51,8 @@ def create_app(
     app.register_error_handler(HTTPException, _not_found)
     app.register_error_handler(Exception, lambda error: _response(*answer_of(error)))
     for kind in BODIES:
-        app.add_url_rule(
-            f"/v1/{kind}", kind, serve, methods=["POST"], provide_automatic_options=False
-        )
-    app.add_url_rule(
-        HEALTH,
-        "health",
-        lambda: flask.Response(status=204),
-        methods=["GET"],
-        provide_automatic_options=False,
-    )
+        app.add_url_rule(f"/v1/{kind}", kind, serve, methods=["POST"])
+    app.add_url_rule(HEALTH, "health", lambda: flask.Response(status=204), methods=["GET"])
     return app
 
 
