@@ -209,29 +209,60 @@ def test_log_gives_the_newest_or_the_one_that_is_named(
         assert ask(server, f"/log.json{path}").status == 404
 
 
+LABELS = ("run", "event", "reason", "worker", "role", "kind", "name")
+
+
 def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_path: Path) -> None:
-    over = write_run(tmp_path / "over", reason="limit", loss=None, tasks=[], connected=[])
+    task = {"kind": "learner", "worker_id": "l1", "per_s": None}
+    over = write_run(
+        tmp_path / "over",
+        reason="limit",
+        loss=None,
+        tasks=[task],
+        connected=[],
+        samples=None,
+        exploration={},
+        policy_lag=None,
+        columns={"gpu": 1, "phase": None},
+    )
     answer = ask(serve(run_folder, over), "/metrics")
 
     found = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
+        (
+            sample.name.removeprefix("dingsdk_"),
+            *(sample.labels[label] for label in LABELS if label in sample.labels),
+        ): sample.value
         for family in text_string_to_metric_families(answer.text)
         for sample in family.samples
     }
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
-    assert found["dingsdk_up", "cartpole"] == 1
-    assert found["dingsdk_up", "over"] == 0
-    assert found["dingsdk_env_steps_total", "cartpole"] == 1200
-    assert found["dingsdk_loss", "cartpole"] == 0.25
-    assert ("dingsdk_loss", "over") not in found
-    assert found["dingsdk_samples_total", "cartpole", "trained"] == 4800
-    assert found["dingsdk_evicted_samples_total", "cartpole", "overwritten"] == 500
-    assert found["dingsdk_worker_lease_s", "c0", "cartpole", "collector"] == 9.5
-    assert found["dingsdk_worker_per_s", "c0", "cartpole", "collector"] == 41.5
-    assert found["dingsdk_exploration", "cartpole", "eps"] == 0.1
-    assert found["dingsdk_policy_lag", "cartpole", "largest"] == 3
-    assert found["dingsdk_column", "cartpole", "gpu"] == 0.5
-    assert ("dingsdk_column", "cartpole", "phase") not in found
+    alike = {
+        "env_steps_total": 1200, "train_iter_total": 300, "env_steps_per_s": 100,
+        "updates_per_s": 25, "last_return": 50.5, "best_return": 60, "buffer_fill": 700,
+        "buffer_capacity": 1000, "workers": 2, "elapsed_s": 12, "left_s": 38,
+    }  # fmt: skip
+    assert found == {
+        **{(name, run): value for name, value in alike.items() for run in ("cartpole", "over")},
+        ("up", "cartpole"): 1,
+        ("up", "over"): 0,
+        ("loss", "cartpole"): 0.25,
+        ("samples_total", "cartpole", "collected"): 1210,
+        ("samples_total", "cartpole", "acknowledged"): 1200,
+        ("samples_total", "cartpole", "trained"): 4800,
+        ("samples_total", "over", "collected"): 0,
+        ("samples_total", "over", "acknowledged"): 0,
+        ("samples_total", "over", "trained"): 0,
+        ("evicted_samples_total", "cartpole", "overwritten"): 500,
+        ("worker_lease_s", "cartpole", "c0", "collector"): 9.5,
+        ("worker_lease_s", "cartpole", "l0", "learner"): 8,
+        ("worker_per_s", "cartpole", "c0", "collector"): 41.5,
+        ("exploration", "cartpole", "eps"): 0.1,
+        ("policy_lag", "cartpole", "mean"): 1.5,
+        ("policy_lag", "cartpole", "p99"): 2,
+        ("policy_lag", "cartpole", "largest"): 3,
+        ("column", "cartpole", "gpu"): 0.5,
+        ("column", "over", "gpu"): 1,
+    }
 
 
 def test_run_folder_that_goes_away_is_told_and_the_server_stays(
