@@ -171,7 +171,8 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
         compile: Whether ``torch.compile`` compiles the networks. Each process that has them takes
             up to a minute for it, at their first use; small networks on the CPU are slower then.
         on_policy: Whether training uses only what the newest policy collected.
-        priority: Whether training gives the replay buffer a priority for each sample.
+        priority: Whether training gives the replay buffer a priority for each sample; for a buffer
+            that draws by them, such as ``advanced``.
         discount_factor: Gamma, the weight of the next step's return.
         nstep: Env steps of real reward before the bootstrap; fewer near the end of a piece of a
             trajectory, which collectors cut after ``n_sample`` / ``collector_env_num`` steps.

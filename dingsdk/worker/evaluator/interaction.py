@@ -59,8 +59,9 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         """Section ``policy.eval.evaluator``.
 
         Attributes:
-            n_episode: Episodes of one evaluation.
-            stop_value: Mean return that ends the run.
+            n_episode: Episodes of one evaluation; in a run ``env.n_evaluator_episode``, where that
+                is given.
+            stop_value: Mean return that ends the run; likewise ``env.stop_value``.
             render: When episodes are rendered.
             figure_path: Folder for the figures that envs draw; None for no figures.
         """
