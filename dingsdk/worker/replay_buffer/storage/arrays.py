@@ -286,8 +286,9 @@ class Layout:
         flat = [(key, array) for key, array in self._arrays if array.ndim == 1]
         deep = [(key, array) for key, array in self._arrays if array.ndim > 1]
         # What batches and single rows are compared with.
-        self._deep = [(key, array.dtype, array.shape[1:]) for key, array in deep]
+        self._deep = [(key, array.dtype, array.shape) for key, array in deep]
         self._flat = [(key, array.dtype) for key, array in flat]
+        self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
         self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
         self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
         self._gathers = [(key, _gather_of(array)) for key, array in self._arrays]
@@ -306,7 +307,7 @@ class Layout:
                 column = new[key]
                 if column.dtype is not dtype and column.dtype != dtype:
                     return False
-                if column.shape[1:] != shape:
+                if column.shape != shape and not self._fits_in_length(key, column.shape):
                     return False
             for key, dtype in self._flat:
                 column = new[key]
@@ -321,6 +322,14 @@ class Layout:
                         return False
         except (KeyError, AttributeError):  # a dict, where an array belongs, has no dtype
             return False
+        return True
+
+    def _fits_in_length(self, key: str, shape: tuple[int, ...]) -> bool:
+        """Whether a shape differs from ours in its length alone; batches like it come next."""
+        if shape[1:] != dict(self._arrays)[key].shape[1:]:
+            return False
+        # To cut each shape takes a twentieth of a small push.
+        self._deep = [(name, dtype, (shape[0], *tail)) for name, dtype, tail in self._values]
         return True
 
     def put(self, where: Where, new: dict[str, Any]) -> None:
@@ -352,7 +361,7 @@ class Layout:
         if len(row) != self._fields or not self._takes_rows:
             return False
         try:
-            for key, dtype, shape in self._deep:
+            for key, dtype, shape in self._values:
                 value = row[key]
                 if type(value) is not _Array or value.shape != shape:
                     return False
