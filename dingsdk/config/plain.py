@@ -137,7 +137,9 @@ def plain_value(value: Any, path: str) -> Any:
         return value
     if isinstance(value, (dict, Mapping)):  # a dict is known ten times as fast
         return {
-            _checked_key(key, path): plain_value(item, join_key(path, key))
+            key if type(key) is str else _checked_key(key, path): item
+            if type(item) in _PLAIN_TYPES
+            else plain_value(item, join_key(path, key))
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

@@ -227,6 +227,8 @@ class SimulatedCondition:
 
     def notify_all(self) -> None:
         """Make every waiter look at its predicate again, once the lock is free."""
+        if not self.waiters:
+            return
         self._is_notified = True
         if not self._is_held:
             self._look()

@@ -70,11 +70,15 @@ class TaskState:
     """Of these, the ones deleted since the learner was last told."""
     kept: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     """The rows that are still needed of some of these, where others were freed since then."""
+    buffer_id: str = field(init=False)
+    """Of the learner task that the task works for; empty for one that works for none."""
+    is_evaluation: bool = field(init=False)
+    """Whether a collector evaluates the policy instead of collecting samples."""
 
-    @property
-    def buffer_id(self) -> str:
-        """Of the learner task that the task works for; empty for one that works for none."""
-        return str(self.task.get("buffer_id", ""))
+    def __post_init__(self) -> None:
+        # Asked several times a message; what becomes of a task later leaves them as they are.
+        self.buffer_id = str(self.task.get("buffer_id", ""))
+        self.is_evaluation = bool(self.task.get("collector_cfg", {}).get("eval_flag"))
 
     @property
     def player(self) -> str | None:
@@ -85,8 +89,3 @@ class TaskState:
     def kind(self) -> str:
         """What it does, in a word: its role, or ``evaluator``."""
         return "evaluator" if self.is_evaluation else self.role
-
-    @property
-    def is_evaluation(self) -> bool:
-        """Whether a collector evaluates the policy instead of collecting samples."""
-        return bool(self.task.get("collector_cfg", {}).get("eval_flag"))
