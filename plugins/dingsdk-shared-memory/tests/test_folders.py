@@ -144,17 +144,19 @@ def test_host_without_shared_memory_is_named(run_dir: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("length", [107, 108])
 def test_path_that_is_too_long_for_a_socket_is_refused(run_dir: Path, length: int) -> None:
-    name = "x" * (length - len("/dev/shm/dingsdk-test-/socket"))
-    transport = SharedMemoryTransport({"data_dir": f"/dev/shm/dingsdk-test-{name}"}, run_dir)
-    if length > 107:
-        with pytest.raises(ConfigError, match="at most 107 bytes"):
-            transport.master_end()
-    else:
-        with socket.socket(socket.AF_UNIX) as probe:  # what the kernel takes
+    path = f"/dev/shm/dingsdk-test-{os.urandom(8).hex()}-"
+    transport = SharedMemoryTransport({"data_dir": path.ljust(length - 7, "x")}, run_dir)
+    try:
+        if length > 107:
+            with pytest.raises(ConfigError, match="at most 107 bytes"):
+                transport.master_end()
+        else:
             transport.data_store()
-            probe.bind(str(transport.data_dir / "socket"))
-    transport.close()
-    transport.remove_data()
+            with socket.socket(socket.AF_UNIX) as probe:  # what the kernel takes
+                probe.bind(str(transport.data_dir / "socket"))
+    finally:
+        transport.close()
+        transport.remove_data()
     assert not transport.data_dir.exists()
 
 
