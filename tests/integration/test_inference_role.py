@@ -85,7 +85,11 @@ COLLECTOR = "policy.collect.collector"
     [
         ((), "'in_memory' runs all workers in one process"),
         (
-            (f"{COLLECTOR}.type=episode", f"{COLLECTOR}.get_train_sample=true"),
+            (
+                f"{COLLECTOR}.type=episode",
+                f"{COLLECTOR}.get_train_sample=true",
+                "policy.collect.n_episode=8",
+            ),
             "acts for the parallel",
         ),
     ],
