@@ -61,6 +61,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._env_id = env_id
         self._section = section
         self.env = env_fn()
+        check_spaces(self.env)
         self.observation_space = self.env.observation_space
         self.action_space = self.env.action_space
         self.metadata = self.env.metadata
@@ -261,6 +262,19 @@ def close_quietly(env: Any, **kwargs: Any) -> None:
         env.close(**kwargs)
     except Exception:
         _log.debug("closing a failed env failed", exc_info=True)
+
+
+def check_spaces(env: Any) -> None:
+    """Raise EnvError unless an env says what it takes and gives."""
+    for name in ("observation_space", "action_space"):
+        found = getattr(env, name, None)
+        if not isinstance(found, gym.Space):
+            kind = type(getattr(env, "unwrapped", env)).__name__
+            raise EnvError(
+                f"{kind} has the {name} {found!r:.80}, and a space of gymnasium.spaces is needed; "
+                "set it in the env's constructor",
+                failures=1,
+            )
 
 
 def _plain_reward(reward: Any, players: int) -> Any:

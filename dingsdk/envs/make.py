@@ -83,14 +83,13 @@ class EnvFn:
         Raises:
             UnknownEnvError: no such id, or a package that the env needs is missing.
             ConfigError: kwargs that the env does not take.
-            EnvError: its constructor raised, or it has no spaces.
+            EnvError: its constructor raised.
         """
         env = self._make(gym.make, **{"disable_env_checker": True, **self.kwargs})
         for index, section in enumerate(self.wrappers):
             env = _wrap(env, section, f"env.wrappers[{index}]")
         if self.eval_opponent is not None and player_num(env) > 1:
             env = OpponentEnv(env, self.eval_opponent)
-        _check_spaces(env, self.env_id)
         return env  # type: ignore[no-any-return]
 
     def make_native(self, count: int) -> Any:
@@ -143,19 +142,6 @@ class EnvFn:
                 env_id=self.env_id,
                 failures=1,
             ) from error
-
-
-def _check_spaces(env: Any, env_id: str) -> None:
-    """Raise EnvError unless an env says what it takes and gives."""
-    for name in ("observation_space", "action_space"):
-        found = getattr(env, name, None)
-        if not isinstance(found, gym.Space):
-            raise EnvError(
-                f"{env_id} has the {name} {found!r:.80}, and a space of gymnasium.spaces is "
-                "needed; set it in the env's constructor",
-                env_id=env_id,
-                failures=1,
-            )
 
 
 _PACKAGES = {

@@ -115,13 +115,14 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
     """
     from dingsdk.envs import EnvFn
-    from dingsdk.envs.guard import close_quietly
+    from dingsdk.envs.guard import check_spaces, close_quietly
     from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
 
     env = compiled["env"]
     made = EnvFn(env)()
     try:
+        check_spaces(made)
         players = player_num(made)
         _check_players(compiled, classes, players, mode)
         found = {name: getattr(made, name) for name in ("observation_space", "action_space")}

@@ -38,17 +38,6 @@ def test_env_fn_is_picklable_and_makes_equal_envs() -> None:
     env.close()
 
 
-class Spaceless(gym.Env[Any, Any]):
-    """Says what it gives, and not what it takes."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-
-
-def test_env_without_a_space_is_named() -> None:
-    with pytest.raises(EnvError, match="Spaceless has the action_space None, and a space"):
-        EnvFn({"env_id": f"{__name__}:Spaceless"})()
-
-
 def test_make_env_fns_makes_as_many_as_asked() -> None:
     assert len(make_env_fns({"env_id": "CartPole-v1"}, 3)) == 3
     with pytest.raises(ConfigError, match="at least 1"):

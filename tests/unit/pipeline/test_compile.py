@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from easydict import EasyDict
@@ -25,6 +27,7 @@ from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
     DingError,
+    EnvError,
     UnknownEnvError,
     UnknownKeyError,
     UnknownPluginError,
@@ -42,6 +45,12 @@ class RaisesAtClose(CartPoleEnv):  # type: ignore[misc]
 
     def close(self) -> None:
         raise RuntimeError("stuck")
+
+
+class Spaceless(gym.Env[Any, Any]):
+    """Says what it gives, and not what it takes."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
 
 def changed(*assignments: str) -> dict[str, Any]:
@@ -686,6 +695,11 @@ def test_env_whose_close_raises_is_no_mistake_in_the_config() -> None:
     cfg = compile_config(changed(f"env.env_id={__name__}:RaisesAtClose"))
 
     assert cfg.policy.model.obs_shape == 4
+
+
+def test_env_without_a_space_is_named() -> None:
+    with pytest.raises(EnvError, match="Spaceless has the action_space None, and a space"):
+        compile_config(changed(f"env.env_id={__name__}:Spaceless"))
 
 
 def test_train_sample_may_be_as_long_as_an_episode() -> None:
