@@ -28,7 +28,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ import msgspec
 
 from dingsdk import __version__
 from dingsdk.data.files import (
+    Folder,
     atomic_write_json,
     ensure_dir,
     folder_error,
@@ -97,13 +98,18 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
     raise RunFolderError(f"no free run folder name below {root}", path=str(root))
 
 
-def held(folder: Path) -> AbstractContextManager[None]:
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
     """Be the only run that uses a run folder; the lock goes with the process.
 
     Raises:
         RunFolderError: another run uses it.
     """
-    return locked_folder(folder, f"a run is under way in {folder}; wait for its end, or stop it")
+    taken = f"a run is under way in {folder}; wait for its end, or stop it"
+    with locked_folder(folder, taken):
+        with Folder(folder) as own:
+            own.sweep()  # what a run left that was killed while it wrote
+        yield
 
 
 def claim_run_folder(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from dingsdk.pipeline.run_folder import (
     _draw,
     claim_run_folder,
     discard_run,
+    held,
     make_run_folder,
     private_files,
     write_curve,
@@ -251,3 +252,10 @@ def test_terminal_progress_shows_steps_and_goal() -> None:
     assert "12,345" in stream.getvalue()
     assert "475" in stream.getvalue()
     assert threading.active_count() == before
+
+
+def test_file_that_a_killed_run_was_writing_goes_when_the_run_goes_on(tmp_path: Path) -> None:
+    left = tmp_path / ".tmp-52f8f81151a8115b"
+    left.touch()
+    with held(tmp_path):
+        assert not left.exists()
