@@ -330,7 +330,8 @@ def _watch(
             write_paces(tb_logger, status)
             if context.cfg.system.validate_state:
                 coordinator.validate_state()
-        if (reason := context.why_end(status.env_steps, status.train_iter)) is not None:
+        train_iter = status.train_iter if status.is_train_iter_known else 0
+        if (reason := context.why_end(status.env_steps, train_iter)) is not None:
             return reason
         workers.poll()
     if coordinator.failure is not None:

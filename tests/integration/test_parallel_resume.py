@@ -35,6 +35,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.journal import Journal
+from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tools.chaos.counting import acknowledged_rows
 
 ITERATIONS = "policy.learn.learner.train_iterations"
@@ -216,6 +217,18 @@ def test_run_that_reached_a_limit_goes_on_to_a_later_one(tmp_path: Path, transpo
     # Where the samples went with the process, they count as gone.
     missing = before.samples.live if transport == "in_memory" else 0
     assert result.samples.evicted.get("missing", 0) == missing
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["new-weights", "at-the-limit"])
+def test_limit_is_judged_by_what_the_learner_goes_on_from(run: Path, is_back: bool) -> None:
+    """The journal is at the limit. So is a learner, unless its checkpoints are gone."""
+    if is_back:
+        shutil.rmtree(run / "ckpt")
+    before = status(run)["samples"]["trained"]
+    result = go_on(run, 60)
+    assert (result.reason, result.train_iter) == ("limit", 60)
+    assert load_checkpoint(run / "ckpt").iteration == 60
+    assert (result.samples.trained > before) == is_back
 
 
 @pytest.mark.slow

@@ -60,13 +60,14 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         Attributes:
             compressor: Accepted from older configs, without effect: the transport compresses.
             update_policy_second: Seconds between two checks for a newer policy.
-            policy_timeout_s: Seconds to wait for the first policy.
+            policy_timeout_s: Seconds to wait for a policy; a learner may take
+                ``system.coordinator.start_timeout_s`` to start.
         """
 
         type: str = "zergling"
         compressor: str = "none"
         update_policy_second: NotNegative = 3.0
-        policy_timeout_s: Positive = 60.0
+        policy_timeout_s: Positive = 180.0
 
     acts_remotely: ClassVar[bool] = True
     """Whether an inference server can act for it."""

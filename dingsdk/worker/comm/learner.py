@@ -300,14 +300,17 @@ class BaseCommLearner(CommWorker):
         cfg.pop("exp_name", None)
         folder = player_folder(self.run_dir, task_info.get("player"))
         checkpoints = folder / "ckpt"
+        left = int(cfg["train_iterations"])
         if task_info.get("resume") and can_resume(checkpoints):
             cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
-            done = load_checkpoint(checkpoints).iteration
-            cfg["train_iterations"] = max(1, cfg["train_iterations"] - done)
+            left -= load_checkpoint(checkpoints).iteration
+            cfg["train_iterations"] = max(1, left)
         elif task_info.get("resume"):
             text = "%s begins with new weights: there is no checkpoint in %s"
             _log.warning(text, self.info.worker_id, checkpoints)
         learner: Any = create_learner(cfg, exp_name=str(folder))
+        if left < 1:
+            learner.train_iterations = 0  # which no config may say
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info

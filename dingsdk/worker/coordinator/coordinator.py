@@ -63,6 +63,8 @@ class CoordinatorStatus:
     env_steps: int
     train_iter: int
     """Of several learners, that of the one that is behind."""
+    is_train_iter_known: bool
+    """False while a learner of a run that goes on has not said whether it went back."""
     buffer_count: int
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
@@ -251,6 +253,7 @@ class Coordinator(Configurable, TaskControl):
             return CoordinatorStatus(
                 env_steps=now.env_steps,
                 train_iter=self._record.train_iter,
+                is_train_iter_known=not self._record.unheard,
                 buffer_count=sum(each.buffer.count() for each in now.experiences.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),
@@ -551,6 +554,7 @@ class Coordinator(Configurable, TaskControl):
                 return None
             size, batches = int(demand["batch_size"]), int(demand.get("batches", 1))
             train_iter = int(demand["cur_learner_iter"])
+            self._record.note_iteration(state.task_id, train_iter)
             before = experience.ledger.evicted_rows.total()
             leased = experience.lease(state, size, batches, train_iter)
             drawn = 0 if leased is None else len(leased["batches"])

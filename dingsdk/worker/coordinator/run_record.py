@@ -43,6 +43,8 @@ class RunRecord:
 
     Attributes:
         learner_tasks: How many learner tasks have trained to their end.
+        unheard: Learner tasks that have not said how far they are since the journal was read: a
+            learner that was killed goes back to its checkpoint.
         policy_lag: How old trained rows were, where that counts.
     """
 
@@ -59,6 +61,7 @@ class RunRecord:
         self._iterations: dict[str, int] = {}  # of learner tasks that are out, or were given up
         self._ended_iter = 0
         self.learner_tasks = 0
+        self.unheard: set[str] = set()
         self.policy_lag: PolicyLag | None = None
         self.evaluations: list[Mapping[str, Any]] = []
 
@@ -71,9 +74,11 @@ class RunRecord:
     def note_iteration(self, task_id: str, train_iter: int) -> None:
         """Note how far a learner task is."""
         self._iterations[task_id] = train_iter
+        self.unheard.discard(task_id)
 
     def end_learner(self, task_id: str) -> None:
         """Note that a learner task has ended, and is not tried again."""
+        self.unheard.discard(task_id)
         self._ended_iter = self._iterations.pop(task_id, self._ended_iter)
 
     @property
@@ -170,6 +175,7 @@ class RunRecord:
                 report = {"cur_step": state.env_steps + state.lost_env_steps}
                 scheduler.commander.update_collector_info(state.task_id, report)
         self.note_policy_lag()
+        self.unheard = {each for each in self._iterations if scheduler.has_task(each)}
         return garbage
 
     def _apply(self, fact: Fact) -> list[str]:
@@ -207,6 +213,7 @@ class RunRecord:
             experience.settle(state)
             return []
         if isinstance(fact, Leased):
+            self.note_iteration(fact.task_id, fact.train_iter)
             leased = experience.lease(state, fact.batch_size, fact.batches, fact.train_iter)
             drawn = 0 if leased is None else len(leased["batches"])
             if drawn != fact.drawn:

@@ -92,6 +92,9 @@ class BaseLearner(Configurable):
         exp_name: The run folder.
         instance_name: Prefix of what is logged, and name of the log folder.
 
+    Attributes:
+        train_iterations: Batches that the next ``start()`` trains on at most.
+
     Raises:
         ConfigError: A config value that cannot work.
         RunFolderError: The run folder cannot be written.
@@ -145,6 +148,7 @@ class BaseLearner(Configurable):
         instance_name: str = "learner",
     ) -> None:
         self._cfg: BaseLearner.Config = self.read(cfg, "policy.learn.learner")
+        self.train_iterations = self._cfg.train_iterations
         self.exp_name = exp_name
         self.instance_name = instance_name
         self.ckpt_name: str | None = None
@@ -443,7 +447,7 @@ class BaseLearner(Configurable):
 
     def _train_loop(self) -> None:
         assert self._draw is not None
-        for _ in range(self._cfg.train_iterations):
+        for _ in range(self.train_iterations):
             started = perf_counter()
             drawn = None if self._is_closed else self._draw()
             if drawn is None or self._is_closed:

@@ -685,7 +685,7 @@ def test_a_policy_is_asked_for_once_an_interval_also_where_there_is_none(make_ze
 def test_defaults_of_the_sections() -> None:
     default = ZerglingParallelCollector.default_config()
     expected = {"print_freq": 5, "compressor": "none"}
-    expected |= {"update_policy_second": 3.0, "policy_timeout_s": 60.0}
+    expected |= {"update_policy_second": 3.0, "policy_timeout_s": 180.0}
     assert {key: default[key] for key in expected} == expected
     default = SampleSerialCollector.default_config()
     expected = {"deepcopy_obs": False, "transform_obs": False, "collect_print_freq": 100}

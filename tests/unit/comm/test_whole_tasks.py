@@ -338,6 +338,13 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
         assert (info["learner_step"], info["learner_done"]) == (begins_at + 1, False)
         bench.ask("l0", "learner_close_task")
 
+    # Who was at the limit when it was lost trains no more.
+    at_limit = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 1}}
+    bench.ask("l0", "learner_start_task", task_info={**at_limit, "resume": True})
+    assert bench.ask("l0", "learner_get_data_task")["learner_done"]
+    assert bench.learner._learner.train_iter == 1
+    bench.ask("l0", "learner_close_task")
+
 
 def test_learner_holds_what_it_is_told_to(bench: Bench) -> None:
     bench.publish()
