@@ -167,7 +167,7 @@ def run_worker(
                 worked_s = time.monotonic() - began_at
                 if not worker.has_job or (made_role.resumes and worked_s >= LEAST_WORK_S):
                     return True
-            if began_at is None and worker.has_job:
+            if began_at is None and worker.tasks_done:
                 began_at = time.monotonic()
         if worker.failure is not None and not stop.is_set():
             raise worker.failure

@@ -58,6 +58,8 @@ class Slave:
         """How long to look for a master that is gone."""
         self.failure: DingError | None = None
         """Why it serves no more, where neither side closed."""
+        self.tasks_done = 0
+        """How many tasks it has answered."""
         self._callbacks = dict(callback_fn or {})
         self._clock = clock or self.scheduler.clock
         self._end: SlaveEnd | None = None
@@ -202,6 +204,7 @@ class Slave:
             result = {"is_user_mistake": getattr(error, "is_user_mistake", False)}
             message, text = f"{type(error).__name__}: {error}", _formatted(error)
             answer = TaskAnswer(task.task_id, False, result, message, text)
+        self.tasks_done += 1
         observe().after_task(worker_id=worker_id, task=task.data, outcome=answer)
         return answer
 
