@@ -43,6 +43,7 @@ from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.sample_counts import SampleCounts
+from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_of
 
 _log = logging.getLogger(__name__)
 
@@ -200,6 +201,8 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             continue
         saver.save_if_due()
         collect_kwargs = workers.commander.step()
+        is_mapping, wanted = isinstance(collect_kwargs, Mapping), "keyword arguments by name"
+        expect_answer(workers.commander, "step", collect_kwargs, is_mapping, wanted)
         context.note_exploration(collect_kwargs)
         is_due = workers.evaluator.should_eval(learner.train_iter, collector.envstep)
         if is_due and _evaluate(context, workers):
@@ -210,7 +213,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
         if context.is_limit_reached(team.env_steps, learner.train_iter):
             team.advance()
             continue
-        samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
+        samples = samples_of(collector, train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.player_num > 1:
             samples = samples[0][0]  # those of the player that is trained
         workers.collected += len(samples)
@@ -258,7 +261,8 @@ def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reas
 def _evaluate(context: RunContext, workers: Workers) -> bool:
     """Evaluate a player; return whether that ends the run, as only the first one can."""
     train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
-    is_reached, info = workers.evaluator.eval(workers.learner.save_checkpoint, train_iter, envstep)
+    save = workers.learner.save_checkpoint
+    is_reached, info = evaluation_of(workers.evaluator, save, train_iter, envstep)
     context.recorder.add_evaluation(returns_of(info), envstep, train_iter, workers.player)
     return bool(is_reached) and workers.player is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +11,47 @@ from typing import Any, ClassVar
 from dingsdk.config import Configurable
 from dingsdk.data.capture import Savable
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import NotSetError
+from dingsdk.errors import NotSetError, SchemaMismatchError
 from dingsdk.worker.run_logger import build_logger
+
+
+def expect_answer(part: Any, method: str, answer: Any, is_fit: bool, expected: str) -> None:
+    """Check what a part, maybe a plugin's, returned to the training loop.
+
+    Args:
+        part: Whose ``method`` was called.
+        method: Its name.
+        answer: What it returned.
+        is_fit: Whether the loop can use that.
+        expected: What it can use, for the error.
+
+    Raises:
+        SchemaMismatchError: it is not fit.
+    """
+    if not is_fit:
+        name, found = type(part).__qualname__, f"{type(answer).__qualname__} {answer!r:.80}"
+        raise SchemaMismatchError(
+            f"{name}.{method}() returned {found}; it must return {expected}",
+            key=method,
+            expected=expected,
+            found=found,
+        )
+
+
+def evaluation_of(evaluator: Any, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+    """Evaluate; return whether the goal is reached, and the result. Raises as ``expect_answer``."""
+    answer = evaluator.eval(*args, **kwargs)
+    is_pair = isinstance(answer, tuple | list) and len(answer) == 2
+    expect_answer(evaluator, "eval", answer, is_pair, "(whether the goal is reached, result)")
+    return answer[0], answer[1]
+
+
+def samples_of(collector: Any, **kwargs: Any) -> Any:
+    """Collect; return the train samples. Raises as ``expect_answer``."""
+    answer = collector.collect(**kwargs)
+    is_sequence = isinstance(answer, Sized)
+    expect_answer(collector, "collect", answer, is_sequence, "a SampleBatch or a list of samples")
+    return answer
 
 
 class SerialWorker(Configurable, Savable, ABC):

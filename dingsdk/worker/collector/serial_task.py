@@ -21,6 +21,7 @@ from dingsdk.worker.factory import (
     create_serial_evaluator,
     get_serial_evaluator_cls,
 )
+from dingsdk.worker.serial_worker import evaluation_of, samples_of
 
 STEPS = ("step", "step_batch")
 """The methods that step the envs of a manager."""
@@ -135,11 +136,11 @@ class SerialTaskCollector(ZerglingParallelCollector):
     def _env_step(self, policy_output: Any) -> Any:
         """Evaluate or collect once; return the result."""
         if self._eval_flag:
-            return self._serial.eval(train_iter=self._policy_iter)[1]
+            return evaluation_of(self._serial, train_iter=self._policy_iter)[1]
         self._serial.last_episodes = None
         self._calls_left -= 1
-        return self._serial.collect(
-            train_iter=self._policy_iter, policy_kwargs=self.collect_setting
+        return samples_of(
+            self._serial, train_iter=self._policy_iter, policy_kwargs=self.collect_setting
         )
 
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:

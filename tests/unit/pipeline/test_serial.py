@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from dingsdk.config import to_easydict
+from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.serial import Team, Workers, _run
 
@@ -147,6 +149,25 @@ def test_run_that_trained_nothing_says_so(
     assert run(parts) == "limit"
     said = [text for text in caplog.messages if "gave no batch of 32 from 2 samples" in text]
     assert len(said) == count
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "text"),
+    [
+        ("step", None, "step() returned NoneType None; it must return keyword arguments by name"),
+        ("collect", None, "collect() returned NoneType None; it must return a SampleBatch or a"),
+        ("collect", 3, "collect() returned int 3; it must return a SampleBatch or a list"),
+        ("eval", True, "eval() returned bool True; it must return (whether the goal is reached, "),
+        ("eval", (1, 2, 3), "eval() returned tuple (1, 2, 3); it must return (whether the goal"),
+    ],
+)
+def test_part_whose_answer_is_of_no_use_is_named(
+    parts: Parts, method: str, answer: Any, text: str
+) -> None:
+    parts.eval_due = {0}
+    setattr(parts, method, lambda *args, **kwargs: answer)
+    with pytest.raises(SchemaMismatchError, match=re.escape(f"Parts.{text}")):
+        run(parts)
 
 
 def test_on_policy_training_takes_the_samples_as_they_come(parts: Parts) -> None:
