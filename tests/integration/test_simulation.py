@@ -290,7 +290,7 @@ def test_every_defect_can_be_made() -> None:
     ],
 )
 def test_defect_is_found(mutant: Any) -> None:
-    search(mutant)
+    search(mutant, read(PAGE.read_text()).get(mutant.name))
 
 
 def test_page_names_every_defect() -> None:

@@ -69,7 +69,7 @@ class RunRecord:
     def train_iter(self) -> int:
         """The learner's newest iteration; of several learners that of the last one."""
         out = (n for task_id, n in self._iterations.items() if self._scheduler.has_task(task_id))
-        return min(out, default=self._ended_iter)
+        return min(out, default=max(self._ended_iter, *self._iterations.values(), 0))
 
     def note_iteration(self, task_id: str, train_iter: int) -> None:
         """Note how far a learner task is."""

@@ -228,6 +228,7 @@ def test_learner_task_that_was_given_up_does_not_hold_the_iteration_of_the_run_b
     site.now += 601.0
     assert site.state.assign("learner") is None
     assert site.commander.failed == [("learner", "t")]
+    assert record.train_iter == 3  # that is how far the run was
     record.note_iteration("another", 9)
     site.join("l1", "learner")
     site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
