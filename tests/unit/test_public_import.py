@@ -68,6 +68,7 @@ BaseParallelCollector ZerglingParallelCollector
 BaseCommCollector NaiveCollector
 BaseCommLearner NaiveLearner SendLearnInfoHook SendPolicyHook
 BaseParallelCommander Coordinator NaiveCommander SoloCommander TaskState
+OneVsOneLeague Payoff Player
 """
 WORKER_NAMES = PUBLIC.split()
 OWNED_BY_PLUGINS = ["CollectorSlave", "FlaskFileSystemCollector", "FlaskFileSystemLearner"]
