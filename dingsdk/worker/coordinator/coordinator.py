@@ -253,7 +253,7 @@ class Coordinator(Configurable, TaskControl):
             return CoordinatorStatus(
                 env_steps=now.env_steps,
                 train_iter=self._record.train_iter,
-                is_train_iter_known=not self._record.unheard,
+                is_train_iter_known=self._record.is_train_iter_known,
                 buffer_count=sum(each.buffer.count() for each in now.experiences.values()),
                 workers=now.pool.counts(),
                 running_tasks=len(now.running),

@@ -76,9 +76,13 @@ class RunRecord:
         self._iterations[task_id] = train_iter
         self.unheard.discard(task_id)
 
+    @property
+    def is_train_iter_known(self) -> bool:
+        """Whether all learners that are out have said how far they are."""
+        return not any(map(self._scheduler.has_task, self.unheard))
+
     def end_learner(self, task_id: str) -> None:
         """Note that a learner task has ended, and is not tried again."""
-        self.unheard.discard(task_id)
         self._ended_iter = self._iterations.pop(task_id, self._ended_iter)
 
     @property
@@ -175,7 +179,7 @@ class RunRecord:
                 report = {"cur_step": state.env_steps + state.lost_env_steps}
                 scheduler.commander.update_collector_info(state.task_id, report)
         self.note_policy_lag()
-        self.unheard = {each for each in self._iterations if scheduler.has_task(each)}
+        self.unheard = set(self._iterations)
         return garbage
 
     def _apply(self, fact: Fact) -> list[str]:

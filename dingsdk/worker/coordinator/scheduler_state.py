@@ -237,9 +237,7 @@ class SchedulerState:
         state = queue[0]
         limit_s = float(getattr(self._cfg, f"{role}_task_timeout", TASK_TIMEOUT_S))
         if self._clock() - state.start_time > limit_s:
-            queue.popleft()
-            self.notify_fail(state)
-            self._note_over(state.task_id)
+            self._withdraw(state)
             return None
         if not self._roles[role].can_run(state, self.experiences):
             return None
@@ -253,15 +251,24 @@ class SchedulerState:
         """Give the evaluation of what was trained to a worker; return it, and whether to ask again.
 
         It waits until all other tasks have ended: the learner publishes its last policy then.
+        Tasks that no worker has begun give up their places for it.
         """
         if self.running or not self.pool.has_idle("collector"):
             return None, True
+        for state in list(self._queues["collector"]):
+            self._withdraw(state)
         task = self.commander.get_last_eval_task()
         worker = None if task is None else self.pool.take("collector")
         if task is None or worker is None:
             return None, False
         state = TaskState(task["task_id"], "collector", task, self._clock())
         return self._give(state, worker), False
+
+    def _withdraw(self, state: TaskState) -> None:
+        """Report a queued task to the commander as failed."""
+        self._queues[state.role].remove(state)
+        self.notify_fail(state)
+        self._note_over(state.task_id)
 
     def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
         state.worker, state.phase = worker, TaskPhase.ASSIGNED
@@ -379,14 +386,12 @@ class SchedulerState:
         """Extend leases and limits by a time in which this process was stopped."""
         for each in (self.pool, self.outage, self.quiet):
             each.postpone(seconds)
-        for queue in self._queues.values():
-            for state in queue:
-                state.start_time += seconds
+        for state in self._queued:
+            state.start_time += seconds
 
     def has_task(self, task_id: str) -> bool:
         """Whether a task is out: a worker has it, or is to have it."""
-        queued = (state.task_id for queue in self._queues.values() for state in queue)
-        return task_id in self.running or task_id in queued
+        return any(state.task_id == task_id for state in self._out)
 
     def notify_fail(self, state: TaskState) -> None:
         """Report that a task ended without a result."""
@@ -442,10 +447,14 @@ class SchedulerState:
 
     def learner_of(self, buffer_id: str) -> TaskState:
         """Return the task that has a buffer for itself; raises LookupError."""
-        for state in (*self.running.values(), *self._queued):
+        for state in self._out:
             if state.buffer_id == buffer_id and "replay_buffer_cfg" in state.task:
                 return state
         raise LookupError(f"no task has the buffer {buffer_id}")
+
+    @property
+    def _out(self) -> list[TaskState]:
+        return [*self.running.values(), *self._queued]
 
     @property
     def _queued(self) -> list[TaskState]:
@@ -537,7 +546,7 @@ class SchedulerState:
         self.running[state.task_id] = state
 
     def _find(self, task_id: str) -> TaskState:
-        for state in (*self.running.values(), *self._queued):
+        for state in self._out:
             if state.task_id == task_id:
                 return state
         raise LookupError(f"there is no task {task_id}")

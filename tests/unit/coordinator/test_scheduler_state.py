@@ -222,13 +222,16 @@ def test_learner_task_that_was_given_up_does_not_hold_the_iteration_of_the_run_b
     first = site.assigned("learner", **TRAINING)
     record.note_iteration("t", 3)
     assert record.train_iter == 3
+    record.unheard = {"t"}  # as after the journal of an earlier coordinator was read
     site.lose(first)
     assert record.train_iter == 3
+    assert not record.is_train_iter_known
     assert site.state.pool.take("learner") is not None
     site.now += 601.0
     assert site.state.assign("learner") is None
     assert site.commander.failed == [("learner", "t")]
     assert record.train_iter == 3  # that is how far the run was
+    assert record.is_train_iter_known, "a task that was given up will never say"
     record.note_iteration("another", 9)
     site.join("l1", "learner")
     site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
@@ -423,6 +426,25 @@ def test_last_evaluation_waits_for_the_end_of_all_tasks_and_for_a_worker(site: S
     assert state is not None
     assert (state.task_id, state.attempt) == ("last", 1)
     assert site.state.is_evaluating
+
+
+def test_task_that_nobody_has_begun_gives_its_place_to_the_last_evaluation(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
+    site.state.produce("collector")
+    told: list[list[tuple[str, str]]] = []
+
+    def last() -> dict[str, Any]:
+        told.append(list(site.commander.failed))
+        return {**EVALUATING, "task_id": "last"}
+
+    site.commander.get_last_eval_task = last  # type: ignore[method-assign]
+    state, _ = site.state.assign_last_evaluation()
+    assert state is not None
+    assert state.task_id == "last"
+    assert told == [[("collector", "t")]]  # before it was asked
+    assert not site.state.has_task("t")
 
 
 def test_run_that_owes_no_evaluation_gets_none(site: Site) -> None:
