@@ -224,9 +224,10 @@ def _groups(requests: Sequence[_Request]) -> list[list[_Request]]:
 
 def _joined(group: Sequence[_Request]) -> dict[str, Any]:
     """Return observations of several requests end to end, and states of a recurrent policy."""
-    batches = [
-        SampleBatch({"obs": each.obs, **({_STATE: each.setting[_STATE]} if has_state else {})})
+    columns = [
+        {"obs": each.obs, **{name: each.setting[name] for name in [_STATE] if name in each.setting}}
         for each in group
-        for has_state in [_STATE in each.setting]
     ]
-    return dict(batches[0].columns if len(batches) == 1 else SampleBatch.concat(batches).columns)
+    if len(columns) == 1:
+        return columns[0]
+    return SampleBatch.concat([SampleBatch(each) for each in columns]).columns
