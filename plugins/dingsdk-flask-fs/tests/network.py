@@ -114,6 +114,16 @@ class Impostor:
             thread.join(5.0)
 
 
+def read_request(link: socket.socket) -> None:
+    """Read a whole request: to close with a part of it unread resets the connection."""
+    with link.makefile("rb") as stream:
+        length = 0
+        while line := stream.readline().strip().lower():
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        stream.read(length)
+
+
 def silent(link: socket.socket, over: threading.Event) -> None:
     over.wait(30.0)
 
@@ -128,7 +138,7 @@ def half_closed(link: socket.socket, over: threading.Event) -> None:
 
 
 def dripping(link: socket.socket, over: threading.Event) -> None:
-    link.recv(65536)
+    read_request(link)
     for byte in b"HTTP/1.1 200 OK\r\nX: " + b"x" * 10_000:
         link.sendall(bytes([byte]))
         if over.wait(0.02):
@@ -136,13 +146,13 @@ def dripping(link: socket.socket, over: threading.Event) -> None:
 
 
 def endless(link: socket.socket, over: threading.Event) -> None:
-    link.recv(65536)
+    read_request(link)
     while not over.is_set():
         link.sendall(b"x" * 65536)
 
 
 def boundless(link: socket.socket, over: threading.Event) -> None:
-    link.recv(65536)
+    read_request(link)
     link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
     over.wait(30.0)
 

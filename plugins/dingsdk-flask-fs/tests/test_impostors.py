@@ -17,7 +17,7 @@ from dingsdk.errors import AuthError, WorkerLostError
 from dingsdk.worker.comm import WorkerInfo
 
 from .conftest import SECRET
-from .network import IMPOSTORS, Impostor
+from .network import IMPOSTORS, Impostor, read_request
 
 SIGNER = Signer(Secret(SECRET.encode(), source="test", is_explicit=True))
 
@@ -48,7 +48,7 @@ def test_answer_that_is_not_signed_is_not_believed(
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
 
     def pose(link: socket.socket, over: threading.Event) -> None:
-        link.recv(65536)
+        read_request(link)
         link.sendall(answer)
 
     impostor = Impostor(pose)
@@ -62,7 +62,7 @@ def test_headers_that_are_cut_off_are_an_error_and_no_noise(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def cut(link: socket.socket, over: threading.Event) -> None:
-        link.recv(65536)
+        read_request(link)
         link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-Ding-M")
 
     impostor = Impostor(cut)
@@ -91,7 +91,7 @@ def test_headers_that_are_cut_off_are_an_error_and_no_noise(
 )
 def test_what_is_no_answer_is_a_failed_link(answer: bytes) -> None:
     def speak(link: socket.socket, over: threading.Event) -> None:
-        link.recv(65536)
+        read_request(link)
         link.sendall(answer)
 
     impostor = Impostor(speak)
@@ -117,7 +117,7 @@ def test_unsigned_answer_is_told_by_its_status_and_a_longer_one_than_asked_for_i
     status: int, error: type[LinkError], told: str, length: int
 ) -> None:
     def speak(link: socket.socket, over: threading.Event) -> None:
-        link.recv(65536)
+        read_request(link)
         date = "Thu, 01 Jan 1970 00:00:00 GMT"
         head = f"HTTP/1.1 {status} Told\r\nDate: {date}\r\nContent-Length: {length}\r\n\r\n"
         link.sendall(head.encode() + b"x" * length)
@@ -145,7 +145,7 @@ def test_redirect_is_not_followed(
     target = f"http://127.0.0.1:{trap.getsockname()[1]}/v1/join".encode()
 
     def redirect(link: socket.socket, over: threading.Event) -> None:
-        link.recv(65536)
+        read_request(link)
         link.sendall(
             b"HTTP/1.1 307 Moved\r\nLocation: " + target + b"\r\nContent-Length: 0\r\n\r\n"
         )
