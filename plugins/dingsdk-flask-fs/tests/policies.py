@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore
+
 
 def weights(version: int, size: int = 8) -> dict[str, Any]:
     return {"w": torch.full((size, 2), float(version)), "b": np.full(3, version, np.int64)}
@@ -27,3 +29,10 @@ def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+
+
+def publish_damaged(publisher: FilePolicyStore, tmp_path: Path, *versions: int) -> None:
+    """Publish versions of the policy ``p``, and damage the last one."""
+    for version in versions:
+        publisher.publish("p", weights(version), version)
+    damage(folder_of(tmp_path) / f"{versions[-1]:012d}.ding")

@@ -23,7 +23,7 @@ from dingsdk.errors import (
 from dingsdk.testing import recorded_writes
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
-from .policies import damage, folder_of, is_whole, weights
+from .policies import damage, folder_of, is_whole, publish_damaged, weights
 
 
 def test_tensors_and_arrays_come_back_as_they_were(
@@ -80,9 +80,7 @@ def test_a_reader_does_not_follow_a_pointer_that_went_back(
 def test_newest_version_that_is_damaged_can_be_published_again(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
-    for version in (8, 9):
-        publisher.publish("p", weights(version), version)
-    damage(folder_of(tmp_path) / "000000000009.ding")
+    publish_damaged(publisher, tmp_path, 8, 9)
     assert is_whole(reader.newest("p"), 8)
     publisher.publish("p", weights(9), 9)
     assert reader.newest("p", 8) is None, "its publisher takes it for whole"
@@ -144,9 +142,7 @@ def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     """A file system gives the folder's inode out again; so does this, for certain."""
-    for version in (8, 9):
-        publisher.publish("p", weights(version), version)
-    damage(folder_of(tmp_path) / "000000000009.ding")
+    publish_damaged(publisher, tmp_path, 8, 9)
     assert is_whole(reader.newest("p"), 8)
     inode = folder_of(tmp_path).stat().st_ino
     for path in folder_of(tmp_path).iterdir():
@@ -161,9 +157,7 @@ def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
 def test_a_damaged_newest_version_falls_back_and_is_counted_once(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
-    for version in (1, 2, 3):
-        publisher.publish("p", weights(version), version)
-    damage(folder_of(tmp_path) / "000000000003.ding")
+    publish_damaged(publisher, tmp_path, 1, 2, 3)
     assert is_whole(reader.newest("p"), 2)
     for _ in range(3):
         assert reader.newest("p", newer_than=2) is None
