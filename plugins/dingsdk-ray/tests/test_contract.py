@@ -60,7 +60,7 @@ def gateways(ray_address: str) -> Actor:
 
 class TestRayTransport(TransportContract):
     capabilities = RayTransport.contract_capabilities
-    patience_s = 30.0
+    patience_s = 90.0  # beyond lost_after_s: a worker that is not told of a close waits as long
 
     @pytest.fixture(autouse=True)
     def _transports(self, ray_address: str, gateways: Actor, far_class: Any) -> Iterator[None]:
