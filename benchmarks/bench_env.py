@@ -62,7 +62,8 @@ def main() -> None:
         started = time.perf_counter()
         choice, _ = bench_env(env, seconds=args.budget)
         taken = time.perf_counter() - started
-        speeds = measure_all(env_maker(env), args.counts, args.seconds, args.repeats)
+        counts = sorted({*args.counts, choice.env_num})
+        speeds = measure_all(env_maker(env), counts, args.seconds, args.repeats)
         best = max(speeds, key=lambda each: speeds[each])
         ratio = speeds[choice.manager, choice.env_num] / speeds[best]
         sys.stdout.write(
