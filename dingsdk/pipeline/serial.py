@@ -157,8 +157,9 @@ def serial_pipeline(context: RunContext) -> RunResult:
                 reason = _run(context, team, saver)
         except (Exception, KeyboardInterrupt) as error:
             if not context.stop.is_set():
-                for each in team.members:  # for whoever looks into the failure
+                for each in team.members:
                     try:
+                        # The cause may be in the weights.
                         each.learner.save_checkpoint(EXCEPTION)
                     except DingError:
                         _log.exception("could not save a checkpoint after the failure")

@@ -19,7 +19,11 @@ _log = logging.getLogger(__name__)
 _LEARNER_IDS = ("task_id", "buffer_id", "policy_id")
 """What later tasks need to know of a learner's."""
 _SAVED = (
-    *("run_id", "newest_iter", "evaluated_iter", "ended_env_steps", "learner_info"),
+    "run_id",
+    "newest_iter",
+    "evaluated_iter",
+    "ended_env_steps",
+    "learner_info",
     "has_collected",
 )
 """Attributes that are saved as they are, without their underscore."""
@@ -289,7 +293,7 @@ class SoloCommander(BaseParallelCommander):
 
 
 def _moved(at: Sequence[float] | None, now: float) -> tuple[float, float, float] | None:
-    """Return when an evaluation was issued, with its time as an age; of an age, with the time."""
+    """Return when an evaluation was issued, with its age for its time, or the time for the age."""
     return None if at is None else (at[0], at[1], now - at[2])
 
 

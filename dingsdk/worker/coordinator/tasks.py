@@ -76,7 +76,7 @@ class TaskState:
     """Whether a collector evaluates the policy instead of collecting samples."""
 
     def __post_init__(self) -> None:
-        # Asked several times a message; what becomes of a task later leaves them as they are.
+        # Computed once: they are read several times for each message, and a task keeps both.
         self.buffer_id = str(self.task.get("buffer_id", ""))
         self.is_evaluation = bool(self.task.get("collector_cfg", {}).get("eval_flag"))
 

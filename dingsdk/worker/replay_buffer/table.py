@@ -47,8 +47,8 @@ _ROWS_AT_ONCE = 1 << 16
 class Table(IBuffer):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
-    Every operation is one critical section; what listeners hear of removed rows, and logging,
-    comes after it, in the same thread, and may call the buffer.
+    Every operation is one critical section. Listeners to removed rows are called after it, in the
+    same thread, and so is the log; they may call the buffer.
 
     A push has two steps. *Prepare* may raise or wait, and changes nothing: the limiter admits the
     rows, the metadata takes off what is not stored, sampler and listeners check the rest, the

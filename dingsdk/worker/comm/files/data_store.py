@@ -307,8 +307,9 @@ class FileDataStore(StepDataStore):
 class FilePool:
     """A folder of files that the processes of a run share.
 
-    Whoever deletes payloads gives their files here, and whoever writes payloads takes them.
-    Nobody owns the pool: who takes a file renames it, and one of two wins.
+    The file of a deleted payload is moved here, and a new payload is written into one of these
+    files. The pool has no owner: a process renames the file that it takes, so of two that reach for
+    the same file one gets it.
     """
 
     def __init__(
