@@ -91,8 +91,10 @@ class Deaths:
 
     def text(self, what: str, reason: str, budget: int) -> str:
         """Return what says that ``what`` died too often."""
+        count = len(self._times)
+        often = "once" if count == 1 else f"{count} times"
         return (
-            f"{what} died {len(self._times)} times within {WINDOW_S:.0f} s, at last by: {reason} "
+            f"{what} died {often} within {WINDOW_S:.0f} s, at last by: {reason} "
             f"(system.restarts is {budget})"
         )
 

@@ -49,6 +49,7 @@ from dingsdk.pipeline.process_group import (
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import make_transport, transport_class, worker_ids
+from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker.comm.transport import Transport
 
@@ -65,6 +66,7 @@ class _Coordinator:
 
     def __init__(self, spec: CoordinatorSpec) -> None:
         self.process, self.link = spawn_linked(coordinator_main, spec, "coordinator")
+        self._exit_code: int | None = None
 
     def messages(self, timeout_s: float) -> list[Message]:
         """Return what it has sent, waiting for the first."""
@@ -80,16 +82,17 @@ class _Coordinator:
             self.link.send_bytes(encode(message))
 
     def end(self, timeout_s: float) -> int | None:
-        """Wait for its end, then force it; return its exit code."""
-        self.process.join(timeout_s)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join(KILL_S)
-        code: int | None = self.process.exitcode
-        self.link.close()
-        if code is not None:
-            self.process.close()
-        return code
+        """Wait for its end, then force it; return its exit code, again if it has ended before."""
+        if self._exit_code is None:
+            self.process.join(timeout_s)
+            if self.process.exitcode is None:
+                self.process.kill()
+                self.process.join(KILL_S)
+            self._exit_code = self.process.exitcode
+            self.link.close()
+            if self._exit_code is not None:
+                self.process.close()
+        return self._exit_code
 
 
 class _Joined:
@@ -245,6 +248,10 @@ class Supervisor:
         """Start another coordinator in place of a dead one, or end the run."""
         assert self._coordinator is not None
         self._coordinator.end(KILL_S)
+        if not self._context.has_begun and code == UNGUARDED:
+            error = WorkerCrashedError(UNGUARDED_TEXT, worker_id="coordinator", exit_code=code)
+            error.is_user_mistake = True
+            raise error
         now = self._clock()
         reason = how_it_ended(code)
         deaths = self._deaths.add(now, now - self._opened_at)

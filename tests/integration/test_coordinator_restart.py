@@ -19,7 +19,7 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 from tools.chaos.counting import acknowledged_rows
 
 from .process_cluster import PATIENCE_S
-from .test_parallel_resume import ITERATIONS, kill_all, start, status, wait_until
+from .test_parallel_resume import ITERATIONS, go_on, kill_all, start, status, wait_until
 from .test_processes import children_of
 
 RUN = [
@@ -183,6 +183,27 @@ def test_run_goes_on_when_its_coordinator_is_killed_three_times(tmp_path: Path) 
     assert "loaded" not in learner, learner
     steps = [each["env_steps"] for each in result["evaluations"]]
     assert steps == sorted(steps)
+
+
+@pytest.mark.slow
+def test_run_whose_coordinator_dies_once_too_often_says_so_and_can_be_resumed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    process, run = start(tmp_path, f"{ITERATIONS}=1000000", "system.restarts=0"), tmp_path / "run"
+    try:
+        wait_until(lambda: status(run)["train_iter"] > 100)
+        (coordinator,) = coordinators_of(process)
+        os.kill(coordinator, signal.SIGKILL)
+        assert process.wait(PATIENCE_S) == 1
+    finally:
+        if process.poll() is None:
+            kill_all(process)
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert "WorkerCrashedError: the coordinator died once" in last
+    assert "killed by SIGKILL" in last
+    before = status(run)["train_iter"]
+    assert before > 100
+    assert go_on(run, before + 200).train_iter >= before + 200
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> set[int]:

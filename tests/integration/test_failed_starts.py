@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,25 @@ def test_train_on_a_port_in_use_leaves_no_run_folder(tmp_path: Path) -> None:
         port = f"system.transport.port={theirs.getsockname()[1]}"
         with pytest.raises(PortInUseError):
             train("cartpole-dqn", "parallel", "flask_fs", (port,), 0, output=tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+UNGUARDED = """
+from dingsdk import train
+train("cartpole-dqn", "parallel", "flask_fs", ["policy.learn.learner.train_iterations=1"])
+"""
+
+
+def test_script_that_would_start_another_run_is_told_about_the_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    process = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=90
+    )
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert last.startswith("dingsdk.errors.WorkerCrashedError: ")
+    assert 'if __name__ == "__main__":' in last
     assert list((tmp_path / "runs").iterdir()) == []
 
 
