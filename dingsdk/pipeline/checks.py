@@ -84,6 +84,13 @@ def _check_collects(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: st
             f"{collect['collector']['type']!r} counts in it",
             path=f"policy.collect.{key}",
         )
+    if key == "n_sample" and is_used and n_episode is not None:
+        raise ConfigError(
+            f"policy.collect.n_episode is {n_episode}, but a collector of type "
+            f"{collect['collector']['type']!r} counts samples; leave it out, or choose a "
+            "collector that counts episodes, such as 'episode'",
+            path="policy.collect.n_episode",
+        )
     keys = getattr(classes.get("policy.collect.parallel_collector"), "counts_one_of", ())
     if keys and not is_used and not any(collect[each] for each in keys):
         raise ConfigError(

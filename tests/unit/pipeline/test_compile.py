@@ -627,6 +627,7 @@ def test_fewer_episodes_than_envs_are_refused() -> None:
     ("assignment", "path"),
     [
         ("policy.collect.n_episode=3", "policy.collect.n_episode"),
+        ("policy.collect.n_episode=8", "policy.collect.n_episode"),  # it counts samples
         ("policy.collect.unroll_len=501", "policy.collect.unroll_len"),
         ("policy.unroll_len=501", "policy.collect.unroll_len"),
         ("env.collector_env_num=0", "env.collector_env_num"),
@@ -703,7 +704,9 @@ def test_env_without_a_space_is_named() -> None:
 
 
 def test_train_sample_may_be_as_long_as_an_episode() -> None:
-    cfg = compile_config(changed("policy.collect.unroll_len=500", "policy.collect.n_episode=8"))
+    collector = "policy.collect.collector={type: episode, get_train_sample: true}"
+    sets = ("policy.collect.unroll_len=500", "policy.collect.n_episode=8")
+    cfg = compile_config(changed(collector, *sets))
 
     assert (cfg.policy.collect.unroll_len, cfg.policy.collect.n_episode) == (500, 8)
 
