@@ -786,6 +786,8 @@ class Coordinator(Configurable, TaskControl):
         with self.condition:
             outcome, is_fatal = self._state.end(state, phase, error)
             self._state.outage.note(state.task_id, "")
+            if self._is_finishing and state.is_evaluation and phase is TaskPhase.LOST:
+                self._owed_evaluations += 1  # it is made anew
         if is_fatal and outcome is not None and not self._is_closed:
             self._fail(outcome)
         elif outcome is not None and not self._is_closed:

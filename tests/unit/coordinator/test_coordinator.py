@@ -439,6 +439,16 @@ def test_end_without_an_evaluation_to_make_does_not_wait(site: Site) -> None:
     assert site.coordinator.finish_evaluations(0.0)
 
 
+def test_last_evaluation_whose_worker_is_lost_is_made_anew(site: Site) -> None:
+    site.coordinator.finish_evaluations(0.0)
+    site.coordinator._on_join(WorkerInfo("c0", "collector"))
+    site.coordinator._dispatch_once()
+    site.coordinator._run(site.task(is_evaluation=True))  # w0 has not joined: it is lost
+    assert not site.coordinator.finish_evaluations(0.0)
+    site.coordinator._dispatch_once()  # the commander is asked again
+    assert site.coordinator.finish_evaluations(0.0)
+
+
 def test_straggler_is_named_and_told_when_it_has_caught_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
