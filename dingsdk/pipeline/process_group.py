@@ -7,6 +7,7 @@ import logging
 import math
 import multiprocessing
 import signal
+import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,9 +44,16 @@ def spawn_linked(main: Callable[..., None], spec: Any, name: str) -> tuple[Any, 
     """Start ``main(spec, link)`` as a process; return the process, and our end of the link.
 
     Raises:
+        ConfigError: the script that started the run came from standard input.
         OSError: no process could be started.
         Exception: ``spec`` cannot be handed to another process.
     """
+    if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+        raise ConfigError(
+            "worker processes import the script that started the run, and this one was read from "
+            "standard input; save it as a file, or use the transport in_memory",
+            path="system.transport.type",
+        )
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     # Not a daemon: env managers may have processes of their own.

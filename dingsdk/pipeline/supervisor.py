@@ -248,25 +248,27 @@ class Supervisor:
         """Start another coordinator in place of a dead one, or end the run."""
         assert self._coordinator is not None
         self._coordinator.end(KILL_S)
-        if not self._context.has_begun and code == UNGUARDED:
-            error = WorkerCrashedError(UNGUARDED_TEXT, worker_id="coordinator", exit_code=code)
-            error.is_user_mistake = True
-            raise error
-        now = self._clock()
         reason = how_it_ended(code)
-        deaths = self._deaths.add(now, now - self._opened_at)
+        if not self._context.has_begun:
+            is_unguarded = code == UNGUARDED
+            text = UNGUARDED_TEXT if is_unguarded else f"the coordinator cannot start: {reason}"
+            raise self._crashed(text, code, is_user_mistake=is_unguarded)
+        now = self._clock()
         budget = int(self._cfg.system.restarts)
-        if not self._context.has_begun or deaths > budget:
-            raise WorkerCrashedError(
-                self._deaths.text("the coordinator", reason, budget),
-                worker_id="coordinator",
-                exit_code=code,
-                traceback=take_crash_report(self._crash_file),
-            )
+        if self._deaths.add(now, now - self._opened_at) > budget:
+            raise self._crashed(self._deaths.text("the coordinator", reason, budget), code)
         _log.warning("the coordinator died: %s; another one goes on", reason)
         section = transport_class(self._cfg).section_at(self._cfg.system.transport, self._address)
         self._cfg.system.transport.update(section)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
+
+    def _crashed(
+        self, text: str, code: int, *, is_user_mistake: bool = False
+    ) -> WorkerCrashedError:
+        report = take_crash_report(self._crash_file)
+        error = WorkerCrashedError(text, worker_id="coordinator", exit_code=code, traceback=report)
+        error.is_user_mistake = is_user_mistake
+        return error
 
     def _send(self, message: Message) -> None:
         if self._coordinator is not None:

@@ -69,6 +69,18 @@ def test_script_that_would_start_another_run_is_told_about_the_guard(tmp_path: P
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_script_from_standard_input_is_told_that_processes_cannot_import_it(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-"], input=UNGUARDED, cwd=tmp_path, capture_output=True, text=True,
+        timeout=90,
+    )  # fmt: skip
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert last.startswith("dingsdk.errors.ConfigError: ")
+    assert "save it as a file" in last
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_second_run_on_a_data_folder_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:
     folder = f"system.transport.data_dir={tmp_path / 'data'}"
     cluster = JobCluster(tmp_path / "first", None, folder)
