@@ -316,8 +316,17 @@ class OneVsOneCommander(BaseParallelCommander):
 
     def resume(self) -> None:
         """Publish who trains no more again, where the policy store went with the processes."""
+        limit = self._cfg["policy"]["learn"]["learner"]["train_iterations"]
         for player_id, player in self.league.players.items():
             if player_id in self._trained_out:
+                if player.train_iter < limit:
+                    _log.warning(
+                        "%s ended its training at iteration %d and does not go on to %d: its "
+                        "samples are gone",
+                        player_id,
+                        player.train_iter,
+                        limit,
+                    )
                 name = None if player_id == self.first.player_id else player_id
                 path = player_folder(self._folder.parent, name) / "ckpt"
             elif player.is_active:

@@ -392,7 +392,7 @@ def test_state_of_two_players_goes_on(make_commander: Any) -> None:
 
 
 def test_players_that_train_no_more_are_published_again_where_the_store_is_empty(
-    make_commander: Any, tmp_path: Any
+    make_commander: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     commander = make_commander(league=TWO)
     first, second = start_two(commander)
@@ -405,6 +405,8 @@ def test_players_that_train_no_more_are_published_again_where_the_store_is_empty
     other.policy_store.publish("league-player_1_0", {"w": torch.tensor([7])}, 7)
 
     other.load_state_dict(commander.state_dict())
+    learner = other._cfg["policy"]["learn"]["learner"]
+    learner["train_iterations"] = 200
     other.resume()
 
     found = {name: (at, int(each["w"])) for name, (at, each) in other.policy_store.kept.items()}
@@ -413,6 +415,14 @@ def test_players_that_train_no_more_are_published_again_where_the_store_is_empty
         "league-player_0_0": (100, 100),
         "league-player_1_0": (7, 7),  # it is there
     }
+    assert [each.getMessage() for each in caplog.records] == [
+        "player_0 ended its training at iteration 100 and does not go on to 200: its samples are "
+        "gone"
+    ]
+    caplog.clear()
+    learner["train_iterations"] = 100
+    other.resume()
+    assert caplog.records == []
 
 
 class Mode:
