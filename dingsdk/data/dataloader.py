@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from dingsdk.data.pytree import map_leaves
 from dingsdk.data.sample_batch import collate
+from dingsdk.data.spawn import spawn_context
 from dingsdk.errors import ConfigError
 
 JOIN_S, PROCESSES_JOIN_S = 5.0, 30.0
@@ -128,8 +128,7 @@ class AsyncDataLoader:
     def _open_executor(self) -> AbstractContextManager[Executor | None]:
         if self._num_workers == 0:
             return nullcontext()
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self._num_workers, mp_context=context)
+        return ProcessPoolExecutor(self._num_workers, mp_context=spawn_context("num_workers"))
 
     def _load(self, data: Sequence[Any], executor: Executor | None) -> Any:
         if len(data) and callable(data[0]):

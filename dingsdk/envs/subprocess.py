@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import multiprocessing
 import os
 import select
 import time
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
+from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
 from dingsdk.envs.guard import (
     ABNORMAL,
@@ -504,7 +504,7 @@ class _Group:
         return f"the process of env {first}" + (f" to {last}" if last > first else "")
 
     def start(self, deadline: float) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = spawn_context("env_manager.type")
         self.deadline = deadline
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -529,6 +529,7 @@ class _Group:
 
         Raises:
             ProcessLostError: the process has ended or is late.
+            ConfigError: it would have run the user's script again.
             DingError: what its envs raised.
         """
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
@@ -538,6 +539,8 @@ class _Group:
             more = {} if answer == _DONE else self.connection.recv()
         except (EOFError, OSError):
             self.process.join(_CLOSE_TIMEOUT_S)
+            if self.process.exitcode == UNGUARDED:
+                raise ConfigError(UNGUARDED_TEXT, path="env_manager.type") from None
             raise ProcessLostError(f"{self} ended with exit code {self.process.exitcode}") from None
         if answer == _FAILED:
             error, text = more

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-import multiprocessing
 import signal
-import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,12 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dingsdk.config import to_plain
+from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import (
     OUT_OF_MEMORY,
-    UNGUARDED,
-    UNGUARDED_TEXT,
     WorkerSpec,
     worker_main,
 )
@@ -48,13 +45,7 @@ def spawn_linked(main: Callable[..., None], spec: Any, name: str) -> tuple[Any, 
         OSError: no process could be started.
         Exception: ``spec`` cannot be handed to another process.
     """
-    if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
-        raise ConfigError(
-            "worker processes import the script that started the run, and this one was read from "
-            "standard input; save it as a file, or use the transport in_memory",
-            path="system.transport.type",
-        )
-    spawn = multiprocessing.get_context("spawn")
+    spawn = spawn_context("system.transport.type")
     ours, theirs = spawn.Pipe()
     # Not a daemon: env managers may have processes of their own.
     process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)

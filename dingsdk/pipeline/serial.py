@@ -19,13 +19,12 @@ from dingsdk.data import Folder
 from dingsdk.data.seeding import derive_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import ConfigError, DingError, WorkerCrashedError
+from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver, Save
 from dingsdk.pipeline.run_folder import CONFIG_NAME, SEEDS_NAME
-from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager
-from dingsdk.policy import CollectMode, LearnMode, Policy, create_policy
+from dingsdk.policy import CollectMode, Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import (
     create_buffer,
@@ -321,7 +320,8 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     )
     learn_mode = policy.learn_mode
     if cfg.system.learner_num > 1:
-        learn_mode = stack.enter_context(_start_ranks(learn_mode, cfg)).learn_mode
+        ranks = LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num)
+        learn_mode = stack.enter_context(ranks).learn_mode
     learner = create_learner(
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
     )
@@ -391,15 +391,6 @@ def _players(policy: Policy, cfg: Any, count: int) -> list[CollectMode]:
         opponent = create_policy(cfg.policy, enable_field=["collect"], seed=seed)
         modes.append(_Opponent(*opponent.collect_mode))
     return modes
-
-
-def _start_ranks(learn_mode: LearnMode, cfg: Any) -> LearnerAggregator:
-    try:
-        return LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num)
-    except WorkerCrashedError as error:
-        if error.exit_code == UNGUARDED:
-            raise ConfigError(UNGUARDED_TEXT, path="system.learner_num") from error
-        raise
 
 
 def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:

@@ -19,6 +19,7 @@ from typing import Any
 from dingsdk import errors
 from dingsdk.config import to_plain
 from dingsdk.data.files import Folder
+from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.errors import DingError, StorageFullError, WorkerCrashedError
 from dingsdk.pipeline.context import RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
@@ -49,7 +50,6 @@ from dingsdk.pipeline.process_group import (
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import make_transport, transport_class, worker_ids
-from dingsdk.pipeline.worker_process import UNGUARDED, UNGUARDED_TEXT
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker.comm.transport import Transport
 

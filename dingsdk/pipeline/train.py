@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
+from dingsdk.data.spawn import leave_if_importing
 from dingsdk.errors import ConfigError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
@@ -29,7 +30,6 @@ from dingsdk.pipeline.run_folder import (
 )
 from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.status_file import StatusFile
-from dingsdk.pipeline.worker_process import leave_if_importing
 from dingsdk.plugins import default_manager, observe
 
 if TYPE_CHECKING:

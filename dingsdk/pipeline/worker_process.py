@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import faulthandler
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -23,14 +22,8 @@ from typing import Any, NoReturn
 
 from dingsdk.plugins import Snapshot
 
-UNGUARDED = 76
-"""Exit code of a worker process whose import of the user's script would start another run."""
 OUT_OF_MEMORY = 75
 """Exit code of a worker that left because of its memory, and should be started again."""
-UNGUARDED_TEXT = (
-    "a worker process imports the script that started the run, and the script would start another "
-    'run; put what it does below `if __name__ == "__main__":`'
-)
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 HANDLED = {signal.SIGINT, signal.SIGTERM}
@@ -53,12 +46,6 @@ class WorkerSpec:
     run_dir: Path
     crash_file: Path
     snapshot: Snapshot
-
-
-def leave_if_importing() -> None:
-    """End the process, if it is a new worker that imports the user's script; see ``UNGUARDED``."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(UNGUARDED)
 
 
 def worker_main(spec: WorkerSpec, link: Connection) -> None:

@@ -52,33 +52,39 @@ def test_train_on_a_port_in_use_leaves_no_run_folder(tmp_path: Path) -> None:
 
 UNGUARDED = """
 from dingsdk import train
-train("cartpole-dqn", "parallel", "flask_fs", ["policy.learn.learner.train_iterations=1"])
+sets = ["policy.learn.learner.train_iterations=1", {sets!r}]
+train("cartpole-dqn", {mode!r}, {transport!r}, sets)
 """
+WORKERS = ("parallel", "flask_fs", "seed=0")
+ENVS = ("serial", None, "env_manager.type=subprocess")
+RANKS = ("serial", None, "system.learner_num=2")
+GUARD, FILE = 'if __name__ == "__main__":', "save it as a file"
 
 
-def test_script_that_would_start_another_run_is_told_about_the_guard(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(UNGUARDED)
+@pytest.mark.parametrize(
+    ("run", "script", "told"),
+    [
+        (WORKERS, "script.py", GUARD),
+        pytest.param(ENVS, "script.py", GUARD, marks=pytest.mark.slow),
+        pytest.param(RANKS, "script.py", GUARD, marks=pytest.mark.slow),
+        (WORKERS, "-", FILE),
+    ],
+    ids=["workers", "envs", "ranks", "standard-input"],
+)
+def test_script_that_new_processes_cannot_import_is_told_why(
+    tmp_path: Path, run: tuple[str, str | None, str], script: str, told: str
+) -> None:
+    mode, transport, sets = run
+    source = UNGUARDED.format(mode=mode, transport=transport, sets=sets)
+    (tmp_path / "script.py").write_text(source)
     process = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=90
-    )
-    assert process.returncode == 1
-    last = process.stderr.splitlines()[-1]
-    assert last.startswith("dingsdk.errors.WorkerCrashedError: ")
-    assert 'if __name__ == "__main__":' in last
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_script_from_standard_input_is_told_that_processes_cannot_import_it(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-"], input=UNGUARDED, cwd=tmp_path, capture_output=True, text=True,
-        timeout=90,
+        [sys.executable, script],
+        cwd=tmp_path, input=source, capture_output=True, text=True, timeout=150,
     )  # fmt: skip
     assert process.returncode == 1
-    last = process.stderr.splitlines()[-1]
-    assert last.startswith("dingsdk.errors.ConfigError: ")
-    assert "save it as a file" in last
-    assert list((tmp_path / "runs").iterdir()) == []
+    (said,) = (line for line in process.stderr.splitlines() if line.startswith("dingsdk.errors."))
+    assert told in said
+    assert list(tmp_path.rglob("config.yaml")) == []
 
 
 def test_second_run_on_a_data_folder_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -23,6 +22,7 @@ import torch
 
 from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
+from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
 from dingsdk.envs.guard import ctrl_c_blocked
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
@@ -231,6 +231,8 @@ class _Rank:
         except (EOFError, OSError):
             why, self.has_hung_up = "is gone", True
         if not trace and (ended := self._exit_code()) is not None:
+            if ended == UNGUARDED:
+                raise ConfigError(UNGUARDED_TEXT, path="system.learner_num")
             why, code = f"ended with exit code {ended}", ended
         raise WorkerCrashedError(
             f"rank {self.number} of the learner {why}",
@@ -258,7 +260,7 @@ class _ChildRank(_Rank):
     """A rank in a process of ours."""
 
     def __init__(self, spec: _RankSpec) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = spawn_context("system.learner_num")
         link, theirs = context.Pipe()
         super().__init__(spec.rank, link)
         self._process = context.Process(
@@ -283,7 +285,8 @@ class _ChildRank(_Rank):
         wait([self._link, self._process.sentinel], max(0.0, deadline - time.monotonic()))
 
     def _exit_code(self) -> int | None:
-        if self.has_hung_up:
+        # A process that ends closes what it holds a moment before it has an exit code.
+        if self.has_hung_up or wait([self._process.sentinel], 0.0):
             self._process.join(CLOSE_S)
             self.has_hung_up = False  # its exit code says more
         return self._process.exitcode

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dingsdk.config import to_easydict
+from dingsdk.data.spawn import UNGUARDED
 from dingsdk.errors import WorkerCrashedError
 from dingsdk.pipeline.process_group import ProcessWorkers
-from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, UNGUARDED, WorkerSpec
+from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec
 
 
 class Process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.process_group import WorkerProcess
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker_process import UNGUARDED, WorkerSpec, leave_if_importing
+from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import default_manager
 
 PATIENCE_S = 60.0
@@ -56,11 +55,3 @@ def test_worker_that_is_told_to_stop_while_it_joins_ends_well(tmp_path: Path) ->
 def test_config_that_is_no_plain_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="plain data"):
         WorkerProcess(spec(tmp_path, made_here=lambda: None))
-
-
-def test_script_that_a_new_worker_imports_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_if_importing()
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(SystemExit) as caught:
-        leave_if_importing()
-    assert caught.value.code == UNGUARDED
