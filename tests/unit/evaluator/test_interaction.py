@@ -419,6 +419,8 @@ def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
 
 @needs_video
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
+# moviepy leaves the pipes of an ffmpeg open that has ended before it is told to.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_mp4_shows_the_frames_that_it_was_given(tmp_path) -> None:
     from moviepy import VideoFileClip
 
