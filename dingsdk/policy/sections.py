@@ -92,7 +92,9 @@ class CollectSection(Section, frozen=True, kw_only=True):
     Attributes:
         n_sample: Train samples of one collect; None for collectors that count episodes.
         n_episode: Episodes of one collect; None for collectors that count samples.
-        unroll_len: Env steps of one train sample.
+        unroll_len: Env steps that a trajectory has at least when it becomes train samples, but for
+            the end of an episode. It is for policies that cut samples of several steps; ``dqn``,
+            ``ppo`` and ``sac`` make one sample a step, whatever it is.
         added_columns: Columns that collectors add to samples: ``env_id``, and ``episode_return``,
             the return of the whole episode, for which trajectories are not cut. Those that the
             replay buffer needs are added without being named here.
