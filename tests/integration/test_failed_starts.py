@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -84,6 +85,8 @@ def test_script_that_new_processes_cannot_import_is_told_why(
     assert process.returncode == 1
     (said,) = (line for line in process.stderr.splitlines() if line.startswith("dingsdk.errors."))
     assert told in said
+    # It ends the script, and no other error that came of it.
+    assert re.findall(r"^[\w.]+Error: .*$", process.stderr, re.MULTILINE)[-1] == said
     assert list(tmp_path.rglob("config.yaml")) == []
 
 
