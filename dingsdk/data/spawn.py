@@ -38,3 +38,9 @@ def leave_if_importing() -> None:
     """End the process, if it is a new one that imports the user's script; see ``UNGUARDED``."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(UNGUARDED)
+
+
+def check_guarded(exit_code: int | None, path: str) -> None:
+    """Raise ConfigError for the key ``path`` where a process ended by ``leave_if_importing``."""
+    if exit_code == UNGUARDED:
+        raise ConfigError(UNGUARDED_TEXT, path=path) from None  # not from the closed connection

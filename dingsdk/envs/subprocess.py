@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
-from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
+from dingsdk.data.spawn import check_guarded, spawn_context
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
 from dingsdk.envs.guard import (
     ABNORMAL,
@@ -539,9 +539,9 @@ class _Group:
             more = {} if answer == _DONE else self.connection.recv()
         except (EOFError, OSError):
             self.process.join(_CLOSE_TIMEOUT_S)
-            if self.process.exitcode == UNGUARDED:
-                raise ConfigError(UNGUARDED_TEXT, path="env_manager.type") from None
-            raise ProcessLostError(f"{self} ended with exit code {self.process.exitcode}") from None
+            code = self.process.exitcode
+            check_guarded(code, "env_manager.type")
+            raise ProcessLostError(f"{self} ended with exit code {code}") from None
         if answer == _FAILED:
             error, text = more
             error.add_note(f"In the child process:\n{text}")

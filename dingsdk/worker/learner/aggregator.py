@@ -22,7 +22,7 @@ import torch
 
 from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
-from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
+from dingsdk.data.spawn import check_guarded, spawn_context
 from dingsdk.envs.guard import ctrl_c_blocked
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
@@ -231,8 +231,7 @@ class _Rank:
         except (EOFError, OSError):
             why, self.has_hung_up = "is gone", True
         if not trace and (ended := self._exit_code()) is not None:
-            if ended == UNGUARDED:
-                raise ConfigError(UNGUARDED_TEXT, path="system.learner_num")
+            check_guarded(ended, "system.learner_num")
             why, code = f"ended with exit code {ended}", ended
         raise WorkerCrashedError(
             f"rank {self.number} of the learner {why}",
