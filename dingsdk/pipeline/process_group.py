@@ -18,11 +18,7 @@ from dingsdk.config import to_plain
 from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import (
-    OUT_OF_MEMORY,
-    WorkerSpec,
-    worker_main,
-)
+from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import WorkerHandle
 

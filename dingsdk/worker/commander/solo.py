@@ -293,7 +293,7 @@ class SoloCommander(BaseParallelCommander):
 
 
 def _moved(at: Sequence[float] | None, now: float) -> tuple[float, float, float] | None:
-    """Return when an evaluation was issued, with its age for its time, or the time for the age."""
+    """Return when an evaluation was issued, its time turned into an age or its age into a time."""
     return None if at is None else (at[0], at[1], now - at[2])
 
 

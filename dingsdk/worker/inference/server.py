@@ -225,7 +225,7 @@ def _groups(requests: Sequence[_Request]) -> list[list[_Request]]:
 def _joined(group: Sequence[_Request]) -> dict[str, Any]:
     """Return observations of several requests end to end, and states of a recurrent policy."""
     columns = [
-        {"obs": each.obs, **{name: each.setting[name] for name in [_STATE] if name in each.setting}}
+        {"obs": each.obs} | ({_STATE: each.setting[_STATE]} if _STATE in each.setting else {})
         for each in group
     ]
     if len(columns) == 1:
