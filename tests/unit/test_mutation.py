@@ -6,11 +6,12 @@ import ast
 import dataclasses
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tools.mutation.__main__ import area_of
+from tools.mutation.__main__ import EQUIVALENT, area_of
 from tools.mutation.checkout import Checkout
 from tools.mutation.coverage_map import Test as RecordedTest
 from tools.mutation.coverage_map import Tree
@@ -96,6 +97,18 @@ def test_every_shipped_module_is_in_an_area_except_the_kit() -> None:
     }
     assert without == {"testing"}
     assert area_of("plugins/dingsdk-watch/tests/test_page.py") is None
+
+
+def test_every_mutant_left_out_of_the_draw_is_one_of_the_code() -> None:
+    left_out = tomllib.loads(EQUIVALENT.read_text())["mutant"]
+    known: dict[str, set[tuple[str, str]]] = {}
+    for path in {entry["path"] for entry in left_out}:
+        source = (CHECKOUT / path).read_text() if (CHECKOUT / path).exists() else ""
+        known[path] = {(mutant.before, mutant.after) for mutant in mutants_of(path, source)}
+    outdated = [
+        entry for entry in left_out if (entry["before"], entry["after"]) not in known[entry["path"]]
+    ]
+    assert outdated == []
 
 
 SOURCE = "def add(a, b):\n    return a + b\n"

@@ -226,7 +226,9 @@ class _Places:
             if name in TWINS:
                 yield from self._replace(node.func, TWINS[name])
 
-    def _text(self, node: ast.AST) -> str:
+    def _text(self, node: ast.expr) -> str:
+        if node.lineno == node.end_lineno:  # get_source_segment splits the whole file each time
+            return self._lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
         return ast.get_source_segment(self._source, node) or ""
 
     def _gap(self, one: ast.expr, other: ast.expr) -> str:
