@@ -116,9 +116,7 @@ def _end_processes(vec: Any, timeout_s: float = 4.0) -> None:
                 continue
     for process in vec.processes:
         process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.kill()
     # Otherwise gymnasium would first wait for answers of processes that have ended.
     vec._state = AsyncState.DEFAULT
     vec.close_extras(terminate=True)

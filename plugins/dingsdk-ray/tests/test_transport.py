@@ -56,6 +56,8 @@ def test_ray_that_is_old_or_absent_is_told_before_a_run_folder_is_made(
     monkeypatch.setattr(cluster.importlib.metadata, "version", version)
     with pytest.raises(PluginNotInstalledError, match=r"ray >= 2\.54.*pip install"):
         cluster.check_ray()
+    with pytest.raises(PluginNotInstalledError):
+        cluster.connect("local")
 
 
 def test_ray_that_does_not_start_in_time_is_told_in_one_line(

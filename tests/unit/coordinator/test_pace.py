@@ -107,6 +107,12 @@ def test_peers_are_those_of_the_same_kind_that_work(race: Race) -> None:
     assert race.changes == []
 
 
+def test_worker_whose_peers_all_stand_still_is_compared_with_none(race: Race) -> None:
+    race.run(60, {"c0": 100.0})
+    assert race.board.paces()["c0"].relative is None
+    assert race.stragglers() == {"c1", "c2"}
+
+
 def test_worker_that_comes_back_begins_anew(race: Race) -> None:
     race.run(60, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
     race.board.forget("c1")

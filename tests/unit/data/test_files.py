@@ -468,6 +468,16 @@ def test_a_durable_write_waits_for_the_file_and_then_the_folder(
     )
 
 
+def test_a_durable_append_waits_for_the_file_and_at_first_for_its_name(folder: PrivateDir) -> None:
+    with recorded_writes() as log:
+        folder.append("a", b"12", 0, durable=True)
+        folder.append("a", b"3", 2, durable=True)
+        folder.append("a", b"4", 3)
+    file = ("sync", str(folder.path / "a"))
+    assert log.calls == [file, ("sync", str(folder.path)), file]
+    assert folder.read("a", 4) == b"1234"
+
+
 def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
     folder.write_atomic("a", [b"1"])
     with recorded_writes() as log:

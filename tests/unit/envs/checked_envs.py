@@ -96,6 +96,10 @@ class RewardArray(Good):
         return self.observe(), np.zeros(2), False, False, {}
 
 
+class RewardOfOnePlayer(Good):
+    player_num = 2
+
+
 class NumberForEnd(Good):
     def step(self, action: Any) -> Any:
         return self.observe(), 0.0, 0, False, {}

@@ -79,6 +79,7 @@ def test_class_kwargs_and_wrappers_can_be_given() -> None:
         ("TextReward", STEPS, "the reward 'much' (str), no number"),
         ("NaNReward", STEPS, "the reward nan"),
         ("RewardArray", STEPS, "a reward of shape (2,), expected ()"),
+        ("RewardOfOnePlayer", STEPS, "a reward of shape (), expected (2,)"),
         ("NumberForEnd", STEPS, "terminated 0 (int), it must be a bool"),
         ("RaisesInSecondEpisode", STEPS, "raised ValueError: once only"),
     ],

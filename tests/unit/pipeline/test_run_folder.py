@@ -219,6 +219,22 @@ def test_curve_has_the_time_of_evaluations_along_its_top() -> None:
     assert times(two[:1]) == []
 
 
+@pytest.mark.parametrize("stop_value", [475.0, float("inf")])
+def test_curve_shows_means_a_band_of_extremes_and_a_stop_value_that_is_finite(
+    stop_value: float,
+) -> None:
+    (axes,) = _draw(EVALUATIONS[:3], stop_value, "dqn").axes
+    means, *stop = axes.lines
+    assert means.get_xydata().tolist() == [[0, 0], [1000, 50], [2000, 100]]
+    assert [line.get_ydata() for line in stop] == [[stop_value] * 2] * (stop_value == 475)
+    (band,) = axes.collections
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(0, 0), (1000, 40), (2000, 80), (2000, 120), (1000, 60)}
+    assert axes.get_title() == "dqn\n100.0 after 2,000 env steps, 3.0 s"
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == ["worst to best episode", "mean of 10 episodes", "stop 475"][: 2 + len(stop)]
+
+
 def test_curve_draws_one_evaluation_too(tmp_path: Path) -> None:
     assert write_curve(tmp_path / "curve.png", EVALUATIONS[:1], 475.0, "dqn")
 
