@@ -37,6 +37,7 @@ def changes(source: str) -> list[str]:
         ("self.x += 1", ["pass", "self.x -= 1", "self.x += 2"]),
         ("def f():\n    return x", ["return None"]),
         ("if x:\n    y", ["if not (x):"]),
+        ("x = a.reshape(n, -1)", ["x = a.reshape(-1, n)"]),
         ("x = max(a, b)", ["x = min(a, b)"]),
         ("x = max(a)", ["x = min(a)"]),
         ("for i in range(n): y", ["for i in range(n + 1): y"]),

@@ -137,7 +137,8 @@ class _Places:
             yield from self._statement(node)
             yield from self._expression(node)
             for child in ast.iter_child_nodes(node):
-                yield from self.of(child)
+                if not (_name_of(node) == "reshape" and _is_minus_one(child)):
+                    yield from self.of(child)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_Place]:
         names = {ast.unparse(decorator) for decorator in node.decorator_list}
@@ -279,7 +280,7 @@ def _has_no_behaviour(node: ast.AST) -> bool:
     return False
 
 
-def _name_of(node: ast.expr) -> str:
+def _name_of(node: ast.AST) -> str:
     """Return the name of a function or constant without what it belongs to, "" if it has none."""
     match node:
         case ast.Call(func=func):
@@ -303,6 +304,11 @@ def _is_type(node: ast.expr) -> bool:
 
 def _is_starred(node: ast.expr) -> bool:
     return isinstance(node, ast.Starred)
+
+
+def _is_minus_one(node: ast.AST) -> bool:
+    """Whether it is the -1 for which `reshape` of numpy takes any negative number."""
+    return isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-1"
 
 
 def _is_none(node: ast.expr) -> bool:
