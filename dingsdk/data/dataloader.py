@@ -6,17 +6,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dingsdk.data.pytree import map_leaves
 from dingsdk.data.sample_batch import collate
 from dingsdk.data.spawn import spawn_context
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, WorkerCrashedError
 
 JOIN_S, PROCESSES_JOIN_S = 5.0, 30.0
 """How long ``close`` waits for the thread, without worker processes and with them, which may still
 be starting. A data source that blocks for longer ends with the program."""
+
+_BROKEN = (
+    "a process of num_workers ended; what it said is above. It needs the callables at the top of a "
+    "module or of a script that is a file, where work stands below "
+    '`if __name__ == "__main__":`'
+)
 
 
 class AsyncDataLoader:
@@ -38,7 +45,8 @@ class AsyncDataLoader:
             thread runs them.
 
     Raises:
-        ConfigError: ``batch_size`` is no multiple of ``chunk_size``, or a number is too low.
+        ConfigError: ``batch_size`` is no multiple of ``chunk_size``, a number is too low, or this
+            process cannot start others.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class AsyncDataLoader:
         self._chunk_size = chunk_size or -(-batch_size // max(1, num_workers))
         self._collate = collate_fn
         self._num_workers = num_workers
+        self._spawn = spawn_context("num_workers") if num_workers else None
         self._limit = 2 * max(1, num_workers)
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
@@ -78,6 +87,7 @@ class AsyncDataLoader:
         """Return the next batch; waits for it. Returns None once the loader is closed.
 
         Raises:
+            WorkerCrashedError: a process of ``num_workers`` ended.
             Exception: What the data source, a callable or ``collate_fn`` raised.
         """
         with self._change:
@@ -126,9 +136,9 @@ class AsyncDataLoader:
             return not self._is_closed
 
     def _open_executor(self) -> AbstractContextManager[Executor | None]:
-        if self._num_workers == 0:
+        if self._spawn is None:
             return nullcontext()
-        return ProcessPoolExecutor(self._num_workers, mp_context=spawn_context("num_workers"))
+        return ProcessPoolExecutor(self._num_workers, mp_context=self._spawn)
 
     def _load(self, data: Sequence[Any], executor: Executor | None) -> Any:
         if len(data) and callable(data[0]):
@@ -137,7 +147,10 @@ class AsyncDataLoader:
             else:
                 size = self._chunk_size
                 chunks = [data[start : start + size] for start in range(0, len(data), size)]
-                data = [sample for done in executor.map(_call_all, chunks) for sample in done]
+                try:
+                    data = [sample for done in executor.map(_call_all, chunks) for sample in done]
+                except BrokenProcessPool as error:
+                    raise WorkerCrashedError(_BROKEN) from error
         batch = self._collate(data)
         if self._device == "cpu":
             return batch

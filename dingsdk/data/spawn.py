@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.spawn
 import sys
 from multiprocessing.context import SpawnContext
+from pathlib import Path
 
 from dingsdk.errors import ConfigError
 
@@ -23,15 +25,44 @@ def spawn_context(path: str) -> SpawnContext:
         path: The config key that asks for them.
 
     Raises:
-        ConfigError: there is no file of the script that they could import.
+        ConfigError: this process may start none, or there is no file of the script that they
+            could import.
+        SystemExit: as ``leave_if_importing``.
     """
-    if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+    leave_if_importing()
+    if multiprocessing.current_process().daemon:
         raise ConfigError(
-            f"{path} asks for new processes, which import the script that was started, and this "
-            "one was read from standard input; save it as a file",
+            f"{path} asks for new processes, and this one, a daemon of multiprocessing, may start "
+            "none; start it with daemon=False",
+            path=path,
+        )
+    script = multiprocessing.spawn.get_preparation_data("").get("init_main_from_path")
+    if script is not None and not Path(script).is_file():
+        raise ConfigError(
+            f"{path} asks for new processes, which import the script that was started, and there "
+            f"is no file {script}; save it as a file",
             path=path,
         )
     return multiprocessing.get_context("spawn")
+
+
+def is_at_top(target: object) -> bool:
+    """Whether a class or function stands at the top of the module that it names as its own."""
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    name = getattr(target, "__qualname__", "")
+    return bool(name) and vars(module or object).get(name) is target
+
+
+def is_importable(target: object) -> bool:
+    """Whether new processes find a class or function in the module that it names as its own."""
+    if not is_at_top(target):
+        return False
+    if target.__module__ != "__main__":
+        return hasattr(sys.modules[target.__module__], "__file__")
+    # What multiprocessing imports: no shell, notebook or zip file, and no package's __main__.
+    script = multiprocessing.spawn.get_preparation_data("")
+    name = script.get("init_main_from_name", "")
+    return "init_main_from_path" in script or name.rpartition(".")[2] not in ("", "__main__")
 
 
 def leave_if_importing() -> None:

@@ -506,10 +506,11 @@ class _Group:
     def start(self, deadline: float) -> None:
         context = spawn_context("env_manager.type")
         self.deadline = deadline
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self.process.start()
+        connection, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
         theirs.close()
+        self.connection, self.process = connection, process
 
     def ask(self, command: bytes, deadline: float, more: Any = None) -> int:
         """Send a command; return the file descriptor that the answer comes from."""

@@ -129,6 +129,7 @@ def compile_config(
     if needed_order(compiled, found) != "none":
         compiled["policy"]["traj_len_inf"] = True
     check_run(compiled, found, mode)
+    _check_importable(to_easydict(compiled), found, mode)
     names = add_columns(compiled, found)
     try_env(compiled, found, mode)
     if names:
@@ -180,6 +181,20 @@ def compile_config_parallel(
     )
     main = {key: value for key, value in compiled.items() if key != "system"}
     return to_easydict({"main": main, "system": compiled.system, "seed": compiled.seed})
+
+
+def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
+    """Check that the processes of a run can import the parts that they use."""
+    from dingsdk.pipeline.given import check_importable
+    from dingsdk.pipeline.worker import has_env_processes, has_processes
+
+    if has_processes(cfg, mode):
+        used = list(found)
+    else:
+        used = ["policy"] if cfg.system.learner_num > 1 else []
+        used += [path for path in found if path.startswith("env.") and has_env_processes(cfg)]
+    for path in used:
+        check_importable(path, found[path])
 
 
 class _Buffers(Section, frozen=True, kw_only=True):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
+from dingsdk.data.spawn import is_at_top, is_importable
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.observers import Observers
@@ -51,7 +51,7 @@ def name_env(env: str | Callable[..., Any]) -> str:
     if not callable(env):
         raise _wrong_type("env", "an id, or a class or function that makes an env", env)
     name = getattr(env, "__name__", type(env).__name__)
-    if _is_importable(env):
+    if is_at_top(env):
         return f"{env.__module__}:{name}"
     import gymnasium as gym
 
@@ -84,24 +84,22 @@ def name_policy(policy: type) -> str:
 
 
 def check_importable(name: str, target: object) -> None:
-    """Check that the child processes of a run can import what ``train`` was given.
+    """Check that the child processes of a run can import a class or function.
 
     Args:
-        name: The argument of ``train``.
+        name: The argument of ``train``, or the config key that names it.
         target: What was given; anything but a class or function passes.
 
     Raises:
         ConfigError: they cannot.
     """
-    # A module without a file is a notebook or a shell, which no other process can import.
-    if callable(target) and not (
-        _is_importable(target) and hasattr(sys.modules[target.__module__], "__file__")
-    ):
+    if callable(target) and not is_importable(target):
         shown = getattr(target, "__qualname__", repr(target))
         raise ConfigError(
             f"{name}={shown} cannot be imported by the child processes of this run: define it at "
-            "the top of a module, or choose parts that run in this process: mode='serial' or the "
-            "transport in_memory, an env manager such as vector, system.learner_num 1",
+            "the top of a script or of a module with a file, or choose parts that run in this "
+            "process: mode='serial' or the transport in_memory, an env manager such as vector, "
+            "system.learner_num 1",
             path=name,
             found=shown,
         )
@@ -199,12 +197,6 @@ def _implementation(function: Callable[..., Any]) -> Callable[..., Any]:
 
     implementation: Callable[..., Any] = hookimpl(call)
     return implementation
-
-
-def _is_importable(target: Any) -> bool:
-    module = sys.modules.get(getattr(target, "__module__", None) or "")
-    name = getattr(target, "__qualname__", "")
-    return bool(name) and vars(module or object).get(name) is target
 
 
 def _wrong_type(name: str, expected: str, found: object) -> ConfigTypeError:

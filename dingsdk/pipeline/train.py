@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
-from dingsdk.data.spawn import leave_if_importing
+from dingsdk.data.spawn import leave_if_importing, spawn_context
 from dingsdk.errors import ConfigError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
@@ -165,10 +165,16 @@ def _given(
     from dingsdk.pipeline.worker import has_env_processes, has_processes
 
     hooks, in_processes = learner_hooks(callbacks, mode), has_processes(cfg, mode)
+    starters = {
+        "system.transport.type": in_processes,
+        "env_manager.type": has_env_processes(cfg),
+        "system.learner_num": cfg.system.learner_num > 1,
+    }
+    for path, has_children in starters.items():
+        if has_children:
+            spawn_context(path)
     if in_processes or has_env_processes(cfg):
         check_importable("env", env)
-    if in_processes or cfg.system.learner_num > 1:
-        check_importable("policy", policy)
     with callbacks_registered(callbacks, in_processes=in_processes):
         yield hooks
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from dingsdk.data.spawn import UNGUARDED, leave_if_importing, spawn_context
+from dingsdk.data.spawn import UNGUARDED, is_importable, leave_if_importing, spawn_context
 from dingsdk.errors import ConfigError
 
 
@@ -28,3 +30,51 @@ def test_script_without_a_file_starts_no_processes(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"^some\.key asks for new processes") as caught:
         spawn_context("some.key")
     assert caught.value.path == "some.key"
+
+
+def test_daemon_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"^some\.key asks for new processes.*daemon=False"):
+        spawn_context("some.key")
+
+
+def test_new_processes_find_a_class_of_a_module_at_its_top_alone() -> None:
+    class Inner:
+        pass
+
+    assert is_importable(ModuleSpec)
+    assert not is_importable(Inner)
+
+
+@pytest.mark.parametrize(
+    ("file", "spec", "is_found"),
+    [
+        pytest.param("script.py", None, True, id="python script.py"),
+        pytest.param(None, None, False, id="shell, notebook or python -c"),
+        pytest.param("pkg/mod.py", "pkg.mod", True, id="python -m pkg.mod"),
+        pytest.param("pkg/__main__.py", "pkg.__main__", False, id="python -m pkg"),
+        pytest.param("app.pyz/__main__.py", "__main__", False, id="python app.pyz"),
+    ],
+)
+def test_new_processes_find_classes_of_the_script_as_multiprocessing_imports_it(
+    monkeypatch: pytest.MonkeyPatch, file: str | None, spec: str | None, is_found: bool
+) -> None:
+    script = ModuleType("__main__")
+    script.__spec__ = None if spec is None else ModuleSpec(spec, None)
+    if file is not None:
+        script.__file__ = file
+    script.Own = type("Own", (), {"__module__": "__main__"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    assert is_importable(script.Own) is is_found
+
+
+def test_script_that_is_no_longer_there_starts_no_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = ModuleType("__main__")
+    script.__file__ = str(tmp_path / "script.py")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    with pytest.raises(ConfigError, match="there is no file"):
+        spawn_context("some.key")
+    Path(script.__file__).touch()
+    spawn_context("some.key")

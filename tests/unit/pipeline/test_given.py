@@ -27,7 +27,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.given import HOOKS, name_env
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import DQNPolicy
-from dingsdk.worker import LearnerHook
+from dingsdk.worker import LearnerHook, NaiveReplayBuffer
 
 SETS = (
     "env.collector_env_num=2",
@@ -199,6 +199,19 @@ def test_what_child_processes_cannot_import_is_refused(
         train(tmp_path, mode, sets=sets, **{name: local[name]})
     assert raised.value.path == name
     assert list(tmp_path.iterdir()) == []
+
+
+def test_registered_part_that_child_processes_cannot_import_is_refused(tmp_path: Path) -> None:
+    class Local(NaiveReplayBuffer):
+        """Cannot be imported."""
+
+    dingsdk.default_manager().registry("buffers").register("local", Local)
+    sets = ["policy.other.replay_buffer.type=local"]
+    with pytest.raises(ConfigError, match="Local cannot be imported by the child") as raised:
+        train(tmp_path, "parallel", "flask_fs", sets=sets)
+    assert raised.value.path == "policy.other.replay_buffer"
+    assert list(tmp_path.iterdir()) == []
+    assert train(tmp_path, "parallel", "in_memory", sets=sets).train_iter == 4
 
 
 def test_class_of_a_notebook_is_refused_where_workers_are_processes(
