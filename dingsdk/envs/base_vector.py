@@ -148,7 +148,7 @@ class BaseVectorEnvManager(EnvManager):
             if has_ended:
                 self._failures_in_row = 0
                 self._final_infos = infos
-                if self._autoreset is AutoresetMode.NEXT_STEP:
+                if self._resets_next_step:
                     self._resetting = ended
             self._obs = obs
             step = StepColumns(obs, obs, reward, terminated, truncated, valid)
@@ -198,6 +198,8 @@ class BaseVectorEnvManager(EnvManager):
     def _open(self) -> None:
         vec = self._vec = self.make_vector_env()
         self._autoreset = AutoresetMode(vec.metadata.get("autoreset_mode", self._autoreset))
+        # Looked up once, as members of an Enum take half a microsecond each.
+        self._resets_next_step = self._autoreset is AutoresetMode.NEXT_STEP
         if self._per_env and max(vec.get_attr("player_num")) > 1:
             raise ConfigError(
                 "env_manager.type: a vector env gives one reward an env, and these envs have "

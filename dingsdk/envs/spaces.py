@@ -294,8 +294,9 @@ class ActionChecker:
 
 def has_nan(array: NDArray[Any]) -> bool:
     """Whether a float array holds NaN; infinities do not count."""
-    # Looking for a byte costs a fraction of any() on small arrays.
-    return 1 in np.isnan(array).tobytes()
+    # Looking for a byte costs a fraction of any() on small arrays. "A": columns of a native vector
+    # env are often in Fortran's order, which "C" would first turn around.
+    return 1 in np.isnan(array).tobytes("A")
 
 
 def are_fresh(obs: Any, reward: Any, terminated: Any, truncated: Any, dtype: np.dtype[Any]) -> bool:

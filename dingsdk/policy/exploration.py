@@ -64,22 +64,19 @@ class EpsilonGreedy(Savable):
             self._eps = None
         if eps != self._eps:
             self._decide(eps)
-        start, self._used = self._used, self._used + count
-        # Looking for a byte costs a fraction of any() on arrays this small.
-        if self._explores_bytes.find(1, start, self._used) >= 0:
-            rows = slice(start, self._used)
-            drawn = (
-                self._random_actions[rows]
-                if legal is None
-                else draw_legal(legal, self._draws[rows] / eps)
-            )
-            np.copyto(actions, drawn, where=self._explores[rows])
+        rows = slice(self._used, self._used + count)
+        self._used += count
+        explores = self._explores[rows]
+        if legal is None:
+            # Half the time of copyto, and no longer than to ask first whether any row explores.
+            np.putmask(actions, explores, self._random_actions[rows])
+        elif explores.any():
+            np.putmask(actions, explores, draw_legal(legal, self._draws[rows] / eps))
 
     def _decide(self, eps: float) -> None:
         count = self._action_count
         self._eps = eps
         self._explores = self._draws < eps
-        self._explores_bytes = self._explores.tobytes()
         # Below eps a draw is uniform in [0, eps), so it chooses the action too.
         chosen = (self._draws * (count / eps)).astype(np.int64)
         self._random_actions = np.minimum(chosen, count - 1)

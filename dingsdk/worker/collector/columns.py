@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from itertools import chain, pairwise, repeat
+from itertools import pairwise
 from operator import getitem, itemgetter
 from typing import Any, NamedTuple
 
@@ -24,8 +24,6 @@ from dingsdk.worker.collector.rollout import NO_INFO, EpisodeRecord, Quota, Roll
 
 # Far beyond any time, yet two of them still add up within int64.
 _NEVER = 1 << 60
-_BLOCK = 16
-"""Rounds that are written at once."""
 
 _make_record = partial(tuple.__new__, EpisodeRecord)
 """Takes a third of the time of ``EpisodeRecord``, which calls Python from C."""
@@ -96,9 +94,7 @@ class BatchedRollout(Rollout):
             transitions = self._make_transitions(obs, output, step)
             if self._subset is not None:
                 transitions = map_leaves(self._spread, transitions)
-            # What the manager gave is nobody's to write into.
-            lasting = (id(obs), id(step.final_obs), id(step.reward), id(step.terminated))
-            writer.record(transitions, train_iter, lasting)
+            writer.record(transitions, train_iter)
         ended = step.terminated | step.truncated
         if self._is_partial or step.abnormal is not None:
             ended = self._count_some(step, ended)
@@ -116,13 +112,14 @@ class BatchedRollout(Rollout):
             if writer is not None:
                 writer.cut(())
             return
-        rows = ended.nonzero()[0]
-        env_ids = rows.tolist()
-        lengths = [self._time - self._begun[env_id] for env_id in env_ids]
-        facts = zip(env_ids, self._returns[rows].tolist(), lengths, repeat(NO_INFO))
-        episodes: list[EpisodeRecord] = list(map(_make_record, facts))
-        self._returns[rows] = 0
-        self._begin(env_ids)
+        env_ids: list[int] = ended.nonzero()[0].tolist()
+        episodes: list[EpisodeRecord] = []
+        returns, begun, time = self._returns, self._begun, self._time
+        # Few envs end in a round: cheaper than one numpy call for each of these columns.
+        for env_id in env_ids:
+            facts = (env_id, returns.item(env_id), time - begun[env_id], NO_INFO)
+            episodes.append(_make_record(facts))
+            returns[env_id], begun[env_id] = 0.0, time
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
             episodes = [_with_info(each, infos.get(each.env_id) or {}) for each in episodes]
@@ -247,19 +244,16 @@ class ColumnsWriter(Writer):
         self._next_full = state["next_full"]
         self.pending_rows = state["pending_rows"]
 
-    def record(
-        self, columns: Mapping[str, Any], train_iter: int, lasting: Sequence[int] = ()
-    ) -> None:
+    def record(self, columns: Mapping[str, Any], train_iter: int) -> None:
         """Append one round of all envs.
 
         Args:
             columns: What ``make_transitions`` gave, one row an env.
             train_iter: Version of the behaviour policy, kept as the column ``collect_iter``.
-            lasting: The ``id`` of each array that nobody will write into.
         """
         if self._time == self._store.capacity:
             self._make_room()
-        self._store.append(columns, lasting)
+        self._store.append(columns)
         self._iters[self._time] = train_iter
         self._time += 1
 
@@ -315,21 +309,20 @@ class ColumnsWriter(Writer):
     def _samples_of(
         self, pieces: list[tuple[int, int, int]], returns: list[float]
     ) -> SampleBatch | Episodes:
-        # Less than half the time of np.array(pieces).
-        numbers = np.fromiter(chain.from_iterable(pieces), np.int64, 3 * len(pieces))
-        envs, starts, stops = numbers.reshape(-1, 3).T
-        lengths = stops - starts
+        env_num = self._env_num
+        firsts = np.array([start * env_num + env for env, start, _ in pieces])
+        lengths = np.array([stop - start for _, start, stop in pieces])
         ends = lengths.cumsum()
-        # Row k of a piece lies at time start + k: one arange, shifted piece by piece.
-        times = np.arange(ends[-1]) + (stops - ends).repeat(lengths)
-        row_envs = envs.repeat(lengths)
-        columns = self._store.gather(times, row_envs)
-        extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(times)}
+        # The rows of a piece lie a round apart: one arange, shifted piece by piece.
+        shifts = firsts - (ends - lengths) * env_num
+        rows = np.arange(0, int(ends[-1]) * env_num, env_num) + shifts.repeat(lengths)
+        columns = self._store.gather(rows)
+        extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(rows // env_num)}
         if self.level_seeds is not None:
-            seeds = np.array([self.level_seeds[i] for i in range(self._env_num)], np.int64)
-            extra["seed"] = seeds.take(row_envs)
+            seeds = np.array([self.level_seeds[i] for i in range(env_num)], np.int64)
+            extra["seed"] = seeds.take(rows % env_num)
         if "env_id" in self.added_columns:
-            extra["env_id"] = row_envs
+            extra["env_id"] = rows % env_num
         if "episode_return" in self.added_columns:
             extra["episode_return"] = np.array(returns, np.float32).repeat(lengths)
         columns.update(extra)
@@ -375,8 +368,7 @@ class ColumnsWriter(Writer):
 class ColumnStore:
     """Arrays ``[capacity, env_num, ...]`` by column name; nested dicts are kept as such.
 
-    The first round fixes names, shapes and dtypes. Rounds are written some at a time, as each write
-    takes as long as a few envs' step.
+    The first round fixes names, shapes and dtypes.
 
     Args:
         env_num: Number of envs.
@@ -387,43 +379,32 @@ class ColumnStore:
         self.env_num = env_num
         self.capacity = capacity
         self._slots: list[_Slot] = []
-        # Rounds in the arrays, and after them in the lists.
-        self._written = self._waiting = 0
+        self._written = 0
 
-    def append(self, columns: Mapping[str, Any], lasting: Sequence[int]) -> None:
+    def append(self, columns: Mapping[str, Any]) -> None:
         """Add a round of arrays ``[env_num, ...]``, possibly in nested dicts; there must be room.
-
-        Args:
-            columns: By name.
-            lasting: The ``id`` of each array that nobody will write into; others are copied now.
 
         Raises:
             SchemaMismatchError: names, shapes or dtypes differ from the first round.
         """
         if not self._slots:
             self._allocate(columns)
-        try:
-            for path, read, shape, dtype, waiting, _ in self._slots:
+        time = self._written
+        for path, read, shape, dtype, array in self._slots:
+            try:
                 value = read(columns)
-                if value.shape != shape or value.dtype != dtype:
-                    raise _mismatch(path, f"{dtype}{list(shape)} as in its first call", value)
-                waiting.append(value if id(value) in lasting else value.copy())
-        except (KeyError, IndexError, TypeError, AttributeError, SchemaMismatchError) as error:
-            for slot in self._slots:
-                del slot.waiting[self._waiting :]
-            if isinstance(error, SchemaMismatchError):
-                raise
-            raise _mismatch(path, "an array as in its first call", None) from None
-        self._waiting += 1
-        if self._waiting == _BLOCK:
-            self._write()
+                is_alike = value.shape == shape and value.dtype == dtype
+            except (KeyError, IndexError, TypeError, AttributeError):
+                raise _mismatch(path, "an array as in its first call", None) from None
+            if not is_alike:
+                raise _mismatch(path, f"{dtype}{list(shape)} as in its first call", value)
+            array[time] = value
+        self._written = time + 1
 
-    def gather(self, times: NDArray[np.int64], envs: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the rows ``(times[k], envs[k])`` of every column as new arrays."""
-        self._write()
-        rows = times * self.env_num + envs
+    def gather(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Return rows of every column as new arrays; row ``time * env_num + env`` is of an env."""
         out: dict[str, Any] = {}
-        for path, _, shape, _, _, array in self._slots:
+        for path, _, shape, _, array in self._slots:
             flat = array.reshape(self.capacity * self.env_num, *shape[1:])
             node = out
             for key in path[:-1]:
@@ -433,8 +414,7 @@ class ColumnStore:
 
     def rounds(self, start: int, stop: int) -> dict[str, Any]:
         """Return a copy of rounds, columns ``[stop - start, env_num, ...]``."""
-        rows = np.arange(start * self.env_num, stop * self.env_num)
-        flat = self.gather(rows // self.env_num, rows % self.env_num)
+        flat = self.gather(np.arange(start * self.env_num, stop * self.env_num))
         shaped: dict[str, Any] = map_leaves(
             lambda column: column.reshape(stop - start, self.env_num, *column.shape[1:]), flat
         )
@@ -442,11 +422,10 @@ class ColumnStore:
 
     def clear(self) -> None:
         """Forget all rounds."""
-        self.forget(self._written + self._waiting)
+        self._written = 0
 
     def forget(self, first: int) -> None:
         """Forget the rounds before ``first``, at least half of them: it becomes round 0."""
-        self._write()
         kept = self._written - first
         for *_, array in self._slots:
             array[:kept] = array[first : self._written]
@@ -454,23 +433,11 @@ class ColumnStore:
 
     def grow(self) -> None:
         """Double the capacity."""
-        self._write()
         self.capacity *= 2
         for index, (*_, array) in enumerate(self._slots):
             larger = np.empty((self.capacity, *array.shape[1:]), array.dtype)
             larger[: self._written] = array[: self._written]
             self._slots[index] = self._slots[index]._replace(array=larger)
-
-    def _write(self) -> None:
-        """Move the rounds that wait into the arrays."""
-        start, stop = self._written, self._written + self._waiting
-        if start == stop:
-            return
-        for _, _, shape, _, waiting, array in self._slots:
-            rows = array[start:stop].reshape(len(waiting) * shape[0], *shape[1:])
-            np.concatenate(waiting, out=rows)
-            waiting.clear()
-        self._written, self._waiting = stop, 0
 
     def _allocate(self, columns: Mapping[str, Any]) -> None:
         for path, value in _leaves(columns, ()):
@@ -482,7 +449,6 @@ class ColumnStore:
                 itemgetter(*path) if len(path) == 1 else partial(reduce, getitem, path),
                 value.shape,
                 value.dtype,
-                [],
                 np.empty((self.capacity, *value.shape), value.dtype),
             )
             for path, value in _leaves(columns, ())
@@ -490,13 +456,12 @@ class ColumnStore:
 
 
 class _Slot(NamedTuple):
-    """A column: where it is, what reads it there, what a round is like, who waits, the rest."""
+    """A column: where it is, what reads it there, what a round is like, and all rounds."""
 
     path: Path
     read: Callable[[Any], Any]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    waiting: list[NDArray[Any]]
     array: NDArray[Any]
 
 

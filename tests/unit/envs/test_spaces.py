@@ -126,6 +126,9 @@ def test_infinite_observations_are_no_nan() -> None:
     assert ObservationSchema(space).conform([np.inf, 0]).tolist() == [np.inf, 0]
     assert not has_nan(np.array([np.inf, 1], np.float32))
     assert has_nan(np.array([[0, 1], [np.nan, np.inf]]))
+    turned = np.array([[0, 1, 2], [3, 4, np.nan]], np.float32).T
+    assert has_nan(turned)
+    assert has_nan(turned[::2])
     # Their squares are no float32, of which numpy warns.
     assert not has_nan(np.full((3, 2), 1e30, np.float32))
 
