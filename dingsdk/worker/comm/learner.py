@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -88,7 +89,9 @@ class BaseCommLearner(CommWorker):
     """Builds the learner of each task, leases batches to it and publishes its policies.
 
     The learner's demand for data names how many batches one answer may lease
-    (``batches_per_demand``), so that one message serves several iterations.
+    (``batches_per_demand``), so that one message serves several iterations. It asks for the next
+    ones while it has half of these left, and need not wait for the answer. With 1 no batch is
+    drawn before the priorities of the one before are known.
 
     A subclass may override ``get_data``, ``send_policy`` and ``send_learn_info``, which the
     learner calls.
@@ -107,7 +110,8 @@ class BaseCommLearner(CommWorker):
 
         Attributes:
             send_policy_freq: Train iterations from one published policy to the next.
-            batches_per_demand: Batches that the learner asks for at once.
+            batches_per_demand: Batches that the learner asks for at once, when it has half as
+                many left.
         """
 
         type: str = "base"
@@ -130,12 +134,21 @@ class BaseCommLearner(CommWorker):
         """Forget what was of an earlier task."""
         self._sent_iter = self._read_iter = -1
         """Versions of the policy that was published, and that was found to be readable."""
-        self._leased: deque[dict[str, Any]] = deque()
+        self._leased: deque[tuple[dict[str, Any], Mapping[str, Any]]] = deque()
+        """Batches to train on, the first one of a message with what the message says."""
         self._demand: dict[str, Any] | None = None
         self._sent_demand: dict[str, Any] | None = None
         """The last one, until batches come for it."""
+        self._has_asked = False
+        """Whether it has asked since batches came last."""
+        self._taken = 0
+        """Batches that the learner was given to train on."""
         self._owes_info = False
         """Whether batches were leased whose info the coordinator may not have."""
+        self._is_to_finish = False
+        """Whether to train on all that is leased before it asks again."""
+        self._is_idle = False
+        """Whether it waits for batches, and has none."""
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
         self._lost_payloads: dict[int, str] = {}
@@ -210,10 +223,14 @@ class BaseCommLearner(CommWorker):
         assert self._rows is not None  # made when the task started
         with self.condition:
             if self._owes_info:
-                self.task_wait(lambda: self._info is not None, LEARN_TIMEOUT_S)
+                self._is_to_finish = True
+                self.task_wait(lambda: self._is_idle, LEARN_TIMEOUT_S)
+                self._is_to_finish = False
+                self._report()
             info = self._info if self._owes_info else None
-            if self._demand is None:
-                self._demand = self._sent_demand
+            demand = self._demand or self._sent_demand
+            if demand is not None:
+                self._demand = {**demand, "cur_learner_iter": self._learner.train_iter}
         self.raise_job_error()
         return {"info": info, "known": self._rows.known(), **self.task_ids()}
 
@@ -234,24 +251,18 @@ class BaseCommLearner(CommWorker):
         return {**demand, **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Train on the leased batches; return the learn info once all are done.
+        """Train on the leased batches; return the learn info when it is time to lease more.
 
+        That is before the last of them; ``batches_left`` of the info says how many are to come.
         With it comes the learner's next demand, None where it has none.
         """
         if self._rows is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
-        self._rows.announce(data.get("payloads", {}), data.get("digests"))
-        self._load_until = self._clock() + LOAD_TIMEOUT_S
-        dropped = data.get("dropped")
-        if dropped is not None and len(dropped):
-            self._rows.drop(np.asarray(dropped))
-        if data.get("kept"):
-            self._rows.keep({int(each): rows for each, rows in data["kept"]})
-        self._learner.collector_envstep = int(data.get("env_steps", 0))
         with self.condition:
             self._info = self._sent_demand = None
-            self._owes_info = True
-            self._leased.extend(data["batches"])
+            self._owes_info, self._has_asked = True, False
+            news = itertools.chain([data], itertools.repeat({}))
+            self._leased.extend(zip(data["batches"], news, strict=False))
             self.condition.notify_all()
             self.task_wait(lambda: self._info is not None, LEARN_TIMEOUT_S)
             info, demand = self._info, self._take_demand()
@@ -362,6 +373,7 @@ class BaseCommLearner(CommWorker):
         columns = self._next_lease(batch_size)
         if columns is None:
             return None
+        self._taken += 1
 
         def gather() -> SampleBatch:
             batch = self._gather(columns)
@@ -388,6 +400,7 @@ class BaseCommLearner(CommWorker):
         while (columns := self._next_lease(batch_size)) is not None:
             batch = self._gather(columns)
             if batch is not None:
+                self._taken += 1
                 return batch
         return None
 
@@ -436,21 +449,49 @@ class BaseCommLearner(CommWorker):
     def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
         """Return the columns of the next leased batch, asking for more; None: stop."""
         self.advance()
-        if not self._leased:
-            if self._is_on_policy and self._learner.train_iter != self._sent_iter:
-                self._send_newest()
-            with self.condition:
-                self._info = self._learn_info()
+        if self._is_on_policy and not self._leased and self._learner.train_iter != self._sent_iter:
+            self._send_newest()
+        with self.condition:
+            if not self._has_asked and len(self._leased) <= self._few:
+                self._has_asked = True
                 self._demand = {
                     "batch_size": batch_size,
                     "batches": self._cfg.batches_per_demand,
                     "cur_learner_iter": self._learner.train_iter,
                 }
-                self.condition.notify_all()
-                if not self.job_wait(lambda: bool(self._leased), self._catch_up):
-                    return None
+                self._report()
+            self._is_idle = not self._leased
+            self.condition.notify_all()
+            if not self.job_wait(lambda: bool(self._leased), self._catch_up):
+                return None
+            self._is_idle = False
         self.scheduler.yield_turn()
-        return None if self.is_stopping else dict(self._leased.popleft())
+        if self.is_stopping:
+            return None
+        columns, data = self._leased.popleft()
+        if data:
+            self._take_news(data)
+        return dict(columns)
+
+    @property
+    def _few(self) -> int:
+        """Batches that are left when it asks for more."""
+        half = int(self._cfg.batches_per_demand) // 2
+        # Nobody waits for batches that it has no iterations for.
+        needs_more = self._learner.train_iterations - self._taken > half
+        return half if needs_more and not (self._is_on_policy or self._is_to_finish) else 0
+
+    def _take_news(self, data: Mapping[str, Any]) -> None:
+        """Learn what a message says; within the job, which reads the rows."""
+        assert self._rows is not None  # made when the task started
+        self._rows.announce(data.get("payloads", {}), data.get("digests"))
+        self._load_until = self._clock() + LOAD_TIMEOUT_S
+        dropped = data.get("dropped")
+        if dropped is not None and len(dropped):
+            self._rows.drop(np.asarray(dropped))
+        if data.get("kept"):
+            self._rows.keep({int(each): rows for each, rows in data["kept"]})
+        self._learner.collector_envstep = int(data.get("env_steps", 0))
 
     def send_policy(self, state: Mapping[str, Any]) -> None:
         """Publish ``{'model': tensors, 'iter': version}``.
@@ -492,12 +533,23 @@ class BaseCommLearner(CommWorker):
                 self._priorities.append(priorities)
         if info["learner_done"]:
             with self.condition:
-                self._info = self._learn_info()
+                self._report()
                 self.condition.notify_all()
+
+    def _report(self) -> None:
+        """Note the info of all batches since the last one that has arrived; condition held."""
+        before = self._info
+        info = self._info = self._learn_info()
+        if before is not None:
+            info["lost_payloads"] = before["lost_payloads"] + info["lost_payloads"]
+            for key, values in before["priority_info"].items():
+                newer = info["priority_info"].get(key, values[:0])
+                info["priority_info"][key] = np.concatenate([values, newer])
 
     def _learn_info(self) -> dict[str, Any]:
         """The learner's info, with the priorities of every batch since the last one."""
         info = {**self._learner.learn_info, **self._replay_figures()}
+        info["batches_left"] = len(self._leased)
         lost, self._lost_payloads = self._lost_payloads, {}
         info["lost_payloads"] = [[number, reason] for number, reason in lost.items()]
         parts, self._priorities = self._priorities, []

@@ -577,7 +577,8 @@ class Coordinator(Configurable, TaskControl):
                 found = (info.get("priority_info") or {}).items()
                 priorities = {name: np.asarray(values) for name, values in found}
                 lost = [(int(number), str(why)) for number, why in info["lost_payloads"]]
-                self._note(Trained(state.task_id, train_iter, lost, priorities))
+                left = int(info.get("batches_left", 0))
+                self._note(Trained(state.task_id, train_iter, lost, priorities, left))
                 experience.settle(state, info)
                 # A coordinator that is started again looks for payloads whose end is not written.
                 if self._keeper is None or not self._keeper.is_behind:

@@ -437,8 +437,17 @@ class Experience:
         }
 
     def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
-        """End the leases of a learner; with its info, take the priorities over."""
+        """End the leases of a learner; with its info, take the priorities over.
+
+        The newest leases, of the batches that the info says are to come, go on.
+        """
         leases = self._leases.pop(state.task_id, [])
+        left = 0 if info is None else int(info.get("batches_left", 0))
+        done = max(0, len(leases) - left)
+        if info is not None and leases[done:]:
+            now = int(info["learner_step"])
+            self._leases[state.task_id] = [each._replace(train_iter=now) for each in leases[done:]]
+        leases = leases[:done]
         for lease in leases:
             self.ledger.unpin(lease.pinned)
         if info is None:

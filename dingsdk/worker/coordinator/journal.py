@@ -143,12 +143,13 @@ class Leased(Fact, frozen=True):
 
 
 class Trained(Fact, frozen=True):
-    """A learner trained on what was leased to it."""
+    """A learner trained on what was leased to it, but for the last ``left`` batches."""
 
     task_id: str
     train_iter: int
     lost: list[tuple[int, str]] = []
     priorities: dict[str, np.ndarray[Any, Any]] = {}
+    left: int = 0
 
 
 class LeaseEnded(Fact, frozen=True):

@@ -172,8 +172,8 @@ class RunRecord:
         if recovered.state is not None or recovered.facts:
             scheduler.commander.resume()
         for task_id, fact in trained.items():
-            info = {"learner_step": fact.train_iter, "lost_payloads": fact.lost}
-            scheduler.commander.update_learner_info(task_id, {**info, "learner_done": False})
+            info = _info_of(fact) | {"learner_done": False}
+            scheduler.commander.update_learner_info(task_id, info)
         for state in scheduler.running.values():
             if not state.is_evaluation and state.env_steps:
                 report = {"cur_step": state.env_steps + state.lost_env_steps}
@@ -226,8 +226,7 @@ class RunRecord:
                 _log.warning(text, drawn, fact.drawn)
             return []
         self.note_iteration(fact.task_id, fact.train_iter)
-        info = {"learner_step": fact.train_iter, "lost_payloads": fact.lost}
-        experience.settle(state, {**info, "priority_info": fact.priorities})
+        experience.settle(state, _info_of(fact) | {"priority_info": fact.priorities})
         return self._scheduler.take_garbage(experience)
 
     def note_policy_lag(self) -> None:
@@ -238,3 +237,9 @@ class RunRecord:
 
     def _set_elapsed(self, seconds: float) -> None:
         self._collecting_since = self._clock() - seconds if seconds > 0 else None
+
+
+def _info_of(fact: Trained) -> dict[str, Any]:
+    """Return the info of a learner that a fact was written down for."""
+    lost, left = fact.lost, fact.left
+    return {"learner_step": fact.train_iter, "lost_payloads": lost, "batches_left": left}

@@ -72,7 +72,10 @@ class ServedExperience(Experience):
         """Count what was trained on, and take the server's figures over."""
         batch_size, begun = self._granted.pop(state.task_id, (0, 0))
         if info is not None:
-            self.trained_rows += self.trainings * batch_size * (int(info["learner_step"]) - begun)
+            now = int(info["learner_step"])
+            self.trained_rows += self.trainings * batch_size * (now - begun)
+            if info.get("batches_left"):
+                self._granted[state.task_id] = (batch_size, now)
             self.note_figures(info.get("replay"))
 
     def note_figures(self, figures: Mapping[str, int] | None) -> None:

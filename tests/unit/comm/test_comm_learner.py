@@ -18,6 +18,7 @@ from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.learner.base import to_batch
 
 PAYLOADS = {0: "first", 1: "second"}
+LEARNER = SimpleNamespace(learn_info={}, train_iter=5, train_iterations=9)
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
     store.put("first", SampleBatch({"obs": np.array([10.0, 11.0])}))
     made._rows = RowStore(8, {}, lambda data_id, digest: store.get(data_id))
     made._rows.announce({name: number for number, name in PAYLOADS.items()})
+    made._learner = LEARNER
     yield made
     made.close()
     master.close()
@@ -45,13 +47,12 @@ def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
 
 def lease(learner: BaseCommLearner, payload: int) -> None:
     """Lease both rows of a payload, in reverse, with an importance weight."""
-    learner._leased.append(
-        {
-            "payload": np.full(2, payload),
-            "row": np.array([1, 0]),
-            "IS": np.array([0.5, 1.0]),
-        }
-    )
+    columns = {
+        "payload": np.full(2, payload),
+        "row": np.array([1, 0]),
+        "IS": np.array([0.5, 1.0]),
+    }
+    learner._leased.append((columns, {}))
 
 
 def test_data_is_a_list_of_callables_that_share_one_gather(learner: BaseCommLearner) -> None:
@@ -160,7 +161,7 @@ def test_on_policy_learner_publishes_before_it_waits_for_the_next_version(
 ) -> None:
     found: list[tuple[int, str]] = []
     policy = SimpleNamespace(state_dict=lambda: {"model": "tensors"})
-    learner._learner = SimpleNamespace(learn_info={}, train_iter=5, policy=policy)
+    learner._learner = SimpleNamespace(**vars(LEARNER), policy=policy)
     learner._is_on_policy = is_on_policy
     learner.send_policy = lambda state: found.append(  # type: ignore[method-assign]
         (state["iter"], state["model"])
@@ -185,7 +186,7 @@ def test_on_policy_learner_that_waits_publishes_a_damaged_version_again_once(
 ) -> None:
     found: list[int] = []
     policy = SimpleNamespace(state_dict=lambda: {"model": "tensors"})
-    learner._learner = SimpleNamespace(learn_info={}, train_iter=5, policy=policy)
+    learner._learner = SimpleNamespace(**vars(LEARNER), policy=policy)
     learner._task_info, learner._is_on_policy, learner._sent_iter = (
         {"policy_id": "p"},
         is_on_policy,

@@ -310,10 +310,11 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     batches = [list(range(start, start + BATCH)) for start in (0, 8, 16)]
     answer = bench.learn(*batches, payloads={payload["data_id"]: 7}, env_steps=123)
     assert answer.items() >= ids.items()
-    assert answer["info"]["learner_step"] == 3
+    # It asks while it has one of three batches left.
+    assert (answer["info"]["learner_step"], answer["info"]["batches_left"]) == (2, 1)
     assert not answer["info"]["learner_done"]
     assert bench.learner._learner.collector_envstep == 123
-    assert answer["demand"] == {**demand, "cur_learner_iter": 3}
+    assert answer["demand"] == {**demand, "cur_learner_iter": 2}
     assert bench.version() == 2
 
     last = bench.learn([0] * BATCH, [1] * BATCH)
@@ -343,6 +344,32 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     bench.ask("l0", "learner_start_task", task_info={**at_limit, "resume": True})
     assert bench.ask("l0", "learner_get_data_task")["learner_done"]
     assert bench.learner._learner.train_iter == 1
+    bench.ask("l0", "learner_close_task")
+
+
+def test_learner_that_goes_on_for_another_coordinator_reports_all_it_has_trained(
+    bench: Bench,
+) -> None:
+    bench.publish()
+    bench.collect()
+    payload = next(report for report in bench.reports() if "data_id" in report)
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    bench.ask("l0", "learner_get_data_task")
+    names = {payload["data_id"]: 7, "nowhere": 8}
+    lost, read = {"payload": np.full(BATCH, 8)}, {"payload": np.full(BATCH, 7)}
+    leases = [{**each, "row": np.arange(BATCH)} for each in (lost, read, read)]
+    data = {"batches": leases, "payloads": names}
+    before = bench.ask("l0", "learner_learn_task", data=data)["info"]
+    counts = ("learner_step", "batches_left", "lost_payloads")
+    assert [before[name] for name in counts] == [1, 1, [[8, "missing"]]]
+
+    # The first coordinator may not have written this down, and its demand is not answered.
+    kept = bench.ask("l0", "learner_go_on_task", task_id="t2")["info"]
+    assert [kept[name] for name in counts] == [2, 0, [[8, "missing"]]]
+    assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 2
+    answer = bench.learn(list(range(BATCH)), list(range(BATCH)))
+    assert [answer["info"][name] for name in counts] == [3, 1, []]
     bench.ask("l0", "learner_close_task")
 
 

@@ -104,7 +104,9 @@ class Life:
         if leased is None:
             return 0
         batches = leased["batches"]
-        info: dict[str, Any] = {"learner_step": iteration + len(batches), "priority_info": {}}
+        left = int(rng.integers(len(batches)))  # of them are still to be trained on
+        step = iteration + len(batches) - left
+        info: dict[str, Any] = {"learner_step": step, "priority_info": {}}
         if "replay_unique_id" in batches[0]:
             keys = ("replay_unique_id", "replay_buffer_idx")
             known = {key: np.concatenate([each[key] for each in batches]) for key in keys}
@@ -112,7 +114,8 @@ class Life:
             info["priority_info"] = {**known, "priority": rng.random(size)}
         first = int(batches[0]["payload"][0])
         info["lost_payloads"] = [[first, "missing"]] if lost else []
-        self.coordinator.deal_with_learner_send_info(state, {**info, "learner_done": False})
+        info |= {"batches_left": left, "learner_done": False}
+        self.coordinator.deal_with_learner_send_info(state, info)
         return sum(len(each["payload"]) for each in batches)
 
     def look(self) -> dict[str, Any]:

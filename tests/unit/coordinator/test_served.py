@@ -29,6 +29,12 @@ def test_counts_and_grants_are_those_of_the_coordinator_before() -> None:
     new.settle(state, info(7))
     assert new.counts().trained == (4 + 3) * 16
     assert not new.is_leased_to(state)
+    new.lease(state, 16, 4, 7)
+    new.settle(state, {**info(9), "batches_left": 2})
+    assert new.is_leased_to(state)
+    new.settle(state, info(11))
+    assert new.counts().trained == 11 * 16
+    assert not new.is_leased_to(state)
 
 
 def test_rows_that_were_announced_can_be_sampled_before_the_server_was_heard_of() -> None:
