@@ -294,6 +294,18 @@ def test_preset_of_another_type_keeps_only_what_the_asked_type_has() -> None:
     assert set(other["tail"]) == {"type", "import_names", "step", "name", "extra", "none"}
 
 
+def test_section_whose_parts_are_not_looked_up_keeps_a_preset_of_the_same_type_alone() -> None:
+    class Preset(Section, frozen=True, kw_only=True):
+        tail: Annotated[dict[str, Any], Part("removers")] = preset("fifo", step=5)
+
+    def tail(**given: Any) -> dict[str, Any]:
+        return complete(Preset, {"tail": given})["tail"]
+
+    assert tail(other=1) == {"type": "fifo", "step": 5, "other": 1}
+    assert tail(type="fifo", step=6) == {"type": "fifo", "step": 6}
+    assert tail(type="plain") == {"type": "plain"}
+
+
 def test_required_key_that_is_absent_is_named_with_its_meaning() -> None:
     class Needs(Section, frozen=True, kw_only=True):
         """Attributes:

@@ -31,6 +31,7 @@ def test_ended_tasks_make_place_however_they_ended(main_config):
         commander.notify_fail_learner_task(commander.get_learner_task())
     assert commander.finished_collector_tasks == 2
     assert commander.learner_info == {}
+    assert commander.statistics() == {}
 
 
 def test_judgements_are_plain_booleans(main_config):

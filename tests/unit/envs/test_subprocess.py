@@ -272,6 +272,13 @@ def test_methods_that_only_some_envs_have_are_called(
         assert manager.step({0: 0})[0].reward == 1.0
 
 
+def test_method_that_gives_no_answer_in_time_loses_the_process(launch: Launch) -> None:
+    with launch({**SYNC, "step_timeout": 0.1, "max_retry": 0}, 1) as manager:
+        with pytest.raises(EnvError, match="gave no answer in time"):
+            manager.enable_save_figure(0, "gate")
+        assert manager.closed
+
+
 def test_managers_that_call_no_methods_name_those_that_do() -> None:
     env_fns = make_env_fns({"env_id": "CartPole-v1"}, 1)
     with create_env_manager({"type": "vector"}, env_fns) as manager:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError
-from dingsdk.pipeline.export import export_policy
+from dingsdk.pipeline.export import _named, export_policy
 from dingsdk.policy import BasePolicy, create_policy
 from dingsdk.policy.base import get_policy_cls
 
@@ -67,6 +67,13 @@ def test_program_of_torch_acts_as_the_policy(name: str, tmp_path: Path) -> None:
     found = module(*(map_leaves(torch.from_numpy, each) for each in given))
 
     compare(policy, given, [each.numpy() for each in found])
+
+
+def test_inputs_are_named_by_what_they_are_and_the_keys_of_a_dict() -> None:
+    image, number, state = map(torch.tensor, (1, 2, 3))
+    assert _named([image]) == [("obs", image)]
+    named = _named([{"image": image, "number": number}, state])
+    assert named == [("obs.image", image), ("obs.number", number), ("state", state)]
 
 
 @pytest.mark.slow

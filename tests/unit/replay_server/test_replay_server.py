@@ -674,6 +674,20 @@ def test_checkpoint_is_due_once_the_log_is_long(
             assert not buffer.is_save_due
 
 
+def test_checkpoint_that_is_due_is_written_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_saved = threading.Event()
+    monkeypatch.setattr("dingsdk.worker.replay_server.served_buffer.LOG_BYTES", 1)
+    monkeypatch.setattr(ServedBuffer, "save", lambda buffer: has_saved.set())
+    with (
+        ReplayServer({"save_every_s": 1000}, SMALL, tmp_path) as server,
+        ReplayClient(server.address, tmp_path) as client,
+    ):
+        client.insert(rows(0))
+        assert has_saved.wait(20.0)
+
+
 def test_defect_cuts_off_who_met_it_and_is_logged(
     server: ReplayServer,
     client: ReplayClient,

@@ -1,0 +1,65 @@
+"""What a master answers to requests that fail, and to tasks for workers that are gone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+import pytest
+
+from dingsdk.errors import (
+    ClosedError,
+    DataMissingError,
+    DingError,
+    ProtocolError,
+    StaleEpochError,
+)
+from dingsdk.worker.comm.requests.handler import Mailbox
+from dingsdk.worker.comm.requests.link import answer_of
+from dingsdk.worker.comm.transport import TaskMessage
+
+LOG = "dingsdk.worker.comm.requests.link"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (ProtocolError("no", where="$.v", supported=[1]), 400, {"supported": [1]}),
+        (StaleEpochError("old", run="r", epoch=3), 409, {"run": "r", "epoch": 3}),
+        (ClosedError("over"), 410, {}),
+    ],
+)
+def test_mistake_of_a_sender_is_told_and_not_logged(
+    error: DingError, status: int, told: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = answer_of(error)
+    body = json.loads(answer.body)
+    assert len(body.pop("request_id")) == 16
+    assert (answer.status, body) == (status, {"code": error.code, "message": str(error), **told})
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [KeyError("secret place"), DataMissingError("secret place")])
+def test_defect_of_a_master_is_logged_in_full_and_told_by_its_number(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = answer_of(error)
+    body = json.loads(answer.body)
+    number = body.pop("request_id")
+    assert (answer.status, body) == (
+        500,
+        {"code": "InternalError", "message": "see the master's log"},
+    )
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == (LOG, logging.ERROR)
+    assert f"request {number} failed" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+def test_closed_mailbox_takes_no_task() -> None:
+    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
+    assert box.put(TaskMessage("t0", {}))
+    box.close()
+    assert not box.put(TaskMessage("t1", {}))
