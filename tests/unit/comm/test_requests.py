@@ -17,6 +17,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm.requests.handler import Mailbox
 from dingsdk.worker.comm.requests.link import answer_of
+from dingsdk.worker.comm.requests.messages import decode_request
 from dingsdk.worker.comm.transport import TaskMessage
 
 LOG = "dingsdk.worker.comm.requests.link"
@@ -56,6 +57,19 @@ def test_defect_of_a_master_is_logged_in_full_and_told_by_its_number(
     assert f"request {number} failed" in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[1] is error
+
+
+@pytest.mark.parametrize(("want", "is_taken"), [(0, False), (1, True), (1024, True), (1025, False)])
+def test_worker_may_ask_for_1_to_1024_tasks_at_once(want: int, is_taken: bool) -> None:
+    body = {"answers": [], "ack": 0, "want": want, "wait_s": 0.0}
+    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
+    data = json.dumps({**known, "type": "turn", "body": body}).encode()
+    if is_taken:
+        assert decode_request(data, "turn", 1 << 20).body.want == want
+    else:
+        with pytest.raises(ProtocolError) as caught:
+            decode_request(data, "turn", 1 << 20)
+        assert caught.value.where == "$.want"
 
 
 def test_closed_mailbox_takes_no_task() -> None:

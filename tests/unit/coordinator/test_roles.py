@@ -13,7 +13,12 @@ from dingsdk.errors import UnknownPluginError, WorkerLostError
 from dingsdk.worker.coordinator import TaskPhase, TaskState, create_role, create_roles
 from dingsdk.worker.coordinator import experience as coordinator_experience
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
-from dingsdk.worker.coordinator.roles import LAST_ANSWERS, CollectorRole, LearnerRole
+from dingsdk.worker.coordinator.roles import (
+    LAST_ANSWERS,
+    REFUSED_PAUSE_S,
+    CollectorRole,
+    LearnerRole,
+)
 from dingsdk.worker.inference.role import InferenceRole
 
 RUN_CFG: dict[str, Any] = {"system": {"learner_num": 1, "collector_num": 2}}
@@ -163,6 +168,19 @@ def drive_learner(control: Control) -> TaskState:
 # Collectors ---------------------------------------------------------------------------------
 
 
+def pauses_of(control: Control) -> list[float | None]:
+    """Return the list of how long the driver waits at most, in seconds, which grows as it does."""
+    pauses: list[float | None] = []
+
+    class Noted(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            pauses.append(timeout)
+            return super().wait_for(predicate, timeout)
+
+    control.condition = Noted(threading.Lock())
+    return pauses
+
+
 def test_collector_is_started_asked_for_reports_and_closed() -> None:
     control = Control(reports(payload("a", 4), {"cur_step": 5}), reports(has_ended=True))
     state = drive_collector(control)
@@ -233,6 +251,15 @@ def test_payload_is_offered_until_the_buffer_takes_it() -> None:
     drive_collector(control)
     assert len(control.of("data")) == 4
     assert control.of("progress") == [4]
+
+
+def test_payload_that_a_full_disk_refuses_is_offered_again_after_a_pause() -> None:
+    control = Control(reports(payload("a", 4), has_ended=True))
+    control.refusals, control.held_up_by = 2, "disk full"
+    pauses = pauses_of(control)
+    drive_collector(control)
+    assert len(control.of("data")) == 3
+    assert pauses.count(REFUSED_PAUSE_S) == 2
 
 
 def test_payload_waits_for_room_without_spinning() -> None:
@@ -405,8 +432,10 @@ def test_buffer_that_refuses_is_asked_again() -> None:
     control = Control(DEMAND, learned(1))
     control.data = [None, None, {"batches": ["at last"]}]
     control.done_at = {1}
+    pauses = pauses_of(control)
     drive_learner(control)
     assert len(control.of("get_data")) == 3
+    assert pauses.count(REFUSED_PAUSE_S) == 2
     assert control.of("info") == [1]
 
 

@@ -8,10 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvCheck, check_env
+from dingsdk.envs.check import _check_policies, _Subject
 from dingsdk.errors import ConfigError, ConfigTypeError
 
 MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, POLICIES = (
@@ -131,6 +134,13 @@ def test_env_of_two_players_passes() -> None:
     assert {each.state for each in found.values()} == {"ok"}
     assert found[MADE].detail == "2 players"
     assert "dqn" in found[POLICIES].detail
+
+
+def test_policies_are_those_that_take_the_actions() -> None:
+    subject = _Subject(envs().Good, 0)
+    subject.observation_space = subject.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    assert _check_policies(subject) == "ppo, sac"
+    assert subject.warnings == []
 
 
 @pytest.mark.parametrize(

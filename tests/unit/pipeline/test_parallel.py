@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.errors import DingError, TaskFailedError, WorkerCrashedError
-from dingsdk.pipeline.parallel import _with_trace, write_collected, write_paces
+from dingsdk.pipeline.parallel import (
+    _finish_evaluations,
+    _with_trace,
+    write_collected,
+    write_paces,
+)
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
@@ -128,3 +138,37 @@ def test_failure_is_shown_with_what_its_worker_said(failure: DingError, note: st
     assert _with_trace(failure, Group()) is failure  # type: ignore[arg-type]
     notes = getattr(failure, "__notes__", [])
     assert notes == ([] if note is None else [f"raised by the worker:\n{note}"])
+
+
+class Evaluating:
+    """A coordinator of some players whose last evaluations need so many seconds of waiting."""
+
+    cfg = SimpleNamespace(last_evaluation_s=1.0)
+    has_reached_goal = False
+
+    def __init__(self, players: int, needed_s: float) -> None:
+        self.players = dict.fromkeys(map(str, range(players)))
+        self.needed_s, self.waited_s = needed_s, 0.0
+
+    def status(self) -> CoordinatorStatus:
+        return dataclasses.replace(status(), players=self.players)  # type: ignore[arg-type]
+
+    def finish_evaluations(self, timeout_s: float) -> bool:
+        self.waited_s += timeout_s
+        self.has_reached_goal = self.waited_s >= self.needed_s
+        return self.has_reached_goal
+
+
+@pytest.mark.parametrize(("players", "allowed_s"), [(0, 1.0), (1, 1.0), (3, 3.0)])
+def test_last_evaluations_have_a_second_for_each_player(
+    players: int, allowed_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    context: Any = SimpleNamespace(stop=threading.Event())
+    coordinator: Any = Evaluating(players, allowed_s - 0.01)
+    assert _finish_evaluations(context, coordinator, "limit") == "stop_value"
+    assert caplog.text == ""
+    coordinator = Evaluating(players, allowed_s + 0.01)
+    assert _finish_evaluations(context, coordinator, "limit") == "limit"
+    assert coordinator.waited_s == pytest.approx(allowed_s)
+    assert "cut off" in caplog.text
