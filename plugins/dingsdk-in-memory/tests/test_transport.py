@@ -23,6 +23,13 @@ def test_join_without_a_master_gives_up_at_its_deadline(transport: InMemoryTrans
     assert time.monotonic() - started < 6.0
 
 
+def test_worker_that_has_not_joined_is_told_that_it_is_not_known(
+    transport: InMemoryTransport,
+) -> None:
+    with pytest.raises(WorkerLostError, match="the master gave it up"):
+        transport.slave_end("memory").check()
+
+
 def test_foreign_address_is_refused(transport: InMemoryTransport) -> None:
     with pytest.raises(ConfigError, match="memory"):
         transport.slave_end("http://elsewhere:7235")
