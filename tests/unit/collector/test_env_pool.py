@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.errors import EnvError
 from dingsdk.worker.collector.env_pool import EnvPool, Unfinished
 
 ENV = {"env_id": "CartPole-v1", "collector_env_num": 2, "evaluator_env_num": 1}
@@ -67,6 +70,28 @@ def test_envs_that_cannot_be_used_again_are_closed(pool: EnvPool) -> None:
     assert third is not second
     assert not third.closed
     pool.give_back(third, is_usable=True)
+
+
+def test_envs_that_cannot_be_reset_are_closed_and_the_error_is_told(pool: EnvPool) -> None:
+    class Unwilling(CartPoleEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            if is_failing:
+                raise RuntimeError("no more episodes")
+            return super().reset(**kwargs)
+
+    gym.register("Tiny/Unwilling-v0", entry_point=Unwilling)
+    is_failing = False
+    changes = {"env_cfg": {**ENV, "env_id": "Tiny/Unwilling-v0"}}
+    first, _ = take(pool, **changes)
+    pool.give_back(first, is_usable=True)
+    is_failing = True
+    with pytest.raises(EnvError, match="no more episodes"):
+        take(pool, **changes)
+    assert first.closed
+    is_failing = False
+    second, _ = take(pool, **changes)
+    assert second is not first
+    pool.give_back(second, is_usable=True)
 
 
 @pytest.mark.parametrize(
