@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from dingsdk.cli.completion import VARIABLE, complete
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.blame import raised_in
 from dingsdk.plugins.discovery import version_of
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
@@ -148,14 +149,16 @@ def run(argv: Sequence[str] | None = None) -> int:
         advice = "This is a defect of dingsdk or of a plugin, not of your config."
         if isinstance(error, MemoryError):
             advice = "Lower the sizes in the config: envs, batch, replay buffer, network."
-        click.echo(f"\nError: {type(error).__name__}: {error}\n{advice}", err=True)
+        click.echo(
+            f"\nError: {type(error).__name__}: {error}{raised_in(error)}\n{advice}", err=True
+        )
         return FAILED
     return code if isinstance(code, int) else 0
 
 
 def _report(error: DingError, debug: bool) -> int:
     if error.is_user_mistake and not debug:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {error}{raised_in(error)}", err=True)
         for note in getattr(error, "__notes__", ()):
             click.echo(f"  ({note})", err=True)
         return MISTAKE
@@ -165,7 +168,7 @@ def _report(error: DingError, debug: bool) -> int:
         click.echo(remote.rstrip(), err=True)
     else:
         traceback.print_exception(error)
-    click.echo(f"\nError: {error}", err=True)
+    click.echo(f"\nError: {error}{raised_in(error)}", err=True)
     return MISTAKE if error.is_user_mistake else FAILED
 
 

@@ -20,6 +20,7 @@ from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import HANDLED, crashes_recorded, leave
 from dingsdk.plugins import Snapshot
+from dingsdk.plugins.blame import raised_in
 
 if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
@@ -254,6 +255,7 @@ def _failed(error: BaseException) -> Failed:
     notes = list(getattr(error, "__notes__", ()))
     if isinstance(error, DingError):
         facts = dict(error.facts)
-        return Failed(error.code, error.message, facts, notes, error.is_user_mistake)
-    text = f"the coordinator: {type(error).__name__}: {error}"
+        text = f"{error.message}{raised_in(error)}"
+        return Failed(error.code, text, facts, notes, error.is_user_mistake)
+    text = f"the coordinator: {type(error).__name__}: {error}{raised_in(error)}"
     return Failed("DingError", text, {}, ["".join(traceback.format_exception(error))], False)

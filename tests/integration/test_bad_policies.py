@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from dingsdk import train
 from dingsdk.errors import (
     ConfigError,
+    DingError,
     NonFiniteError,
     PolicyOutputError,
     PolicyOutputTypeError,
@@ -20,6 +22,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
+from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
 SETS = (
     "env.collector_env_num=2",
@@ -166,3 +169,22 @@ def test_network_that_does_not_fit_memory_is_refused_with_its_size_and_what_is_f
     assert caught.value.path == "policy.model"
     assert "bytes of main memory are free" in str(caught.value)
     assert caught.value.facts["expected"] > 0
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_exception_of_a_part_names_its_type_and_plugin(tmp_path: Path, mode: Any) -> None:
+    class Broken(UniformSampler):
+        def draw(self, *args: Any, **kwargs: Any) -> Any:
+            raise OSError("no rows today")
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry("samplers").register("broken", Broken)
+        sets = (*SETS, "policy.other.replay_buffer.sampler.type=broken")
+        transport = "in_memory" if mode == "parallel" else None
+        with pytest.raises(OSError if mode == "serial" else DingError, match="no rows today"):
+            train("cartpole-dqn", mode, transport, sets, 0, tmp_path)
+    (result,) = tmp_path.glob("*/result.json")
+    told = json.loads(result.read_text())["error"]
+    assert told.endswith(
+        f"OSError: no rows today (raised in type 'broken' of samplers, from {__name__})"
+    )

@@ -13,6 +13,7 @@ import numpy as np
 from dingsdk.config import Configurable
 from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
 from dingsdk.plugins import observe
+from dingsdk.plugins.blame import raised_in
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
@@ -810,7 +811,7 @@ class Coordinator(Configurable, TaskControl):
 def _as_ding_error(error: Exception, where: str) -> DingError:
     if isinstance(error, DingError):
         return error
-    wrapped = DingError(f"{where}: {type(error).__name__}: {error}")
+    wrapped = DingError(f"{where}: {type(error).__name__}: {error}{raised_in(error)}")
     wrapped.__cause__ = error
     return wrapped
 

@@ -1,0 +1,44 @@
+"""Which part of a plugin an exception was raised in, for messages."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from types import CodeType, FrameType
+
+from dingsdk.plugins.builtins import BUILTINS
+from dingsdk.plugins.manager import default_manager
+
+
+def raised_in(error: BaseException) -> str:
+    """Return ``" (raised in type 'x' of samplers, from <plugin>)"``, ``""`` for dingsdk itself.
+
+    It is the innermost part whose own code the error passed. A transport runs the jobs of all
+    others, so it is named only where nothing of dingsdk lies between.
+    """
+    parts = list(_registered())
+    has_left_core = False
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "dingsdk":
+            has_left_core = True
+            continue
+        for kind, key, owner, target in parts:
+            if _is_code_of(target, frame) and not (has_left_core and kind == "transports"):
+                return f" (raised in type {key!r} of {kind}, from {owner})"
+    return ""
+
+
+def _registered() -> Iterator[tuple[str, str, str, object]]:
+    for kind, registry in default_manager().registries.items():
+        for key in registry.query():
+            entry = registry.entry(key)
+            if entry is not None and (kind, key, entry.place) not in BUILTINS and entry.target:
+                yield kind, key, entry.owner, entry.target
+
+
+def _is_code_of(target: object, frame: FrameType) -> bool:
+    """Whether a frame runs a function that was registered, or a method of such a class."""
+    code: CodeType = frame.f_code
+    if not isinstance(target, type):
+        return getattr(target, "__code__", None) is code
+    return bool(code.co_argcount) and isinstance(frame.f_locals.get(code.co_varnames[0]), target)

@@ -1,0 +1,101 @@
+"""Errors name the plugin's part that raised them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.plugins.blame import raised_in
+
+
+@pytest.fixture(autouse=True)
+def manager() -> Iterator[PluginManager]:
+    with use_manager(PluginManager(Switches())) as manager:
+        yield manager
+
+
+def core(source: str) -> dict[str, Any]:
+    """Return what code defines that stands in a module of dingsdk."""
+    names: dict[str, Any] = {"__name__": "dingsdk.worker.some"}
+    exec(source, names)
+    return names
+
+
+CORE = core("""
+class Base:
+    def draw(self):
+        raise ValueError("of the core")
+
+def call(function):
+    return function()
+""")
+
+
+class Part(CORE["Base"]):  # type: ignore[misc]
+    def __init__(self, inner: Callable[[], Any] = lambda: None) -> None:
+        self.inner = inner
+
+    def decode(self) -> None:
+        json.loads("{")
+
+    def ask(self) -> None:
+        super().draw()
+
+    def pass_on(self) -> None:
+        CORE["call"](self.inner)
+
+
+class Other(Part):
+    """Another part, whose methods are those of the first."""
+
+
+def wrap() -> None:
+    raise OSError("of a function")
+
+
+def suffix(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except Exception as error:
+        return raised_in(error)
+    raise AssertionError("nothing was raised")
+
+
+IN_PART = f" (raised in type 'mine' of samplers, from {__name__})"
+
+
+@pytest.mark.parametrize("function", [Part().decode, Part().ask], ids=["library", "base class"])
+def test_error_below_a_method_of_a_part_names_the_part(
+    manager: PluginManager, function: Callable[[], Any]
+) -> None:
+    assert suffix(function) == ""
+    manager.registry("samplers").register("mine", Part)
+    assert suffix(function) == IN_PART
+
+
+def test_error_of_the_core_with_a_part_names_none(manager: PluginManager) -> None:
+    manager.registry("samplers").register("mine", Part)
+    assert suffix(Part().draw) == ""
+
+
+def test_registered_function_is_named(manager: PluginManager) -> None:
+    manager.registry("env_wrappers").register("wrap", wrap)
+    assert suffix(wrap) == f" (raised in type 'wrap' of env_wrappers, from {__name__})"
+
+
+def test_innermost_of_two_parts_is_named(manager: PluginManager) -> None:
+    manager.registry("samplers").register("mine", type("Inner", (), {"draw": lambda self: 1 / 0}))
+    manager.registry("buffers").register("outer", Other)
+    inner = manager.registry("samplers").get("mine")()
+    assert suffix(Other(inner.draw).pass_on) == IN_PART
+    assert "'outer' of buffers" in suffix(Other(CORE["Base"]().draw).pass_on)
+
+
+def test_transport_that_runs_jobs_of_the_core_is_not_named(manager: PluginManager) -> None:
+    manager.registry("transports").register("mine", Part)
+    assert suffix(Part(CORE["Base"]().draw).pass_on) == ""
+    assert suffix(Part().decode) == f" (raised in type 'mine' of transports, from {__name__})"
