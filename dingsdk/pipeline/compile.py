@@ -12,7 +12,7 @@ from easydict import EasyDict
 
 from dingsdk.config import Part, PartSection, Section, complete, save_config, to_easydict
 from dingsdk.data.files import ensure_dir
-from dingsdk.errors import ConfigError, UnknownKeyError, UnknownPluginError
+from dingsdk.errors import ConfigError, PluginLoadError, UnknownKeyError, UnknownPluginError
 from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, needed_order
 from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_aliases
 from dingsdk.pipeline.di_engine_keys import NO_SECTION
@@ -25,6 +25,7 @@ from dingsdk.plugins.interfaces import check_interface
 _log = logging.getLogger(__name__)
 
 _PARALLEL_KINDS = frozenset({"transports", "comm_collectors", "comm_learners"})
+_PLAYING_KINDS = frozenset({"policies", "env_managers", "env_wrappers", "evaluators"})
 
 
 def compile_config(
@@ -46,7 +47,7 @@ def compile_config(
     renew_dir: bool = True,
     *,
     system_cfg: Mapping[str, Any] | None = None,
-    mode: Literal["serial", "parallel"] = "serial",
+    mode: Literal["serial", "parallel", "eval"] = "serial",
 ) -> EasyDict:
     """Merge a config with the defaults of the classes it selects, and check all of it.
 
@@ -68,7 +69,8 @@ def compile_config(
         save_path: Name of that file: YAML, whatever its suffix was.
         renew_dir: Where the folder exists, append a time stamp to ``exp_name``.
         system_cfg: DI-engine's system config.
-        mode: In serial mode the transport's plugin need not be installed.
+        mode: In serial mode the transport's plugin need not be installed, and in ``eval``, which
+            plays with a trained policy, none of a part that only trains.
 
     Raises:
         UnknownKeyError: a key that nothing reads.
@@ -107,10 +109,15 @@ def compile_config(
     def find(kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         try:
             cls = own.get((kind, path)) or manager.get(kind, type_key, import_names, path)
-        except UnknownPluginError:
-            if mode == "parallel" or kind not in _PARALLEL_KINDS:
+        except (UnknownPluginError, PluginLoadError) as error:
+            is_needless = {
+                "serial": kind in _PARALLEL_KINDS and isinstance(error, UnknownPluginError),
+                "parallel": False,
+                "eval": kind not in _PLAYING_KINDS,
+            }
+            if not is_needless[mode]:
                 raise
-            _log.info("%s is not installed; serial mode does without it", path)
+            _log.info("%s cannot be had; mode %s does without it", path, mode)
             cls = _NotInstalled
         else:
             check_interface(kind, type_key, cls, path)
@@ -126,11 +133,13 @@ def compile_config(
             **named["replay_buffer"],
         }
     _derive(compiled, user)
-    if needed_order(compiled, found) != "none":
-        compiled["policy"]["traj_len_inf"] = True
-    check_run(compiled, found, mode)
-    _check_importable(to_easydict(compiled), found, mode)
-    names = add_columns(compiled, found)
+    names: Sequence[str] = ()
+    if mode != "eval":
+        if needed_order(compiled, found) != "none":
+            compiled["policy"]["traj_len_inf"] = True
+        check_run(compiled, found, mode)
+        _check_importable(to_easydict(compiled), found, mode)
+        names = add_columns(compiled, found)
     try_env(compiled, found, mode)
     if names:
         check_columns(compiled, found, names, mode)
@@ -219,7 +228,7 @@ def _take_buffers(user: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class _NotInstalled:
-    """Stands for a part of parallel mode that serial mode does without."""
+    """Stands for a part that the mode does without."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Any keys: nobody knows them."""

@@ -166,6 +166,7 @@ _PLAYING = {
         "policy.collect.parallel_collector": "marine",
         "policy.other.commander": "one_vs_one",
     },
+    "eval": {},
 }
 """The parts that play by the number of players, and the types for several."""
 
@@ -183,7 +184,7 @@ def _check_players(
     from dingsdk.worker.commander.one_vs_one import create_league, saved_league
 
     parts = {**_PLAYING[mode], "env_manager": "base, subprocess or async_subprocess"}
-    if players == 1:
+    if players == 1 and mode != "eval":
         parts = _PLAYING[mode] | {"policy.collect.collector": ""}
     for path, types in parts.items():
         most = getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
@@ -203,10 +204,11 @@ def _check_players(
             found=players,
         )
     if players > 1:
-        _check_active(len(create_league(cfg["policy"], None).active_players_ids), cfg, mode)
-        past = cfg["policy"]["other"]["league"].get("load_path")
-        if past is not None:
-            saved_league(past)
+        if mode != "eval":
+            _check_active(len(create_league(cfg["policy"], None).active_players_ids), cfg, mode)
+            past = cfg["policy"]["other"]["league"].get("load_path")
+            if past is not None:
+                saved_league(past)
         for name in cfg["env"]["eval_opponents"]:
             find_opponent(name)
 

@@ -77,7 +77,7 @@ def evaluate(
         ConfigError: the saved config cannot work (any more).
     """
     folder, found = open_run(run_dir, checkpoint)
-    cfg = compile_config(read_config(folder, policy), seed=seed)
+    cfg = compile_config(read_config(folder, policy), seed=seed, mode="eval")
     count = episodes or cfg.env.n_evaluator_episode
     envs = min(cfg.env.evaluator_env_num, count)
     player = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.config import save_config
+from dingsdk.config import apply_set, load_config, save_config
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError
+from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, PluginLoadError
 from dingsdk.pipeline.evaluate import EvalResult, evaluate
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
 from dingsdk.pipeline.train import compile_run
@@ -44,6 +44,37 @@ def test_run_is_played_as_often_as_it_evaluates_itself(run_dir: Path) -> None:
 
 def test_fewer_episodes_than_envs_are_played_exactly(run_dir: Path) -> None:
     assert len(evaluate(run_dir, episodes=1).returns) == 1
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "other.replay_buffer",
+        "other.replay_buffer.sampler",
+        "collect.collector",
+        "learn.learner",
+        "other.commander",
+    ],
+)
+def test_run_whose_plugin_for_training_is_gone_is_played(run_dir: Path, section: str) -> None:
+    before = evaluate(run_dir, episodes=2).returns
+    change_type(run_dir, f"policy.{section}")
+    assert evaluate(run_dir, episodes=2).returns == before
+
+
+@pytest.mark.parametrize("section", ["env_manager", "policy.eval.evaluator"])
+def test_run_whose_plugin_for_playing_is_gone_is_refused(run_dir: Path, section: str) -> None:
+    change_type(run_dir, section)
+    with pytest.raises(PluginLoadError, match="gone_plugin"):
+        evaluate(run_dir)
+
+
+def change_type(run_dir: Path, section: str) -> None:
+    """Have the run's config name a type of a module that is not there."""
+    config = load_config(run_dir / CONFIG_NAME)
+    apply_set(config, f"{section}.type=gone")
+    apply_set(config, f"{section}.import_names=[gone_plugin]")
+    save_config(config, run_dir / CONFIG_NAME)
 
 
 def test_seed_alone_decides_what_is_played(run_dir: Path) -> None:
