@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -45,6 +46,7 @@ from dingsdk.plugins import default_manager, observe
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
 from dingsdk.worker.collector.battle import game_statistics
+from dingsdk.worker.collector.factory import traj_len_of
 from dingsdk.worker.collector.rollout import return_statistics
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport, WorkerHandle
@@ -298,9 +300,13 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     count = collect.n_episode if is_of_episodes else collect.n_sample
     if is_free and count:
         per_insert = learn.update_per_collect * batch_rows / count
-        # The largest payload: every env's trajectory is cut in the same round.
-        payload_rows = (cfg.env.collector_env_num + 1) * count
-        slack_rows = max(1024, 2 * payload_rows)
+        env_num = cfg.env.collector_env_num
+        traj_len = traj_len_of(cfg.policy, collect.n_sample, collect.unroll_len, env_num)
+        # The largest payload: one is almost full when every env's trajectory is cut. Whole episodes
+        # have any length.
+        payload_rows = count + env_num * traj_len if traj_len else 2 * (env_num + 1) * count
+        # Rows that are ahead were collected with a policy that has not learned from those before.
+        slack_rows = max(1024, payload_rows + math.ceil(batch_rows / per_insert))
         if is_of_episodes:
             slack_rows = 2 * count * cfg.system.collector_num
         limiter = {

@@ -70,6 +70,7 @@ class BaseParallelCollector(Configurable, ABC):
         self._uid = uuid.uuid4().hex[:12]
         self._instance_name = str(cfg.get("instance_name") or self._uid)
         self._close_flag = threading.Event()
+        self._ends_soon = False
         self._has_started = False
         self._env_pool: EnvPool | None = cfg.get("env_pool")
         self._are_envs_usable = self._is_released = False
@@ -102,7 +103,7 @@ class BaseParallelCollector(Configurable, ABC):
             if not self._is_closed:
                 self._update_policy()
             self._start_thread()
-            while not self._is_closed and not self._is_done():
+            while not (self._is_closed or self._ends_soon or self._is_done()):
                 self.yield_turn()
                 if not self._may_go_on():
                     break
@@ -134,6 +135,10 @@ class BaseParallelCollector(Configurable, ABC):
         self._close_flag.set()
         if not self._has_started:
             self._release()
+
+    def end_soon(self) -> None:
+        """Have ``start`` end the task after the round under way, as if it was its last one."""
+        self._ends_soon = True
 
     def _release(self) -> None:
         if self._env_manager is not None and not self._is_released:

@@ -146,6 +146,8 @@ class BaseCommCollector(CommWorker):
                 self.condition.notify_all()
         if "collect_setting" in task and self._collector is not None:
             self._collector.collect_setting = task["collect_setting"]
+        if task.get("ends_now") and self._collector is not None:
+            self._collector.end_soon()
         return self.deal_with_collector_data()
 
     def deal_with_collector_data(self) -> Mapping[str, Any]:
@@ -291,7 +293,11 @@ class BaseCommCollector(CommWorker):
             self._delivered = {key: metadata[key] for key in ("delivered_steps", "policy_iter")}
         metadata = {**metadata, **self._stored.pop(str(metadata.get("data_id")), {})}
         with self.condition:
-            if self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
+            last = self._reports[-1] if self._reports else {"data_id": ""}
+            if not (last.keys() | metadata.keys()) & {"data_id"}:
+                # Progress counts from the start of the task.
+                self._reports[-1] = {**last, **metadata}
+            elif self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
                 self._reports.append(metadata)
                 self.condition.notify_all()
 

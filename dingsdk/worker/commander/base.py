@@ -185,6 +185,14 @@ class BaseParallelCommander(Configurable, ABC):
         """
         return None
 
+    def wants_end_of(self, task_id: str) -> bool:
+        """Return whether a collector task that runs is to end now, before its last episode.
+
+        Asked at each report of the collector. What it has collected is sent, and another task goes
+        on with its episodes.
+        """
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides which tasks it issues, as plain data without arrays.
 

@@ -63,9 +63,9 @@ class SoloCommander(BaseParallelCommander):
     """Trains one policy until an evaluation reaches ``env.stop_value``.
 
     The first collector task is an evaluation; further ones follow as ``policy.eval.evaluator``
-    says, as soon as a place is free, one at a time. A result counts towards the stop
-    value only if the learner has trained at least once. Reports about tasks that are not
-    out, such as a second finish of the same task, change nothing.
+    says, one at a time. Where all places are taken, one of several tasks ends early for it. A
+    result counts towards the stop value only if the learner has trained at least once. Reports
+    about tasks that are not out, such as a second finish of the same task, change nothing.
 
     Differs from the reference: env steps of running tasks count as well, and a failed
     learner or evaluation task is issued anew.
@@ -86,6 +86,7 @@ class SoloCommander(BaseParallelCommander):
         self._collector_count = 0
         self._learner_count = 0
         self._collector_tasks: dict[str, _CollectorTask] = {}
+        self._ending = ""  # collector task that ends for an evaluation
         self._learner_tasks: set[str] = set()
         self._current: Task | None = None  # the newest learner task, while it is out
         self._newest: Task | None = None  # the same, also after its end
@@ -161,6 +162,21 @@ class SoloCommander(BaseParallelCommander):
         if task is None or task.is_evaluation or not self._is_current(task):
             return None
         return self._collect_setting()
+
+    def wants_end_of(self, task_id: str) -> bool:
+        """Whether an evaluation is due, and waits for the place of this task.
+
+        With one place none would be left to collect at, where evaluations last long.
+        """
+        task = self._collector_tasks.get(task_id)
+        if task is None or task.is_evaluation or self._collector_space.max_val < 2:
+            return False
+        if self._ending not in self._collector_tasks:
+            has_place = self._collector_space.get_residual_space() > 0
+            if has_place or not self._is_current(task) or not self._is_eval_due():
+                return False
+            self._ending = task_id
+        return self._ending == task_id
 
     def _collect_setting(self) -> dict[str, Any]:
         progress = {**self._learner_info, "envstep": self.envstep}

@@ -481,6 +481,10 @@ class Coordinator(Configurable, TaskControl):
             self.data_store.delete(garbage)
         return True
 
+    def wants_end_of(self, state: TaskState) -> bool:
+        with self.condition:
+            return self._state.commander.wants_end_of(state.task_id)
+
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
         with self.condition:
             setting = self._state.commander.get_collect_setting(state.task_id)

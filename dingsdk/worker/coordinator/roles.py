@@ -83,6 +83,9 @@ class TaskControl(Protocol):
     def deal_with_collecting(self) -> None:
         """Note that a collector steps its envs; the first one starts the clock of the run."""
 
+    def wants_end_of(self, state: TaskState) -> bool:
+        """Return whether the commander wants a collector task to end before its last episode."""
+
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
         """Return ``collect_setting`` as the commander wants it now; nothing where it is to stay."""
 
@@ -367,6 +370,8 @@ class CollectorRole(Role):
         while answers_left and not control.must_end(state):
             demand: dict[str, Any] = {"name": "collector_data_task"}
             demand["is_held_up"] = bool(control.held_up_by)
+            if control.wants_end_of(state):
+                demand["ends_now"] = True
             demand |= _admit(control, state) | control.new_collect_setting(state)
             answer = control.ask(state, demand)
             control.deal_with_storage(state, str(answer.get("held_up_by", "")))

@@ -171,14 +171,11 @@ def test_report_of_neither_a_payload_nor_progress_is_refused(bench: Bench) -> No
 
 
 def test_collector_waits_while_as_many_reports_wait_as_may(bench: Bench) -> None:
-    collector, progress = bench.collector, dict.fromkeys(
-        ("collector_done", "cur_episode", "cur_sample", "cur_step"), 0
-    )  # fmt: skip
-    sent = []
+    collector, sent = bench.collector, []
 
     def run() -> None:
         for number in range(9):
-            collector.send_metadata({**progress, "cur_step": number})
+            collector.send_metadata({"data_id": f"d{number}", "policy_iter": 0, "cur_step": number})
             sent.append(number)
 
     collector.start_job(run, lambda: None, "sender")
@@ -194,6 +191,42 @@ def test_collector_waits_while_as_many_reports_wait_as_may(bench: Bench) -> None
     assert [answer["has_ended"] for answer in answers][-1]
     assert len(answers[0]["reports"]) == 8
     collector.stop_job()
+
+
+def test_newer_progress_takes_the_place_of_older_that_was_not_sent(bench: Bench) -> None:
+    counts = ("collector_done", "cur_episode", "cur_sample", "cur_step")
+    for step, more in (
+        (1, {"delivered_steps": 5, "policy_iter": 0}),
+        (2, {}),
+        (3, None),
+        (4, {}),
+        (5, {}),
+    ):
+        progress = {**dict.fromkeys(counts, 0), "cur_step": step}
+        payload = {"data_id": "d", "policy_iter": 0, "cur_step": step}
+        bench.collector.send_metadata(payload if more is None else progress | more)
+    reports = bench.ask("c0", "collector_data_task")["reports"]
+    assert [report["cur_step"] for report in reports] == [2, 3, 5]
+    assert [report.get("delivered_steps") for report in reports] == [5, None, None]
+
+
+def test_task_that_is_to_end_sends_all_and_the_next_one_goes_on_with_its_episodes(
+    bench: Bench,
+) -> None:
+    bench.publish()
+    cfg = collector_task(bench.cfg, "t1", "b1", "p", number=0, collect_setting={"eps": 0.5})
+    env = {**cfg["collector_cfg"]["env"], "collector_episode_num": 10**6}
+    endless = {"collector_cfg": {**cfg["collector_cfg"], "env": env}}
+    for _ in range(2):
+        bench.collect(**endless)
+        found = list(bench.ask("c0", "collector_data_task")["reports"])
+        found += bench.ask("c0", "collector_data_task", ends_now=True)["reports"]
+        rows = [each["rows"] for each in [*found, *bench.reports()] if "rows" in each]
+        info = bench.ask("c0", "collector_close_task")
+        assert info["sample_count"] == sum(rows) == info["step_count"] > 0
+        assert not info["collector_done"]
+        unfinished = bench.collector._env_pool._idle["collector"][2]
+        assert unfinished is not None
 
 
 def test_collector_stores_a_payload_again_until_there_is_room(bench: Bench, monkeypatch) -> None:

@@ -183,6 +183,46 @@ def test_a_running_task_gets_the_epsilon_of_the_env_steps_by_then(commander):
     assert commander.get_collect_setting(first["task_id"]) is None
 
 
+def test_one_task_is_to_end_where_an_evaluation_that_is_due_has_no_place(commander, clock):
+    learner = start(commander)
+    tasks = [commander.get_collector_task()]
+    train(commander, learner, 5)
+    clock.now += 11
+    assert not commander.wants_end_of(tasks[0]["task_id"])  # there is a place
+    clock.now -= 11
+    tasks.append(commander.get_collector_task())
+    first, second = (task["task_id"] for task in tasks)
+    assert not commander.wants_end_of(first)  # none is due
+    clock.now += 11
+    assert not commander.wants_end_of("unknown")
+    assert commander.wants_end_of(second)
+    assert not commander.wants_end_of(first)
+    assert commander.wants_end_of(second)
+
+    commander.finish_collector_task(second, collect_result(20))
+    evaluation = commander.get_collector_task()
+    assert evaluation["collector_cfg"]["eval_flag"]
+    assert not commander.wants_end_of(first)
+    assert not commander.wants_end_of(evaluation["task_id"])
+    commander.finish_collector_task(evaluation["task_id"], eval_result())
+    train(commander, learner, 6)
+    third = commander.get_collector_task()["task_id"]
+    clock.now += 11
+    assert commander.wants_end_of(first)
+    commander.notify_fail_collector_task({"task_id": first})
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
+    assert not commander.wants_end_of(third)
+
+
+def test_no_task_ends_for_an_evaluation_where_there_is_one_place(main_config, clock):
+    commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
+    learner = start(commander)
+    task = commander.get_collector_task()
+    train(commander, learner, 5)
+    clock.now += 11
+    assert not commander.wants_end_of(task["task_id"])
+
+
 def test_an_evaluation_has_no_epsilon(commander):
     train(commander, start(commander), 5)
     commander.get_collector_task()

@@ -66,6 +66,8 @@ class Control:
         self.on_call: Callable[[str], None] = lambda name: None
         self.settings: list[dict[str, Any]] = []
         """What the commander wants the collect policy to be called with, demand by demand."""
+        self.ends: list[bool] = []
+        """Whether the commander wants the task to end, demand by demand."""
 
     def must_end(self, state: TaskState) -> bool:
         return self.is_ending
@@ -82,6 +84,9 @@ class Control:
             raise answer
         found: Mapping[str, Any] = answer
         return found
+
+    def wants_end_of(self, state: TaskState) -> bool:
+        return bool(self.ends) and self.ends.pop(0)
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Any]:
         return {"collect_setting": self.settings.pop(0)} if self.settings else {}
@@ -203,6 +208,14 @@ def test_collector_is_told_how_to_call_its_policy_from_now_on() -> None:
     drive_collector(control)
     told = [message.get("collect_setting") for message in control.messages[1:-1]]
     assert told == [{"eps": 0.5}, {"eps": 0.4}, None]
+
+
+def test_collector_is_told_when_its_task_is_to_end() -> None:
+    control = Control(reports(), reports(), reports(has_ended=True))
+    control.ends = [False, True, True]
+    drive_collector(control)
+    told = [message.get("ends_now") for message in control.messages[1:-1]]
+    assert told == [None, True, True]
 
 
 def test_payloads_of_an_answer_wait_together() -> None:

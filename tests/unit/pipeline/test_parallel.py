@@ -19,9 +19,11 @@ from dingsdk.errors import DingError, TaskFailedError, WorkerCrashedError
 from dingsdk.pipeline.parallel import (
     _finish_evaluations,
     _with_trace,
+    worker_config,
     write_collected,
     write_paces,
 )
+from dingsdk.pipeline.train import compile_run
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
@@ -172,3 +174,20 @@ def test_last_evaluations_have_a_second_for_each_player(
     assert _finish_evaluations(context, coordinator, "limit") == "limit"
     assert coordinator.waited_s == pytest.approx(allowed_s)
     assert "cut off" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sets", "slack_rows"),
+    [
+        ((), 512 + 8 * 64 + 32),  # 16 batches of 128 for 512 rows are 32 rows a batch
+        (("policy.collect.n_sample=3000",), 3000 + 8 * 375 + 188),
+        (("policy.traj_len_inf=true",), 2 * 9 * 512 + 32),
+        (("policy.collect.n_sample=64",), 1024),
+    ],
+)
+def test_collectors_are_held_back_by_about_two_collects(
+    tmp_path: Path, sets: tuple[str, ...], slack_rows: int
+) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", None, sets, 0)
+    limiter = worker_config(cfg, tmp_path).policy.other.replay_buffer.limiter
+    assert limiter.error_buffer / limiter.samples_per_insert == pytest.approx(slack_rows)
