@@ -43,8 +43,8 @@ QUIET = {"debug", "info", "overload", "cast", "TypeVar", "ParamSpec", "NewType",
 """Calls without behaviour that a test could see; they and their arguments are left alone."""
 
 SYMMETRIC = {
-    *("add", "allclose", "array_equal", "compare_digest", "gcd", "isclose", "isinstance"),
-    *("logical_and", "logical_or", "max", "maximum", "min", "minimum", "multiply"),
+    *("add", "allclose", "array_equal", "compare_digest", "gcd", "is_named", "isclose"),
+    *("isinstance", "logical_and", "logical_or", "max", "maximum", "min", "minimum", "multiply"),
 }
 """Calls whose arguments mean the same in any order, or that fail at once in another one."""
 

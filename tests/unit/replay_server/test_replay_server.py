@@ -422,6 +422,37 @@ def test_another_secret_is_refused_by_both_sides(
     assert server.buffer.table.push_count == 0
 
 
+def test_refused_client_that_goes_on_is_cut_off(server: ReplayServer) -> None:
+    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
+    link.receive(wire.Welcome, 10.0)
+    link.send(wire.Hello("0" * 32, "1" * 32, "2" * 64), timeout_s=10.0)
+    answer, _ = link.receive(wire.Accepted | wire.Refused, 10.0)
+    assert isinstance(answer, wire.Refused)
+    with pytest.raises(ConnectionError):
+        link.receive(wire.Accepted | wire.Refused, 10.0)
+    link.close()
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_server_that_closes_ends_its_connections_and_then_saves_if_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
+) -> None:
+    server = ReplayServer({}, SMALL, tmp_path)
+    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
+    link.greet(server.secret, "0" * 32, 10.0)
+    ended: list[bool] = []
+
+    def save(buffer: ServedBuffer) -> None:
+        with pytest.raises(ConnectionError):
+            link.receive(wire.Reply, 10.0)
+        ended.append(True)
+
+    monkeypatch.setattr(ServedBuffer, "save", save)
+    server.close(has_checkpoint=has_checkpoint)
+    assert ended == [True] * has_checkpoint
+    link.close()
+
+
 def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
     (tmp_path / "secret").touch(0o600)
     (tmp_path / "secret").write_text("s" * 32)
