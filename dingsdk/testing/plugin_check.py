@@ -376,7 +376,14 @@ def _build_hook(part: _Part, folder: Path) -> Any:
 def _build_manager(part: _Part) -> Any:
     import gymnasium
 
-    return part.create({}, [partial(gymnasium.make, part.env or "CartPole-v1")] * 2)
+    manager = part.create({}, [partial(gymnasium.make, part.env or "CartPole-v1")] * 2)
+    found = getattr(manager, "_env_num", None)
+    if found != 2:
+        raise _Wrong(
+            f"{_name(part.target)}(cfg, env_fns) was given 2 functions that make envs, and has "
+            f"{found or 'no'} envs; pass cfg and env_fns on to super().__init__"
+        )
+    return manager
 
 
 def _build_wrapper(part: _Part, folder: Path) -> Any:

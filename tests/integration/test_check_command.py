@@ -18,6 +18,7 @@ Provide = Callable[..., None]
 
 HEAD = """
     from dingsdk import hookimpl
+    from dingsdk.envs import InProcessEnvManager
     from dingsdk.worker.replay_buffer import Limiter, Remover, RowSampler
     from dingsdk.worker import LearnerHook, NaiveReplayBuffer
 
@@ -117,6 +118,11 @@ WRONG = {
         "    def __init__(self, cfg, seed=None): raise ValueError('no limit')\n"
         "    def can_sample(self, n): ...",
         "ValueError: no limit",
+    ),
+    "env manager": (
+        "env_managers",
+        "class Mine(InProcessEnvManager):\n    def __init__(self, cfg, env_fns): self.cfg = cfg",
+        "was given 2 functions that make envs, and has no envs",
     ),
     "hook": (
         "learner_hooks",
