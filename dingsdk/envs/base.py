@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable, NotNegative, PartSection, Whole
 from dingsdk.data.action_mask import nearest_legal
 from dingsdk.data.capture import capture
-from dingsdk.envs.guard import ABNORMAL
+from dingsdk.envs.guard import ABNORMAL, close_quietly
 from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.saving import set_attributes
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
@@ -414,7 +414,7 @@ class EnvManager(Configurable, ABC):
         # Before the launch only a probe can tell.
         probe = self._env_fns[0]()
         self._set_players(player_num(probe))
-        probe.close()
+        close_quietly(probe)
         return ObservationSchema(probe.observation_space), ActionChecker(probe.action_space)
 
     def _set_players(self, count: int) -> None:

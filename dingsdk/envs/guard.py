@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -256,12 +257,38 @@ def env_error(cause: BaseException, who: str, failures: int, env_id: int | None 
     )
 
 
-def close_quietly(env: Any, **kwargs: Any) -> None:
-    """Close an env that has failed; what goes wrong then is only logged."""
-    try:
-        env.close(**kwargs)
-    except Exception:
-        _log.debug("closing a failed env failed", exc_info=True)
+CLOSE_S = 5.0
+"""How long the ``close`` of an env may take in this process; then it is left behind."""
+
+
+def close_quietly(*envs: Any) -> None:
+    """Close envs that are not used any more; what goes wrong then is only logged.
+
+    Those that do not end within ``CLOSE_S`` all together are left behind.
+    """
+    # The window or GL context of an env that renders belongs to the thread that made it.
+    rendering = [env for env in envs if getattr(env, "render_mode", None) is not None]
+    others = [env for env in envs if getattr(env, "render_mode", None) is None]
+    _close_all(rendering)
+    if others:
+        closer = threading.Thread(target=_close_all, args=(others,), name="env-close", daemon=True)
+        closer.start()
+        closer.join(CLOSE_S)
+        if closer.is_alive():
+            kind = type(getattr(others[0], "unwrapped", others[0])).__name__
+            _log.warning(
+                "close() of the envs (%s) has not ended after %.0f s; they are left behind",
+                kind,
+                CLOSE_S,
+            )
+
+
+def _close_all(envs: Sequence[Any]) -> None:
+    for env in envs:
+        try:
+            env.close()
+        except Exception:
+            _log.debug("closing an env failed", exc_info=True)
 
 
 def check_spaces(env: Any) -> None:

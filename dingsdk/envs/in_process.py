@@ -129,8 +129,8 @@ class InProcessEnvManager(EnvManager):
         self._set_players(self._envs[0].player_num)
 
     def _discard(self) -> None:
-        while self._envs:
-            close_quietly(self._envs.pop())
+        envs, self._envs = self._envs, []
+        close_quietly(*reversed(envs))
 
     _saved = (*EnvManager._saved, "_obs")
 

@@ -644,8 +644,7 @@ def _serve(connection: Connection) -> None:
             connection.send_bytes(_FAILED)
             connection.send((error, error.facts.get("traceback", text)))
     finally:
-        for env in envs.values():
-            close_quietly(env)
+        close_quietly(*envs.values())
         board = None  # type: ignore[assignment]
         if memory is not None:
             memory.close()

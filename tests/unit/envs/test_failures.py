@@ -6,14 +6,18 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
-from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns
 from dingsdk.envs.guard import GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
 
@@ -424,3 +428,51 @@ def test_child_process_that_is_late_is_replaced() -> None:
         assert step(manager, 0, 1).abnormal.tolist() == [True, True]
         assert step(manager, 0, 0).abnormal is None
         assert manager.failure_count == 2
+
+
+class Closing(CartPoleEnv):
+    """Notes the thread that closes it, and ends when ``gate`` is open."""
+
+    gate: ClassVar[threading.Event]
+    closed_in: ClassVar[list[threading.Thread]]
+
+    def close(self) -> None:
+        self.closed_in.append(threading.current_thread())
+        self.gate.wait(30)
+
+
+@pytest.fixture
+def closing_cls() -> Iterator[type[Closing]]:
+    gate = threading.Event()
+    cls = type("Closing", (Closing,), {"gate": gate, "closed_in": []})
+    yield cls
+    gate.set()
+    for thread in cls.closed_in:
+        if thread is not threading.current_thread():
+            thread.join(30)
+
+
+def test_close_of_an_env_that_hangs_is_not_waited_for(
+    closing_cls: type[Closing], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "CLOSE_S", 0.1)
+    manager = create_env_manager(IN_PROCESS, [closing_cls] * 2)
+    assert manager.observation_space.shape == (4,)  # of an env that is made for it, and closed
+    manager.launch()
+    manager.close()
+    assert manager.closed
+    assert [record.getMessage() for record in caplog.records] == [
+        "close() of the envs (Closing) has not ended after 0 s; they are left behind"
+    ] * 2
+
+
+@pytest.mark.parametrize(("mode", "is_here"), [(None, False), ("rgb_array", True)])
+def test_env_that_renders_is_closed_in_the_thread_that_made_it(
+    closing_cls: type[Closing], mode: str | None, is_here: bool
+) -> None:
+    closing_cls.gate.set()
+    manager = create_env_manager(IN_PROCESS, [partial(closing_cls, render_mode=mode)] * 2)
+    manager.launch()
+    manager.close()
+    here = threading.current_thread()
+    assert [thread is here for thread in closing_cls.closed_in] == [is_here] * 2
