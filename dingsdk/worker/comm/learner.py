@@ -141,6 +141,8 @@ class BaseCommLearner(CommWorker):
         """The last one, until batches come for it."""
         self._has_asked = False
         """Whether it has asked since batches came last."""
+        self._told_iter = 0
+        """How far the learner was when the coordinator was told last."""
         self._taken = 0
         """Batches that the learner was given to train on."""
         self._owes_info = False
@@ -269,6 +271,7 @@ class BaseCommLearner(CommWorker):
         self.raise_job_error()
         if info is None:
             info = self._learn_info()
+        self._told_iter = max(self._told_iter, int(info["learner_step"]))
         return {"info": info, "demand": demand, **self.task_ids()}
 
     def _take_demand(self) -> dict[str, Any] | None:
@@ -283,13 +286,21 @@ class BaseCommLearner(CommWorker):
         return has_ended
 
     def deal_with_learner_close(self) -> Mapping[str, Any]:
-        """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy)."""
+        """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
+
+        Returns:
+            With ``info`` where it has trained since it was asked last.
+        """
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
+        answer = {**self.task_ids(), **self._replay_figures()}
+        if self._learner is not None and self._learner.train_iter > self._told_iter:
+            self._report()
+            answer["info"] = self._info
         self._learner = None
         self._close_rows()
         self.raise_job_error()
-        return {**self.task_ids(), **self._replay_figures()}
+        return answer
 
     def _close_rows(self) -> None:
         if self._rows is not None:
@@ -454,6 +465,7 @@ class BaseCommLearner(CommWorker):
         with self.condition:
             if not self._has_asked and len(self._leased) <= self._few:
                 self._has_asked = True
+                self._told_iter = self._learner.train_iter
                 self._demand = {
                     "batch_size": batch_size,
                     "batches": self._cfg.batches_per_demand,

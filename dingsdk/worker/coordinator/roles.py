@@ -301,6 +301,8 @@ class LearnerRole(Role):
             demand = answer.get("demand")
         state.phase = TaskPhase.CLOSING
         finished = control.ask(state, {"name": "learner_close_task"})
+        if "info" in finished:
+            control.deal_with_learner_send_info(state, finished["info"])
         control.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
 
 

@@ -66,6 +66,8 @@ class Control:
         self.on_call: Callable[[str], None] = lambda name: None
         self.settings: list[dict[str, Any]] = []
         """What the commander wants the collect policy to be called with, demand by demand."""
+        self.closing: dict[str, Any] = {}
+        """What else the worker says when its task is closed."""
         self.ends: list[bool] = []
         """Whether the commander wants the task to end, demand by demand."""
 
@@ -78,7 +80,7 @@ class Control:
         self.messages.append(dict(data))
         self.timeouts.append(timeout_key)
         if data["name"].endswith(("start_task", "close_task")):
-            return {"is": data["name"]}
+            return {"is": data["name"], **self.closing}
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -388,6 +390,14 @@ def test_learner_is_leased_batches_until_it_is_done() -> None:
     assert [call[0] for call in control.calls][:2] == ["open", "started"]
     assert control.calls[-1] == ("end_leases",)
     assert state.phase is TaskPhase.CLOSING
+
+
+def test_iterations_that_a_learner_makes_before_it_is_closed_count() -> None:
+    control = Control(DEMAND, learned(3))
+    control.data, control.done_at, control.closing = [{"batches": ["first"]}], {3}, learned(5)
+    drive_learner(control)
+    assert control.of("info") == [3, 5]
+    assert [call[0] for call in control.calls][-2:] == ["finish", "end_leases"]
 
 
 def test_learner_that_answers_with_its_next_demand_is_not_asked_for_it() -> None:
