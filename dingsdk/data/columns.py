@@ -108,17 +108,24 @@ def common_length(columns: Mapping[str, Any]) -> int:
     Raises:
         SchemaMismatchError: they differ; ``shapes`` has each column's shape.
     """
-    length = -1
-    for key, array in leaves(columns):
-        if length < 0:
-            length = array.shape[0]
-        elif array.shape[0] != length:
-            shapes = {name: tuple(column.shape) for name, column in leaves(columns)}
-            listing = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-            hint = f"the columns are {listing}"
-            what = f"batch dimension of column {key!r}"
-            raise mismatch(what, key, length, array.shape[0], hint, shapes=shapes)
-    return length
+    lengths: set[int] = set()
+    _add_lengths(columns, lengths)
+    if len(lengths) == 1:
+        return lengths.pop()
+    shapes = {name: tuple(column.shape) for name, column in leaves(columns)}
+    length = next(iter(shapes.values()))[0]
+    key, found = next((name, shape[0]) for name, shape in shapes.items() if shape[0] != length)
+    listing = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    what, hint = f"batch dimension of column {key!r}", f"the columns are {listing}"
+    raise mismatch(what, key, length, found, hint, shapes=shapes)
+
+
+def _add_lengths(columns: Mapping[str, Any], lengths: set[int]) -> None:
+    for column in columns.values():
+        if isinstance(column, dict):
+            _add_lengths(column, lengths)
+        else:
+            lengths.add(column.shape[0])
 
 
 def map_columns(fn: Callable[[NDArray[Any]], Any], columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,8 +52,7 @@ def nstep_returns(
     Source: Sutton & Barto, 2nd ed., eq. 7.1, with the shorter returns kept at piece ends.
     """
     if nstep == 1 or not len(reward):
-        discount = np.multiply(~terminated, np.float32(gamma), dtype=np.float32)
-        return NStepReturns(reward, discount, None)
+        return NStepReturns(reward, ~terminated * np.float32(gamma), None)
     rows = np.arange(len(reward))
     lengths = np.diff(ends, prepend=0)
     last = np.minimum(rows + (nstep - 1), np.repeat(ends, lengths) - 1)

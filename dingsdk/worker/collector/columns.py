@@ -310,11 +310,11 @@ class ColumnsWriter(Writer):
         self, pieces: list[tuple[int, int, int]], returns: list[float]
     ) -> SampleBatch | Episodes:
         env_num = self._env_num
-        firsts = np.array([start * env_num + env for env, start, _ in pieces])
-        lengths = np.array([stop - start for _, start, stop in pieces])
+        envs, starts, stops = map(np.array, zip(*pieces, strict=True))
+        lengths = stops - starts
         ends = lengths.cumsum()
         # The rows of a piece lie a round apart: one arange, shifted piece by piece.
-        shifts = firsts - (ends - lengths) * env_num
+        shifts = envs + (stops - ends) * env_num
         rows = np.arange(0, int(ends[-1]) * env_num, env_num) + shifts.repeat(lengths)
         columns = self._store.gather(rows)
         extra: dict[str, NDArray[Any]] = {"collect_iter": self._iters.take(rows // env_num)}
