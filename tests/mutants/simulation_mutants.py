@@ -181,7 +181,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A payload shows late": [
         Mutant(
             "a payload that shows late is given up",
-            f"{_COMM}.learner:BaseCommLearner.deal_with_learner_learn",
+            f"{_COMM}.learner:BaseCommLearner._take_news",
             "self._clock() + LOAD_TIMEOUT_S",
             "self._clock()",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -143,6 +144,8 @@ class BaseCommLearner(CommWorker):
         """Whether it has asked since batches came last."""
         self._told_iter = 0
         """How far the learner was when the coordinator was told last."""
+        self._iterations: float = math.inf
+        """Batches that the task trains on in all."""
         self._taken = 0
         """Batches that the learner was given to train on."""
         self._owes_info = False
@@ -330,6 +333,7 @@ class BaseCommLearner(CommWorker):
         elif task_info.get("resume"):
             text = "%s begins with new weights: there is no checkpoint in %s"
             _log.warning(text, self.info.worker_id, checkpoints)
+        self._iterations = left
         learner: Any = create_learner(cfg, exp_name=str(folder))
         if left < 1:
             learner.train_iterations = 0  # which no config may say
@@ -490,7 +494,7 @@ class BaseCommLearner(CommWorker):
         """Batches that are left when it asks for more."""
         half = int(self._cfg.batches_per_demand) // 2
         # Nobody waits for batches that it has no iterations for.
-        needs_more = self._learner.train_iterations - self._taken > half
+        needs_more = self._iterations - self._taken > half
         return half if needs_more and not (self._is_on_policy or self._is_to_finish) else 0
 
     def _take_news(self, data: Mapping[str, Any]) -> None:

@@ -65,6 +65,9 @@ class PlayerCommander(SoloCommander):
         player_id: str,
         newest_of: Callable[[str], tuple[int, dict[str, Any]]],
     ) -> None:
+        if player_id != league.active_players_ids[0]:
+            # With the same seeds all players would play the same games, and learn the same.
+            cfg = {**cfg, "seed": derive_seed(int(cfg["seed"]), "player", player_id)}
         super().__init__(cfg, clock)
         self.league = league
         self._newest_of = newest_of

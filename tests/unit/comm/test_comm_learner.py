@@ -18,7 +18,7 @@ from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.learner.base import to_batch
 
 PAYLOADS = {0: "first", 1: "second"}
-LEARNER = SimpleNamespace(learn_info={}, train_iter=5, train_iterations=9)
+LEARNER = SimpleNamespace(learn_info={}, train_iter=5)
 
 
 @pytest.fixture

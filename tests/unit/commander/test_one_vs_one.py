@@ -265,6 +265,9 @@ def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: 
     assert [task["buffer_id"] for task in tasks] == [first["buffer_id"], second["buffer_id"]]
     paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
     assert paths == [[first["policy_id"]], [second["policy_id"]]]
+    # Else both would play the same games, and learn the same from them.
+    assert first["seed"] != second["seed"]
+    assert len({task["collector_cfg"]["seed"] for task in tasks}) == 2
 
 
 def test_games_go_to_both_players_and_train_the_one_that_they_are_for(make_commander: Any) -> None:
