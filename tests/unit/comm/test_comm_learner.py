@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from dingsdk.data import RowLoaders, SampleBatch
-from dingsdk.errors import ClosedError, DataMissingError
+from dingsdk.data.list_samples import pack_samples
+from dingsdk.errors import ClosedError, DataMissingError, SchemaMismatchError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import BaseCommLearner, Master
+from dingsdk.worker.comm.learner import _with_lists
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.learner.base import to_batch
 
@@ -97,6 +99,22 @@ def test_rows_that_cannot_be_read_when_the_task_is_over_say_so(learner: BaseComm
     lease(learner, 0)
     with pytest.raises(ClosedError):
         rows[0]()
+
+
+def test_samples_that_hold_lists_carry_ids_and_samples_that_are_lists_cannot() -> None:
+    holding = pack_samples([{"x": [{"n": 1}, {"n": 2}]}, {"x": [{"n": 3}, {"n": 4}]}])
+    alone = pack_samples([[{"n": 1}], [{"n": 2}]])
+    iters = {"collect_iter": np.array([4, 4])}
+    ids = {"replay_unique_id": np.array([7, 8]), **iters}
+    assert _with_lists(holding, ids, is_of_rows=True) == [
+        {"x": [{"n": 1}, {"n": 2}], "replay_unique_id": 7},
+        {"x": [{"n": 3}, {"n": 4}], "replay_unique_id": 8},
+    ]
+    assert _with_lists(alone, iters, is_of_rows=True) == [[{"n": 1}], [{"n": 2}]]
+    with pytest.raises(SchemaMismatchError, match="keeps dicts alone"):
+        _with_lists(alone, ids, is_of_rows=True)
+    with pytest.raises(SchemaMismatchError, match="keeps rows"):
+        _with_lists(holding, iters, is_of_rows=False)
 
 
 def test_row_function_takes_a_decompressor() -> None:

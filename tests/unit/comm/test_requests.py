@@ -18,7 +18,7 @@ from dingsdk.errors import (
 from dingsdk.worker.comm.requests.handler import Mailbox
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import decode_request
-from dingsdk.worker.comm.transport import TaskMessage
+from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
 
 LOG = "dingsdk.worker.comm.requests.link"
 
@@ -70,6 +70,22 @@ def test_worker_may_ask_for_1_to_1024_tasks_at_once(want: int, is_taken: bool) -
         with pytest.raises(ProtocolError) as caught:
             decode_request(data, "turn", 1 << 20)
         assert caught.value.where == "$.want"
+
+
+def test_mailbox_refuses_what_skips_a_task_or_an_answer() -> None:
+    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
+    answers = [TaskAnswer(f"t{number}", True, {}) for number in range(3)]
+    told: list[TaskAnswer] = []
+    box.put(TaskMessage("t0", {}))
+    with pytest.raises(ProtocolError) as caught:
+        box.fetch(seq=1, ack=2, want=1, wait_s=0.0)
+    assert caught.value.where == "$.body.ack"
+    box.take([(1, answers[0])], told.append)
+    with pytest.raises(ProtocolError) as caught:
+        box.take([(3, answers[2])], told.append)
+    assert caught.value.where == "$.body.answers"
+    box.take([(1, answers[0]), (2, answers[1])], told.append)
+    assert told == answers[:2]
 
 
 def test_closed_mailbox_takes_no_task() -> None:
