@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dingsdk_flask_fs.connection import _Link
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.errors import PortInUseError
@@ -26,6 +27,20 @@ def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Pa
     assert set(threading.enumerate()) == threads
     assert open_sockets() == sockets
     other.close()
+
+
+def test_dial_to_a_free_port_that_finds_itself_is_noticed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        link = _Link(host, port, timeout=5.0)
+        link.connect()
+        assert not link.is_own_echo
+        link.close()
+    link.sock = socket.socket()
+    link.sock.bind((host, 0))
+    link.sock.connect(link.sock.getsockname())
+    assert link.is_own_echo
+    link.close()
 
 
 def test_ipv6_loopback_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

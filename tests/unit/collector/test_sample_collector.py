@@ -52,6 +52,20 @@ def test_third_failure_in_a_row_ends_the_collect(make_policy, make_collector, fo
     assert "breaks" in str(caught.value.__cause__)
 
 
+def test_rows_that_each_collect_drops_are_warned_of_once(
+    make_policy, make_collector, caplog, monkeypatch
+) -> None:
+    collector, _ = make_collector(make_policy(12))
+    monkeypatch.setattr(collector._logger, "propagate", True)
+    for _ in range(3):
+        collector.collect(5, drop_extra=True, policy_kwargs=GREEDY)
+    told = [each.getMessage() for each in caplog.records if "no multiple" in each.getMessage()]
+    assert told == [
+        f"n_sample 5 is no multiple of the {collector.env.env_num} envs: part of the last round is "
+        "dropped"
+    ]
+
+
 def test_envs_that_have_played_all_they_may_end_the_collect(
     make_policy, make_collector, form, manager_type
 ) -> None:
