@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from dingsdk_watch.guard import Guard, allowed_hosts
+from dingsdk_watch.runs import Run
 from dingsdk_watch.server import Server
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -275,6 +276,22 @@ def test_run_folder_that_goes_away_is_told_and_the_server_stays(
 
     assert run["error"]
     assert ask(server, "/metrics").status == 200
+
+
+def test_defect_of_the_server_is_logged_in_full_and_its_text_stays_here(
+    serve: Serve,
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = serve(run_folder)
+    monkeypatch.setattr(Run, "curves", lambda run: {}["secret place"])
+    answer = ask(server, "/curves.json")
+    assert (answer.status, answer.text) == (500, "see the log of dingsdk watch\n")
+    (record,) = [each for each in caplog.records if each.name == "dingsdk_watch.app"]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is KeyError
+    assert ask(server, "/status.json").status == 200
 
 
 def test_reading_changes_nothing_in_the_run_folder(serve: Serve, run_folder: Path) -> None:
