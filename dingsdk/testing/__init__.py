@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from dingsdk.testing.rule import ContractError as ContractError
     from dingsdk.testing.rule import ContractReport as ContractReport
     from dingsdk.testing.rule import Rule as Rule
+    from dingsdk.testing.rule import RuleBook as RuleBook
     from dingsdk.testing.rule import RuleBroken as RuleBroken
     from dingsdk.testing.rule import RuleResult as RuleResult
     from dingsdk.testing.rules import CAPABILITIES as CAPABILITIES

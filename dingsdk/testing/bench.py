@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from dingsdk.data.pytree import different_leaves, flatten
 from dingsdk.errors import DingError
 from dingsdk.testing.rule import RuleBroken
 
@@ -58,19 +59,25 @@ class Call(Generic[_T]):
         return self._value[0]
 
 
-class RuleBench(ABC, Generic[_Make]):
+class RuleBench(Generic[_Make]):
     """What the benches share: everything that a rule needs, closed at the end.
+
+    What the rule raised comes before what a close raises.
 
     Args:
         make: Makes the part that is held to the rule.
         folder: An empty folder.
         capabilities: What the part declares.
         patience_s: How long something that must happen may take.
+
+    Attributes:
+        exits: Closed at the end of the rule.
     """
 
     def __init__(
         self, make: _Make, folder: Path, capabilities: Collection[str], patience_s: float
     ) -> None:
+        self.exits = contextlib.ExitStack()
         self.folder = folder
         self.patience_s = patience_s
         self._make = make
@@ -80,11 +87,16 @@ class RuleBench(ABC, Generic[_Make]):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._close(error)
+        try:
+            self.exits.close()
+        except Exception:
+            if error is None:
+                raise
 
-    @abstractmethod
-    def _close(self, error: BaseException | None) -> None:
-        """Close all that was made; ``error`` is what the rule raised."""
+    def keep(self, made: _T) -> _T:
+        """Return what was made, which is closed at the end if it can be."""
+        self.exits.callback(getattr(made, "close", lambda: None))
+        return made
 
     def has(self, capability: str) -> bool:
         """Whether the part declares a capability."""
@@ -114,6 +126,33 @@ def expect_equal(found: Any, expected: Any, what: str) -> None:
     """Raise ``RuleBroken`` unless both are equal."""
     if found != expected:
         raise RuleBroken(f"{what}: found {found!r:.300}, expected {expected!r:.300}")
+
+
+def expect_same_leaves(found: Any, expected: Any, what: str) -> None:
+    """Expect two nests to be equal, arrays and tensors bit by bit."""
+    different = different_leaves(dict(flatten(found)), dict(flatten(expected)))
+    expect(not different, f"{what} differs in {', '.join(different[:5])}")
+
+
+@contextlib.contextmanager
+def leaves_nothing(patience_s: float) -> Iterator[None]:
+    """Expect the block to leave no thread, which may take a moment, and no open file or socket."""
+    threads, files = set(threading.enumerate()), _open_files()
+    yield
+    deadline = time.monotonic() + patience_s
+    left = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in left:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    names = [thread.name for thread in left if thread.is_alive()]
+    expect(not names, f"threads left: {names}")
+    gc.collect()
+    expect(_open_files() <= files, f"{_open_files() - files} open files or sockets left")
+
+
+def _open_files() -> int:
+    # Where the system does not list them, there is nothing to compare.
+    folder = Path("/proc/self/fd")
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:

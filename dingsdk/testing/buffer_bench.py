@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,31 +29,21 @@ class BufferBench(RuleBench[MakeBuffer]):
     is tested with.
     """
 
-    def __init__(
-        self, make: MakeBuffer, folder: Path, capabilities: Collection[str], patience_s: float
-    ) -> None:
-        super().__init__(make, folder, capabilities, patience_s)
-        self._buffers: list[Any] = []
-
-    def _close(self, error: BaseException | None) -> None:
-        for buffer in self._buffers:
-            Call(buffer.close, "close()").value(self.patience_s)
-
     def buffer(self, *numbers: int, **cfg: Any) -> Any:
         """Return a fresh buffer of ``CAPACITY`` rows and seed 0, holding rows of these numbers.
 
         What it is typed as has the members beyond ``IBuffer`` that the capabilities promise.
         """
-        buffer = self._make({"replay_buffer_size": CAPACITY, "seed": 0, **cfg})
-        self.keep(buffer)
+        buffer = self.keep(self._make({"replay_buffer_size": CAPACITY, "seed": 0, **cfg}))
         # In pieces, so that more rows than the capacity leave the seam somewhere inside.
         for start in range(0, len(numbers), 4):
             self.push(buffer, *numbers[start : start + 4])
         return buffer
 
-    def keep(self, buffer: Any) -> None:
-        """Close a buffer in the end."""
-        self._buffers.append(buffer)
+    def keep(self, made: Any) -> Any:
+        """Return a buffer, which is closed at the end, in time."""
+        self.exits.callback(lambda: Call(made.close, "close()").value(self.patience_s))
+        return made
 
     def rows(self, *numbers: int) -> list[Any]:
         """Return fresh rows of these numbers, as a list to push."""

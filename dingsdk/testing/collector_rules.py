@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import gymnasium as gym
 import numpy as np
@@ -15,8 +13,7 @@ from dingsdk.envs import create_env_manager
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
-from dingsdk.worker.collector.base import ISerialCollector
+from dingsdk.testing.rule import RuleBook, collect, needs
 
 COLLECTOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "samples": "`collect(n_sample)` returns train samples, and keeps a surplus.",
@@ -25,9 +22,6 @@ COLLECTOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "players": "It plays a list of policies, and returns data and infos by player.",
 }
 """What a collector declares: one of the first two, and what else it does."""
-
-MakeCollector = Callable[..., ISerialCollector]
-"""``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh collector, e.g. the class."""
 
 _LENGTHS = ((3, 5), (4, 2))
 
@@ -182,30 +176,14 @@ class NoScalars:
 class SerialBench(RuleBench[Callable[..., Any]]):
     """The bench of collectors and evaluators: envs of a script, a policy, an observer."""
 
-    def __init__(
-        self,
-        make: Callable[..., Any],
-        folder: Path,
-        capabilities: Collection[str],
-        patience_s: float,
-    ) -> None:
-        super().__init__(make, folder, capabilities, patience_s)
-        self._made: list[Any] = []
-        self.policy = RulePolicy()
+    def __enter__(self) -> Self:
+        self._runs = 0
+        self.policy, self.observer = RulePolicy(), SerialObserver()
         self.logs: list[dict[str, int]] = []
-        self.observer = SerialObserver()
         plugins = PluginManager()
         plugins.register_plugin(self.observer, "rules")
-        self._plugins = use_manager(plugins)
-
-    def __enter__(self) -> SerialBench:
-        self._plugins.__enter__()
+        self.exits.enter_context(use_manager(plugins))
         return self
-
-    def _close(self, error: BaseException | None) -> None:
-        self._plugins.__exit__(None, None, None)
-        for each in self._made:
-            each.close()
 
     def envs(
         self,
@@ -229,9 +207,9 @@ class SerialBench(RuleBench[Callable[..., Any]]):
 
     def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
         """Return a fresh collector or evaluator."""
-        made = self._make(cfg, env, policy, NoScalars(), str(self.folder / f"run{len(self._made)}"))
-        self._made.append(made)
-        return made
+        self._runs += 1
+        folder = str(self.folder / f"run{self._runs}")
+        return self.keep(self._make(cfg, env, policy, NoScalars(), folder))
 
     def ready(
         self,
@@ -528,27 +506,11 @@ def rule_22_each_player_gets_its_own(bench: CollectorBench) -> None:
     expect_equal(ended, [0, 0, 1], "resets of player 1")
 
 
-COLLECTOR_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+COLLECTOR_BOOK: Final = RuleBook(collect(__name__), COLLECTOR_CAPABILITIES, CollectorBench)
+COLLECTOR_RULES: Final = COLLECTOR_BOOK.rules
 """Every rule of the collectors, by number."""
+check_collector = COLLECTOR_BOOK.check
+"""Hold a serial collector to every rule, as ``RuleBook.check``.
 
-COLLECTOR_BOOK: Final = RuleBook(COLLECTOR_RULES, COLLECTOR_CAPABILITIES, CollectorBench)
-
-
-def check_collector(
-    make: MakeCollector, *, capabilities: Collection[str], patience_s: float = PATIENCE_S
-) -> ContractReport:
-    """Hold a serial collector to every rule of the contract.
-
-    Args:
-        make: ``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
-        capabilities: Which of ``COLLECTOR_CAPABILITIES`` the collector has.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
-    """
-    return COLLECTOR_BOOK.check(make, capabilities, patience_s)
+``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
+"""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -13,9 +12,6 @@ import numpy as np
 from dingsdk.config import to_easydict, to_plain
 from dingsdk.testing.bench import RuleBench, expect, expect_equal
 from dingsdk.testing.rule import (
-    PATIENCE_S,
-    ContractReport,
-    Rule,
     RuleBook,
     collect,
     needs,
@@ -31,7 +27,6 @@ COMMANDER_CAPABILITIES: Final[Mapping[str, str]] = {
 """What a commander may declare beyond the contract, and what follows."""
 
 MakeCommander = Callable[[Mapping[str, Any]], BaseParallelCommander]
-"""Returns a fresh commander for a compiled main config."""
 
 _SPACES = 3
 _STOP_VALUE = 100.0
@@ -39,9 +34,6 @@ _STOP_VALUE = 100.0
 
 class CommanderBench(RuleBench[MakeCommander]):
     """The bench of a commander: fresh ones, over a small config with places for three tasks."""
-
-    def _close(self, error: BaseException | None) -> None:
-        """Commanders hold nothing that is to be closed."""
 
     def config(self, **commander: Any) -> Any:
         """Return the compiled config of a short DQN run on CartPole."""
@@ -366,31 +358,11 @@ def rule_16_past_players_stay_as_they_were(bench: CommanderBench) -> None:
     expect_equal(store.kept[learner["policy_id"]][0], 58, "the version of the trained player")
 
 
-COMMANDER_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+COMMANDER_BOOK: Final = RuleBook(collect(__name__), COMMANDER_CAPABILITIES, CommanderBench)
+COMMANDER_RULES: Final = COMMANDER_BOOK.rules
 """Every rule of the commanders, by number."""
+check_commander = COMMANDER_BOOK.check
+"""Hold a commander to every rule, as ``RuleBook.check``.
 
-COMMANDER_BOOK: Final = RuleBook(COMMANDER_RULES, COMMANDER_CAPABILITIES, CommanderBench)
-
-
-def check_commander(
-    make: MakeCommander,
-    *,
-    capabilities: Collection[str] = (),
-    patience_s: float = PATIENCE_S,
-) -> ContractReport:
-    """Hold a commander to every rule of the contract.
-
-    Args:
-        make: ``make(cfg)`` returns a fresh commander for a compiled main config, e.g. the class.
-        capabilities: Which of ``COMMANDER_CAPABILITIES`` the commander has; rules that need another
-            one do not apply.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
-    """
-    return COMMANDER_BOOK.check(make, capabilities, patience_s)
+``make(cfg)`` returns a fresh one for a compiled main config, e.g. the class.
+"""

@@ -1,4 +1,7 @@
-"""The rules as pytest tests, one each."""
+"""The rules as pytest tests, one each.
+
+The how-to guides of plugins have a test file with the class of each kind.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,14 @@ class Contract:
     """What the contract classes share: a test that runs once for each rule.
 
     Attributes:
+        book: The rules.
+        maker: The attribute that makes the part.
         capabilities: What the part declares. Rules that need something else are no tests.
         patience_s: How long something that must happen may take.
     """
 
     book: ClassVar[RuleBook[Any]]
+    maker: ClassVar[str]
     capabilities: ClassVar[Collection[str]] = frozenset()
     patience_s: ClassVar[float] = PATIENCE_S
 
@@ -57,7 +63,10 @@ class Contract:
 
     def _part(self) -> Any:
         """Return how the rules make the part."""
-        raise NotImplementedError
+        return getattr(self, self.maker)
+
+    def _missing(self, maker: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__}.{maker} is missing")
 
 
 class TransportContract(Contract):
@@ -70,48 +79,29 @@ class TransportContract(Contract):
     """
 
     book = TRANSPORT_BOOK
+    maker = "make_transport"
 
     def make_transport(self, run_dir: Path) -> Transport:
         """Return a fresh transport for a run folder. Rules may call it more than once."""
-        raise NotImplementedError(f"{type(self).__name__}.make_transport(run_dir) is missing")
-
-    def _part(self) -> Any:
-        return self.make_transport
+        raise self._missing("make_transport(run_dir)")
 
 
 class BufferContract(Contract):
-    """Base class of the contract tests of a replay buffer and its parts.
-
-    See ``BUFFER_CAPABILITIES``.
-
-    Example:
-        >>> class TestMyBuffer(BufferContract):
-        ...     capabilities = frozenset({"columns", "distinct", "parts"})
-        ...     def make_buffer(self, cfg):
-        ...         return MyBuffer({"storage": {"type": "array"}, **cfg})
-    """
+    """Contract tests of a replay buffer and its parts; see ``BUFFER_CAPABILITIES``."""
 
     book = BUFFER_BOOK
+    maker = "make_buffer"
 
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
         """Return a fresh buffer with these settings. Rules may call it more than once."""
-        raise NotImplementedError(f"{type(self).__name__}.make_buffer(cfg) is missing")
-
-    def _part(self) -> Any:
-        return self.make_buffer
+        raise self._missing("make_buffer(cfg)")
 
 
 class StorageContract(Contract):
-    """Base class of a storage's contract tests; see ``PART_RULES["storage"].known_capabilities``.
-
-    Example:
-        >>> class TestMyStorage(StorageContract):
-        ...     capabilities = frozenset({"any_order"})
-        ...     def make_part(self, capacity, seed, folder):
-        ...         return MyStorage({}, capacity)
-    """
+    """Contract tests of a storage; see ``PART_RULES["storage"].known_capabilities``."""
 
     book = PART_RULES["storage"]
+    maker = "make_part"
 
     def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
         """Return a fresh part. Rules may call it more than once.
@@ -121,10 +111,7 @@ class StorageContract(Contract):
             seed: Of what it draws.
             folder: For what it keeps on disk; a durable storage opens the rows that it finds.
         """
-        raise NotImplementedError(f"{type(self).__name__}.make_part(...) is missing")
-
-    def _part(self) -> Any:
-        return self.make_part
+        raise self._missing("make_part(...)")
 
 
 class SamplerContract(StorageContract):
@@ -148,13 +135,6 @@ class LimiterContract(StorageContract):
 class PolicyContract(Contract):
     """Base class of a policy's contract tests; see ``POLICY_CAPABILITIES``.
 
-    Example:
-        >>> class TestMyPolicy(PolicyContract):
-        ...     observation_space = gymnasium.spaces.Box(-1, 1, (4,))
-        ...     action_space = gymnasium.spaces.Discrete(2)
-        ...     def make_policy(self, enable_field, seed):
-        ...         return MyPolicy(CFG, enable_field=enable_field, seed=seed)
-
     Attributes:
         observation_space: gymnasium space of one env's observation.
         action_space: gymnasium space of one env's action.
@@ -166,135 +146,79 @@ class PolicyContract(Contract):
 
     def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
         """Return a fresh policy. Rules may call it more than once."""
-        name = type(self).__name__
-        raise NotImplementedError(f"{name}.make_policy(enable_field, seed) is missing")
+        raise self._missing("make_policy(enable_field, seed)")
 
     def _part(self) -> Any:
         return PolicyUnderTest(self.make_policy, self.observation_space, self.action_space)
 
 
 class CommanderContract(Contract):
-    """Base class of a commander's contract tests; see ``COMMANDER_CAPABILITIES``.
-
-    Example:
-        >>> class TestMyCommander(CommanderContract):
-        ...     def make_commander(self, cfg):
-        ...         return MyCommander(cfg)
-    """
+    """Contract tests of a commander; see ``COMMANDER_CAPABILITIES``."""
 
     book = COMMANDER_BOOK
+    maker = "make_commander"
 
     def make_commander(self, cfg: Mapping[str, Any]) -> BaseParallelCommander:
         """Return a fresh commander for a compiled config. Rules may call it more than once."""
-        raise NotImplementedError(f"{type(self).__name__}.make_commander(cfg) is missing")
-
-    def _part(self) -> Any:
-        return self.make_commander
+        raise self._missing("make_commander(cfg)")
 
 
 class EnvManagerContract(Contract):
-    """Base class of an env manager's contract tests; see ``ENV_CAPABILITIES``.
-
-    Example:
-        >>> class TestMyManager(EnvManagerContract):
-        ...     capabilities = frozenset({"per_env_seed", "guarded"})
-        ...     def make_manager(self, cfg, env_fns):
-        ...         return MyManager(cfg, env_fns)
-    """
+    """Contract tests of an env manager; see ``ENV_CAPABILITIES``."""
 
     book = ENV_BOOK
+    maker = "make_manager"
 
     def make_manager(
         self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]
     ) -> EnvManager:
         """Return a manager that is not launched. Rules may call it more than once."""
-        raise NotImplementedError(f"{type(self).__name__}.make_manager(cfg, env_fns) is missing")
-
-    def _part(self) -> Any:
-        return self.make_manager
+        raise self._missing("make_manager(cfg, env_fns)")
 
 
 class CollectorContract(Contract):
-    """Base class of the contract tests of a serial collector of one policy.
-
-    See ``COLLECTOR_CAPABILITIES``.
-
-    Example:
-        >>> class TestMyCollector(CollectorContract):
-        ...     capabilities = frozenset({"samples"})
-        ...     def make_collector(self, cfg, env, policy, tb_logger, exp_name):
-        ...         return MyCollector(cfg, env, policy, tb_logger, exp_name)
-    """
+    """Contract tests of a serial collector of one policy; see ``COLLECTOR_CAPABILITIES``."""
 
     book = COLLECTOR_BOOK
+    maker = "make_collector"
 
     def make_collector(
         self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
     ) -> ISerialCollector:
         """Return a fresh collector. Rules may call it more than once, and without an env."""
-        raise NotImplementedError(f"{type(self).__name__}.make_collector(...) is missing")
-
-    def _part(self) -> Any:
-        return self.make_collector
+        raise self._missing("make_collector(...)")
 
 
 class EvaluatorContract(Contract):
-    """Base class of the contract tests of a serial evaluator that plays episodes.
-
-    See ``EVALUATOR_CAPABILITIES``.
-
-    Example:
-        >>> class TestMyEvaluator(EvaluatorContract):
-        ...     def make_evaluator(self, cfg, env, policy, tb_logger, exp_name):
-        ...         return MyEvaluator(cfg, env, policy, tb_logger, exp_name)
-    """
+    """Contract tests of a serial evaluator that plays episodes; see ``EVALUATOR_CAPABILITIES``."""
 
     book = EVALUATOR_BOOK
+    maker = "make_evaluator"
 
     def make_evaluator(
         self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
     ) -> ISerialEvaluator:
         """Return a fresh evaluator. Rules may call it more than once, and without an env."""
-        raise NotImplementedError(f"{type(self).__name__}.make_evaluator(...) is missing")
-
-    def _part(self) -> Any:
-        return self.make_evaluator
+        raise self._missing("make_evaluator(...)")
 
 
 class LearnerHookContract(Contract):
-    """Base class of a learner hook's contract tests.
-
-    See ``EXTENSION_RULES["learner hook"].known_capabilities``.
-
-    Example:
-        >>> class TestMyHook(LearnerHookContract):
-        ...     capabilities = frozenset({"args"})
-        ...     def make_hook(self, name, priority, *, position, ext_args):
-        ...         return MyHook(name, priority, position=position, ext_args=ext_args)
-    """
+    """Contract tests of a learner hook; see ``EXTENSION_RULES``."""
 
     book = EXTENSION_RULES["learner hook"]
+    maker = "make_hook"
 
     def make_hook(
         self, name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]
     ) -> LearnerHook:
         """Return a fresh hook; add what it needs to ``ext_args``."""
-        raise NotImplementedError(f"{type(self).__name__}.make_hook(...) is missing")
-
-    def _part(self) -> Any:
-        return self.make_hook
+        raise self._missing("make_hook(...)")
 
 
 class EnvWrapperContract(Contract):
     """Base class of the contract tests of a wrapper of envs.
 
     See ``EXTENSION_RULES["wrapper"].known_capabilities``.
-
-    Example:
-        >>> class TestMyWrapper(EnvWrapperContract):
-        ...     capabilities = frozenset({"repeatable"})
-        ...     def make_wrapper(self, env):
-        ...         return MyWrapper(env)
 
     Attributes:
         env_id: gymnasium id of an env that the wrapper fits.
@@ -305,7 +229,7 @@ class EnvWrapperContract(Contract):
 
     def make_wrapper(self, env: Any) -> Any:
         """Return the wrapper around an env. Rules may call it more than once."""
-        raise NotImplementedError(f"{type(self).__name__}.make_wrapper(env) is missing")
+        raise self._missing("make_wrapper(env)")
 
     def _part(self) -> Any:
         env_fn = EnvFn({"env_id": self.env_id})
@@ -315,34 +239,22 @@ class EnvWrapperContract(Contract):
 class CommandContract(Contract):
     """Base class of a command's contract tests.
 
-    Example:
-        >>> class TestMyCommand(CommandContract):
-        ...     command = my_command
-
     Attributes:
         command: The click command.
     """
 
     book = EXTENSION_RULES["command"]
+    maker = "command"
     command: ClassVar[Any]
-
-    def _part(self) -> Any:
-        return self.command
 
 
 class ObserverContract(Contract):
     """Base class of the contract tests of a plugin that only observes.
-
-    Example:
-        >>> class TestMyObserver(ObserverContract):
-        ...     plugin = my_module
 
     Attributes:
         plugin: The module or object that has the hookimpls.
     """
 
     book = EXTENSION_RULES["observer"]
+    maker = "plugin"
     plugin: ClassVar[Any]
-
-    def _part(self) -> Any:
-        return self.plugin

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,9 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.errors import ClosedError, ConfigError, DingError, EnvError, PolicyOutputError
 from dingsdk.testing.bench import Call, RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
+from dingsdk.testing.rule import RuleBook, collect, needs
 
 MakeEnvManager = Callable[[Mapping[str, Any], Sequence[Callable[[], Any]]], EnvManager]
-"""``make(cfg, env_fns)`` returns a manager that is not launched."""
 
 ENV_CAPABILITIES: Final[Mapping[str, str]] = {
     "per_env_seed": "Each env has a random stream of its own, set by `seed`.",
@@ -126,14 +124,6 @@ class Transition(NamedTuple):
 class EnvBench(RuleBench[MakeEnvManager]):
     """The bench of an env manager: fresh managers of ``RuleEnv``, closed at the end."""
 
-    def __enter__(self) -> EnvBench:
-        self._managers: list[EnvManager] = []
-        return self
-
-    def _close(self, error: BaseException | None) -> None:
-        for manager in self._managers:
-            manager.close()
-
     def manager(
         self,
         env_num: int = 2,
@@ -144,8 +134,7 @@ class EnvBench(RuleBench[MakeEnvManager]):
         **cfg: Any,
     ) -> EnvManager:
         """Return a manager of ``env_num`` envs, seeded and launched."""
-        manager = self._make(cfg, [partial(env, str(self.folder))] * env_num)
-        self._managers.append(manager)
+        manager = self.keep(self._make(cfg, [partial(env, str(self.folder))] * env_num))
         if launch:
             manager.seed(seed)
             manager.launch()
@@ -777,30 +766,13 @@ def _returns_until_done(manager: EnvManager) -> list[tuple[int, float]]:
     return sorted(ends, key=lambda end: end[0])
 
 
-ENV_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+ENV_BOOK: Final = RuleBook(collect(__name__), ENV_CAPABILITIES, EnvBench)
+ENV_RULES: Final = ENV_BOOK.rules
 """Every rule of the env managers, by number."""
-
-ENV_BOOK = RuleBook(ENV_RULES, ENV_CAPABILITIES, EnvBench)
 check_env_manager_rule = ENV_BOOK.check_rule
+check_env_manager = ENV_BOOK.check
+"""Hold an env manager to every rule, as ``RuleBook.check``.
 
-
-def check_env_manager(
-    make: MakeEnvManager, *, capabilities: Collection[str] = (), patience_s: float = PATIENCE_S
-) -> ContractReport:
-    """Hold an env manager to every rule of the contract.
-
-    Args:
-        make: ``make(cfg, env_fns)`` returns a manager that is not launched; ``cfg`` holds keys of
-            ``EnvManager.Config`` alone.
-        capabilities: Which of ``ENV_CAPABILITIES`` the manager has; rules that need another one
-            do not apply.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
-    """
-    return ENV_BOOK.check(make, capabilities, patience_s)
+``make(cfg, env_fns)`` returns a manager that is not launched; ``cfg`` holds keys of
+``EnvManager.Config`` alone.
+"""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -11,16 +10,12 @@ import numpy as np
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError, UnknownKeyError
 from dingsdk.testing.bench import expect, expect_equal, raises
 from dingsdk.testing.collector_rules import RulePolicy, SerialBench
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
-from dingsdk.worker.evaluator.base import ISerialEvaluator
+from dingsdk.testing.rule import RuleBook, collect, needs
 
 EVALUATOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "waits": "An env that has played its share of episodes is not stepped any more.",
 }
 """What an evaluator may declare beyond the contract, and what follows."""
-
-MakeEvaluator = Callable[..., ISerialEvaluator]
-"""``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh evaluator, e.g. the class."""
 
 RETURNS = "eval_episode_return"
 
@@ -175,27 +170,11 @@ def rule_15_envs_wait_for_others(bench: EvaluatorBench) -> None:
     expect_equal(bench.steps, 10, "steps of an evaluation")
 
 
-EVALUATOR_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+EVALUATOR_BOOK: Final = RuleBook(collect(__name__), EVALUATOR_CAPABILITIES, EvaluatorBench)
+EVALUATOR_RULES: Final = EVALUATOR_BOOK.rules
 """Every rule of the evaluators, by number."""
+check_evaluator = EVALUATOR_BOOK.check
+"""Hold a serial evaluator that plays episodes with one policy to every rule, as ``RuleBook.check``.
 
-EVALUATOR_BOOK: Final = RuleBook(EVALUATOR_RULES, EVALUATOR_CAPABILITIES, EvaluatorBench)
-
-
-def check_evaluator(
-    make: MakeEvaluator, *, capabilities: Collection[str] = (), patience_s: float = PATIENCE_S
-) -> ContractReport:
-    """Hold a serial evaluator that plays episodes with one policy to every rule of the contract.
-
-    Args:
-        make: ``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
-        capabilities: Which of ``EVALUATOR_CAPABILITIES`` the evaluator has.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
-    """
-    return EVALUATOR_BOOK.check(make, capabilities, patience_s)
+``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
+"""

@@ -19,10 +19,7 @@ from dingsdk.plugins.discovery import Advert
 from dingsdk.plugins.interfaces import BASES, missing_methods
 from dingsdk.plugins.kinds import NAMES, OBSERVERS
 from dingsdk.plugins.switches import is_named
-from dingsdk.testing.buffer_rules import check_buffer
-from dingsdk.testing.part_rules import check_part
 from dingsdk.testing.rule import ContractError, ContractReport
-from dingsdk.testing.rules import check_transport
 
 Outcome = Literal["ok", "failed", "skipped"]
 
@@ -424,16 +421,19 @@ _BUILDS: Mapping[str, _Build] = {
 
 
 def _hold_to_rules(part: _Part) -> Iterator[Step]:
-    check = _RULES.get(part.kind)
+    from dingsdk import testing
+
     if getattr(part.target, "contract_capabilities", "") is None:
         yield Step(str(part), "rules", "skipped", "those of its kind are not for it, as it says")
         return
-    if check is None:
+    if part.kind not in _RULES:
         if part.kind != NAMES:
             yield Step(str(part), "rules", "skipped", "there are none for its kind")
         return
+    name, given = _RULES[part.kind]
     try:
-        report = check(part)
+        check = getattr(testing, f"check_{name}")
+        report = check(*given(part), capabilities=part.capabilities)
     except ContractError as error:
         report = error.facts["report"]
     except Exception as error:
@@ -483,34 +483,6 @@ def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
     raise _Wrong("; ".join(reasons))
 
 
-def _policy_rules(part: _Part) -> ContractReport:
-    from dingsdk.testing.policy_rules import check_policy
-
-    return check_policy(*_policy_maker(part), capabilities=part.capabilities)
-
-
-def _serial(check: str) -> Callable[[_Part], ContractReport]:
-    def hold(part: _Part) -> ContractReport:
-        from dingsdk import testing
-
-        found: ContractReport = getattr(testing, check)(
-            lambda cfg, *args: part.target(deep_merge_dicts(part.cfg, cfg), *args),
-            capabilities=part.capabilities,
-        )
-        return found
-
-    return hold
-
-
-def _extension(kind: str, maker: Callable[[_Part], Any]) -> Callable[[_Part], ContractReport]:
-    def hold(part: _Part) -> ContractReport:
-        from dingsdk.testing.extension_rules import check_extension
-
-        return check_extension(kind, maker(part), capabilities=part.capabilities)
-
-    return hold
-
-
 def _wrapper_maker(part: _Part) -> Callable[..., Any]:
     from dingsdk.envs import EnvFn
 
@@ -518,49 +490,44 @@ def _wrapper_maker(part: _Part) -> Callable[..., Any]:
     return lambda wrap: part.target(wrap(env_fn()), **part.given)
 
 
-def _commander_rules(part: _Part) -> ContractReport:
-    from dingsdk.testing.commander_rules import check_commander
-
-    return check_commander(part.target, capabilities=part.capabilities)
-
-
 def _folder_of(part: _Part, folder: Path) -> dict[str, Any]:
     """Return the settings by which a durable storage opens what is in a folder."""
     return part.target.reopening({"path": str(folder)}) if part.target.is_durable else {}
 
 
-def _part_rules(kind: str) -> Callable[[_Part], ContractReport]:
-    def hold(part: _Part) -> ContractReport:
-        def make(capacity: int, seed: int, folder: Path) -> Any:
-            if kind == "limiter":
-                return part.create({}, seed)
-            if kind == "storage":
-                return part.create(_folder_of(part, folder), capacity)
-            return part.create({}, capacity, seed)
-
-        return check_part(kind, make, capabilities=part.capabilities)
-
-    return hold
+def _serial(part: _Part) -> tuple[Callable[..., Any]]:
+    """Return how rules make a part that takes their settings over its own."""
+    return (lambda cfg, *args: part.target(deep_merge_dicts(part.cfg, cfg), *args),)
 
 
-_RULES: Mapping[str, Callable[[_Part], ContractReport]] = {
-    "transports": lambda part: check_transport(
-        lambda run_dir: part.create({}, run_dir), capabilities=part.capabilities
-    ),
-    "buffers": lambda part: check_buffer(part.create, capabilities=part.capabilities),
-    "storages": _part_rules("storage"),
-    "samplers": _part_rules("sampler"),
-    "removers": _part_rules("remover"),
-    "limiters": _part_rules("limiter"),
-    "collectors": _serial("check_collector"),
-    "evaluators": _serial("check_evaluator"),
-    "env_managers": _serial("check_env_manager"),
-    "policies": _policy_rules,
-    "commanders": _commander_rules,
-    "learner_hooks": _extension("learner hook", _hook_maker),
-    "env_wrappers": _extension("wrapper", _wrapper_maker),
-    "commands": _extension("command", lambda part: part.target),
-    OBSERVERS: _extension("observer", lambda part: part.target),
+def _drawing(kind: str) -> Callable[[_Part], tuple[Any, ...]]:
+    return lambda part: (kind, lambda capacity, seed, _folder: part.create({}, capacity, seed))
+
+
+def _storage(part: _Part) -> tuple[Any, ...]:
+    def make(capacity: int, seed: int, folder: Path) -> Any:
+        return part.create(_folder_of(part, folder), capacity)
+
+    return "storage", make
+
+
+# Kind -> the check of ``dingsdk.testing``, and what it is given.
+_RULES: Mapping[str, tuple[str, Callable[[_Part], tuple[Any, ...]]]] = {
+    "transports": ("transport", lambda part: (lambda run_dir: part.create({}, run_dir),)),
+    "buffers": ("buffer", lambda part: (part.create,)),
+    "storages": ("part", _storage),
+    "samplers": ("part", _drawing("sampler")),
+    "removers": ("part", _drawing("remover")),
+    "limiters": ("part", lambda part: ("limiter", lambda _, seed, __: part.create({}, seed))),
+    "collectors": ("collector", _serial),
+    "evaluators": ("evaluator", _serial),
+    "env_managers": ("env_manager", _serial),
+    "policies": ("policy", _policy_maker),
+    "commanders": ("commander", lambda part: (part.target,)),
+    "learner_hooks": ("extension", lambda part: ("learner hook", _hook_maker(part))),
+    "env_wrappers": ("extension", lambda part: ("wrapper", _wrapper_maker(part))),
+    "commands": ("extension", lambda part: ("command", part.target)),
+    OBSERVERS: ("extension", lambda part: ("observer", part.target)),
 }
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from dingsdk.data.pytree import copy_containers, flatten, map_leaves
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.base import FIELDS, CollectMode, CommandMode, EvalMode, LearnMode, Policy
 from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect, needs
+from dingsdk.testing.rule import PATIENCE_S, ContractReport, RuleBook, collect, needs
 
 POLICY_CAPABILITIES: Final[Mapping[str, str]] = {
     "seeded": (
@@ -76,18 +74,9 @@ class StepColumns(NamedTuple):
 class PolicyBench(RuleBench[PolicyUnderTest]):
     """The bench of a policy: fresh policies, observations of its space, and pieces to train on."""
 
-    def _close(self, error: BaseException | None) -> None:
-        """Policies hold nothing that is to be closed."""
-
-    def __init__(
-        self,
-        make: PolicyUnderTest,
-        folder: Path,
-        capabilities: Collection[str],
-        patience_s: float,
-    ) -> None:
-        super().__init__(make, folder, capabilities, patience_s)
-        make.observation_space.seed(0)
+    def __enter__(self) -> Self:
+        self._make.observation_space.seed(0)
+        return self
 
     def policy(self, enable_field: Sequence[str] | None = None, seed: int = 0) -> Any:
         """Return a fresh policy."""
@@ -560,10 +549,9 @@ def rule_26_batched_transitions_know_how_episodes_end(bench: PolicyBench) -> Non
         _expect_same(_copied(made["next_obs"]), after, "what came next")
 
 
-POLICY_RULES: Final[tuple[Rule, ...]] = collect([sys.modules[__name__]])
+POLICY_BOOK: Final = RuleBook(collect(__name__), POLICY_CAPABILITIES, PolicyBench)
+POLICY_RULES: Final = POLICY_BOOK.rules
 """Every rule of the policies, by number."""
-
-POLICY_BOOK = RuleBook(POLICY_RULES, POLICY_CAPABILITIES, PolicyBench)
 check_policy_rule = POLICY_BOOK.check_rule
 
 
@@ -575,26 +563,18 @@ def check_policy(
     capabilities: Collection[str] = (),
     patience_s: float = PATIENCE_S,
 ) -> ContractReport:
-    """Hold a policy to every rule of the contract.
+    """Hold a policy to every rule, as ``RuleBook.check``.
 
     Args:
         make: ``make(enable_field, seed)`` returns a fresh policy, e.g.
             ``lambda fields, seed: MyPolicy(CFG, enable_field=fields, seed=seed)``.
         observation_space: gymnasium space of one env's observation.
         action_space: gymnasium space of one env's action.
-        capabilities: Which of ``POLICY_CAPABILITIES`` the policy has; rules that need another
-            one do not apply.
+        capabilities: Which of ``POLICY_CAPABILITIES`` the policy has.
         patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
     """
     tested = PolicyUnderTest(make, observation_space, action_space)
-    return POLICY_BOOK.check(tested, capabilities, patience_s)
+    return POLICY_BOOK.check(tested, capabilities=capabilities, patience_s=patience_s)
 
 
 def _finite(leaf: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -62,11 +64,12 @@ def needs(capability: str) -> Callable[[_Check], _Check]:
     return mark
 
 
-def collect(modules: Iterable[ModuleType]) -> tuple[Rule, ...]:
-    """Return the rules of the modules, by number."""
+def collect(*modules: ModuleType | str) -> tuple[Rule, ...]:
+    """Return the rules of the modules, which may be given by name, by number."""
     found: list[Rule] = []
     for module in modules:
-        for name, check in vars(module).items():
+        members = vars(sys.modules[module] if isinstance(module, str) else module)
+        for name, check in members.items():
             match = _NAME.fullmatch(name)
             if match is None:
                 continue
@@ -124,7 +127,7 @@ class RuleBook(Generic[_Make]):
         bench: (make, folder, capabilities, patience) -> the bench that a rule is checked on.
     """
 
-    rules: Sequence[Rule]
+    rules: tuple[Rule, ...]
     known_capabilities: Mapping[str, str]
     bench: Callable[[_Make, Path, Collection[str], float], AbstractContextManager[Any]]
 
@@ -134,28 +137,31 @@ class RuleBook(Generic[_Make]):
         return [rule for rule in self.rules if not rule.needs or rule.needs in capabilities]
 
     def check(
-        self, make: _Make, capabilities: Collection[str], patience_s: float
+        self, make: _Make, *, capabilities: Collection[str] = (), patience_s: float = PATIENCE_S
     ) -> ContractReport:
-        """Check the rules that apply, each with an empty folder, and report on all.
+        """Hold a part to every rule, each with an empty folder, and report on all.
+
+        Args:
+            make: Makes a fresh part each time that a rule calls it.
+            capabilities: Which of ``known_capabilities`` the part has; rules that need another one
+                do not apply.
+            patience_s: How long something that must happen may take.
+
+        Returns:
+            The results, where no rule is broken.
 
         Raises:
-            ContractError: some are broken; ``report`` has all results, ``broken`` the numbers.
+            ContractError: some are; ``report`` has all results, ``broken`` the numbers.
             ValueError: an unknown capability.
         """
-        applying = self.applying(capabilities)
-        results = []
+        applying, results = self.applying(capabilities), []
+        check = partial(self.check_rule, capabilities=capabilities, patience_s=patience_s)
         for rule in self.rules:
             error: BaseException | None = None
             if rule in applying:
                 with tempfile.TemporaryDirectory(prefix="dingsdk-rule-") as folder:
                     try:
-                        self.check_rule(
-                            rule,
-                            make,
-                            Path(folder),
-                            capabilities=capabilities,
-                            patience_s=patience_s,
-                        )
+                        check(rule, make, Path(folder))
                     except Exception as found:
                         error = found
             results.append(RuleResult(rule, rule in applying, error))
@@ -177,14 +183,12 @@ class RuleBook(Generic[_Make]):
         capabilities: Collection[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Hold a part to one rule.
+        """Hold a part to one rule; the other arguments are those of ``check``.
 
         Args:
             rule: One for parts of its kind.
-            make: As for all rules, see ``check_transport`` and ``check_buffer``.
+            make: Makes a fresh part.
             folder: An empty folder for what the part stores.
-            capabilities: As for all rules.
-            patience_s: How long something that must happen may take.
 
         Raises:
             RuleBroken: the rule is broken, or its check did not end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -90,57 +90,41 @@ class Recorder(MasterListener):
 class Bench(RuleBench[Callable[[Path], Transport]]):
     """The bench of a transport: ``make`` returns a fresh one for the run folder it is given."""
 
-    def __init__(
-        self,
-        make: Callable[[Path], Transport],
-        folder: Path,
-        capabilities: Collection[str],
-        patience_s: float,
-    ) -> None:
-        super().__init__(make, folder, capabilities, patience_s)
+    def __enter__(self) -> Self:
         self._runs = itertools.count()
-        self._transports: list[Transport] = []
-        self._exits = contextlib.ExitStack()
         self._master: MasterEnd | None = None
         self.address = ""
-
-    def __enter__(self) -> Self:
+        # Left after the transports are closed.
+        self._networks = self.exits.enter_context(contextlib.ExitStack())
         self.near = self.transport()
         self.far = self.sibling(self.near)
         self.listener = Recorder(self.near.scheduler.condition(), self.patience_s)
         return self
 
-    def _close(self, error: BaseException | None) -> None:
-        with self._exits:
-            late = []
-            for transport in reversed(self._transports):
-                call = Call(partial(transport.close, self.patience_s), "close()")
-                try:
-                    call.value(2 * self.patience_s)
-                except Exception as failure:
-                    late.append(failure)
-        if late and error is None:
-            raise late[0]
+    def keep(self, made: Any) -> Any:
+        """Return a transport, which is closed at the end, in time."""
+        close = partial(made.close, self.patience_s)
+        self.exits.callback(lambda: Call(close, "close()").value(2 * self.patience_s))
+        return made
 
     def transport(self) -> Transport:
         """Return a fresh transport with a run folder of its own."""
         run_dir = self.folder / f"run{next(self._runs)}"
         run_dir.mkdir()
-        made = self._make(run_dir)
-        self._transports.append(made)
+        made: Transport = self.keep(self._make(run_dir))
         return made
 
     def sibling(self, transport: Transport) -> Transport:
         """Return the object that another process of the run would have."""
         if not self.has("many_processes"):
             return transport
-        made = type(transport)(msgspec.structs.asdict(transport.cfg), transport.run_dir)
-        self._transports.append(made)
+        cfg = msgspec.structs.asdict(transport.cfg)
+        made: Transport = self.keep(type(transport)(cfg, transport.run_dir))
         return made
 
     def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
         """Enter a context manager, and leave it at the end of the rule."""
-        return self._exits.enter_context(resource)
+        return self._networks.enter_context(resource)
 
     @property
     def master(self) -> MasterEnd:

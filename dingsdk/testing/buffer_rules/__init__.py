@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from dingsdk.testing.buffer_bench import BufferBench, MakeBuffer
+from dingsdk.testing.buffer_bench import BufferBench
 from dingsdk.testing.buffer_rules import kinds, lives, rows, threads
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect
+from dingsdk.testing.rule import RuleBook, collect
 
 BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
     "columns": "Rows are dicts of numbers and arrays, kept in columns, and sampled as SampleBatch.",
@@ -35,35 +35,16 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
 }
 """What a buffer may declare that it is or can do, and what follows."""
 
-BUFFER_RULES: Final[tuple[Rule, ...]] = collect((rows, lives, threads, kinds))
+BUFFER_BOOK: Final = RuleBook(
+    collect(rows, lives, threads, kinds), BUFFER_CAPABILITIES, BufferBench
+)
+BUFFER_RULES: Final = BUFFER_BOOK.rules
 """Every rule, by number. Numbers are never used again for another rule."""
-
-BUFFER_BOOK: Final = RuleBook(BUFFER_RULES, BUFFER_CAPABILITIES, BufferBench)
-
 check_buffer_rule = BUFFER_BOOK.check_rule
+check_buffer = BUFFER_BOOK.check
+"""Hold a replay buffer, and the parts it is made of, to every rule, as ``RuleBook.check``.
 
-
-def check_buffer(
-    make: MakeBuffer,
-    *,
-    capabilities: Collection[str] = (),
-    patience_s: float = PATIENCE_S,
-) -> ContractReport:
-    """Hold a replay buffer, and the parts it is made of, to every rule of the contract.
-
-    Args:
-        make: Returns a fresh buffer with the settings that it is given, over those that it is to
-            be tested with, e.g. ``lambda cfg: MyBuffer({"storage": {"type": "mine"}, **cfg})``.
-            The settings are ``replay_buffer_size`` and ``seed``, and what the capabilities name.
-        capabilities: Which of ``BUFFER_CAPABILITIES`` the buffer has; rules that need another
-            one do not apply.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
-    """
-    return BUFFER_BOOK.check(make, capabilities, patience_s)
+``make(cfg)`` returns a fresh buffer with these settings over those that it is to be tested with,
+e.g. ``lambda cfg: MyBuffer({"storage": {"type": "mine"}, **cfg})``. The settings are
+``replay_buffer_size`` and ``seed``, and what the capabilities name.
+"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from dingsdk.errors import (
     CheckpointMissingError,
     CheckpointVersionError,
 )
+from dingsdk.testing.bench import leaves_nothing
 from dingsdk.testing.buffer_bench import (
     CAPACITY,
     BufferBench,
@@ -253,23 +253,13 @@ def rule_29_close_is_idempotent(bench: BufferBench) -> None:
 def rule_30_close_gives_everything_back(bench: BufferBench) -> None:
     """After its close a buffer leaves no thread and no open file."""
     bench.buffer(1).close()  # what is set up once a process is set up now
-    threads, files = set(threading.enumerate()), _open_files()
-    for _ in range(2):
-        buffer = bench.buffer(*range(9))
-        bench.draw(buffer, 2)
-        buffer.close()
-    left = [each.name for each in threading.enumerate() if each not in threads]
-    expect_equal(left, [], "threads left")
-    del buffer
-    gc.collect()
-    expect(_open_files() <= files, f"{_open_files() - files} open files left")
+    with leaves_nothing(0.0):
+        for _ in range(2):
+            buffer = bench.buffer(*range(9))
+            bench.draw(buffer, 2)
+            buffer.close()
+        del buffer
 
 
 def _entries() -> set[str]:
     return {path.name for path in Path.cwd().iterdir()}
-
-
-def _open_files() -> int:
-    # Where the system does not list them, there is nothing to compare.
-    folder = Path("/proc/self/fd")
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dingsdk.testing.extension_rules import commands, learner_hooks, observers, wrappers
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, RuleBook, collect
+from dingsdk.testing.rule import ContractReport, RuleBook, collect
 
 EXTENSION_RULES: Final[Mapping[str, RuleBook[Any]]] = {
     "learner hook": RuleBook(
-        collect((learner_hooks,)),
+        collect(learner_hooks),
         {
             "args": "It declares its `ext_args` as the section `Args`.",
             "observes": "Training goes on as it does without the hook.",
@@ -19,24 +19,18 @@ EXTENSION_RULES: Final[Mapping[str, RuleBook[Any]]] = {
         learner_hooks.HookBench,
     ),
     "wrapper": RuleBook(
-        collect((wrappers,)),
+        collect(wrappers),
         {"repeatable": "The same seed and the same actions give the same episode."},
         wrappers.WrapperBench,
     ),
-    "command": RuleBook(collect((commands,)), {}, commands.CommandBench),
-    "observer": RuleBook(collect((observers,)), {}, observers.ObserverBench),
+    "command": RuleBook(collect(commands), {}, commands.CommandBench),
+    "observer": RuleBook(collect(observers), {}, observers.ObserverBench),
 }
 """What checks the extensions of each kind: their rules, and what they may declare beyond these."""
 
 
-def check_extension(
-    kind: str,
-    made: Any,
-    *,
-    capabilities: Collection[str] = (),
-    patience_s: float = PATIENCE_S,
-) -> ContractReport:
-    """Hold an extension to every rule for its kind.
+def check_extension(kind: str, made: Any, **options: Any) -> ContractReport:
+    """Hold an extension to every rule for its kind, as ``RuleBook.check``.
 
     Args:
         kind: ``learner hook``, ``wrapper``, ``command`` or ``observer``.
@@ -44,15 +38,7 @@ def check_extension(
             a wrapper ``make(wrap)``, which returns a fresh env with ``wrap`` around its innermost
             env and the wrapper around that; of a command the click command; of an observer the
             module or object with the hookimpls.
-        capabilities: Which of ``EXTENSION_RULES[kind].known_capabilities`` it has; rules that need
-            another one do not apply.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
+        options: ``capabilities``, of ``EXTENSION_RULES[kind].known_capabilities``, and
+            ``patience_s``.
     """
-    return EXTENSION_RULES[kind].check(made, capabilities, patience_s)
+    return EXTENSION_RULES[kind].check(made, **options)

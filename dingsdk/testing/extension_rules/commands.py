@@ -15,9 +15,6 @@ SHORT_HELP_CHARS = 90
 class CommandBench(RuleBench[click.Command]):
     """The bench of a command: itself, and those below it where it is a group."""
 
-    def _close(self, error: BaseException | None) -> None:
-        """Commands hold nothing."""
-
     def commands(self) -> Iterator[click.Command]:
         """Yield the command and those below it."""
         waiting = [self._make]

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.pytree import flatten
 from dingsdk.errors import ConfigError, HookError
 from dingsdk.policy import create_policy
-from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
+from dingsdk.testing.bench import RuleBench, expect, expect_equal, expect_same_leaves, raises
 from dingsdk.testing.rule import needs
 from dingsdk.worker import BaseLearner, LearnerHook
 
@@ -61,9 +60,6 @@ def train(folder: str, hooks: Sequence[LearnerHook]) -> tuple[Any, dict[str, flo
 
 class HookBench(RuleBench[MakeHook]):
     """The bench of a learner hook: fresh ones, and a learner that trains with them."""
-
-    def _close(self, error: BaseException | None) -> None:
-        """Each learner closes its hooks."""
 
     def hook(self, position: str, priority: float = 50, **ext_args: Any) -> LearnerHook:
         """Return a fresh hook."""
@@ -128,7 +124,7 @@ def rule_05_leaves_training_as_it_is(bench: HookBench) -> None:
     expected, _ = bench.train("without", [])
     for position in bench.positions():
         found, _ = bench.train(position, [bench.hook(position)])
-        _expect_same(found, expected, f"the policy trained with the hook {position}")
+        expect_same_leaves(found, expected, f"the policy trained with the hook {position}")
 
 
 @needs("repeatable")
@@ -152,11 +148,3 @@ def rule_08_close_may_be_repeated(bench: HookBench) -> None:
     hook = bench.hook(bench.positions()[0])
     hook.close()
     hook.close()
-
-
-def _expect_same(found: Any, expected: Any, what: str) -> None:
-    ours, theirs = dict(flatten(found)), dict(flatten(expected))
-    expect_equal(ours.keys(), theirs.keys(), f"keys of {what}")
-    for path, leaf in ours.items():
-        is_same = np.array_equal(np.asarray(leaf), np.asarray(theirs[path]))
-        expect(is_same, f"{what} is another one: {path} differs")

@@ -28,9 +28,6 @@ class ObserverBench(RuleBench[Any]):
         self.manager.register_plugin(self._make, "observer")
         return self
 
-    def _close(self, error: BaseException | None) -> None:
-        """The manager is left to the garbage collector."""
-
     def call(self, hook: str, facts: Mapping[str, Any]) -> Any:
         """Call the observer's implementation of a hook; None where it has none."""
         for impl in getattr(self.manager.hook, hook).get_hookimpls():

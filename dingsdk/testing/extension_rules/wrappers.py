@@ -8,10 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from dingsdk.data.pytree import flatten
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import DingError
-from dingsdk.testing.bench import RuleBench, expect, expect_equal
+from dingsdk.testing.bench import RuleBench, expect, expect_equal, expect_same_leaves
 from dingsdk.testing.rule import RuleBroken, needs
 
 Env = gymnasium.Env[Any, Any]
@@ -41,20 +40,11 @@ class Witness(gymnasium.Wrapper[Any, Any, Any, Any]):
 class WrapperBench(RuleBench[MakeWrapped]):
     """The bench of a wrapper: fresh envs in it."""
 
-    def __enter__(self) -> WrapperBench:
-        self._envs: list[Env] = []
-        self.witness: Witness
-        return self
-
-    def _close(self, error: BaseException | None) -> None:
-        for env in self._envs:
-            env.close()
+    witness: Witness
 
     def env(self) -> Env:
         """Return a wrapped env; ``self.witness`` is between it and the wrapper."""
-        made = self._make(self._watch)
-        self._envs.append(made)
-        return made
+        return self.keep(self._make(self._watch))
 
     def _watch(self, env: Env) -> Env:
         self.witness = Witness(env)
@@ -109,7 +99,9 @@ def rule_03_rewards_are_finite(bench: WrapperBench) -> None:
 @needs("repeatable")
 def rule_04_same_seed_gives_the_same_episode(bench: WrapperBench) -> None:
     """Two envs with the same seed and the same actions give the same episode."""
-    _expect_same(bench.episode(bench.env()), bench.episode(bench.env()), "of the same seed")
+    expect_same_leaves(
+        bench.episode(bench.env()), bench.episode(bench.env()), "the episode of the same seed"
+    )
 
 
 @needs("repeatable")
@@ -120,7 +112,7 @@ def rule_05_reset_begins_anew(bench: WrapperBench) -> None:
     env.reset(seed=1)
     for action in bench.actions(env)[:5]:
         env.step(action)
-    _expect_same(bench.episode(env), expected, "after a reset")
+    expect_same_leaves(bench.episode(env), expected, "the episode after a reset")
 
 
 @needs("repeatable")
@@ -136,7 +128,7 @@ def rule_06_envs_share_nothing(bench: WrapperBench) -> None:
         _, _, terminated, truncated, _ = other.step(action)
         if terminated or truncated:
             other.reset(seed=5)
-    _expect_same(rows, expected, "beside another env")
+    expect_same_leaves(rows, expected, "the episode beside another env")
 
 
 def rule_07_reset_reaches_the_env(bench: WrapperBench) -> None:
@@ -160,11 +152,3 @@ def rule_09_env_below_is_found(bench: WrapperBench) -> None:
     """``unwrapped`` is that of the env that is wrapped."""
     env = bench.env()
     expect(env.unwrapped is bench.witness.unwrapped, f"unwrapped is {env.unwrapped!r}")
-
-
-def _expect_same(found: list[Any], expected: list[Any], what: str) -> None:
-    expect_equal(len(found), len(expected), f"steps of the episode {what}")
-    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        pairs = zip(flatten(ours), flatten(theirs), strict=True)
-        is_same = all(np.array_equal(np.asarray(a), np.asarray(b)) for (_, a), (_, b) in pairs)
-        expect(is_same, f"step {step} of the episode {what} differs")

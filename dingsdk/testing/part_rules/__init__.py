@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dingsdk.testing.part_rules import limiters, removers, samplers, storages
 from dingsdk.testing.part_rules.bench import MakePart, PartBench
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, RuleBook, collect
+from dingsdk.testing.rule import ContractReport, RuleBook, collect
 
 PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
     "storage": RuleBook(
-        collect((storages,)),
+        collect(storages),
         {
             "columns": "Rows are dicts of numbers and arrays, returned as SampleBatch.",
             "objects": "A row may be any object.",
@@ -22,7 +22,7 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
         PartBench,
     ),
     "sampler": RuleBook(
-        collect((samplers,)),
+        collect(samplers),
         {
             "rows": "A `RowSampler`: it draws single rows that are all alike.",
             "distinct": "Any two rows come together in a batch as often as any other two.",
@@ -33,7 +33,7 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
         PartBench,
     ),
     "remover": RuleBook(
-        collect((removers,)),
+        collect(removers),
         {
             "fifo": "The oldest rows leave first, and their positions are used in that order.",
             "ages": "`newer` tells how many rows came after others.",
@@ -42,7 +42,7 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
         PartBench,
     ),
     "limiter": RuleBook(
-        collect((limiters,)),
+        collect(limiters),
         {
             "min_size": "`min_size` rows have to be there before any is sampled.",
             "bounded": "Pushes wait for samples.",
@@ -54,29 +54,13 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
 """What checks the parts of each kind: their rules, and what they may declare beyond these."""
 
 
-def check_part(
-    kind: str,
-    make: MakePart,
-    *,
-    capabilities: Collection[str] = (),
-    patience_s: float = PATIENCE_S,
-) -> ContractReport:
-    """Hold a part of a replay buffer to every rule for its kind.
+def check_part(kind: str, make: MakePart, **options: Any) -> ContractReport:
+    """Hold a part of a replay buffer to every rule for its kind, as ``RuleBook.check``.
 
     Args:
         kind: ``storage``, ``sampler``, ``remover`` or ``limiter``.
         make: ``make(capacity, seed, folder)`` returns a fresh part. ``folder`` is for what it
             keeps on disk; a durable storage opens the rows that it finds there.
-        capabilities: Which of ``PART_RULES[kind].known_capabilities`` the part has; rules that
-            need another one do not apply.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
+        options: ``capabilities``, of ``PART_RULES[kind].known_capabilities``, and ``patience_s``.
     """
-    book: RuleBook[Any] = PART_RULES[kind]
-    return book.check(make, capabilities, patience_s)
+    return PART_RULES[kind].check(make, **options)

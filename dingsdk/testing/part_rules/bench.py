@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,13 @@ MakePart = Callable[[int, int, Path], Any]
 class PartBench(RuleBench[MakePart]):
     """The bench of a part: fresh ones, closed at the end."""
 
-    def __init__(
-        self, make: MakePart, folder: Path, capabilities: Collection[str], patience_s: float
-    ) -> None:
-        super().__init__(make, folder, capabilities, patience_s)
-        self._parts: list[Any] = []
+    _numbers = 0
 
     def part(self, capacity: int = CAPACITY, seed: int = 0, folder: str = "") -> Any:
         """Return a fresh part, in a folder of its own if none is named."""
-        self._parts.append(
-            self._make(capacity, seed, self.folder / (folder or f"part{len(self._parts)}"))
-        )
-        return self._parts[-1]
-
-    def _close(self, error: BaseException | None) -> None:
-        for part in self._parts:
-            getattr(part, "close", lambda: None)()
+        self._numbers += 1
+        own = self.folder / (folder or f"part{self._numbers}")
+        return self.keep(self._make(capacity, seed, own))
 
 
 def positions(start: int, n: int, capacity: int = CAPACITY) -> slice | NDArray[np.int64]:

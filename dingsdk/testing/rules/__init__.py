@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Final
 
-from dingsdk.testing.rule import PATIENCE_S, ContractReport, Rule, RuleBook, collect
+from dingsdk.testing.rule import RuleBook, collect
 from dingsdk.testing.rules import (
     closing,
     faults,
@@ -17,7 +16,6 @@ from dingsdk.testing.rules import (
     safety,
 )
 from dingsdk.testing.transport_bench import Bench
-from dingsdk.worker.comm import Transport
 
 CAPABILITIES: Final[Mapping[str, str]] = {
     "many_processes": (
@@ -31,36 +29,17 @@ CAPABILITIES: Final[Mapping[str, str]] = {
 }
 """What a transport may declare that it can do beyond the contract, and what follows."""
 
-RULES: Final[tuple[Rule, ...]] = collect(
-    (messages, incarnations, closing, payloads, policies, safety, faults)
+TRANSPORT_BOOK: Final = RuleBook(
+    collect(messages, incarnations, closing, payloads, policies, safety, faults),
+    CAPABILITIES,
+    Bench,
 )
+RULES: Final = TRANSPORT_BOOK.rules
 """Every rule, by number. Numbers are never used again for another rule."""
-
-TRANSPORT_BOOK: Final = RuleBook(RULES, CAPABILITIES, Bench)
-
 check_rule = TRANSPORT_BOOK.check_rule
+check_transport = TRANSPORT_BOOK.check
+"""Hold a transport to every rule, as ``RuleBook.check``.
 
-
-def check_transport(
-    make: Callable[[Path], Transport],
-    *,
-    capabilities: Collection[str] = (),
-    patience_s: float = PATIENCE_S,
-) -> ContractReport:
-    """Hold a transport to every rule of the contract.
-
-    Args:
-        make: Returns a fresh transport for the run folder that it is given, e.g.
-            ``lambda run_dir: MyTransport({"port": 0}, run_dir)``.
-        capabilities: Which of ``CAPABILITIES`` the transport has; rules that need another one
-            do not apply.
-        patience_s: How long something that must happen may take.
-
-    Returns:
-        The results, where no rule is broken.
-
-    Raises:
-        ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-        ValueError: an unknown capability.
-    """
-    return TRANSPORT_BOOK.check(make, capabilities, patience_s)
+``make(run_dir)`` returns a fresh transport for a run folder, e.g.
+``lambda run_dir: MyTransport({"port": 0}, run_dir)``.
+"""
