@@ -17,7 +17,9 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples each time. `make test-all` takes the profile `thorough`.
-settings.register_profile("default", derandomize=True, deadline=None, stateful_step_count=25)
+settings.register_profile(
+    "default", derandomize=True, deadline=None, max_examples=50, stateful_step_count=25
+)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=400)
 settings.load_profile("default")
 

@@ -68,7 +68,7 @@ GUARD, FILE = 'if __name__ == "__main__":', "save it as a file"
         (WORKERS, "script.py", GUARD),
         pytest.param(ENVS, "script.py", GUARD, marks=pytest.mark.slow),
         pytest.param(RANKS, "script.py", GUARD, marks=pytest.mark.slow),
-        (WORKERS, "-", FILE),
+        pytest.param(WORKERS, "-", FILE, marks=pytest.mark.slow),
     ],
     ids=["workers", "envs", "ranks", "standard-input"],
 )
@@ -90,6 +90,7 @@ def test_script_that_new_processes_cannot_import_is_told_why(
     assert list(tmp_path.rglob("config.yaml")) == []
 
 
+@pytest.mark.slow
 def test_second_run_on_a_data_folder_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:
     folder = f"system.transport.data_dir={tmp_path / 'data'}"
     cluster = JobCluster(tmp_path / "first", None, folder)

@@ -22,7 +22,7 @@ SETS = (
     "policy.learn.batch_size=64",
     "policy.learn.epoch_per_collect=2",
     "system.collector_num=2",
-    "system.max_env_steps=4000",
+    "system.max_env_steps=2000",
     "env.stop_value=1000",  # the pole may be balanced before the limit
 )
 
@@ -53,8 +53,15 @@ def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
-@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize(
+    ("max_lag", "concurrency"),
+    [
+        (0, "greenlets"),
+        (2, "threads"),
+        pytest.param(0, "threads", marks=pytest.mark.slow),
+        pytest.param(2, "greenlets", marks=pytest.mark.slow),
+    ],
+)
 def test_trained_samples_are_as_new_as_asked_for(
     max_lag: int, concurrency: str, evicted: list[dict[str, int]]
 ) -> None:
@@ -65,13 +72,13 @@ def test_trained_samples_are_as_new_as_asked_for(
     )
 
     assert result.reason == "limit"
-    assert result.env_steps >= 4000
+    assert result.env_steps >= 2000
     # 2 passes over at least 256 samples in minibatches of 64
-    assert result.train_iter >= 8 * 10
+    assert result.train_iter >= 8 * 5
     assert result.policy_lag is not None
     assert 0 <= result.policy_lag["mean"] <= result.policy_lag["largest"] <= max_lag
     assert evicted[0].keys() == {"trained"}
-    assert evicted[0]["trained"] >= 10 * 256
+    assert evicted[0]["trained"] >= 5 * 256
     record = json.loads((result.run_dir / "result.json").read_text())
     assert record["policy_lag"] == result.policy_lag
     (events,) = result.run_dir.glob("log/coordinator_tb_logger/events*")
@@ -80,7 +87,7 @@ def test_trained_samples_are_as_new_as_asked_for(
 
 @pytest.mark.slow
 def test_collectors_in_processes_are_held_back() -> None:
-    result = run("system.max_env_steps=2000", transport="flask_fs")
+    result = run(transport="flask_fs")
 
     assert result.reason == "limit"
     assert result.policy_lag == {"mean": 0.0, "p99": 0, "largest": 0}

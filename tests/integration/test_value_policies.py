@@ -81,7 +81,7 @@ CATCH = {
     },
     "system": {"max_env_steps": 20_000, "torch_threads": 1},
 }
-BRIEF = ("policy.learn.learner.train_iterations=60", "env.stop_value=2")
+BRIEF = ("policy.learn.learner.train_iterations=30", "env.stop_value=2")
 PRIORITIZED = (
     "policy.priority=true",
     "policy.model.dueling=true",
@@ -94,7 +94,7 @@ def test_dqn_trains_on_images_and_dicts(mode: Any, is_dict: bool, tmp_path: Any)
     sets = (*BRIEF, f"env.kwargs.is_dict={str(is_dict).lower()}", *PRIORITIZED)
     result = train(CATCH, mode, sets=sets, env=Catch, output=tmp_path)
 
-    assert (result.reason, result.train_iter) == ("limit", 60)
+    assert (result.reason, result.train_iter) == ("limit", 30)
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ SHORT_R2D2 = (
     "env.stop_value=1000",
     "policy.collect.n_sample=64",
     "policy.learn.batch_size=4",
-    "policy.learn.learner.train_iterations=40",
+    "policy.learn.learner.train_iterations=20",
 )
 
 
@@ -164,7 +164,7 @@ def test_r2d2_trains_from_steps_and_from_sequences(
         sets += ("policy.priority=true", "policy.collect.n_sample=16")
     result = train(config, mode, sets=sets, output=tmp_path)
 
-    assert (result.reason, result.train_iter) == ("limit", 40)
+    assert (result.reason, result.train_iter) == ("limit", 20)
 
 
 def needs(module: str, extra: str) -> Any:
