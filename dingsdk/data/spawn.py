@@ -53,12 +53,19 @@ def is_at_top(target: object) -> bool:
     return bool(name) and vars(module or object).get(name) is target
 
 
-def is_importable(target: object) -> bool:
-    """Whether new processes find a class or function in the module that it names as its own."""
+def is_importable(target: object, *, has_script: bool = True) -> bool:
+    """Whether new processes find a class or function in the module that it names as its own.
+
+    Args:
+        target: The class or function.
+        has_script: Whether they import the script, as those of ``spawn_context`` do.
+    """
     if not is_at_top(target):
         return False
     if target.__module__ != "__main__":
         return hasattr(sys.modules[target.__module__], "__file__")
+    if not has_script:
+        return False
     # What multiprocessing imports: no shell, notebook or zip file, and no package's __main__.
     script = multiprocessing.spawn.get_preparation_data("")
     name = script.get("init_main_from_name", "")

@@ -195,15 +195,16 @@ def compile_config_parallel(
 def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
     """Check that the processes of a run can import the parts that they use."""
     from dingsdk.pipeline.given import check_importable
-    from dingsdk.pipeline.worker import has_env_processes, has_processes
+    from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
 
+    has_script = True
     if has_processes(cfg, mode):
-        used = list(found)
+        used, has_script = list(found), imports_script(cfg)
     else:
         used = ["policy"] if cfg.system.learner_num > 1 else []
         used += [path for path in found if path.startswith("env.") and has_env_processes(cfg)]
     for path in used:
-        check_importable(path, found[path])
+        check_importable(path, found[path], has_script=has_script)
 
 
 class _Buffers(Section, frozen=True, kw_only=True):

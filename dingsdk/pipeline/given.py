@@ -83,23 +83,24 @@ def name_policy(policy: type) -> str:
     return name
 
 
-def check_importable(name: str, target: object) -> None:
+def check_importable(name: str, target: object, *, has_script: bool = True) -> None:
     """Check that the child processes of a run can import a class or function.
 
     Args:
         name: The argument of ``train``, or the config key that names it.
         target: What was given; anything but a class or function passes.
+        has_script: Whether they import the script.
 
     Raises:
         ConfigError: they cannot.
     """
-    if callable(target) and not is_importable(target):
+    if callable(target) and not is_importable(target, has_script=has_script):
         shown = getattr(target, "__qualname__", repr(target))
+        place = "a module with a file" + (" or of the script" if has_script else ", not the script")
         raise ConfigError(
             f"{name}={shown} cannot be imported by the child processes of this run: define it at "
-            "the top of a script or of a module with a file, or choose parts that run in this "
-            "process: mode='serial' or the transport in_memory, an env manager such as vector, "
-            "system.learner_num 1",
+            f"the top of {place}, or choose parts that run in this process: mode='serial' or the "
+            "transport in_memory, an env manager such as vector, system.learner_num 1",
             path=name,
             found=shown,
         )

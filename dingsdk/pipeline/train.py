@@ -163,7 +163,7 @@ def _given(
     """Check and register what ``train`` is given as objects; the learner's hooks among it."""
     # Not earlier: a mistake in the config is told before torch is imported.
     from dingsdk.pipeline.given import callbacks_registered, check_importable, learner_hooks
-    from dingsdk.pipeline.worker import has_env_processes, has_processes
+    from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
 
     hooks, in_processes = learner_hooks(callbacks, mode), has_processes(cfg, mode)
     starters = {
@@ -175,7 +175,7 @@ def _given(
         if has_children:
             spawn_context(path)
     if in_processes or has_env_processes(cfg):
-        check_importable("env", env)
+        check_importable("env", env, has_script=not in_processes or imports_script(cfg))
     with callbacks_registered(callbacks, in_processes=in_processes):
         yield hooks
 
