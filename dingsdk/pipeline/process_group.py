@@ -18,7 +18,7 @@ from dingsdk.config import to_plain
 from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec, worker_main
+from dingsdk.pipeline.worker_process import ADDRESS, OUT_OF_MEMORY, WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import WorkerHandle
 
@@ -122,6 +122,11 @@ class WorkerProcess(WorkerHandle):
         with suppress(EOFError, OSError):
             while self._link.poll():
                 yield json.loads(self._link.recv_bytes())
+
+    def send_address(self, address: str) -> None:
+        """Tell a worker whose spec has no address whom to join."""
+        with suppress(OSError):  # it ended by itself
+            self._link.send_bytes(ADDRESS + address.encode())
 
     def send_stop(self) -> None:
         with suppress(OSError):  # it ended by itself
@@ -235,10 +240,21 @@ class ProcessWorkers(WorkerGroup):
         self._address = ""
         self.lost_limit_s = 30.0
 
+    def prepare(self) -> None:
+        """Start the processes of ``WorkerProcess``: they import, and join nobody before ``start``.
+
+        Imports take longer than all else until the first env step, and the coordinator has its own.
+        """
+        for member in self._members:
+            self._start(member)
+
     def start(self, address: str) -> None:
         self._address = address
         for member in self._members:
-            self._start(member)
+            if member.process is None:
+                self._start(member)
+            else:
+                cast(WorkerProcess, member.process).send_address(address)
 
     def poll(self) -> None:
         now = self._clock()

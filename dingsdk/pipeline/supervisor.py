@@ -137,6 +137,9 @@ class Supervisor:
                 self._transport = make_transport(self._cfg, context.run_dir)
                 self._transport.launch(worker_ids(self._cfg))
             self._start(is_resumed=context.resumed is not None, rejoin_s=0.0)
+            if self._transport is None:
+                self._make_workers()
+                self._workers.prepare()
             while self._over is None:
                 self._look()
         except BaseException:
@@ -221,15 +224,19 @@ class Supervisor:
         context.has_begun = True
         if message.address == self._address:
             return
-        if self._workers is not None:
+        if self._address:
             self._workers.close(INTERRUPTED_CLOSE_S[1])  # they cannot find the new address
-        cfg = worker_config(context.cfg, context.run_dir)
-        start = WorkerProcess if self._transport is None else self._transport.start_worker
-        self._workers = ProcessWorkers(
-            cfg, context.run_dir, worker_ids(cfg), self._joined, start=start
-        )
+        if self._address or self._workers is None:
+            self._make_workers()
         self._address = message.address
         self._workers.start(message.address)
+
+    def _make_workers(self) -> None:
+        cfg = worker_config(self._context.cfg, self._context.run_dir)
+        start = WorkerProcess if self._transport is None else self._transport.start_worker
+        self._workers = ProcessWorkers(
+            cfg, self._context.run_dir, worker_ids(cfg), self._joined, start=start
+        )
 
     def _start(self, *, is_resumed: bool, rejoin_s: float) -> None:
         self._is_open = self._is_ending = False

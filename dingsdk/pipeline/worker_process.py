@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -28,6 +29,9 @@ OUT_OF_MEMORY = 75
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 HANDLED = {signal.SIGINT, signal.SIGTERM}
+ADDRESS = b"address "
+"""How a message begins that says whom to join."""
+_MESSAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class WorkerSpec:
 
     Attributes:
         cfg: The config as workers get it.
+        address: The coordinator's; empty where the worker is told once there is one.
         crash_file: Where the interpreter writes its stacks when it crashes.
         snapshot: The types that were registered in the parent.
     """
@@ -52,8 +57,8 @@ class WorkerSpec:
 def worker_main(spec: WorkerSpec, link: Connection) -> None:
     """Run the worker until the parent says stop, or is gone; never returns.
 
-    The link brings one message, to stop, and takes ``{"event": "joined"}`` and
-    ``{"event": "failed", ...}``.
+    The link brings the address, where the spec has none, and one message to stop. It takes
+    ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
     """
     leave(_run(spec, link))
 
@@ -85,15 +90,24 @@ def crashes_recorded(path: Path) -> Iterator[None]:
 
 def _run(spec: WorkerSpec, link: Connection) -> int:
     stop, is_at_work = threading.Event(), threading.Event()
+    addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
+    if spec.address:
+        addresses.put(spec.address)
+
+    def end() -> None:
+        stop.set()
+        addresses.put("")
+
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    signal.signal(signal.SIGTERM, lambda number, frame: end())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     watch = threading.Thread(
-        target=_obey, args=(link, stop, is_at_work), name="parent-watch", daemon=True
+        target=_obey, args=(link, addresses.put, end, is_at_work), name="parent-watch", daemon=True
     )
     watch.start()
-    return work(spec, stop, lambda message: _tell(link, **message), is_at_work.set)
+    tell: Callable[[dict[str, Any]], None] = lambda message: _tell(link, **message)  # noqa: E731
+    return work(spec, stop, tell, is_at_work.set, addresses.get)
 
 
 def work(
@@ -101,6 +115,7 @@ def work(
     stop: threading.Event,
     tell: Callable[[dict[str, Any]], None],
     on_imported: Callable[[], None] = lambda: None,
+    find_address: Callable[[], str] | None = None,
 ) -> int:
     """Be a worker of a run until ``stop``, in a process that is the worker's alone.
 
@@ -109,6 +124,8 @@ def work(
         stop: Set by the caller when the worker is to leave.
         tell: Called with ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
         on_imported: Called once all is imported; from then on the worker looks at ``stop``.
+        find_address: Waits for the coordinator's address, and returns it; empty where the worker is
+            to leave. None: the spec has it.
 
     Returns:
         The exit code of such a process.
@@ -121,10 +138,11 @@ def work(
 
             default_manager().restore(spec.snapshot)
             on_imported()
-            should_restart = run_worker(
+            address = spec.address if find_address is None else find_address()
+            should_restart = bool(address) and run_worker(
                 spec.role,
                 to_easydict(spec.cfg),
-                spec.address,
+                address,
                 spec.worker_id,
                 spec.run_dir,
                 stop,
@@ -143,10 +161,16 @@ def work(
     return OUT_OF_MEMORY if should_restart else 0
 
 
-def _obey(link: Connection, stop: threading.Event, is_at_work: threading.Event) -> None:
+def _obey(
+    link: Connection,
+    take_address: Callable[[str], None],
+    end: Callable[[], None],
+    is_at_work: threading.Event,
+) -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent is dead: that says stop as well
-        link.recv_bytes(64)
-    stop.set()
+        while (message := link.recv_bytes(_MESSAGE_BYTES)).startswith(ADDRESS):
+            take_address(message.removeprefix(ADDRESS).decode())
+    end()
     if not is_at_work.is_set():
         # Imports may take longer than `LEAVE_S` on a busy machine, and leave nothing to end.
         os._exit(0)

@@ -39,6 +39,9 @@ class Process:
             self.sent.append({"event": "failed", **failure})
         self.exit_code = code
 
+    def send_address(self, address: str) -> None:
+        self.calls.append(address)
+
     def send_stop(self) -> None:
         self.calls.append("stop")
         if self.ends_when_told:
@@ -312,3 +315,17 @@ def test_dead_worker_is_not_restarted_after_the_close(site: Site) -> None:
     site.newest("collector-0").die(-9)
     site.group.close(4.0)
     assert site.count("collector-0") == 1
+
+
+def test_processes_that_were_started_before_the_coordinator_are_told_its_address(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    site.group.prepare()
+    assert [each.spec.address for each in site.started] == ["", ""]
+    site.newest("collector-0").die(-9)
+    site.pass_s(0.0)
+    site.group.start("http://here")
+    assert site.newest("learner-0").calls == ["http://here"]
+    assert site.count("collector-0") == 2
+    assert site.newest("collector-0").spec.address == "http://here"

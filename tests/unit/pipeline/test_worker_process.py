@@ -17,13 +17,15 @@ from dingsdk.plugins import default_manager
 PATIENCE_S = 60.0
 
 
-def spec(run_dir: Path, role: str = "collector", **extra: Any) -> WorkerSpec:
+def spec(
+    run_dir: Path, role: str = "collector", address: str = "http://127.0.0.1:9", **extra: Any
+) -> WorkerSpec:
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs")
     return WorkerSpec(
         role=role,
         worker_id="w-0",
         cfg={**to_plain(cfg), **extra},
-        address="http://127.0.0.1:9",  # nobody listens
+        address=address,  # nobody listens
         run_dir=run_dir,
         crash_file=run_dir / "log" / "w-0.crash",
         snapshot=default_manager().snapshot(),
@@ -48,6 +50,20 @@ def test_worker_that_cannot_be_built_says_why(tmp_path: Path) -> None:
 
 def test_worker_that_is_told_to_stop_while_it_joins_ends_well(tmp_path: Path) -> None:
     process = WorkerProcess(spec(tmp_path))
+    process.send_stop()
+    assert end_of(process) == (0, [])
+
+
+def test_worker_without_an_address_begins_when_it_is_told_one(tmp_path: Path) -> None:
+    process = WorkerProcess(spec(tmp_path, role="colector", address=""))
+    process.send_address("http://127.0.0.1:9")
+    code, messages = end_of(process)
+    assert (code, [message["event"] for message in messages]) == (1, ["failed"])
+    assert "colector" in messages[0]["text"]
+
+
+def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path: Path) -> None:
+    process = WorkerProcess(spec(tmp_path, role="colector", address=""))
     process.send_stop()
     assert end_of(process) == (0, [])
 
