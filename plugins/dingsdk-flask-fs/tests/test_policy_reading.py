@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dingsdk.errors import DataCorruptError
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 from .policies import folder_of, is_whole, weights
@@ -29,6 +30,17 @@ def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
 
     monkeypatch.setattr(reader, "_load", overtaken)
     assert is_whole(reader.newest("p"), 2)
+
+
+def test_policy_that_is_newer_at_each_look_is_an_error_in_the_end(
+    publisher: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.publish("p", weights(1), 1)
+    monkeypatch.setattr(reader._returned, "note", lambda *version: False)
+    with pytest.raises(DataCorruptError, match="never holds still"):
+        reader.newest("p")
+    monkeypatch.undo()
+    assert is_whole(reader.newest("p"), 1)
 
 
 def test_every_read_is_whole_and_never_older_while_a_policy_is_replaced(

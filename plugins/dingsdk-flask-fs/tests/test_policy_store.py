@@ -166,6 +166,22 @@ def test_a_damaged_newest_version_falls_back_and_is_counted_once(
     assert is_whole(reader.newest("p", newer_than=2), 4)
 
 
+@pytest.mark.parametrize(("policy_id", "version"), [("p", 1), ("q", 2)])
+def test_file_of_another_policy_or_version_counts_as_damaged(
+    publisher: FilePolicyStore,
+    reader: FilePolicyStore,
+    tmp_path: Path,
+    policy_id: str,
+    version: int,
+) -> None:
+    publisher.publish("q", weights(2), 2)
+    publish_damaged(publisher, tmp_path, 1, 2, 3)
+    content = (folder_of(tmp_path, policy_id) / f"{version:012d}.ding").read_bytes()
+    (folder_of(tmp_path) / f"{2:012d}.ding").write_bytes(content)
+    assert is_whole(reader.newest("p"), 1)
+    assert reader.corrupt_count == 2
+
+
 def test_no_whole_version_is_an_error(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
