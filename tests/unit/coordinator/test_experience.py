@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ProtocolError, SamplesLostError
+from dingsdk.errors import ConflictError, ProtocolError, SamplesLostError
 from dingsdk.worker.coordinator.experience import (
     REDRAWS,
     Experience,
@@ -104,6 +104,24 @@ def test_rows_of_deleted_payloads_are_no_reason_to_free_others() -> None:
     assert {number: rows.tolist() for number, rows in ledger.free_rows().items()} == {
         2: list(range(10, 20))
     }
+
+
+def test_payload_is_entered_once_and_another_content_under_its_id_is_refused() -> None:
+    ledger = PayloadLedger()
+    assert ledger.add("a", 1, "first") == 0
+    for is_deleted in (False, True):
+        assert ledger.add("a", 1, "first") is None
+        assert ledger.add("a", 1) is None
+        for rows, digest in ((2, "first"), (1, "other")):
+            with pytest.raises(ConflictError, match="ids are used once") as caught:
+                ledger.add("a", rows, digest)
+            assert caught.value.data_id == "a"
+        if not is_deleted:
+            ledger.evict(np.zeros(1, np.int64), np.zeros(1, np.int64), "overwritten")
+            assert ledger.take_garbage() == {0: "a"}
+    with pytest.raises(ProtocolError, match="has 0 rows"):
+        ledger.add("b", 0)
+    assert ledger.acked_rows == 1
 
 
 class Curious(NaiveReplayBuffer):
