@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 from types import CodeType, FrameType
 
+from dingsdk.errors import DingError
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.manager import default_manager
 
@@ -14,12 +15,15 @@ def raised_in(error: BaseException) -> str:
     """Return ``" (raised in type 'x' of samplers, from <plugin>)"``, ``""`` for dingsdk itself.
 
     It is the innermost part whose own code the error passed. A transport runs the jobs of all
-    others, so it is named only where nothing of dingsdk lies between.
+    others, so it is named only where nothing of dingsdk lies between. A DingError that dingsdk
+    raised says itself what is wrong, and may be about a part that has returned.
     """
     parts = list(_registered())
     has_left_core = False
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "dingsdk":
+            if isinstance(error, DingError):
+                return ""
             has_left_core = True
             continue
         for kind, key, owner, target in parts:

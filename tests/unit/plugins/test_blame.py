@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dingsdk.errors import ConfigError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.blame import raised_in
 
@@ -45,6 +46,9 @@ class Part(CORE["Base"]):  # type: ignore[misc]
     def ask(self) -> None:
         super().draw()
 
+    def inner_itself(self) -> None:
+        self.inner()
+
     def pass_on(self) -> None:
         CORE["call"](self.inner)
 
@@ -80,6 +84,17 @@ def test_error_below_a_method_of_a_part_names_the_part(
 def test_error_of_the_core_with_a_part_names_none(manager: PluginManager) -> None:
     manager.registry("samplers").register("mine", Part)
     assert suffix(Part().draw) == ""
+
+
+def test_typed_error_of_the_core_speaks_for_itself(manager: PluginManager) -> None:
+    def refuse() -> None:
+        raise ConfigError("what another part returned")
+
+    manager.registry("buffers").register("mine", Part)
+    assert suffix(Part(refuse).pass_on) == ""
+    assert (
+        suffix(Part(refuse).inner_itself) == f" (raised in type 'mine' of buffers, from {__name__})"
+    )
 
 
 def test_registered_function_is_named(manager: PluginManager) -> None:
