@@ -49,9 +49,7 @@ class ScriptEnv(gym.Env[Any, Any]):
         self._env_id, self._lengths, self._fails, self._log = env_id, lengths, fails, log
         self._time = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         self._log["episode"] += 1
         self._time = 0
         return self._observe(), {}

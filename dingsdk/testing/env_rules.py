@@ -57,12 +57,10 @@ class RuleEnv(gym.Env[Any, Any]):
         self._mark.touch()
         self._time = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._drawn = float(np.float32(self.np_random.random()))
-        self._drawn = (options or {}).get("drawn", self._drawn)
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=kwargs.get("seed"))
+        drawn = float(np.float32(self.np_random.random()))
+        self._drawn = (kwargs.get("options") or {}).get("drawn", drawn)
         self._time = 0
         return self._observe(), {}
 
@@ -97,10 +95,8 @@ class RuleGame(RuleEnv):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
     action_space: Any = gym.spaces.MultiDiscrete([7, 7])
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        obs, info = super().reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(**kwargs)
         return np.stack([obs, -obs]), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

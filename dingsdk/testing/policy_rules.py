@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.pytree import copy_containers, flatten, map_leaves
+from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.base import FIELDS, CollectMode, CommandMode, EvalMode, LearnMode, Policy
 from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
@@ -50,25 +51,6 @@ class PolicyUnderTest:
     make: Callable[[Sequence[str] | None, int], Policy]
     observation_space: Any
     action_space: Any
-
-
-class Timestep(NamedTuple):
-    """What an env manager gives for one step."""
-
-    obs: Any
-    reward: Any
-    done: bool
-    info: dict[str, Any]
-
-
-class StepColumns(NamedTuple):
-    """What an env manager gives for one step of several envs."""
-
-    obs: Any
-    final_obs: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
 
 
 class PolicyBench(RuleBench[PolicyUnderTest]):

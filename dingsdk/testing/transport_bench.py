@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from dingsdk.testing.bench import Call, RuleBench
+from dingsdk.testing.bench import Call, RuleBench, raises
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.worker.comm import (
     Condition,
@@ -175,6 +175,15 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
     def receive_ids(self, end: SlaveEnd, count: int) -> list[str]:
         """Return the ids of the next ``count`` tasks."""
         return [self.receive(end).task_id for _ in range(count)]
+
+    def expect_refused(self, end: SlaveEnd, whose: str, kind: type[Exception]) -> None:
+        """Expect each call of an end but ``join`` to raise."""
+        with raises(f"next_task() of {whose}", kind):
+            end.next_task(self.patience_s)
+        with raises(f"renew() of {whose}", kind):
+            end.renew(2)
+        with raises(f"answer() of {whose}", kind):
+            end.answer(TaskAnswer("t1", True))
 
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         """Run a worker's code as the transport's own scheduler runs it."""

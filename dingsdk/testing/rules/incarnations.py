@@ -22,12 +22,7 @@ def rule_12_dropped_worker_is_told(bench: Bench) -> None:
     bench.drop("w0")
     error = bench.ended(job, "the wait of a dropped worker")
     expect(isinstance(error, WorkerLostError), f"the wait of a dropped worker ended with {error!r}")
-    with raises("next_task() of a dropped worker", WorkerLostError):
-        end.next_task(bench.patience_s)
-    with raises("renew() of a dropped worker", WorkerLostError):
-        end.renew(2)
-    with raises("answer() of a dropped worker", WorkerLostError):
-        end.answer(TaskAnswer("t1", True))
+    bench.expect_refused(end, "a dropped worker", WorkerLostError)
     with raises("send() to a dropped worker", WorkerLostError):
         bench.send("w0", "t2")
     expect_equal(bench.listener.of("left", "w0"), [], "reports that the dropped worker left")
