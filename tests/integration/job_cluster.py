@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport, worker_ids
 from dingsdk.worker import Coordinator
-from dingsdk.worker.coordinator import TaskPhase, TaskState, create_role
+from dingsdk.worker.coordinator import TaskState, create_role
 
 from .short_runs import ENDLESS
 
@@ -74,7 +75,7 @@ class JobCluster:
             found[:] = [
                 state
                 for state in self.coordinator.running_tasks()
-                if (state.kind, state.attempt, state.phase) == (kind, attempt, TaskPhase.RUNNING)
+                if (state.kind, state.attempt) == (kind, attempt) and state.began_at < math.inf
             ]
             return bool(found)
 

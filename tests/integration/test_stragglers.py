@@ -13,9 +13,11 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk import hookimpl
+from dingsdk.errors import DingError
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
+from dingsdk.worker.coordinator import TaskState
 
 from .job_cluster import JobCluster
 
@@ -65,9 +67,15 @@ class CountingCoordinator(Coordinator):
 
     lost = 0
 
-    def _end_task(self, state: Any, phase: Any, error: Any) -> None:
-        self.lost += error is not None
-        super()._end_task(state, phase, error)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        end = self._state.end
+
+        def count(state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
+            self.lost += error is not None
+            return end(state, error)
+
+        self._state.end = count  # type: ignore[method-assign]
 
 
 @pytest.fixture

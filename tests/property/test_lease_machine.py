@@ -20,7 +20,7 @@ from dingsdk.config import to_easydict
 from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker import NaiveCommander, NaiveReplayBuffer
 from dingsdk.worker.comm import LEFT, WorkerInfo
-from dingsdk.worker.coordinator import TaskPhase, TaskState, create_roles
+from dingsdk.worker.coordinator import TaskState, create_roles
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.scheduler_state import LOSS_WINDOW_S, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -228,7 +228,7 @@ class LeaseMachine(RuleBasedStateMachine):
             experience = self.state.finish_learner(state, {"buffer_id": state.buffer_id})
             assert experience is not None
             experience.close()
-        assert self.state.end(state, TaskPhase.FINISHED, None) == (None, False)
+        assert self.state.end(state, None) == (None, False)
         self.given_up[state.role] = 0
         assert self.state.env_steps == before
 
@@ -238,7 +238,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """A task's code raised, which ends a run."""
         state = self._take(pick)
         error = DingError("its code raised")
-        assert self.state.end(state, TaskPhase.FAILED, error) == (error, True)
+        assert self.state.end(state, error) == (error, True)
 
     @precondition(lambda self: any(self._is_orphan(state) for state in self.assigned))
     @rule(pick=PICK, reason=st.sampled_from([LEFT, "silent"]))
@@ -252,7 +252,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.assigned.remove(state)
         before = self.state.env_steps
         cause = WorkerLostError("lost", reason=reason)
-        outcome, is_over = self.state.end(state, TaskPhase.LOST, cause)
+        outcome, is_over = self.state.end(state, cause)
         self._count_loss(state, reason)
         is_needed = state.role == "learner" or state.buffer_id in self.state.experiences
         is_given_up = is_needed and len(self.losses[state.task_id]) == MAX_ATTEMPTS

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from dingsdk.worker.coordinator.roles import TaskControl as TaskControl
     from dingsdk.worker.coordinator.roles import create_role as create_role
     from dingsdk.worker.coordinator.roles import create_roles as create_roles
-    from dingsdk.worker.coordinator.tasks import TaskPhase as TaskPhase
     from dingsdk.worker.coordinator.tasks import TaskState as TaskState
 else:
     # Configs are checked by the sections of this package, without importing torch.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dingsdk.config import Configurable
-from dingsdk.errors import DingError, TaskTimeoutError, WorkerLostError
+from dingsdk.errors import DingError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.plugins.blame import raised_in
 from dingsdk.worker.comm.master import Master
@@ -43,10 +43,10 @@ from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
 from dingsdk.worker.coordinator.run_record import RunRecord
-from dingsdk.worker.coordinator.scheduler_state import SchedulerState
+from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.served import ServedExperience
-from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -206,8 +206,8 @@ class Coordinator(Configurable, TaskControl):
         stuck = [job.name for job in self._jobs if not job.join(max(0.0, deadline - self.clock()))]
         self.master.close()
         with self.condition:
-            experiences = self._state.close_experiences()
-        for experience in experiences:
+            experiences = list(map(self._state.close_experience, list(self._state.experiences)))
+        for experience in filter(None, experiences):
             experience.close()
         return stuck
 
@@ -773,7 +773,6 @@ class Coordinator(Configurable, TaskControl):
         task = {**state.task, f"{state.role}_id": worker.worker_id}
         task["payload_prefix"] = state.payload_prefix
         task["resource_info"] = worker.resource
-        phase = TaskPhase.FINISHED
         error: DingError | None = None
         try:
             role = self.roles[state.role]
@@ -781,18 +780,15 @@ class Coordinator(Configurable, TaskControl):
                 role.go_on(self, state)
             else:
                 role.drive(self, state, task)
-        except WorkerLostError as lost:
-            phase, error = TaskPhase.LOST, lost
-        except TaskTimeoutError as late:
-            # Lost first, so that its late answer cannot meet the next task.
-            self.master.lose(worker.worker_id, str(late), worker.incarnation)
-            phase, error = TaskPhase.LOST, late
         except Exception as raised:
-            phase, error = TaskPhase.FAILED, _as_ding_error(raised, f"task {state.task_id}")
+            error = _as_ding_error(raised, f"task {state.task_id}")
+            if isinstance(raised, TaskTimeoutError):
+                # Lost first, so that its late answer cannot meet the next task.
+                self.master.lose(worker.worker_id, str(raised), worker.incarnation)
         with self.condition:
-            outcome, is_fatal = self._state.end(state, phase, error)
+            outcome, is_fatal = self._state.end(state, error)
             self._state.outage.note(state.task_id, "")
-            if self._is_finishing and state.is_evaluation and phase is TaskPhase.LOST:
+            if self._is_finishing and state.is_evaluation and isinstance(error, LOSSES):
                 self._owed_evaluations += 1  # it is made anew
         if is_fatal and outcome is not None and not self._is_closed:
             self._fail(outcome)

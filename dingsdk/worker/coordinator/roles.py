@@ -16,7 +16,7 @@ from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
-from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
 from dingsdk.worker.replay_server import ReplayClient
@@ -299,7 +299,6 @@ class LearnerRole(Role):
             control.deal_with_learner_send_info(state, answer["info"])
             is_done = control.deal_with_learner_judge_finish(state, answer["info"])
             demand = answer.get("demand")
-        state.phase = TaskPhase.CLOSING
         finished = control.ask(state, {"name": "learner_close_task"})
         if "info" in finished:
             control.deal_with_learner_send_info(state, finished["info"])
@@ -387,7 +386,6 @@ class CollectorRole(Role):
                 break
             # A collector that is done may still ship what it holds.
             answers_left -= is_done
-        state.phase = TaskPhase.CLOSING
         finished = control.ask(state, {"name": "collector_close_task"})
         control.deal_with_collector_finish_task(state, finished)
 

@@ -14,7 +14,13 @@ import msgspec
 
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.container import decode_json, encode_json
-from dingsdk.errors import DingError, PoisonTaskError, StorageFullError, WorkerLostError
+from dingsdk.errors import (
+    DingError,
+    PoisonTaskError,
+    StorageFullError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander
 from dingsdk.worker.coordinator.experience import Experience
@@ -22,11 +28,13 @@ from dingsdk.worker.coordinator.journal import Fact, Given, Over, Queued, TaskRe
 from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
-from dingsdk.worker.coordinator.tasks import TaskPhase, TaskState
+from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
 
+LOSSES = (WorkerLostError, TaskTimeoutError)
+"""Errors by which a task ends whose worker was lost."""
 LOSS_WINDOW_S = 600.0
 """How long a lost worker counts against its task."""
 _COMMANDER_BYTES = 1 << 30
@@ -271,7 +279,7 @@ class SchedulerState:
         self._note_over(state.task_id)
 
     def _give(self, state: TaskState, worker: WorkerInfo) -> TaskState:
-        state.worker, state.phase = worker, TaskPhase.ASSIGNED
+        state.worker = worker
         state.attempt += 1
         self.running[state.task_id] = state
         if self.note is not None:
@@ -305,7 +313,7 @@ class SchedulerState:
     def begin(self, state: TaskState) -> None:
         """Note that a task's worker has built what it needs and works from now on."""
         assert state.worker is not None  # assigned
-        state.phase, state.began_at = TaskPhase.RUNNING, self._clock()
+        state.began_at = self._clock()
         self.pace.start(state.worker.worker_id, state.kind)
 
     def note_progress(self, state: TaskState, total: int) -> None:
@@ -314,11 +322,10 @@ class SchedulerState:
         if state.worker is not None:
             self.pace.note(state.worker.worker_id, state.kind, total)
 
-    def end(
-        self, state: TaskState, phase: TaskPhase, error: DingError | None
-    ) -> tuple[DingError | None, bool]:
+    def end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
         """Close the entry of a task; return what it ended with, and whether that ends the run.
 
+        ``error`` is one of ``LOSSES`` where its worker was lost, another where its code raised.
         A lost worker's task is tried again on another worker. It is given up after
         ``max_attempts`` lost workers; losses before progress, or longer ago than
         ``LOSS_WINDOW_S``, do not count. A task that is given up ends the run where the role says
@@ -326,26 +333,23 @@ class SchedulerState:
         """
         queue = self._queues[state.role]
         before = len(queue)
-        outcome, is_fatal = self._end(state, phase, error)
+        outcome, is_fatal = self._end(state, error)
         if not is_fatal:  # a fatal error ends the run; when it is resumed, the task goes on
             self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
         return outcome, is_fatal
 
-    def _end(
-        self, state: TaskState, phase: TaskPhase, error: DingError | None
-    ) -> tuple[DingError | None, bool]:
-        role = self._roles[state.role]
-        state.phase = phase
+    def _end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
+        role, is_lost = self._roles[state.role], isinstance(error, LOSSES)
         self.running.pop(state.task_id, None)
         self.unacknowledged_rows += sum(state.waiting.values())
         if state.worker is not None:
             self.pace.end(state.worker.worker_id, state.kind)
-            if phase is not TaskPhase.LOST:
+            if not is_lost:
                 self.pool.give_back(state.worker)
         if error is None:
             self._given_up[state.kind] = 0
             return None, False
-        if phase is not TaskPhase.LOST:
+        if not is_lost:
             self.notify_fail(state)
             return error, True
         self._ended_env_steps += state.env_steps
@@ -460,13 +464,6 @@ class SchedulerState:
     def _queued(self) -> list[TaskState]:
         return [state for queue in self._queues.values() for state in queue]
 
-    def close_experiences(self) -> list[Experience]:
-        """Forget the experiences that are open, but not what they count; return them."""
-        experiences = list(self.experiences.values())
-        self._ended_counts = self.samples_in_buffers()
-        self.experiences.clear()
-        return experiences
-
     def take_garbage(self, experience: Experience) -> list[str]:
         """Return ids of payloads to delete; learners are told with their next batch."""
         return experience.take_garbage(list(self.running.values()))
@@ -532,7 +529,7 @@ class SchedulerState:
     def expire_orphan(self, state: TaskState) -> None:
         """Let a task whose worker does not come back be tried by another one."""
         text = f"the worker of {state.kind} task {state.task_id} has not come back"
-        self.end(state, TaskPhase.LOST, WorkerLostError(text, reason=LEFT))
+        self.end(state, WorkerLostError(text, reason=LEFT))
 
     def _restore(self, record: TaskRecord) -> TaskState:
         state = TaskState(**msgspec.structs.asdict(record), start_time=self._clock())
@@ -542,7 +539,6 @@ class SchedulerState:
     def _restore_given(self, state: TaskState, attempt: int, payload_prefix: str) -> None:
         self._queues[state.role].remove(state)
         state.attempt, state.payload_prefix = attempt, payload_prefix
-        state.phase = TaskPhase.ASSIGNED
         self.running[state.task_id] = state
 
     def _find(self, task_id: str) -> TaskState:

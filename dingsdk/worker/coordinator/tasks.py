@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import secrets
 import time
@@ -16,18 +15,6 @@ from numpy.typing import NDArray
 from dingsdk.worker.comm.transport import WorkerInfo
 
 
-class TaskPhase(enum.Enum):
-    """Life of a task; the last three are final."""
-
-    QUEUED = "queued"
-    ASSIGNED = "assigned"
-    RUNNING = "running"
-    CLOSING = "closing"
-    FINISHED = "finished"
-    FAILED = "failed"  # its code raised
-    LOST = "lost"  # its worker did not survive it
-
-
 @dataclass(slots=True)
 class TaskState:
     """One task of a commander, from production to its end.
@@ -36,7 +23,7 @@ class TaskState:
         start_time: Monotonic seconds when it was produced.
         attempt: How many workers have tried it; without those that left of their own will.
         losses: When workers were lost over it without progress, monotonic seconds.
-        began_at: When this attempt had built what it needs, monotonic seconds.
+        began_at: When this attempt had built what it needs, monotonic seconds; infinite before.
         progress: Env steps of this attempt, or train iterations of a learner.
         waits_for: What its driver waits for, other than an answer of its worker; empty for nothing.
         mark: Progress that earlier attempts reached.
@@ -49,7 +36,6 @@ class TaskState:
     role: str = ""
     task: Mapping[str, Any] = field(default_factory=dict)
     start_time: float = field(default_factory=time.monotonic)
-    phase: TaskPhase = TaskPhase.QUEUED
     worker: WorkerInfo | None = None
     attempt: int = 0
     losses: tuple[float, ...] = ()

@@ -21,7 +21,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import WorkerInfo
-from dingsdk.worker.coordinator import TaskPhase, TaskState
+from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST
 from dingsdk.worker.coordinator.journal import Journal
 
@@ -82,7 +82,7 @@ class Life:
         evaluation = self.give("collector")
         finished = {"train_iter": 0, "reward_mean": 9.0, "step_count": 40, "collector_done": True}
         self.coordinator.deal_with_collector_finish_task(evaluation, finished)
-        self.scheduler.end(evaluation, TaskPhase.FINISHED, None)
+        self.scheduler.end(evaluation, None)
         return self.give("collector")
 
     def push(self, state: TaskState, name: str, seed: int, iteration: int) -> bool:
@@ -304,11 +304,11 @@ def test_end_of_the_run_leaves_its_tasks_to_whoever_resumes_it(
     life.coordinator.deal_with_collector_finish_task(
         collector, {**finished, "train_iter": 0, "reward_mean": 0.0}
     )
-    life.scheduler.end(collector, TaskPhase.FINISHED, None)
+    life.scheduler.end(collector, None)
     life.coordinator.deal_with_learner_finish_task(
         learner, {"buffer_id": learner.buffer_id}, has_trained_out=True
     )
-    life.scheduler.end(learner, TaskPhase.FINISHED, None)
+    life.scheduler.end(learner, None)
     after = Life(tmp_path, transport, "naive")
     assert {each.task_id for each in after.scheduler.orphans} == {
         learner.task_id,
@@ -321,7 +321,7 @@ def test_task_that_ends_the_run_by_an_error_is_gone_on_with(tmp_path: Path, tran
     life = Life(tmp_path, transport, "naive")
     life.join("l0", "learner")
     learner = life.give("learner")
-    error, is_fatal = life.scheduler.end(learner, TaskPhase.FAILED, DingError("no memory left"))
+    error, is_fatal = life.scheduler.end(learner, DingError("no memory left"))
     assert (str(error), is_fatal) == ("no memory left", True)
     after = Life(tmp_path, transport, "naive")
     (left,) = after.scheduler.orphans

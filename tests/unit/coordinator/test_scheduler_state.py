@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
-from dingsdk.worker.coordinator import Role, TaskPhase, TaskState
+from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.run_record import RunRecord
@@ -130,7 +131,7 @@ class Site:
         assert state.worker is not None
         self.state.lose(state.worker)
         cause = WorkerLostError("lost", reason=reason)
-        outcome = self.state.end(state, TaskPhase.LOST, cause)
+        outcome = self.state.end(state, cause)
         self.join(state.worker.worker_id, state.worker.role)
         return outcome
 
@@ -162,7 +163,7 @@ def test_task_is_asked_for_only_while_a_worker_is_idle_and_none_waits(site: Site
     assert len(site.commander.tasks["collector"]) == 2
     found = site.state.assign("collector")
     assert found is not None
-    assert (found.task_id, found.attempt, found.phase) == ("1", 1, TaskPhase.ASSIGNED)
+    assert (found.task_id, found.attempt, found.began_at) == ("1", 1, math.inf)
     assert site.state.running == {"1": found}
 
 
@@ -241,10 +242,10 @@ def test_learner_task_that_was_given_up_does_not_hold_the_iteration_of_the_run_b
 def test_worker_is_idle_again_after_its_task(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
-    for phase, error in ((TaskPhase.FINISHED, None), (TaskPhase.FAILED, DingError("no"))):
+    for error in (None, DingError("no")):
         state = site.assigned(**collecting())
         assert not site.state.pool.has_idle("collector")
-        site.state.end(state, phase, error)
+        site.state.end(state, error)
         assert site.state.pool.has_idle("collector")
         assert site.state.running == {}
 
@@ -256,7 +257,7 @@ def test_code_that_raises_ends_the_run(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state, error = site.assigned(**collecting()), DingError("raised")
-    assert site.state.end(state, TaskPhase.FAILED, error) == (error, True)
+    assert site.state.end(state, error) == (error, True)
     assert site.commander.failed == [("collector", "t")]
 
 
@@ -279,7 +280,7 @@ def test_lost_collector_task_plays_other_episodes_an_evaluation_the_same(site: S
         site.lose(state)
         again = site.assigned()
         seeds.append(again.task["collector_cfg"]["seed"])
-        site.state.end(again, TaskPhase.FINISHED, None)
+        site.state.end(again, None)
     assert seeds[0] not in (5, None)
     assert seeds[1:] == [5, None]
 
@@ -389,7 +390,7 @@ def test_evaluation_that_finishes_starts_the_count_again(site: Site) -> None:
     for round_ in range(3):
         assert [give_up(site, f"{round_}{n}")[1] for n in range(2)] == [False, False]
         done = site.assigned(**{**EVALUATING, "task_id": f"{round_}done"})
-        assert site.state.end(done, TaskPhase.FINISHED, None) == (None, False)
+        assert site.state.end(done, None) == (None, False)
 
 
 def test_collector_that_finishes_leaves_the_count_of_evaluations(site: Site) -> None:
@@ -398,7 +399,7 @@ def test_collector_that_finishes_leaves_the_count_of_evaluations(site: Site) -> 
     for n in range(2):
         give_up(site, str(n))
         done = site.assigned(**{**collecting(), "task_id": f"done{n}"})
-        site.state.end(done, TaskPhase.FINISHED, None)
+        site.state.end(done, None)
     assert give_up(site, "last")[1]
 
 
@@ -418,7 +419,7 @@ def test_last_evaluation_waits_for_the_end_of_all_tasks_and_for_a_worker(site: S
     learner = site.assigned("learner", **TRAINING)
     site.commander.last = {**EVALUATING, "task_id": "last"}
     assert site.state.assign_last_evaluation() == (None, True)
-    site.state.end(learner, TaskPhase.FINISHED, None)
+    site.state.end(learner, None)
     assert site.state.assign_last_evaluation() == (None, True)
     site.join("c0")
     state, is_to_be_asked_again = site.state.assign_last_evaluation()
@@ -472,7 +473,7 @@ def test_env_steps_of_lost_attempts_stay_counted_and_are_told_to_the_commander(s
     assert site.state.progress(again, report(5, done=True))
     assert site.commander.progress[-1]["cur_step"] == 45
     assert not site.state.finish_collector(again, {"step_count": 8})
-    site.state.end(again, TaskPhase.FINISHED, None)
+    site.state.end(again, None)
     assert site.state.env_steps == 48
     assert site.commander.finished[-1]["step_count"] == 48
 
@@ -486,7 +487,7 @@ def test_env_steps_of_evaluations_do_not_count(site: Site) -> None:
     assert site.commander.progress[-1]["cur_step"] == 40
     site.commander.goal_is_reached = True
     assert site.state.finish_collector(state, {"step_count": 90})
-    site.state.end(state, TaskPhase.FINISHED, None)
+    site.state.end(state, None)
     assert site.state.env_steps == 0
     assert site.commander.finished[-1]["step_count"] == 90
     assert not site.state.is_evaluating
@@ -511,7 +512,7 @@ def test_payloads_are_live_while_buffered_waiting_or_of_a_running_task(site: Sit
     assert is_live("waiting")
     assert is_live(f"{state.payload_prefix}-anything")
     assert not is_live("nobodys")
-    site.state.end(state, TaskPhase.FINISHED, None)
+    site.state.end(state, None)
     is_live = site.state.find_live()
     assert is_live("buffered")
     assert not is_live(f"{state.payload_prefix}-anything")
@@ -527,8 +528,7 @@ def test_evicted_samples_of_all_buffers_are_added_up(site: Site) -> None:
     assert site.state.samples() == counts
     site.state.finish_learner(TaskState("t"), {"buffer_id": "a"})
     assert site.state.samples() == counts
-    for experience in site.state.close_experiences():
-        experience.close()
+    site.state.close_experience("b")
     assert site.state.samples() == counts
     site.state.samples().check()
 
