@@ -117,9 +117,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The learner is killed": [
         Mutant(
             "leases of a lost learner stay",
-            f"{_COORDINATOR}.coordinator:Coordinator.end_batch_leases",
+            f"{_COORDINATOR}.coordinator:Coordinator._end_leases",
             "experience.settle(state)",
-            "pass",
+            "False",
         ),
     ],
     "The learner is killed while it saves a checkpoint": [
@@ -220,7 +220,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a worker that hangs while it builds is never given up",
             f"{_COORDINATOR}.coordinator:Coordinator._run",
-            "self.master.lose(worker.worker_id, str(late), worker.incarnation)",
+            "self.master.lose(worker.worker_id, str(raised), worker.incarnation)",
             "pass",
         ),
     ],

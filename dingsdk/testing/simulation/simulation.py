@@ -934,12 +934,12 @@ class _WatchedCoordinator(Coordinator):
 
         settle = experience.settle
 
-        def settle_payloads(state: Any, info: Any = None) -> None:
+        def settle_payloads(state: Any, info: Any = None) -> bool:
             if self._is_current:
                 oracle.leased.pop(state.task_id, None)
                 for number, _ in () if info is None else info["lost_payloads"]:
                     oracle.given_up.add(names[int(number)])
-            settle(state, info)
+            return bool(settle(state, info))
 
         give_up_missing = experience.give_up_missing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -335,11 +335,13 @@ class Coordinator(Configurable, TaskControl):
             self._state.change_limit(self._cfg["policy"]["learn"]["learner"])
             for state in self._state.orphans:
                 experience = self.experience_of(state)
-                if experience is not None and state.kind == "collector":
-                    experience.expect(state)
+                if experience is None or experience.admission is None:
+                    continue
+                if state.kind == "collector":
+                    experience.admission.expect(state.task_id)
         self.data_store.delete(garbage)
         for each in self._state.experiences.values():
-            gone = [name for name in each.readable() if not self.data_store.has(name, 0.0)]
+            gone = self._gone(each.readable())
             each.give_up_missing(gone)
             if gone:
                 _log.warning("%d payloads are gone; their samples are given up", len(gone))
@@ -367,11 +369,9 @@ class Coordinator(Configurable, TaskControl):
                 return
             for state in self._state.orphans:
                 experience = self.experience_of(state)
-                if experience is not None:
-                    experience.end_task(state)
-                    if experience.is_leased_to(state):
-                        experience.settle(state)
-                        self._note(LeaseEnded(state.task_id))
+                if experience is not None and experience.admission is not None:
+                    experience.admission.forget(state.task_id)
+                self._end_leases(state)
                 self._state.expire_orphan(state)
 
     def notify(self) -> None:
@@ -425,12 +425,12 @@ class Coordinator(Configurable, TaskControl):
 
     def end_batch_leases(self, state: TaskState) -> None:
         with self.condition:
-            experience = self.experience_of(state)
-            if experience is not None:
-                had_leases = experience.is_leased_to(state)
-                experience.settle(state)
-                if had_leases:
-                    self._note(LeaseEnded(state.task_id))
+            self._end_leases(state)
+
+    def _end_leases(self, state: TaskState) -> None:
+        experience = self.experience_of(state)
+        if experience is not None and experience.settle(state):
+            self._note(LeaseEnded(state.task_id))
 
     def deal_with_task_started(self, state: TaskState) -> None:
         with self.condition:
@@ -466,7 +466,9 @@ class Coordinator(Configurable, TaskControl):
             if experience is None:
                 self._state.unacknowledged_rows += state.waiting.pop(data_id, 0)
                 garbage = [data_id]
-            elif not (experience.can_push(int(meta["rows"])) and self._may_push(state, meta)):
+            elif not experience.can_push(int(meta["rows"])) or not self._may_push(
+                experience, state, meta
+            ):
                 return False
             else:
                 experience.push(meta, self._state.env_steps)
@@ -496,7 +498,10 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         with self.condition:
             experience = self.experience_of(state)
-            if experience is not None and experience.take_report(state, report):
+            admission = None if experience is None else experience.admission
+            if admission is not None and "delivered_steps" in report:
+                steps, policy_iter = int(report["delivered_steps"]), int(report["policy_iter"])
+                admission.report(state.task_id, steps, policy_iter)
                 self.condition.notify_all()
             before = state.env_steps
             is_done = self._state.progress(state, report)
@@ -504,10 +509,9 @@ class Coordinator(Configurable, TaskControl):
                 self._note(Progressed(state.task_id, state.env_steps, self.elapsed_s))
             return is_done
 
-    def _may_push(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+    def _may_push(self, experience: Experience, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Write down that a payload is acknowledged; False where there is no room for that."""
-        experience = self.experience_of(state)
-        if self._keeper is None or experience is None or not experience.has_payloads:
+        if self._keeper is None or self._is_served:
             return True
         if experience.ledger.knows(str(meta["data_id"])):
             return not self._keeper.is_behind
@@ -589,7 +593,7 @@ class Coordinator(Configurable, TaskControl):
                 if self._keeper is None or not self._keeper.is_behind:
                     garbage = self._state.take_garbage(experience)
                 self._record.note_policy_lag()
-                if experience.policy_lag is not None:
+                if experience.admission is not None:
                     self.condition.notify_all()  # collectors wait for the end of a training
             self._state.commander.update_learner_info(state.task_id, info)
         if garbage:
@@ -760,11 +764,14 @@ class Coordinator(Configurable, TaskControl):
             return
         with self.condition:
             names = experience.readable(state.announced)
-        gone = [name for name in names if not self.data_store.has(name, 0.0)]
+        gone = self._gone(names)
         with self.condition:
             self._note(Missing(state.buffer_id, gone))
             experience.give_up_missing(gone)
         _log.warning("%d more payloads are gone; their samples are given up", len(gone))
+
+    def _gone(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not self.data_store.has(name, 0.0)]
 
     def _run(self, state: TaskState, goes_on: bool = False) -> None:
         """Drive a task; however it ends, take note of it."""

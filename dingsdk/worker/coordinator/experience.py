@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts
+
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.on_policy import Admission
 
 REDRAWS = 32
 """Times that rows of lost payloads are drawn again before the demand has to wait: enough where one
@@ -292,7 +295,7 @@ class PolicyLag(NamedTuple):
     largest: int
 
 
-class _Lease(NamedTuple):
+class Lease(NamedTuple):
     """A batch of ``rows`` that is leased to a learner, which asked at ``train_iter``."""
 
     rows: int
@@ -300,7 +303,8 @@ class _Lease(NamedTuple):
     train_iter: int
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any], train_iter: int) -> _Lease:
+    def of(cls, columns: Mapping[str, Any], train_iter: int) -> Lease:
+        """Return the lease of a batch by its columns; padding counts as no row."""
         numbers = columns["payload"]
         mask = columns.get("mask")
         rows = np.count_nonzero(mask) if mask is not None and mask.ndim == 2 else numbers.size
@@ -321,49 +325,19 @@ class Experience:
     """
 
     trainings = 1
-    has_payloads = True
-    """Whether the rows are in payloads, which the journal has to know of."""
+    admission: Admission | None = None
+    """Who may collect, where the age of rows is bounded."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
         self.columns: tuple[str, ...] = buffer.columns_needed()
         self.ledger = PayloadLedger()
         self.trained_rows = 0
-        self._leases: dict[str, list[_Lease]] = {}
+        self._leases: dict[str, list[Lease]] = {}
         self._lost: dict[int, str] = {}
         """Payloads that cannot be read, and why. Their rows are never leased again; they leave
         the buffer, and count as evicted for that reason, when they are overwritten."""
         buffer.add_remove_listener(self._on_removed)
-
-    @property
-    def policy_lag(self) -> PolicyLag | None:
-        """How old trained rows were; None where rows of any age are trained on."""
-        return None
-
-    def admit(self, state: TaskState) -> dict[str, int]:
-        """Return the limits to send to a collector; empty where it has none.
-
-        ``admitted_steps`` is how many env steps it may take in all. ``policy_iter`` is the train
-        iteration of the policy that it waits for first.
-        """
-        return {}
-
-    def may_collect(self, state: TaskState) -> bool:
-        """Whether a collector has steps left to take, or to report."""
-        return True
-
-    def take_report(self, state: TaskState, report: Mapping[str, Any]) -> bool:
-        """Take what a collector reports; return whether others may go on for it."""
-        return False
-
-    def expect(self, state: TaskState) -> None:
-        """Note a collector of an earlier coordinator, which is not back yet."""
-
-    def rejoin_collector(self, state: TaskState, answer: Mapping[str, Any]) -> None:
-        """Take over what a collector says that an earlier coordinator admitted."""
-
-    def end_task(self, state: TaskState) -> None:
-        """Take back what a collector may do: it has ended, or its worker is gone."""
 
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
         """Acknowledge a payload: all its rows become samples. False: it was known already."""
@@ -416,7 +390,7 @@ class Experience:
             drawn.append(columns)
         if not drawn:
             return None
-        leases = [_Lease.of(columns, train_iter) for columns in drawn]
+        leases = [Lease.of(columns, train_iter) for columns in drawn]
         for lease in leases:
             self.ledger.pin(lease.pinned)
         self._leases.setdefault(state.task_id, []).extend(leases)
@@ -436,8 +410,8 @@ class Experience:
             "kept": [(each, rows) for each, rows in kept.items() if rows is not None],
         }
 
-    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
-        """End the leases of a learner; with its info, take the priorities over.
+    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> bool:
+        """End the leases of a learner, and take the priorities of its info; False without any.
 
         The newest leases, of the batches that the info says are to come, go on.
         """
@@ -451,7 +425,7 @@ class Experience:
         for lease in leases:
             self.ledger.unpin(lease.pinned)
         if info is None:
-            return
+            return bool(leases)
         lost = {int(number): str(reason) for number, reason in info["lost_payloads"]}
         for number, reason in lost.items():
             self._give_up(number, reason)
@@ -461,6 +435,7 @@ class Experience:
         self.trained_rows += self.trainings * sum(each.rows for each in whole[:updates])
         if info.get("priority_info"):
             self.buffer.update(info["priority_info"])
+        return bool(leases)
 
     def rejoin(self, state: TaskState, known: Iterable[int]) -> None:
         """Note the payload numbers that a learner was told of by an earlier coordinator."""
@@ -468,10 +443,6 @@ class Experience:
         state.announced, state.dropped = told & live, sorted(told - live)
         found = {number: self.ledger.kept_rows(number) for number in state.announced}
         state.kept = {number: rows for number, rows in found.items() if rows is not None}
-
-    def is_leased_to(self, state: TaskState) -> bool:
-        """Whether a learner's task has batches."""
-        return state.task_id in self._leases
 
     def readable(self, known: Collection[int] = ()) -> list[str]:
         """Return the ids of payloads with rows to lease, but for those whose number is known."""
@@ -544,7 +515,7 @@ class Experience:
         self._lost = {int(number): str(reason) for number, reason in state["lost"]}
         self.trained_rows = int(state["trained_rows"])
         self._leases = {
-            task_id: [_Lease(rows, set(pins.tolist()), at) for rows, at, pins in found]
+            task_id: [Lease(rows, set(pins.tolist()), at) for rows, at, pins in found]
             for task_id, found in state["leases"].items()
         }
         for lease in (each for found in self._leases.values() for each in found):

@@ -17,16 +17,15 @@ import re
 import socket
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
-from dingsdk.data.files import Buffer
+from dingsdk.data.files import Buffer, Folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
@@ -38,7 +37,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 
-VERSION = 2
+VERSION = 3
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
 """How long to wait before a state that found no room on the disk is written again."""
@@ -269,29 +268,6 @@ def _check_version(path: object, version: object) -> None:
         raise CheckpointVersionError(text, found=version, expected=VERSION)
 
 
-class Disk(Protocol):
-    """What a journal needs of its folder; ``dingsdk.data.files.Folder`` has it."""
-
-    @property
-    def path(self) -> Path:
-        """Where it is, for messages."""
-
-    def names(self) -> list[str]:
-        """Return the names of its files."""
-
-    def read(self, name: str, max_bytes: int) -> bytearray:
-        """Return a file; raises DataMissingError."""
-
-    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
-        """Write all of it at the end of a file of ``at`` bytes, or raise and change nothing."""
-
-    def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
-        """Replace a file, or raise and change nothing."""
-
-    def unlink(self, name: str) -> bool:
-        """Remove a file."""
-
-
 class _Owner(msgspec.Struct, frozen=True):
     epoch: int
     name: str
@@ -333,7 +309,7 @@ class Journal:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: Folder,
         *,
         fsync: bool = False,
         owner: str | None = None,

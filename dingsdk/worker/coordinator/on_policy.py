@@ -307,6 +307,7 @@ class OnPolicyExperience(Experience):
     """
 
     buffer: RowQueue
+    admission: Admission
 
     def __init__(
         self, n_sample: int, max_lag: int, trainings: int = 1, least_steps: int = 1
@@ -316,34 +317,15 @@ class OnPolicyExperience(Experience):
         self._train_iter = 0
         super().__init__(RowQueue(self.admission))
 
-    @property
-    def policy_lag(self) -> PolicyLag | None:
-        return self.admission.lag
-
     def admit(self, state: TaskState) -> dict[str, int]:
+        """Return the limits to send to a collector.
+
+        ``admitted_steps`` is how many env steps it may take in all. ``policy_iter`` is the train
+        iteration of the policy that it waits for first.
+        """
         queue, admission = self.buffer, self.admission
         steps = admission.admit(state.task_id, queue.waiting, is_training=queue.is_training)
         return {"admitted_steps": steps, "policy_iter": admission.newest_iter}
-
-    def may_collect(self, state: TaskState) -> bool:
-        return self.admission.has_outstanding(state.task_id)
-
-    def take_report(self, state: TaskState, report: Mapping[str, Any]) -> bool:
-        if "delivered_steps" not in report:
-            return False
-        steps, policy_iter = int(report["delivered_steps"]), int(report["policy_iter"])
-        self.admission.report(state.task_id, steps, policy_iter)
-        return True
-
-    def expect(self, state: TaskState) -> None:
-        self.admission.expect(state.task_id)
-
-    def rejoin_collector(self, state: TaskState, answer: Mapping[str, Any]) -> None:
-        names = ("admitted_steps", "delivered_steps", "policy_iter")
-        self.admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
-
-    def end_task(self, state: TaskState) -> None:
-        self.admission.forget(state.task_id)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "train_iter": self._train_iter}
@@ -365,16 +347,17 @@ class OnPolicyExperience(Experience):
             leased["batches"] *= self.trainings
         return leased
 
-    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
+    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> bool:
         """End the lease of a learner; rows that it did not train on wait for the next."""
-        super().settle(state, info)
-        if self.buffer.is_training:
+        had_leases = super().settle(state, info)
+        if had_leases and self.buffer.is_training:
             if info is not None and int(info["learner_step"]) > self._train_iter:
                 self.buffer.remove_drawn(int(info["learner_step"]))
             else:
                 self.buffer.put_back(is_known=info is not None)
         if self._lost:
             self.buffer.discard(dict(self._lost))
+        return had_leases
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
         self._train_iter = train_iter

@@ -16,6 +16,7 @@ from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
@@ -360,9 +361,10 @@ class CollectorRole(Role):
             answer = control.ask(state, kept)
             control.deal_with_task_started(state)
             with control.condition:
-                experience = control.experience_of(state)
-                if experience is not None and not state.is_evaluation:
-                    experience.rejoin_collector(state, answer)
+                admission = _admission_of(control, state)
+                if admission is not None and not state.is_evaluation:
+                    names = ("admitted_steps", "delivered_steps", "policy_iter")
+                    admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
             self._collect(control, state)
 
     def _collect(self, control: TaskControl, state: TaskState) -> None:
@@ -397,10 +399,15 @@ def _ending_grants(control: TaskControl, state: TaskState) -> Iterator[None]:
         yield
     finally:
         with control.condition:
-            experience = control.experience_of(state)
-            if experience is not None:
-                experience.end_task(state)
+            admission = _admission_of(control, state)
+            if admission is not None:
+                admission.forget(state.task_id)
                 control.condition.notify_all()
+
+
+def _admission_of(control: TaskControl, state: TaskState) -> Admission | None:
+    experience = control.experience_of(state)
+    return None if experience is None else experience.admission
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
@@ -452,10 +459,10 @@ def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
 
     def can_go_on() -> bool:
         experience = control.experience_of(state)
-        if control.must_end(state) or experience is None:
+        if control.must_end(state) or not isinstance(experience, OnPolicyExperience):
             return True
         found.update(experience.admit(state))
-        return experience.may_collect(state)
+        return experience.admission.has_outstanding(state.task_id)
 
     if not state.is_evaluation:
         with control.condition:

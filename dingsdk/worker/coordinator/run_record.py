@@ -231,8 +231,8 @@ class RunRecord:
 
     def note_policy_lag(self) -> None:
         """Take over how old trained rows are, of several learners that with the oldest."""
-        found = [each.policy_lag for each in self._scheduler.experiences.values()]
-        lags = [lag for lag in found if lag is not None]
+        found = [each.admission for each in self._scheduler.experiences.values()]
+        lags = [lag for each in found if each is not None and (lag := each.lag) is not None]
         self.policy_lag = max(lags, key=lambda lag: lag.mean, default=self.policy_lag)
 
     def _set_elapsed(self, seconds: float) -> None:

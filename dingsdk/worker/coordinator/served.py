@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.experience import Experience, Lease
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -41,6 +41,12 @@ class _ServerFigures:
         # There may be rows for a batch; the learner waits for the limiter.
         return self.announced_rows >= size or self.count() >= size
 
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.figures)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.figures = dict(state)
+
     def close(self) -> None:
         pass  # the server is another's
 
@@ -48,13 +54,9 @@ class _ServerFigures:
 class ServedExperience(Experience):
     """Counts what collectors insert, and grants batches that the learner draws by itself."""
 
-    has_payloads = False
-
     def __init__(self) -> None:
         self.buffer: _ServerFigures
         super().__init__(_ServerFigures())
-        self._granted: dict[str, tuple[int, int]] = {}
-        """Batch size and train iteration of what a task may draw."""
 
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
         """Count a payload; the server has refused repeats of its rows."""
@@ -65,27 +67,20 @@ class ServedExperience(Experience):
         self, state: TaskState, batch_size: int, batches: int, train_iter: int
     ) -> dict[str, Any]:
         """Let a learner draw ``batches`` batches; it waits where the server has too few rows."""
-        self._granted[state.task_id] = (batch_size, train_iter)
+        leases = [Lease(batch_size, set(), train_iter)] * batches
+        self._leases.setdefault(state.task_id, []).extend(leases)
         return {"batches": [{"batch_size": batch_size}] * batches}
 
-    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> None:
+    def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> bool:
         """Count what was trained on, and take the server's figures over."""
-        batch_size, begun = self._granted.pop(state.task_id, (0, 0))
         if info is not None:
-            now = int(info["learner_step"])
-            self.trained_rows += self.trainings * batch_size * (now - begun)
-            if info.get("batches_left"):
-                self._granted[state.task_id] = (batch_size, now)
             self.note_figures(info.get("replay"))
+        return super().settle(state, info)
 
     def note_figures(self, figures: Mapping[str, int] | None) -> None:
         """Take over what the server said of its buffer."""
         if figures is not None:
             self.buffer.figures = figures
-
-    def is_leased_to(self, state: TaskState) -> bool:
-        """Whether a learner's task has batches to draw."""
-        return state.task_id in self._granted
 
     def counts(self) -> SampleCounts:
         """What became of the samples, as the server counts those of all its clients."""
@@ -93,17 +88,6 @@ class ServedExperience(Experience):
         pushed = figures.get("pushed", 0)
         evicted = {name: figures[name] for name in LEFT if figures.get(name)}
         return SampleCounts(pushed, pushed, self.trained_rows, self.count_rows(), evicted)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return figures and grants as plain data; the rows are with the server."""
-        figures = dict(self.buffer.figures)
-        return {"figures": figures, "granted": self._granted, "trained_rows": self.trained_rows}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the experience of ``state_dict`` was."""
-        self.buffer.figures = dict(state["figures"])
-        self._granted = {task_id: (size, at) for task_id, (size, at) in state["granted"].items()}
-        self.trained_rows = int(state["trained_rows"])
 
     def check(self, running: Collection[str] | None = None) -> None:
         """Raise SamplesLostError where the server has lost count of rows."""

@@ -198,14 +198,15 @@ def test_batches_that_are_still_to_come_stay_leased(experience: Experience) -> N
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
     experience.lease(state, 6, 3, 10)
     experience.settle(state, {**learned(12), "batches_left": 1})
-    assert (experience.trained_rows, experience.is_leased_to(state)) == (12, True)
+    assert experience.trained_rows == 12
     experience.check({"task"})
     experience.lease(state, 5, 3, 12)
     experience.settle(state, {**learned(14), "batches_left": 2})  # one of six rows, one of five
     assert experience.trained_rows == 12 + 6 + 5
     experience.check({"task"})
-    experience.settle(state, learned(15))  # its learner ended after one more
-    assert (experience.trained_rows, experience.is_leased_to(state)) == (28, False)
+    assert experience.settle(state, learned(15))  # its learner ended after one more
+    assert experience.trained_rows == 28
+    assert not experience.settle(state)
     experience.check()
 
 

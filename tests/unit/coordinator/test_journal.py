@@ -19,6 +19,7 @@ from dingsdk.errors import (
 )
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker.coordinator.journal import (
+    VERSION,
     Begun,
     Fact,
     Journal,
@@ -176,7 +177,7 @@ def test_facts_of_another_version_are_refused(tmp_path: Path) -> None:
     (tmp_path / "000001.facts").write_bytes(encode_fact(Begun(1, version=9)))
     with pytest.raises(CheckpointVersionError) as caught:
         recovered(tmp_path)
-    assert (caught.value.found, caught.value.expected) == (9, 2)
+    assert (caught.value.found, caught.value.expected) == (9, VERSION)
 
 
 def test_whoever_lost_the_journal_is_refused(tmp_path: Path) -> None:

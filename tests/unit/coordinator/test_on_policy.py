@@ -239,6 +239,16 @@ def test_training_that_was_saved_and_not_reported_is_not_made_again() -> None:
     )
 
 
+def test_end_of_a_task_without_a_lease_leaves_the_training_of_another_alone() -> None:
+    experience = OnPolicyExperience(4, 0)
+    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    assert experience.lease(learner(), 4, 8, 0) is not None
+    assert not experience.settle(TaskState("c", "collector", {"buffer_id": "b"}))
+    assert experience.buffer.is_training
+    assert experience.settle(learner())
+    assert not experience.buffer.is_training
+
+
 def test_training_that_was_saved_in_its_middle_is_made_again() -> None:
     experience = OnPolicyExperience(4, 0, trainings=3)
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
@@ -264,17 +274,17 @@ def test_rows_that_came_after_a_lost_training_are_not_taken_for_its_own() -> Non
 
 def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
     experience, collector = OnPolicyExperience(4, 1), TaskState("c", "collector", {})
-    experience.expect(collector)
+    experience.admission.expect(collector.task_id)
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
     assert experience.can_sample(4), "with a lag to spare, for the first training"
     experience.admission.trained(np.zeros(4, np.int64), 1)
     assert not experience.can_sample(4)
-    experience.rejoin_collector(collector, {"admitted_steps": 9})
+    experience.admission.rejoin(collector.task_id, 9, 0, 0)
     assert not experience.can_sample(4), "what it has taken it has not delivered"
-    experience.take_report(collector, {"delivered_steps": 9, "policy_iter": 1})
+    experience.admission.report(collector.task_id, 9, 1)
     assert experience.can_sample(4)
-    experience.expect(collector)
-    experience.end_task(collector)
+    experience.admission.expect(collector.task_id)
+    experience.admission.forget(collector.task_id)
     assert experience.can_sample(4)
 
 

@@ -21,20 +21,17 @@ def test_counts_and_grants_are_those_of_the_coordinator_before() -> None:
 
     new.load_state_dict(old.state_dict())
     new.check()
-    assert new.is_leased_to(state)
     assert new.can_sample(70)
     assert not new.can_sample(71)
     assert new.counts() == old.counts()
     assert (new.counts().trained, new.counts().evicted) == (64, {"overwritten": 20})
-    new.settle(state, info(7))
+    assert new.settle(state, info(7))
     assert new.counts().trained == (4 + 3) * 16
-    assert not new.is_leased_to(state)
     new.lease(state, 16, 4, 7)
-    new.settle(state, {**info(9), "batches_left": 2})
-    assert new.is_leased_to(state)
-    new.settle(state, info(11))
+    assert new.settle(state, {**info(9), "batches_left": 2})
+    assert new.settle(state, info(11))
     assert new.counts().trained == 11 * 16
-    assert not new.is_leased_to(state)
+    assert not new.settle(state)
 
 
 def test_rows_that_were_announced_can_be_sampled_before_the_server_was_heard_of() -> None:
