@@ -167,11 +167,6 @@ class OneVsOneLeague(Configurable):
         """Ids of the players that train."""
         return [player.player_id for player in self.players.values() if player.is_active]
 
-    @property
-    def active_players_ckpts(self) -> list[str]:
-        """Their checkpoints, in the same order."""
-        return [self.players[player_id].checkpoint for player_id in self.active_players_ids]
-
     def get_job_info(self, player_id: str | None = None, eval_flag: bool = False) -> dict[str, Any]:
         """Return who plays the next games.
 

@@ -17,7 +17,7 @@ from dingsdk.worker.collector.battle import game_outcome, outcome_of
 from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress, Task
 from dingsdk.worker.commander.league import OneVsOneLeague, Player
 from dingsdk.worker.commander.serial import BaseSerialCommander
-from dingsdk.worker.commander.solo import EvalRecord, SoloCommander
+from dingsdk.worker.commander.solo import SoloCommander
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import write_statistics
@@ -180,7 +180,7 @@ class PlayerCommander(SoloCommander):
         self._jobs[task["task_id"]] = job
         return task
 
-    def _ends_run(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
+    def _ends_run(self, result: Mapping[str, Any]) -> bool:
         games = [outcome_of(each, 0.0) for each in result["reward_raw"]]
         points = games.count("wins") + games.count("draws") / 2
         if not games or points / len(games) <= self._own.eval_win_rate:
@@ -189,7 +189,7 @@ class PlayerCommander(SoloCommander):
             self._difficulty += 1
             _log.info("evaluations are against %r now", self._opponents[self._difficulty])
             return False
-        return self._is_first and super()._ends_run(record, result)
+        return self._is_first and super()._ends_run(result)
 
 
 class OneVsOneCommander(BaseParallelCommander):

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from dingsdk.config import to_plain
 from dingsdk.policy import create_policy
@@ -27,22 +27,6 @@ _SAVED = (
     "has_collected",
 )
 """Attributes that are saved as they are, without their underscore."""
-
-
-class EvalRecord(NamedTuple):
-    """The result of one evaluation task.
-
-    Attributes:
-        train_iter: Version of the policy that was evaluated.
-        envstep: Env steps collected when the result came.
-        reward_mean: Mean return of the episodes.
-        time: Seconds since the commander was made.
-    """
-
-    train_iter: int
-    envstep: int
-    reward_mean: float
-    time: float
 
 
 @dataclass(slots=True)
@@ -79,7 +63,6 @@ class SoloCommander(BaseParallelCommander):
     def __init__(self, cfg: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(cfg)
         self._clock = clock
-        self._began = clock()
         self._command = create_policy(cfg["policy"], enable_field=["command"]).command_mode
         self._stop_value = float(cfg["env"]["stop_value"])
         self._run_id = uuid.uuid4().hex[:12]
@@ -88,8 +71,7 @@ class SoloCommander(BaseParallelCommander):
         self._collector_tasks: dict[str, _CollectorTask] = {}
         self._ending = ""  # collector task that ends for an evaluation
         self._learner_tasks: set[str] = set()
-        self._current: Task | None = None  # the newest learner task, while it is out
-        self._newest: Task | None = None  # the same, also after its end
+        self._newest: Task | None = None  # learner task, also after its end
         self._newest_iter = 0
         self._evaluated_iter = -1  # newest version of its policy that was evaluated
         self._learner_info: dict[str, Any] = {}
@@ -101,10 +83,12 @@ class SoloCommander(BaseParallelCommander):
         self._has_collected = True  # since the last evaluation was issued
         self.has_reached_goal = False
         """Whether an evaluation of a trained policy reached the stop value."""
-        self.eval_history: list[EvalRecord] = []
-        self.best_eval: EvalRecord | None = None
-        """The evaluation with the highest mean return, the earliest of equals; any trained policy
-        is better than the untrained one."""
+
+    @property
+    def _current(self) -> Task | None:
+        """The newest learner task while it is out."""
+        newest = self._newest
+        return newest if newest is not None and newest["task_id"] in self._learner_tasks else None
 
     @property
     def envstep(self) -> int:
@@ -118,23 +102,22 @@ class SoloCommander(BaseParallelCommander):
             return None
         number, self._learner_count = self._learner_count, self._learner_count + 1
         uid = f"{self._run_id}_{number}"
-        self._forget_learner()
         ids = (f"learner_task_{uid}", f"buffer_{uid}", f"policy_{uid}")
-        self._current = self._newest = learner_task(self._cfg, *ids, number=number)
+        task = self._newest = learner_task(self._cfg, *ids, number=number)
+        self._learner_tasks.add(task["task_id"])
         self._newest_iter, self._evaluated_iter = 0, -1
         self._ended_env_steps = 0
+        self._learner_info = {}
         self._schedule.reset()
-        self._learner_tasks.add(self._current["task_id"])
-        return self._current
+        return task
 
     def get_collector_task(self) -> Task | None:
-        if self.has_reached_goal or self._current is None:
-            return None
-        if not self._collector_space.acquire_space():
+        learner = self._current
+        if self.has_reached_goal or learner is None or not self._collector_space.acquire_space():
             return None
         is_evaluation = self._is_eval_due()
         self._has_collected = not is_evaluation
-        return self._collector_task(self._current, is_evaluation=is_evaluation)
+        return self._collector_task(learner, is_evaluation=is_evaluation)
 
     def get_last_eval_task(self) -> Task | None:
         learner, is_evaluated = self._newest, self._evaluated_iter >= self._newest_iter
@@ -199,7 +182,7 @@ class SoloCommander(BaseParallelCommander):
             if self._is_newest(task):
                 self._schedule.note(task.evaluated_at)
                 self._evaluated_iter = int(finished_task["train_iter"])
-            self._record(finished_task)
+            self._judge(finished_task)
         return self.has_reached_goal
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
@@ -227,18 +210,14 @@ class SoloCommander(BaseParallelCommander):
             "collector_tasks": tasks,
             "learner_tasks": sorted(self._learner_tasks),
             "newest": None if newest is None else {key: newest[key] for key in _LEARNER_IDS},
-            "is_newest_out": self._current is not None,
             **{name: getattr(self, f"_{name}") for name in _SAVED},
             "schedule": self._schedule.state_dict(),
             "has_reached_goal": self.has_reached_goal,
-            "eval_history": [tuple(record) for record in self.eval_history],
-            "elapsed_s": now - self._began,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         now = self._clock()
-        self._began = now - float(state["elapsed_s"])
         self._collector_count, self._learner_count = state["counts"]
         self._collector_tasks = {
             task_id: _CollectorTask(buffer_id, _moved(at, now), env_steps)
@@ -246,16 +225,13 @@ class SoloCommander(BaseParallelCommander):
         }
         self._learner_tasks = set(state["learner_tasks"])
         self._newest = None if state["newest"] is None else dict(state["newest"])
-        self._current = self._newest if state["is_newest_out"] else None
         for name in _SAVED:
             setattr(self, f"_{name}", state[name])
         self._schedule.load_state_dict(state["schedule"])
         self.has_reached_goal = bool(state["has_reached_goal"])
-        self.eval_history = [EvalRecord(*record) for record in state["eval_history"]]
-        self.best_eval = _best(self.eval_history)
 
     def _is_current(self, task: _CollectorTask) -> bool:
-        return self._current is not None and self._current["buffer_id"] == task.buffer_id
+        return self._current is not None and self._is_newest(task)
 
     def _is_newest(self, task: _CollectorTask) -> bool:
         return self._newest is not None and self._newest["buffer_id"] == task.buffer_id
@@ -268,23 +244,16 @@ class SoloCommander(BaseParallelCommander):
             return False
         return self._schedule.is_due(self._newest_iter, self.envstep)
 
-    def _record(self, result: Mapping[str, Any]) -> None:
-        record = EvalRecord(
-            train_iter=int(result["train_iter"]),
-            envstep=self.envstep,
-            reward_mean=float(result["reward_mean"]),
-            time=self._clock() - self._began,
-        )
-        self.eval_history.append(record)
-        self.best_eval = _best(self.eval_history)
-        text = "evaluation at iteration %d, env step %d: mean return %.2f after %.1f s (goal %.2f)"
-        _log.info(text, *record, self._stop_value)
-        if record.train_iter > 0 and self._ends_run(record, result):
+    def _judge(self, result: Mapping[str, Any]) -> None:
+        text = "evaluation at iteration %d, env step %d: mean return %.2f (goal %.2f)"
+        train_iter = int(result["train_iter"])
+        _log.info(text, train_iter, self.envstep, result["reward_mean"], self._stop_value)
+        if train_iter > 0 and self._ends_run(result):
             self.has_reached_goal = True
 
-    def _ends_run(self, record: EvalRecord, result: Mapping[str, Any]) -> bool:
+    def _ends_run(self, result: Mapping[str, Any]) -> bool:
         """Judge the evaluation of a trained policy; return whether it ends the run."""
-        return record.reward_mean >= self._stop_value
+        return float(result["reward_mean"]) >= self._stop_value
 
     def _end_collector_task(self, task_id: str) -> _CollectorTask | None:
         task = self._collector_tasks.pop(task_id, None)
@@ -299,19 +268,10 @@ class SoloCommander(BaseParallelCommander):
             return
         self._learner_tasks.remove(task_id)
         self._learner_space.release_space()
-        if self._current is not None and self._current["task_id"] == task_id:
-            self._forget_learner()
-
-    def _forget_learner(self) -> None:
-        """Start the schedules over: the next learner begins with new weights."""
-        self._current = None
-        self._learner_info = {}
+        if self._newest is not None and self._newest["task_id"] == task_id:
+            self._learner_info = {}  # the next learner begins with new weights
 
 
 def _moved(at: Sequence[float] | None, now: float) -> tuple[float, float, float] | None:
     """Return when an evaluation was issued, its time turned into an age or its age into a time."""
     return None if at is None else (at[0], at[1], now - at[2])
-
-
-def _best(records: Sequence[EvalRecord]) -> EvalRecord | None:
-    return max(records, key=lambda r: (r.train_iter > 0, r.reward_mean), default=None)

@@ -38,7 +38,8 @@ def test_league_is_made_by_its_type() -> None:
     league = default_manager().create("leagues", {"type": "one_vs_one", "active_player_num": 2})
 
     assert league.active_players_ids == ["player_0", "player_1"]
-    assert league.active_players_ckpts == ["league-player_0", "league-player_1"]
+    checkpoints = [league.players[name].checkpoint for name in league.active_players_ids]
+    assert checkpoints == ["league-player_0", "league-player_1"]
 
 
 def test_without_history_a_player_plays_against_the_active_ones() -> None:

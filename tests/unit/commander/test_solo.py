@@ -241,9 +241,6 @@ def test_the_run_ends_when_a_trained_policy_reaches_the_stop_value(commander, cl
     assert commander.get_collector_task() is None
     assert commander.get_learner_task() is None
     assert commander.finish_collector_task(running["task_id"], collect_result(1)) is True
-    assert commander.best_eval.reward_mean == 480.0
-    assert [record.train_iter for record in commander.eval_history] == [0, 5]
-    assert commander.eval_history[1].time == pytest.approx(11.0)
 
 
 def test_an_untrained_policy_cannot_end_the_run(commander):
@@ -263,7 +260,6 @@ def test_a_failed_evaluation_is_issued_anew(commander):
     commander.notify_fail_collector_task(failed)
 
     assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
-    assert commander.eval_history == []
 
 
 @pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
@@ -314,17 +310,6 @@ def test_policy_that_was_just_evaluated_is_not_evaluated_again(commander, clock,
         commander.finish_collector_task(task["task_id"], eval_result(train_iter=train_iter))
     commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
     assert commander.get_last_eval_task() is None
-
-
-def test_untrained_policy_is_the_best_only_while_there_is_no_other(commander, clock):
-    learner = commander.get_learner_task()
-    for train_iter, value in ((0, 90.0), (4, 20.0), (8, 10.0)):
-        train(commander, learner, train_iter)
-        clock.now += 11
-        task = commander.get_collector_task()
-        commander.finish_collector_task(task["task_id"], eval_result(value, train_iter))
-        assert commander.best_eval.reward_mean == (90.0 if train_iter == 0 else 20.0)
-        collect(commander)
 
 
 def test_a_failed_learner_makes_collectors_wait_for_the_next_one(commander):

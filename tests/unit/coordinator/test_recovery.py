@@ -123,7 +123,6 @@ class Life:
         state = self.coordinator.state_dict()
         commander = state["scheduler"]["commander"]
         assert state.pop("elapsed_s") >= 0
-        assert commander.pop("elapsed_s") >= 0
         if commander["schedule"]["last"] is not None:
             commander["schedule"] = commander["schedule"]["last"][:2]
         lost = commander["learner_info"].get("lost_payloads", [])
@@ -251,7 +250,6 @@ def test_tasks_that_ended_or_were_queued_are_known(tmp_path: Path, transport: An
     after = Life(tmp_path, transport, "naive")
     assert same(life.look(), after.look())
     assert after.coordinator.evaluations == [{"mean": 9.0}]
-    assert [record.reward_mean for record in after.scheduler.commander.eval_history] == [9.0]  # type: ignore[attr-defined]
     after.join("c1", "collector")
     after.coordinator._expire_orphans()
     assert not after.give("collector").is_evaluation
