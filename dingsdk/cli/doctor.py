@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import click
 
+from dingsdk.cli.plugins import import_plugin
 from dingsdk.cli.tables import show_table
-from dingsdk.plugins import KINDS, default_manager
+from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import FOREIGN_DISTRIBUTION, version_of
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
@@ -181,8 +182,7 @@ def _disk() -> str:
 
 
 def _plugins() -> Iterator[Finding]:
-    manager = default_manager()
-    for row in manager.plugins():
+    for row in default_manager().plugins():
         if row.distribution in (None, OWN_DISTRIBUTION):
             continue
         what, owner = f"{row.kind} {row.type_key}", f"{row.distribution} {row.version}"
@@ -190,10 +190,7 @@ def _plugins() -> Iterator[Finding]:
             yield Finding("warn", what, f"{owner}: {row.detail}", "take the switch away to use it")
             continue
         try:
-            if row.kind in KINDS:
-                manager.get(row.kind, row.type_key)
-            else:
-                manager.load(row.provider, row.distribution, must_provide=True)
+            import_plugin(row)
         except Exception as error:
             fix = f"mend it, or pip uninstall {row.distribution}"
             yield Finding("fail", what, f"{owner}: {error}", fix)

@@ -50,12 +50,16 @@ def _imported(row: PluginInfo) -> PluginInfo:
     """Return the row after an attempt to import it; rows that a run could not use stay."""
     if row.state not in ("available", "loaded", "broken"):
         return row
-    manager = default_manager()
     try:
-        if row.kind in KINDS:
-            manager.get(row.kind, row.type_key)
-        else:
-            manager.load(row.provider, row.distribution, must_provide=True)
+        import_plugin(row)
     except DingError as error:
         return replace(row, state="broken", detail=str(error))
     return replace(row, state="loaded", detail="")
+
+
+def import_plugin(row: PluginInfo) -> None:
+    """Import what a row names, or raise what is wrong with it."""
+    if row.kind in KINDS:
+        default_manager().get(row.kind, row.type_key)
+    else:
+        default_manager().load(row.provider, row.distribution, must_provide=True)

@@ -182,7 +182,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         return context.finish(reason, "parallel", status.env_steps, status.train_iter)
 
 
-def has_journal(context: RunContext) -> bool:
+def keeps_journal(context: RunContext) -> bool:
     """Whether a run keeps a journal.
 
     Raises:
@@ -218,9 +218,9 @@ def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
 
     Raises:
         RunDirLockedError: a coordinator of the run is at work.
-        ConfigError: as ``has_journal``.
+        ConfigError: as ``keeps_journal``.
     """
-    if not has_journal(context):
+    if not keeps_journal(context):
         return None
     path = ensure_dir(context.run_dir / JOURNAL_FOLDER)
     try:

@@ -367,9 +367,9 @@ def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResu
     from dingsdk.pipeline.worker import has_processes
 
     if has_processes(context.cfg, mode) and context.on_address is None:
-        from dingsdk.pipeline.parallel import has_journal
+        from dingsdk.pipeline.parallel import keeps_journal
 
-        if has_journal(context):
+        if keeps_journal(context):
             from dingsdk.pipeline.supervisor import supervised_pipeline
 
             return supervised_pipeline

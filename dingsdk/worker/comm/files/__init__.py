@@ -1,23 +1,11 @@
 """Payloads and policies as files of a folder that the workers of a run share."""
 
-from dingsdk.worker.comm.files.data_store import DATA_FOLDERS, FileDataStore, check_free
-from dingsdk.worker.comm.files.policy_store import (
-    POLICY_FOLDER,
-    FilePolicyStore,
-    Returned,
-    check_policy,
-    decode_policy,
-    encode_policy,
-)
-
-__all__ = [
-    "DATA_FOLDERS",
-    "POLICY_FOLDER",
-    "FileDataStore",
-    "FilePolicyStore",
-    "Returned",
-    "check_free",
-    "check_policy",
-    "decode_policy",
-    "encode_policy",
-]
+from dingsdk.worker.comm.files.data_store import DATA_FOLDERS as DATA_FOLDERS
+from dingsdk.worker.comm.files.data_store import FileDataStore as FileDataStore
+from dingsdk.worker.comm.files.data_store import check_free as check_free
+from dingsdk.worker.comm.files.policy_store import POLICY_FOLDER as POLICY_FOLDER
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore as FilePolicyStore
+from dingsdk.worker.comm.files.policy_store import Returned as Returned
+from dingsdk.worker.comm.files.policy_store import check_policy as check_policy
+from dingsdk.worker.comm.files.policy_store import decode_policy as decode_policy
+from dingsdk.worker.comm.files.policy_store import encode_policy as encode_policy

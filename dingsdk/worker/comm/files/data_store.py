@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import stat
 import threading
 import time
 import zlib
@@ -35,6 +34,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.worker.comm.files.pool import FilePool
 from dingsdk.worker.comm.transport import StepDataStore
 
 DATA_FOLDERS = ("data", "quarantine", "pool-small", "pool-large")
@@ -48,9 +48,6 @@ one may be in use when the payload is deleted, so that its file is not touched a
 _MOST_POOLED = 1024
 _KEEP_QUARANTINED = 16  # damaged files, for a look
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
-_LIST_AGAIN_S = 0.01
-"""Listing the pool costs more than creating a file, so not for every file that it lacks."""
-_AT_A_TIME = 256
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -302,77 +299,6 @@ class FileDataStore(StepDataStore):
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
         pool = self._pool_for(found.st_size) if found else None
         return bool(found and pool and pool.give(folder, name, found))
-
-
-class FilePool:
-    """A folder of files that the processes of a run share.
-
-    The file of a deleted payload is moved here, and a new payload is written into one of these
-    files. The pool has no owner: a process renames the file that it takes, so of two that reach for
-    the same file one gets it.
-    """
-
-    def __init__(
-        self,
-        folder: PrivateDir,
-        limit: int,
-        max_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.folder = folder
-        self.max_bytes = max_bytes
-        self._limit = limit
-        self._clock = clock
-        self._room = 0
-        self._known: list[str] = []
-        self._list_at = self._count_at = -_LIST_AGAIN_S
-
-    def write(self, folder: PrivateDir, name: str, buffers: Sequence[Buffer]) -> bool:
-        """Write a file of another folder into one from here; return False if there is none.
-
-        Raises:
-            StorageFullError, RunFolderError: as ``PrivateDir.rewrite``.
-        """
-        pooled = self._take()
-        return pooled is not None and folder.rewrite(name, buffers, self.folder, pooled)
-
-    def give(self, folder: PrivateDir, name: str, found: os.stat_result) -> bool:
-        """Move a file here; False where it is gone, no regular file, or too many are here."""
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            return False
-        if self._room <= 0:
-            now = self._clock()
-            if self._limit <= 0 or now < self._count_at:
-                return False
-            self._count_at = now + _LIST_AGAIN_S
-            self._room = self._limit - len(self.folder.names())
-            if self._room <= 0:
-                return False
-        self._room -= 1
-        return folder.move(name, self.folder, f"{secrets.token_hex(8)}.ding")
-
-    def empty(self) -> int:
-        """Delete all files here, for their room on the disk; return how many there were."""
-        self._known = []
-        return sum(self.folder.unlink(name) for name in self.folder.names())
-
-    def _take(self) -> str | None:
-        """Return the name of a file that is probably still there."""
-        try:
-            return self._known.pop()
-        except IndexError:
-            pass
-        now = self._clock()
-        if now < self._list_at:
-            return None
-        self._list_at = now + _LIST_AGAIN_S
-        names = self.folder.names()
-        if not names:
-            return None
-        # Where each begins elsewhere, few writers reach for the same file.
-        start = secrets.randbelow(len(names))
-        self._known = (names[start:] + names[:start])[:_AT_A_TIME]
-        return self._known.pop()
 
 
 def check_free(folder: PrivateDir, size_bytes: int, min_free_bytes: int) -> None:

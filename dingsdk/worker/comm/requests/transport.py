@@ -1,21 +1,17 @@
-"""A transport whose ends talk in requests: the master's end and epoch, and what is given out."""
+"""A transport whose ends talk in requests: the master's end, and what is given out."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-import uuid
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-import msgspec
-
-from dingsdk.data import PrivateDir, decode_json, encode_json
-from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError
+from dingsdk.errors import ClosedError
 from dingsdk.worker.comm.requests.handler import RequestHandler
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 from dingsdk.worker.comm.scheduler import Scheduler, ThreadScheduler
@@ -33,38 +29,6 @@ _log = logging.getLogger(__name__)
 TELL_S = 2.0
 """How long a closing master waits for workers to ask. One without a task does so at once, as all
 are at the end of a run; one that is busy with a task, within ``slave_end.PRESENCE_S``."""
-EPOCH_FILE = "epoch.json"
-"""Outlives a master: the id of the run, and how often its master was started."""
-_EPOCH_KIND, _EPOCH_BYTES = "run-epoch", 4096
-
-
-class _Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    epoch: Annotated[int, msgspec.Meta(ge=1)]
-
-
-def begin_epoch(folder: PrivateDir) -> tuple[str, int]:
-    """Note another start of the run's master; return the run's id and the start's number.
-
-    Messages carry both, so that what was meant for an earlier master never reaches this one.
-
-    Raises:
-        DataCorruptError: the file is damaged; starting over could repeat a number.
-        RunFolderError, StorageFullError: it cannot be written.
-    """
-    try:
-        content = folder.read(EPOCH_FILE, _EPOCH_BYTES)
-        found = msgspec.convert(decode_json(_EPOCH_KIND, content, _EPOCH_BYTES), _Epoch)
-    except DataMissingError:
-        found = _Epoch(uuid.uuid4().hex, 0)
-    except (DataCorruptError, msgspec.ValidationError) as error:
-        raise DataCorruptError(
-            f"{folder.path / EPOCH_FILE} is damaged ({error}); remove the folder to start afresh",
-            where=EPOCH_FILE,
-        ) from error
-    fields = {"run": found.run, "epoch": found.epoch + 1}
-    folder.write_atomic(EPOCH_FILE, [encode_json(_EPOCH_KIND, fields)], durable=True)
-    return found.run, found.epoch + 1
 
 
 class Server(Protocol):
