@@ -11,10 +11,11 @@ To turn it on::
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
@@ -130,6 +131,12 @@ def read_kwargs(text: str) -> dict[str, Any]:
             found=type(found).__name__,
         )
     return found
+
+
+def given_of(context: click.Context, names: Iterable[str]) -> str | None:
+    """Return the first of these arguments and options that was typed, None for none."""
+    typed = ParameterSource.COMMANDLINE
+    return next((name for name in names if context.get_parameter_source(name) == typed), None)
 
 
 def _types(kind: str, incomplete: str) -> list[str]:

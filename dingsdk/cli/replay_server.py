@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dingsdk.cli.completion import complete_config, transport_option
+from dingsdk.cli.completion import complete_config, given_of, transport_option
 
 
 @click.command("replay-server", short_help="Serve a replay buffer to several learners and runs.")
@@ -64,6 +64,8 @@ def replay_server(
     if address is not None and config is not None:
         from dingsdk.cli.roles import work
 
+        if (name := given_of(click.get_current_context(), ("host", "port"))) is not None:
+            raise click.UsageError(f"--{name} is for a server without --coordinator")
         return work("replay-server", config, transport, sets, data, address, None)
     if transport is not None:
         raise click.UsageError("--transport is for --coordinator")

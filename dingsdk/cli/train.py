@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from dingsdk.cli.completion import (
     complete_config,
+    given_of,
     quiet_option,
     seed_option,
     sets_option,
@@ -95,7 +95,11 @@ def train(
     if resume is not None:
         from dingsdk.pipeline.resume import has_journal
 
-        _refuse_others(click.get_current_context())
+        others = ("config", "mode", "transport", "seed", "output")
+        if (name := given_of(click.get_current_context(), others)) is not None:
+            raise click.UsageError(
+                f"--resume takes the run's own {name}; beside it there are --set and --quiet."
+            )
         mode = "parallel" if has_journal(resume) else "serial"
     progress = None if quiet else console_progress(mode)
     with ExitStack() as stack:
@@ -170,15 +174,6 @@ class LivePage:
             assert self._process.stdin is not None  # a pipe
             self._process.stdin.close()
             self._process.wait(PAGE_END_S)
-
-
-def _refuse_others(context: click.Context) -> None:
-    """Refuse what says how a new run is made, beside ``--resume``."""
-    for name in ("config", "mode", "transport", "seed", "output"):
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                f"--resume takes the run's own {name}; beside it there are --set and --quiet."
-            )
 
 
 def console_progress(mode: str) -> ProgressFactory:

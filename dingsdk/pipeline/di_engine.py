@@ -277,7 +277,7 @@ def find_env_id(zoo_name: str) -> str:
             known=found,
         )
     nearest = nearest_name(_bare(zoo_name), {_bare(_split(each)[0]) for each in gymnasium.registry})
-    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    hint = f"; did you mean {nearest!r}?" if nearest else "."
     raise UnknownEnvError(
         f"create_config.env.type {zoo_name!r} is no env of gymnasium{hint} Set env.env_id in "
         "main_config to a gymnasium id",

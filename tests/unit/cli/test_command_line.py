@@ -453,3 +453,13 @@ def test_process_that_ends_collects_no_more_garbage() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.endswith("True")
+
+
+@pytest.mark.parametrize("option", [["--host", "0.0.0.0"], ["--port", "0"]])
+def test_replay_server_of_a_run_refuses_an_address_that_it_would_not_listen_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    run = ["--coordinator", "http://127.0.0.1:1", "--config", "cartpole-dqn"]
+    assert main(["replay-server", "--data", str(tmp_path / "run"), *run, *option]) == 2
+    assert f"{option[0]} is for a server without --coordinator" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -451,11 +451,18 @@ def test_zoo_name_finds_the_newest_env_of_that_name(zoo_name: str, env_id: str) 
     assert find_env_id(zoo_name) == env_id
 
 
-def test_zoo_name_that_gymnasium_lacks_is_refused() -> None:
-    with pytest.raises(UnknownEnvError) as caught:
-        find_env_id("smac_v9")
+@pytest.mark.parametrize(
+    ("zoo_name", "says"),
+    [
+        ("smac_v9", "is no env of gymnasium. Set env.env_id"),
+        ("cartpol", "is no env of gymnasium; did you mean 'cartpole'? Set env.env_id"),
+    ],
+)
+def test_zoo_name_that_gymnasium_lacks_is_refused(zoo_name: str, says: str) -> None:
+    with pytest.raises(UnknownEnvError, match=re.escape(says)) as caught:
+        find_env_id(zoo_name)
 
-    assert caught.value.env_id == "smac_v9"
+    assert caught.value.env_id == zoo_name
 
 
 def test_documented_aliases_are_renamed() -> None:

@@ -337,7 +337,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         return self._gone is None and self._last_answer > self._carried
 
     def _look_in_s(self) -> float:
-        """Return when to look whether the master was heard; a closing one waits but ``TELL_S``."""
+        """Return the seconds until it is time to look whether the master was heard."""
         if self._is_asking or self._gone is not None:
             return PRESENCE_S
         return max(0.0, self._heard_at + PRESENCE_S - self._clock())
