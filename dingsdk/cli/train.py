@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dingsdk.pipeline.train import ProgressFactory
 
 PAGE_END_S = 15.0
-"""How long the live page may take to end."""
+"""How long the live page may take to end, before it is killed."""
 
 
 @click.command(short_help="Train a policy and leave a run folder.")
@@ -173,7 +173,11 @@ class LivePage:
                 self.wait()
             assert self._process.stdin is not None  # a pipe
             self._process.stdin.close()
-            self._process.wait(PAGE_END_S)
+            try:
+                self._process.wait(PAGE_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 def console_progress(mode: str) -> ProgressFactory:

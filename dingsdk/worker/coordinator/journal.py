@@ -573,8 +573,10 @@ class Keeper:
 
     def save_state(self) -> None:
         """Write the state at once; where there is no room, the journal is behind."""
+        self.is_behind = True
         begun = self.begin_state()
-        self.is_behind = begun is None or not self.write_state(*begun)
+        if begun is not None:
+            self.end_state(self.write_state(*begun))
 
     def _fail(self, error: StorageFullError) -> None:
         self._try_at = self._clock() + RETRY_S

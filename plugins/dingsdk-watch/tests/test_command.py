@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from dingsdk_watch.command import watch
 
 from dingsdk.cli import main
+from dingsdk.cli.train import LivePage
 from dingsdk.plugins import PluginManager, Switches, use_manager
 
 PATIENCE_S = 60.0
@@ -233,3 +234,15 @@ def test_watching_without_the_plugin_says_how_to_get_it_before_anything_starts(
     assert code == 2
     assert "pip install" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_page_that_hangs_at_the_end_of_a_run_is_killed(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.cli.train.PAGE_END_S", 0.1)
+    with LivePage() as page:
+        page.run_started(run_folder)
+        process = page._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+    assert process.returncode == -signal.SIGKILL
