@@ -368,10 +368,7 @@ class Coordinator(Configurable, TaskControl):
             if self.clock() < self._orphans_until and not self.is_ending:
                 return
             for state in self._state.orphans:
-                experience = self.experience_of(state)
-                if experience is not None and experience.admission is not None:
-                    experience.admission.forget(state.task_id)
-                self._end_leases(state)
+                self._take_back(state)
                 self._state.expire_orphan(state)
 
     def notify(self) -> None:
@@ -426,6 +423,13 @@ class Coordinator(Configurable, TaskControl):
     def end_batch_leases(self, state: TaskState) -> None:
         with self.condition:
             self._end_leases(state)
+
+    def _take_back(self, state: TaskState) -> None:
+        """End what a task may do and what it has, however it ended."""
+        experience = self.experience_of(state)
+        if experience is not None and experience.admission is not None:
+            experience.admission.forget(state.task_id)
+        self._end_leases(state)
 
     def _end_leases(self, state: TaskState) -> None:
         experience = self.experience_of(state)
@@ -783,10 +787,15 @@ class Coordinator(Configurable, TaskControl):
         error: DingError | None = None
         try:
             role = self.roles[state.role]
-            if goes_on:
-                role.go_on(self, state)
-            else:
-                role.drive(self, state, task)
+            try:
+                if goes_on:
+                    role.go_on(self, state)
+                else:
+                    role.drive(self, state, task)
+            finally:
+                with self.condition:
+                    self._take_back(state)
+                    self.condition.notify_all()
         except Exception as raised:
             error = _as_ding_error(raised, f"task {state.task_id}")
             if isinstance(raised, TaskTimeoutError):

@@ -16,7 +16,7 @@ from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
-from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience
+from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
 from dingsdk.worker.inference.client import InferenceClient
@@ -73,7 +73,10 @@ class TaskControl(Protocol):
         """Create the replay buffer that a learner task names, if it does not exist."""
 
     def end_batch_leases(self, state: TaskState) -> None:
-        """Release the payloads of all batches that were leased to a task."""
+        """Release the payloads of all batches that were leased to a task.
+
+        The coordinator does so, too, when the task has ended.
+        """
 
     def deal_with_task_started(self, state: TaskState) -> None:
         """Note that the worker has built what the task needs."""
@@ -257,30 +260,24 @@ class LearnerRole(Role):
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a learner, lease it batch after batch until it is done, close it."""
         control.open_experience(state)
-        try:
-            start = {"name": "learner_start_task", "task_info": task}
-            control.ask(state, start, "start_timeout_s")
-            control.deal_with_task_started(state)
-            self._train(control, state, is_done=False)
-        finally:
-            control.end_batch_leases(state)
+        start = {"name": "learner_start_task", "task_info": task}
+        control.ask(state, start, "start_timeout_s")
+        control.deal_with_task_started(state)
+        self._train(control, state, is_done=False)
 
     def go_on(self, control: TaskControl, state: TaskState) -> None:
         """Take what the learner did of its last lease, then as ``drive``."""
-        try:
-            kept = {"name": "learner_go_on_task", "task_id": state.task_id}
-            answer = control.ask(state, kept, "learn_timeout_s")
-            control.deal_with_task_started(state)
-            control.deal_with_learner_known(state, answer["known"])
-            is_done = False
-            if answer["info"] is None:
-                control.end_batch_leases(state)
-            else:
-                control.deal_with_learner_send_info(state, answer["info"])
-                is_done = control.deal_with_learner_judge_finish(state, answer["info"])
-            self._train(control, state, is_done)
-        finally:
+        kept = {"name": "learner_go_on_task", "task_id": state.task_id}
+        answer = control.ask(state, kept, "learn_timeout_s")
+        control.deal_with_task_started(state)
+        control.deal_with_learner_known(state, answer["known"])
+        is_done = False
+        if answer["info"] is None:
             control.end_batch_leases(state)
+        else:
+            control.deal_with_learner_send_info(state, answer["info"])
+            is_done = control.deal_with_learner_judge_finish(state, answer["info"])
+        self._train(control, state, is_done)
 
     def _train(self, control: TaskControl, state: TaskState, is_done: bool) -> None:
         demand = None
@@ -344,28 +341,27 @@ class CollectorRole(Role):
 
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, take its reports until it is done, close it."""
-        with _ending_grants(control, state):
-            with control.condition:
-                experience = control.experience_of(state)
-                if experience is not None and not state.is_evaluation:
-                    task = {**task, "columns": list(experience.columns)}
-            start = {"name": "collector_start_task", "task_info": task}
-            control.ask(state, start, "start_timeout_s")
-            control.deal_with_task_started(state)
-            self._collect(control, state)
+        with control.condition:
+            experience = control.experience_of(state)
+            if experience is not None and not state.is_evaluation:
+                task = {**task, "columns": list(experience.columns)}
+        start = {"name": "collector_start_task", "task_info": task}
+        control.ask(state, start, "start_timeout_s")
+        control.deal_with_task_started(state)
+        self._collect(control, state)
 
     def go_on(self, control: TaskControl, state: TaskState) -> None:
         """As ``drive``, for a collector that collects already."""
-        with _ending_grants(control, state):
-            kept = {"name": "collector_go_on_task", "task_id": state.task_id}
-            answer = control.ask(state, kept)
-            control.deal_with_task_started(state)
-            with control.condition:
-                admission = _admission_of(control, state)
-                if admission is not None and not state.is_evaluation:
-                    names = ("admitted_steps", "delivered_steps", "policy_iter")
-                    admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
-            self._collect(control, state)
+        kept = {"name": "collector_go_on_task", "task_id": state.task_id}
+        answer = control.ask(state, kept)
+        control.deal_with_task_started(state)
+        with control.condition:
+            experience = control.experience_of(state)
+            admission = None if experience is None else experience.admission
+            if admission is not None and not state.is_evaluation:
+                names = ("admitted_steps", "delivered_steps", "policy_iter")
+                admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
+        self._collect(control, state)
 
     def _collect(self, control: TaskControl, state: TaskState) -> None:
         control.deal_with_collecting()
@@ -390,24 +386,6 @@ class CollectorRole(Role):
             answers_left -= is_done
         finished = control.ask(state, {"name": "collector_close_task"})
         control.deal_with_collector_finish_task(state, finished)
-
-
-@contextmanager
-def _ending_grants(control: TaskControl, state: TaskState) -> Iterator[None]:
-    """Take back what a collector may do once it has ended, or is lost."""
-    try:
-        yield
-    finally:
-        with control.condition:
-            admission = _admission_of(control, state)
-            if admission is not None:
-                admission.forget(state.task_id)
-                control.condition.notify_all()
-
-
-def _admission_of(control: TaskControl, state: TaskState) -> Admission | None:
-    experience = control.experience_of(state)
-    return None if experience is None else experience.admission
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:

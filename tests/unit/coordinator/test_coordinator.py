@@ -219,6 +219,26 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
     assert site.coordinator.must_end(site.task(is_evaluation=True))
 
 
+def test_leases_of_a_lost_learner_end_with_its_task(site: Site) -> None:
+    learner = site.task("learner")
+    site.coordinator.open_experience(learner)
+    assert site.send("a", "b") == [True, True]
+
+    def drive(control: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
+        assert control.deal_with_learner_get_data(state, DEMAND) is not None
+        raise WorkerLostError("gone", worker_id="w0")
+
+    site.coordinator.roles = {
+        **site.coordinator.roles,
+        "learner": SimpleNamespace(drive=drive),  # type: ignore[dict-item]
+    }
+    site.coordinator._run(learner)
+    experience = site.coordinator.experience_of(learner)
+    assert experience is not None
+    assert not experience.settle(learner)
+    site.coordinator.validate_state()
+
+
 def test_task_asks_its_worker_as_it_joined_and_names_the_limit_of_an_answer(
     tmp_path: Path,
 ) -> None:

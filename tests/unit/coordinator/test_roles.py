@@ -387,7 +387,6 @@ def test_learner_is_leased_batches_until_it_is_done() -> None:
     assert control.of("info") == [1, 2]
     assert control.of("finish") == [("learner_close_task", True)]
     assert [call[0] for call in control.calls][:2] == ["open", "started"]
-    assert control.calls[-1] == ("end_leases",)
 
 
 def test_iterations_that_a_learner_makes_before_it_is_closed_count() -> None:
@@ -395,7 +394,7 @@ def test_iterations_that_a_learner_makes_before_it_is_closed_count() -> None:
     control.data, control.done_at, control.closing = [{"batches": ["first"]}], {3}, learned(5)
     drive_learner(control)
     assert control.of("info") == [3, 5]
-    assert [call[0] for call in control.calls][-2:] == ["finish", "end_leases"]
+    assert [call[0] for call in control.calls][-2:] == ["info", "finish"]
 
 
 def test_learner_that_answers_with_its_next_demand_is_not_asked_for_it() -> None:
@@ -460,11 +459,10 @@ def test_buffer_that_refuses_is_asked_again() -> None:
     assert control.of("info") == [1]
 
 
-def test_leases_of_a_lost_learner_end() -> None:
+def test_lost_learner_has_no_result() -> None:
     control = Control(WorkerLostError("gone"))
     with pytest.raises(WorkerLostError):
         drive_learner(control)
-    assert control.calls[-1] == ("end_leases",)
     assert control.of("finish") == []
 
 
