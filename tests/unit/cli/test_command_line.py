@@ -416,7 +416,7 @@ def test_doctor_names_what_does_not_work(tmp_path: Path) -> None:
         [sys.executable, "-m", "dingsdk", "doctor"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
