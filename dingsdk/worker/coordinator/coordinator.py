@@ -519,19 +519,15 @@ class Coordinator(Configurable, TaskControl):
             return True
         if experience.ledger.knows(str(meta["data_id"])):
             return not self._keeper.is_behind
-        rows, columns = int(meta["rows"]), dict(meta.get("columns") or {})
-        if meta.get("priority") is not None and "priority" not in columns:
-            priorities = np.broadcast_to(np.asarray(meta["priority"], np.float64), (rows,))
-            columns["priority"] = priorities
         return self._keeper.acknowledge(
             Pushed(
                 state.buffer_id,
                 str(meta["data_id"]),
-                rows,
+                int(meta["rows"]),
                 int(meta["policy_iter"]),
                 self._state.env_steps,
                 meta.get("digest"),
-                columns,
+                dict(meta.get("columns") or {}),
             )
         )
 

@@ -343,9 +343,8 @@ class Experience:
         """Acknowledge a payload: all its rows become samples. False: it was known already."""
         rows = int(meta["rows"])
         own = {name: self._column(meta, name) for name in self.columns}
-        priority = meta.get("priority")
         if "priority" in (meta.get("columns") or {}):
-            priority = self._column(meta, "priority")
+            own["priority"] = self._column(meta, "priority").astype(np.float64)
         number = self.ledger.add(str(meta["data_id"]), rows, meta.get("digest"))
         if number is None:
             return False
@@ -355,8 +354,6 @@ class Experience:
             "row": np.arange(rows, dtype=np.int64),
             "collect_iter": np.full(rows, int(meta["policy_iter"]), dtype=np.int64),
         }
-        if priority is not None:
-            columns["priority"] = np.broadcast_to(np.asarray(priority, np.float64), (rows,))
         try:
             self._push(SampleBatch.trusted(columns, rows), envstep)
         except BufferFullError:
