@@ -6,10 +6,10 @@ is due at the same time happens in an order that the seed decides.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from heapq import heappop, heappush
+from typing import Any
 
 from greenlet import getcurrent, greenlet
 
@@ -52,23 +52,42 @@ class World:
         self.servers: dict[str, tuple[SimulatedProcess, Callable[[Any], Any]]] = {}
         self.network = Network(self)
         self._hub = getcurrent()
-        self._due: list[tuple[float, float, int, Callable[[], object], SimulatedWait | None]] = []
-        self._numbers = 0
+        self._due: list[
+            tuple[float, float, int, Callable[[], object], SimulatedJob | None, int]
+        ] = []
+        """Time, chance, number, what to call; and during which wait of a job alone."""
+        self._chance = self.random.random
+        self._number = 0
 
     def at(
-        self, when: float, action: Callable[[], object], wait: SimulatedWait | None = None
-    ) -> None:
-        """Call ``action`` at a time, where a wait is given only while it lasts; it may not wait."""
-        self._numbers += 1
+        self,
+        when: float,
+        action: Callable[[], object],
+        job: SimulatedJob | None = None,
+        wait: int = 0,
+    ) -> int:
+        """Call ``action`` at a time; it may not wait.
+
+        Args:
+            when: Seconds since the beginning.
+            action: Returns at once.
+            job: Where given, ``action`` is called only while the job's ``wait`` is this one.
+            wait: Its number; 0 for that of this event.
+
+        Returns:
+            The number of the event.
+        """
+        self._number = number = self._number + 1
         # Equal times are common: wakes are due at once.
-        heapq.heappush(self._due, (when, self.random.random(), self._numbers, action, wait))
+        heappush(self._due, (when, self._chance(), number, action, job, wait or number))
+        return number
 
     def run(self, until: float) -> None:
         """Let time pass; raises AssertionError where it does not."""
         due, events = self._due, 0
         while due and due[0][0] <= until:
-            now, _, _, action, wait = heapq.heappop(due)
-            if wait is not None and wait.job.wait is not wait:
+            now, _, _, action, job, wait = heappop(due)
+            if job is not None and job.wait != wait:
                 continue  # most waits end before their deadlines
             events = 0 if now > self.now else events + 1
             self.now = now
@@ -99,17 +118,17 @@ class World:
             raise ProcessKilled
 
 
-class SimulatedWait(NamedTuple):
-    """What a job waits for, and until when."""
+class SimulatedJob(Job):
+    """A job of a simulated process.
 
-    job: SimulatedJob
+    Attributes:
+        wait: Number of its wait, 0 while it does not wait; what it waits for is in ``condition``,
+            ``predicate`` and ``deadline``.
+    """
+
     condition: SimulatedCondition
     predicate: Callable[[], bool]
     deadline: float
-
-
-class SimulatedJob(Job):
-    """A job of a simulated process."""
 
     def __init__(self, process: SimulatedProcess, function: Callable[[], None], name: str) -> None:
         self.name = name
@@ -118,7 +137,7 @@ class SimulatedJob(Job):
         """Whether others may run where it takes a lock."""
         self.holds = 0
         """Conditions that it holds."""
-        self.wait: SimulatedWait | None = None
+        self.wait = 0
         self.is_met = False
         """Whether its last wait ended because of what it waited for."""
         self._function = function
@@ -148,25 +167,26 @@ class SimulatedJob(Job):
 
     def go_on(self) -> None:
         """Run where it waits, if what it waits for is there or it waited long enough."""
-        process, wait = self.process, self.wait
+        process = self.process
         world = process.world
         if process.is_dead or self._done:
             return
         if process.resumes_at > world.now:
             world.at(process.resumes_at, self.go_on)
             return
-        if wait is not None:
-            self.is_met = wait.predicate()
-            if not self.is_met and world.now < wait.deadline:
-                wait.condition.waiters.append(self)
+        if self.wait:
+            self.is_met = self.predicate()
+            if not self.is_met and world.now < self.deadline:
+                self.condition.waiters.append(self)
                 return
-            self.wait = None
-        world.switch(self)
+            self.wait = 0
+        world.current = self
+        self.switch()
+        world.current = None
 
     def time_is_over(self) -> None:
         """Run, as what it waits for has not come in time."""
-        assert self.wait is not None
-        self.wait.condition.forget(self)
+        self.condition.forget(self)
         self.go_on()
 
 
@@ -183,13 +203,16 @@ class SimulatedCondition:
         world = self._world
         job = world.current
         if job is not None:
-            if not job.holds and job.is_preemptive:
-                world.locks_left -= 1
-                if world.locks_left < 0:
-                    world.locks_left = int(world.random.expovariate(PREEMPTED_SHARE))
-                    world.at(world.now, job.go_on)
-                    world.park()
-            job.holds += 1
+            if job.holds:
+                job.holds += 1
+            else:
+                if job.is_preemptive:
+                    world.locks_left -= 1
+                    if world.locks_left < 0:
+                        world.locks_left = int(world.random.expovariate(PREEMPTED_SHARE))
+                        world.at(world.now, job.go_on)
+                        world.park()
+                job.holds = 1
         self._is_held = True
         return self
 
@@ -210,13 +233,13 @@ class SimulatedCondition:
         assert job is not None, "only jobs wait"
         assert job.holds == 1, f"{job.name} waits with another lock held"
         # Time goes on at every wait, or who waits for the rest of a deadline could wait for ever.
-        deadline = world.now + max(LEAST_WAIT_S, timeout_s)
+        deadline = world.now + (timeout_s if timeout_s > LEAST_WAIT_S else LEAST_WAIT_S)
         self._is_held = False
         if self._is_notified:
             self._look()
-        job.wait = wait = SimulatedWait(job, self, predicate, deadline)
+        job.condition, job.predicate, job.deadline = self, predicate, deadline
         self.waiters.append(job)
-        world.at(deadline, job.time_is_over, wait)
+        job.wait = world.at(deadline, job.time_is_over, job)
         job.holds = 0
         try:
             world.park()
@@ -238,9 +261,9 @@ class SimulatedCondition:
         # Most look in vain; those are not worth an event.
         waiters, self.waiters = self.waiters, []
         for job in waiters:
-            if (wait := job.wait) is not None and not job.process.is_dead:
-                if wait.predicate():
-                    self._world.at(self._world.now, job.go_on, wait)
+            if (wait := job.wait) and not job.process.is_dead:
+                if job.predicate():
+                    self._world.at(self._world.now, job.go_on, job, wait)
                 else:
                     self.waiters.append(job)
 
