@@ -317,8 +317,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a close waits for room in the buffer",
             f"{_COORDINATOR}.roles:_acknowledge",
-            "while not control.is_ending:",
-            "while True:",
+            "control.is_ending or control.deal_with_collector_send_data",
+            "control.deal_with_collector_send_data",
         ),
     ],
     "A clock jumps, or the coordinator is stopped": [

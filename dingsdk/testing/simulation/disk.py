@@ -209,8 +209,10 @@ class SimulatedDataStore(StepDataStore):
         return batch
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        if self._is_seen(data_id) or timeout_s <= 0:
-            return self._is_seen(data_id)
+        if self._is_seen(data_id):
+            return True
+        if timeout_s <= 0:
+            return False
         clock = self._process.scheduler.clock
         deadline = clock() + timeout_s
         while not self._is_seen(data_id) and clock() < deadline:

@@ -43,7 +43,10 @@ class TaskStatus(enum.Enum):
     @property
     def is_final(self) -> bool:
         """Whether nothing more becomes of the task."""
-        return self in (TaskStatus.START_FAILED, TaskStatus.COMPLETED, TaskStatus.FAILED)
+        return self in _FINAL
+
+
+_FINAL = (TaskStatus.START_FAILED, TaskStatus.COMPLETED, TaskStatus.FAILED)
 
 
 class Task:

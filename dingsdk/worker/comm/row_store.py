@@ -132,7 +132,7 @@ class RowStore:
             self._offsets = np.concatenate([self._offsets, room])
         offsets = self._offsets[payloads]
         if offsets.min() < 0:
-            self._load_all(np.unique(payloads[offsets < 0]).tolist())
+            self._load_all(sorted(set(payloads[offsets < 0].tolist())))
         where = self._positions(payloads, rows)
         return self._take(where)
 

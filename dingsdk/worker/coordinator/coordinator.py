@@ -233,7 +233,8 @@ class Coordinator(Configurable, TaskControl):
 
     @property
     def is_ending(self) -> bool:
-        return self._is_halted or self.system_shutdown_flag
+        # Every driver asks at each step.
+        return self._is_closed or self.failure is not None or self.system_shutdown_flag
 
     def must_end(self, state: TaskState) -> bool:
         return self._is_halted if state.is_evaluation else self.is_ending

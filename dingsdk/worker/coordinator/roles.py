@@ -460,15 +460,20 @@ def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, An
         experience = control.experience_of(state)
         return control.is_ending or experience is None or experience.can_push(rows)
 
+    def is_done() -> bool:
+        return control.is_ending or control.deal_with_collector_send_data(state, report)
+
+    if is_done():
+        return
     with _waiting(state, f"room for {rows} rows in the replay buffer"):
-        while not control.is_ending:
-            # Another collector may take the room between the wait and the push.
-            if control.deal_with_collector_send_data(state, report):
-                return
+        while True:
             with control.condition:
                 if control.held_up_by:  # the buffer has room, the disk has none
                     control.condition.wait_for(lambda: control.is_ending, REFUSED_PAUSE_S)
                 control.condition.wait_for(can_go_on, WAIT_S)
+            # Another collector may take the room between the wait and the push.
+            if is_done():
+                return
 
 
 @contextmanager

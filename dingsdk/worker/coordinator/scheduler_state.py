@@ -591,7 +591,7 @@ class SchedulerState:
     @property
     def env_steps(self) -> int:
         """Env steps collected for training, running tasks included."""
-        return self._ended_env_steps + sum(state.env_steps for state in self.running.values())
+        return self._ended_env_steps + sum([state.env_steps for state in self.running.values()])
 
     def join(self, info: WorkerInfo) -> None:
         """Add a worker that joined."""

@@ -60,10 +60,12 @@ def _add_distinct(
 
     Returns how many it holds then; they are in the order of the draws.
     """
-    drawn = np.concatenate((ranks[:found], (uniforms * population).astype(np.int64)))
-    ordered = np.sort(drawn)
+    drawn = (uniforms * population).astype(np.int64)
+    if found:
+        drawn = np.concatenate((ranks[:found], drawn))
+    ordered = drawn.copy()
+    ordered.sort()
     if np.count_nonzero(ordered[1:] == ordered[:-1]):
-        first = np.unique(drawn, return_index=True)[1]
-        drawn = drawn[np.sort(first)]
+        drawn = np.fromiter(dict.fromkeys(drawn.tolist()), np.int64)
     ranks[: len(drawn)] = drawn
     return len(drawn)
