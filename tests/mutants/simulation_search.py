@@ -28,8 +28,7 @@ HEAD = """\
 Each row is a fault, and a defect that shows with it: a line of dingsdk that is changed on purpose.
 [Simulated runs](../how-to/simulate-a-run.md) were made with the seeds 0, 1, 2 and so on until one
 broke a promise. The limits are 10,000 seeds and 120 s of CPU time for each defect; the slow tests
-hold them, and begin with the seed written here. A defect without figures takes plain seeds longer;
-a test finds it with faults that were chosen.
+hold them, and begin with the seed written here.
 `python -m tests.mutants.simulation_search` writes this page.
 
 | Fault | Defect | Seeds | CPU time, s |

@@ -91,7 +91,8 @@ STORIES: tuple[tuple[Step, ...], ...] = (
     (Step("raise", "any"),),
     (Step("slow", "any", 0, 25.0),),
     (Step("kill", "coordinator"),),
-    (Step("disk_full", "", 0, 8.0),),
+    # What it has to note finds no room when the coordinator dies.
+    (Step("disk_full", "", 0, 8.0), Step("kill", "coordinator", 3.0, 2.0)),
     (Step("doubled", "all", 0, 12.0, 0.9), Step("late", "collectors", 0, 12.0, 1.0)),
     (Step("hang", "any", 0, 55.0),),
     (Step("tear", "coordinator"),),

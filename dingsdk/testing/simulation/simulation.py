@@ -297,6 +297,8 @@ class Simulation:
         self._has_to_end_at = math.inf
         self._joins: Counter[str] = Counter()
         """How often each worker asked to join, less how often it was announced."""
+        self._announced_by: dict[str, Coordinator] = {}
+        """Which coordinator announced a worker for its last join."""
         self._moved: tuple[object, float] = (None, 0.0)
         self._faulty_until: dict[str, float] = {}
         self._may_be_lost_until: dict[str, float] = {}
@@ -518,6 +520,7 @@ class Simulation:
 
             def counted(info: WorkerInfo, timeout_s: float) -> None:
                 self._joins[name] += 1
+                self._announced_by.pop(name, None)
                 join(info, timeout_s)
 
             end.join = counted  # type: ignore[method-assign]
@@ -735,9 +738,12 @@ class Simulation:
         if self._may_be_lost_until.get(info.worker_id) == math.inf and not is_poisoned:
             self._may_be_lost_until[info.worker_id] = self.world.now + LOST_WITHIN_S
 
-    def joined(self, worker_id: str) -> None:
+    def joined(self, worker_id: str, coordinator: Coordinator) -> None:
         """Note that a worker is announced; from then on there is no reason to give it up."""
-        self._joins[worker_id] -= 1
+        # Where the answer of a coordinator is lost as it dies, the same join goes to the next one.
+        if self._announced_by.setdefault(worker_id, coordinator) is coordinator:
+            self._joins[worker_id] -= 1
+        self._announced_by[worker_id] = coordinator
         if self.world.now >= self._faulty_until.get(worker_id, 0.0):
             until = self._may_be_lost_until.get(worker_id, 0.0)
             self._may_be_lost_until[worker_id] = min(until, self.world.now + LATE_S)
@@ -887,7 +893,7 @@ class _WatchedCoordinator(Coordinator):
         return self._is_told and self._simulation.coordinator is self
 
     def _on_join(self, info: WorkerInfo) -> None:
-        self._simulation.joined(info.worker_id)
+        self._simulation.joined(info.worker_id, self)
         super()._on_join(info)
 
     def _on_lost(self, info: WorkerInfo, reason: str) -> None:
