@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dingsdk.errors import SamplesLostError
 
@@ -66,19 +66,21 @@ class SampleOracle:
         self.live[data_id] = set(range(rows))
         self.live_count += rows
 
-    def left(self, data_id: str, row: int, reason: str) -> None:
-        """Note that a row left the buffer; raise if it was not there, or had to stay."""
-        if row not in self.live[data_id]:
-            raise SamplesLostError(f"row {row} of payload {data_id!r} left the buffer twice")
-        is_free = self.may_leave_for is None or data_id in self.given_up
-        if not is_free and reason not in (self.may_leave_for or ()):
-            raise SamplesLostError(f"row {row} of payload {data_id!r} is thrown away: {reason}")
-        if reason == "trained" and not self.uses[self.announced[data_id][row]]:
-            raise SamplesLostError(f"row {row} of payload {data_id!r} left before any training")
-        self.live[data_id].remove(row)
-        self.live_count -= 1
-        self.evicted[reason] += 1
-        self.given_up_rows += data_id in self.given_up
+    def left(self, data_id: str, rows: Sequence[int], reason: str) -> None:
+        """Note that rows left the buffer; raise if one was not there, or had to stay."""
+        live, is_given_up = self.live[data_id], data_id in self.given_up
+        may_leave = self.may_leave_for is None or is_given_up or reason in self.may_leave_for
+        for row in rows:
+            if row not in live:
+                raise SamplesLostError(f"row {row} of payload {data_id!r} left the buffer twice")
+            if not may_leave:
+                raise SamplesLostError(f"row {row} of payload {data_id!r} is thrown away: {reason}")
+            if reason == "trained" and not self.uses[self.announced[data_id][row]]:
+                raise SamplesLostError(f"row {row} of payload {data_id!r} left before any training")
+            live.remove(row)
+        self.live_count -= len(rows)
+        self.evicted[reason] += len(rows)
+        self.given_up_rows += len(rows) * is_given_up
 
     def acknowledge(self, data_ids: Iterable[str]) -> None:
         """Note that a collector knows payloads to be acknowledged; raise for one that is not."""

@@ -932,11 +932,13 @@ class _WatchedCoordinator(Coordinator):
             columns = rows.columns
             if not self._is_current:
                 return
+            numbers, gone = columns["payload"].tolist(), columns["row"].tolist()
             with simulation.judging:
-                for number, row in zip(
-                    columns["payload"].tolist(), columns["row"].tolist(), strict=True
-                ):
-                    oracle.left(names[number], row, reason)
+                if len(set(numbers)) == 1:  # as most often
+                    oracle.left(names[numbers[0]], gone, reason)
+                    return
+                for number, row in zip(numbers, gone, strict=True):
+                    oracle.left(names[number], [row], reason)
 
         settle = experience.settle
 

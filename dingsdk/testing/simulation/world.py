@@ -58,6 +58,9 @@ class World:
         """Time, chance, number, what to call; and during which wait of a job alone."""
         self._chance = self.random.random
         self._number = 0
+        self._until = 0.0
+        self._at_once = 0
+        """How many things have happened since time went on the last time."""
 
     def at(
         self,
@@ -84,15 +87,17 @@ class World:
 
     def run(self, until: float) -> None:
         """Let time pass; raises AssertionError where it does not."""
-        due, events = self._due, 0
+        due, self._until, self._at_once = self._due, until, 0
         while due and due[0][0] <= until:
             now, _, _, action, job, wait = heappop(due)
             if job is not None and job.wait != wait:
                 continue  # most waits end before their deadlines
-            events = 0 if now > self.now else events + 1
-            self.now = now
+            if now > self.now:
+                self.now, self._at_once = now, 0
+            else:
+                self._at_once += 1
             self.events += 1
-            if events > MOST_AT_ONCE:
+            if self._at_once > MOST_AT_ONCE:
                 raise AssertionError("time stands still: jobs wait for nothing again and again")
             action()
         self.now = until
@@ -102,6 +107,20 @@ class World:
         self.current = job
         job.switch()
         self.current = None
+
+    def sleep(self, job: SimulatedJob, seconds: float) -> None:
+        """Let the current job wait; returns when the time is over."""
+        when = self.now + seconds
+        number, due = self.at(when, job.go_on), self._due
+        process = job.process
+        is_next = due[0][2] == number and when <= self._until
+        if not is_next or process.is_dead or process.resumes_at > when:
+            self.park()
+            return
+        # Nothing happens before: the job goes on where it is.
+        heappop(due)
+        self.now, self._at_once = when, 0
+        self.events += 1
 
     def new_greenlet(self, run: Callable[[], None]) -> greenlet:
         """Return a greenlet that goes back to the world when it waits."""
@@ -350,8 +369,7 @@ class SimulatedProcess:
         world, job = self.world, self.world.current
         assert job is not None
         if seconds > 0:
-            world.at(world.now + seconds, job.go_on)
-            world.park()
+            world.sleep(job, seconds)
 
     def listen(self, address: str, handle: Callable[[Any], Any]) -> None:
         """Answer requests to an address: ``handle(message)`` is called on a job for each."""

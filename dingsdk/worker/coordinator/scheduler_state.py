@@ -134,6 +134,8 @@ class StorageOutage:
 
     def note(self, task_id: str, why: str) -> None:
         """Note why a task's worker waits; empty where it does not."""
+        if not (why or self._waiting):
+            return
         had, now = bool(self._waiting), self._clock()
         if why:
             self._waiting.setdefault(task_id, why)
