@@ -137,7 +137,7 @@ def _compiled() -> Mapping[str, Any]:
 
     sets = (
         "policy.other.commander.type=naive",
-        "system.learner.batches_per_demand=1",
+        "system.learner.batches_per_demand=2",
         "system.learner.send_policy_freq=5",
         f"system.learner.progress_timeout_s={PROGRESS_TIMEOUT_S}",
         f"system.collector.progress_timeout_s={PROGRESS_TIMEOUT_S}",
