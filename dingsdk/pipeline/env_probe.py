@@ -183,9 +183,11 @@ def _check_players(
     from dingsdk.envs.players import find_opponent
     from dingsdk.worker.commander.one_vs_one import create_league, saved_league
 
-    parts = {**_PLAYING[mode], "env_manager": "base, subprocess or async_subprocess"}
-    if players == 1 and mode != "eval":
-        parts = _PLAYING[mode] | {"policy.collect.collector": ""}
+    parts = dict(_PLAYING[mode])
+    if players > 1:
+        parts["env_manager"] = "base, subprocess or async_subprocess"
+    elif mode != "eval":
+        parts["policy.collect.collector"] = ""
     for path, types in parts.items():
         most = getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
         if players <= most and not (players == 1 and most > 1):
