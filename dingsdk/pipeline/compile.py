@@ -138,19 +138,21 @@ def compile_config(
         if needed_order(compiled, found) != "none":
             compiled["policy"]["traj_len_inf"] = True
         check_run(compiled, found, mode)
-        _check_importable(to_easydict(compiled), found, mode)
         names = add_columns(compiled, found)
     try_env(compiled, found, mode)
     if names:
         check_columns(compiled, found, names, mode)
+    result = to_easydict(compiled)
+    if mode != "eval":
+        _check_importable(result, found, mode)
     if save_cfg:
-        folder = Path(compiled["exp_name"])
+        folder = Path(result.exp_name)
         if renew_dir:
-            folder = make_run_folder(Path(), compiled["exp_name"])
-            compiled["exp_name"] = folder.name
+            folder = make_run_folder(Path(), result.exp_name)
+            result.exp_name = folder.name
         ensure_dir(folder)
-        save_config(compiled, folder / Path(save_path).with_suffix(".yaml"))
-    return to_easydict(compiled)
+        save_config(result, folder / Path(save_path).with_suffix(".yaml"))
+    return result
 
 
 def compile_config_parallel(
