@@ -136,6 +136,12 @@ class _Walk:
         try:
             msgspec.convert(full, section)
         except msgspec.ValidationError as error:
+            name = str(error).rpartition(" - at `$.")[2].rstrip("`")
+            if name in fields:  # what was given was checked above
+                wrong = _not_valid(path, error, fields[name], full[name])
+                author = f"{section.__module__}:{section.__qualname__}"
+                text = f"{wrong}; that is its default in {author}, to be mended there"
+                raise ConfigError(text, path=join_key(path, name)) from error
             raise _contradiction(str(error), fields, path) from error
         return full
 

@@ -327,6 +327,23 @@ def test_contradiction_within_a_section_names_the_section() -> None:
     assert caught.value.path == "a.pair.low"
 
 
+class WrongDefault(Inner, frozen=True, kw_only=True):
+    """One whose author wrote a default that its type refuses."""
+
+    depth: int = "three"  # type: ignore[assignment]
+
+
+def test_default_that_its_type_refuses_names_whose_it_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        complete(WrongDefault, {}, path="policy.learn")
+    assert caught.value.facts["path"] == "policy.learn.depth"
+    assert str(caught.value) == (
+        "policy.learn.depth: expected a whole number, found 'three' (str); that is its default in "
+        f"{__name__}:WrongDefault, to be mended there"
+    )
+    assert complete(WrongDefault, {"depth": 3})["depth"] == 3
+
+
 def test_class_may_check_more_of_its_section() -> None:
     class Checked(Fifo):
         @classmethod
