@@ -57,7 +57,7 @@ class EvalResult:
 
 def evaluate(
     run_dir: str | os.PathLike[str],
-    checkpoint: str = "best",
+    checkpoint: str | None = None,
     episodes: int | None = None,
     seed: int | None = None,
     policy: type | None = None,
@@ -66,7 +66,8 @@ def evaluate(
 
     Args:
         run_dir: A folder that ``train`` left, or the file of a checkpoint in one.
-        checkpoint: ``best``, ``latest``, or the path of a checkpoint.
+        checkpoint: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone, where
+            None is ``best``.
         episodes: How many, >= 1; None for the run's ``env.n_evaluator_episode``.
         seed: In place of the run's seed. The same seed plays the same episodes.
         policy: The class that was given to ``train``, where this is another process.

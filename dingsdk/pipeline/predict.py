@@ -36,20 +36,23 @@ _STEMS = {"best": "ckpt_best", "latest": LATEST}
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
-def open_run(run: str | os.PathLike[str], which: str = "best") -> tuple[Path, Checkpoint]:
+def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Path, Checkpoint]:
     """Return the folder of a run, and one of its checkpoints.
 
     Args:
         run: A run folder, or the file of a checkpoint that lies in one.
-        which: ``best``, ``latest``, or the path of a checkpoint.
+        which: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone, where None
+            is ``best``.
 
     Raises:
+        ConfigError: ``run`` is a file, and ``which`` names another.
         CheckpointMissingError: no such run or checkpoint.
         CheckpointCorruptError: the checkpoint is damaged, or not ours.
         CheckpointVersionError: it is of a format that this version does not read.
     """
     given = Path(run)
     if (given / CONFIG_NAME).is_file():
+        which = which or "best"
         asked = given / CHECKPOINT_FOLDER / _STEMS[which] if which in _STEMS else Path(which)
         return given, load_checkpoint(asked)
     if not given.is_file():
@@ -57,6 +60,11 @@ def open_run(run: str | os.PathLike[str], which: str = "best") -> tuple[Path, Ch
             f"{given} is no run folder: it has no {CONFIG_NAME}; name a folder that "
             "`dingsdk train` left, such as runs/<name>",
             path=str(given),
+        )
+    if which is not None:
+        raise ConfigError(
+            f"{given} is a checkpoint, and {which} another one; give the run folder, or no other",
+            path="checkpoint",
         )
     found = load_checkpoint(given)
     for folder in (given.parent, given.parent.parent):
@@ -112,13 +120,14 @@ def read_config(folder: Path, policy: type | None) -> dict[str, Any]:
 
 
 def load_policy(
-    run: str | os.PathLike[str], which: str = "best", policy: type | None = None
+    run: str | os.PathLike[str], which: str | None = None, policy: type | None = None
 ) -> SavedPolicy:
     """Load the policy of a run, to act with it; no env and nothing of a pipeline is started.
 
     Args:
         run: A run folder, or the file of a checkpoint in one.
-        which: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone.
+        which: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone, where None
+            is ``best``.
         policy: The class that was given to ``train``, where this is another process.
 
     Returns:

@@ -105,6 +105,12 @@ def test_checkpoint_beside_its_config_is_enough(run_dir: Path, tmp_path: Path) -
     assert load_policy(tmp_path / "cartpole.safetensors").train_iter == 7
 
 
+def test_checkpoint_and_another_one_are_refused(run_dir: Path) -> None:
+    given = run_dir / "ckpt" / "ckpt_best.safetensors"
+    with pytest.raises(ConfigError, match="is a checkpoint, and latest another one"):
+        load_policy(given, "latest")
+
+
 def test_single_action_is_what_the_env_takes(policy: SavedPolicy) -> None:
     action, _ = policy.predict(OBS)
     assert np.shape(action) == ()
