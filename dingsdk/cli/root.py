@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from dingsdk.cli.completion import VARIABLE, complete
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.plugins import default_manager
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import error_text, raised_in
 from dingsdk.plugins.discovery import version_of
 from dingsdk.plugins.kinds import OWN_DISTRIBUTION
 
@@ -149,9 +149,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         advice = "This is a defect of dingsdk or of a plugin, not of your config."
         if isinstance(error, MemoryError):
             advice = "Lower the sizes in the config: envs, batch, replay buffer, network."
-        click.echo(
-            f"\nError: {type(error).__name__}: {error}{raised_in(error)}\n{advice}", err=True
-        )
+        click.echo(f"\nError: {error_text(error)}\n{advice}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0
 

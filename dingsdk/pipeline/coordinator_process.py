@@ -20,7 +20,7 @@ from dingsdk.pipeline.context import Evaluation, Reason, RunContext, RunRecorder
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import HANDLED, crashes_recorded, leave
 from dingsdk.plugins import Snapshot
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import error_text, raised_in
 
 if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
@@ -257,5 +257,5 @@ def _failed(error: BaseException) -> Failed:
         facts = dict(error.facts)
         text = f"{error.message}{raised_in(error)}"
         return Failed(error.code, text, facts, notes, error.is_user_mistake)
-    text = f"the coordinator: {type(error).__name__}: {error}{raised_in(error)}"
+    text = f"the coordinator: {error_text(error)}"
     return Failed("DingError", text, {}, ["".join(traceback.format_exception(error))], False)

@@ -31,7 +31,7 @@ from dingsdk.pipeline.run_folder import (
 from dingsdk.pipeline.signals import StopOnSignal
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import error_text
 
 if TYPE_CHECKING:
     from dingsdk.worker import LearnerHook
@@ -387,7 +387,7 @@ def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> Non
     status = context.status()
     result = context.finish("error", mode, status.env_steps, status.train_iter)
     try:
-        _finish(context, result, f"{type(error).__name__}: {error}{raised_in(error)}")
+        _finish(context, result, error_text(error))
     except DingError as second:
         # The first error is the one to report.
         error.add_note(f"the run folder lacks its result: {second}")

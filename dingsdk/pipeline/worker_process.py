@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dingsdk.plugins import Snapshot
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import error_text
 
 OUT_OF_MEMORY = 75
 """Exit code of a worker that left because of its memory, and should be started again."""
@@ -152,7 +152,7 @@ def work(
         tell(
             {
                 "event": "failed",
-                "text": f"{type(error).__name__}: {error}{raised_in(error)}",
+                "text": error_text(error),
                 "traceback": "".join(traceback.format_exception(error)),
                 "is_user_mistake": bool(getattr(error, "is_user_mistake", False)),
             }

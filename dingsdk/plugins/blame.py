@@ -11,6 +11,11 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.manager import default_manager
 
 
+def error_text(error: BaseException) -> str:
+    """Return the class and the text of an exception, and what part of a plugin raised it."""
+    return f"{type(error).__name__}: {error}{raised_in(error)}"
+
+
 def raised_in(error: BaseException) -> str:
     """Return ``" (raised in type 'x' of samplers, from <plugin>)"``, ``""`` for dingsdk itself.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dingsdk.errors import ClosedError, DingError, ProtocolError, TaskFail, WorkerLostError
 from dingsdk.plugins import observe
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import error_text
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.transport import (
     SlaveEnd,
@@ -204,7 +204,7 @@ class Slave:
             # An exit would end this loop alone, and the master would wait for an answer.
             _log.debug("task %s raised on %s", task.data.get("name"), worker_id, exc_info=True)
             result = {"is_user_mistake": getattr(error, "is_user_mistake", False)}
-            message, text = f"{type(error).__name__}: {error}{raised_in(error)}", _formatted(error)
+            message, text = error_text(error), _formatted(error)
             answer = TaskAnswer(task.task_id, False, result, message, text)
         self.tasks_done += 1
         observe().after_task(worker_id=worker_id, task=task.data, outcome=answer)

@@ -13,7 +13,7 @@ import numpy as np
 from dingsdk.config import Configurable
 from dingsdk.errors import DingError, TaskTimeoutError
 from dingsdk.plugins import observe
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import error_text
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
@@ -824,7 +824,7 @@ class Coordinator(Configurable, TaskControl):
 def _as_ding_error(error: Exception, where: str) -> DingError:
     if isinstance(error, DingError):
         return error
-    wrapped = DingError(f"{where}: {type(error).__name__}: {error}{raised_in(error)}")
+    wrapped = DingError(f"{where}: {error_text(error)}")
     wrapped.__cause__ = error
     return wrapped
 

@@ -26,7 +26,7 @@ from dingsdk.data.spawn import check_guarded, spawn_context
 from dingsdk.envs.guard import ctrl_c_blocked
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import error_text
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
 from dingsdk.worker.learner.remote_ranks import (
@@ -490,7 +490,7 @@ def merge_logs(logs: Sequence[Any]) -> Any:
 
 
 def _send_failure(link: Connection, error: BaseException) -> None:
-    text = f"failed: {type(error).__name__}: {error}{raised_in(error)}"
+    text = f"failed: {error_text(error)}"
     _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
 
 
