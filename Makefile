@@ -16,8 +16,8 @@ STAMP_ALL := .venv/installed-all
 ARGS ?=
 # .ci/run names another, which tries again what failed.
 PYTEST ?= $(BIN)/python -m pytest
-# Two more than two cores, as some tests wait.
-JOBS ?= 4
+# One more than two cores, as some tests wait.
+JOBS ?= 3
 # Set, each process that a test starts would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 SEED ?= 0

@@ -149,7 +149,10 @@ class LivePage:
         )
         assert self._process.stdout is not None  # a pipe
         # Through this process, whose live table makes room for what it prints itself.
-        threading.Thread(target=self._print, args=(self._process.stdout,), daemon=True).start()
+        self._printer = threading.Thread(
+            target=self._print, args=(self._process.stdout,), daemon=True
+        )
+        self._printer.start()
 
     def _print(self, output: IO[str]) -> None:
         with output:
@@ -178,6 +181,7 @@ class LivePage:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            self._printer.join(PAGE_END_S)
 
 
 def console_progress(mode: str) -> ProgressFactory:

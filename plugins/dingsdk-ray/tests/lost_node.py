@@ -61,7 +61,7 @@ def spec(worker_id: str, run_dir: Path) -> WorkerSpec:
         role="none",
         worker_id=worker_id,
         cfg={},
-        address="",
+        address="nowhere",
         run_dir=run_dir,
         crash_file=run_dir / "crashes" / worker_id,
         snapshot=default_manager().snapshot(),
