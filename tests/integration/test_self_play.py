@@ -323,7 +323,7 @@ KILLED = (
 
 
 def killed_run(folder: Any, *arguments: str) -> Any:
-    """Train two players until both have a past, kill all processes; return the run folder."""
+    """Train two players until both have a past and games, kill all; return the run folder."""
     command = [sys.executable, "-m", "dingsdk", "train", "tictactoe-selfplay", *arguments]
     for each in KILLED:
         command += ["--set", each]
@@ -332,10 +332,11 @@ def killed_run(folder: Any, *arguments: str) -> Any:
 
     def has_past() -> bool:
         try:
-            players = saved_league(str(run / "league"))["players"]
+            league = saved_league(str(run / "league"))
         except CheckpointError:
             return False
-        return {each["parent"] for each in players} == {None, "player_0", "player_1"}
+        parents = {each["parent"] for each in league["players"]}
+        return parents == {None, "player_0", "player_1"} and games_of(league) > 0
 
     try:
         wait_until(has_past, 240.0)

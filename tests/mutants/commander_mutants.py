@@ -120,10 +120,15 @@ class SeedsFromNothing(Mutant):
 
 @mutant(12)
 class CollectsOnForTheDead(Mutant):
+    dead: Any = None
+
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
-        current = self._current
+        self.dead = self._current
         super().notify_fail_learner_task(task)
-        self._current = current
+
+    @property
+    def _current(self) -> Any:
+        return super()._current or self.dead
 
 
 @mutant(13, 14)
