@@ -25,6 +25,7 @@ from dingsdk.cli.completion import (
     transport_option,
 )
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.blame import error_text
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import RunContext, RunResult
@@ -172,7 +173,7 @@ class LivePage:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._process is not None:
             if isinstance(error, Exception):
-                click.echo(f"\nThe run failed: {type(error).__name__}: {error}", err=True)
+                click.echo(f"\nThe run failed: {error_text(error)}", err=True)
                 self.wait()
             assert self._process.stdin is not None  # a pipe
             self._process.stdin.close()

@@ -166,15 +166,16 @@ def _given(
     from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
 
     hooks, in_processes = learner_hooks(callbacks, mode), has_processes(cfg, mode)
+    are_envs_elsewhere = has_env_processes(cfg)
     starters = {
         "system.transport.type": in_processes,
-        "env_manager.type": has_env_processes(cfg),
+        "env_manager.type": are_envs_elsewhere,
         "system.learner_num": cfg.system.learner_num > 1,
     }
     for path, has_children in starters.items():
         if has_children:
             spawn_context(path)
-    if in_processes or has_env_processes(cfg):
+    if in_processes or are_envs_elsewhere:
         check_importable("env", env, has_script=not in_processes or imports_script(cfg))
     with callbacks_registered(callbacks, in_processes=in_processes):
         yield hooks

@@ -106,8 +106,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
         target=_obey, args=(link, addresses.put, end, is_at_work), name="parent-watch", daemon=True
     )
     watch.start()
-    tell: Callable[[dict[str, Any]], None] = lambda message: _tell(link, **message)  # noqa: E731
-    return work(spec, stop, tell, is_at_work.set, addresses.get)
+    return work(spec, stop, lambda message: _tell(link, **message), is_at_work.set, addresses.get)
 
 
 def work(

@@ -24,7 +24,7 @@ from dingsdk import SampleBatch
 from dingsdk.errors import ClosedError
 from dingsdk.worker.comm import TaskMessage, WorkerInfo
 
-from .transport_mutant import PATIENCE_S, Mutant, is_dropped, mutant
+from .transport_mutant import PATIENCE_S, Mutant, mutant
 
 
 @mutant(17)
@@ -53,7 +53,7 @@ class WakesNobodyAtItsClose(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
         self._is_closed = True
         with self._master.condition:
-            known = not is_dropped(self)
+            known = not self._is_dropped
             if known:
                 self._master.mailboxes.pop(self._worker_id, None)
         if known and self._master.listener is not None:

@@ -15,7 +15,7 @@ from dingsdk_in_memory.transport import (
 from dingsdk.errors import ProtocolError, WorkerLostError
 from dingsdk.worker.comm import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
-from .transport_mutant import is_dropped, mutant
+from .transport_mutant import mutant
 
 
 class Meddler:
@@ -70,7 +70,7 @@ class LooksForTasksAtTheDeadline(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._master.condition:
             if not self._mailbox:
-                self._master.condition.wait_for(lambda: self._shut or is_dropped(self), timeout_s)
+                self._master.condition.wait_for(lambda: self._shut or self._is_dropped, timeout_s)
         return super().next_task(0.0)
 
 
@@ -202,7 +202,7 @@ class ReplacesInSilence(MemorySlaveEnd):
 @mutant(15)
 class ClosesTheNewOneToo(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
-        if not self._is_closed and is_dropped(self):
+        if not self._is_closed and self._is_dropped:
             self._master.leave(self._worker_id, "it left")
         super().close(timeout_s)
 
@@ -212,6 +212,6 @@ class LeavesInSilence(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
         self._is_closed = True
         with self._master.condition:
-            if not is_dropped(self):
+            if not self._is_dropped:
                 self._master.mailboxes.pop(self._worker_id, None)
             self._master.condition.notify_all()

@@ -15,11 +15,6 @@ from dingsdk_in_memory.transport import (
 PATIENCE_S = 0.5
 
 
-def is_dropped(end: MemorySlaveEnd) -> bool:
-    """Whether the master knows the worker of an end no more, or another one under its id."""
-    return end._master.mailboxes.get(end._worker_id) is not end._mailbox
-
-
 class Mutant(InMemoryTransport):
     """The transport as it is; mutants put one part in another's place."""
 

@@ -199,9 +199,7 @@ class SimulatedJob(Job):
                 self.condition.waiters.append(self)
                 return
             self.wait = 0
-        world.current = self
-        self.switch()
-        world.current = None
+        world.switch(self)
 
     def time_is_over(self) -> None:
         """Run, as what it waits for has not come in time."""

@@ -132,14 +132,10 @@ class BatchedRollout(Rollout):
     def _skip(self, env_ids: list[int]) -> None:
         """Take back what a round counted for envs that made no transition in it."""
         self.env_steps -= len(env_ids)
-        self._begin(env_ids)
-        if self._writer is not None:
-            self._writer.drop(env_ids)
-
-    def _begin(self, env_ids: list[int]) -> None:
-        """Begin an episode of each of these envs with the next round."""
         for env_id in env_ids:
             self._begun[env_id] = self._time
+        if self._writer is not None:
+            self._writer.drop(env_ids)
 
     def _spread(self, rows: Any) -> Any:
         """Return rows of the envs that were stepped as rows of all envs."""

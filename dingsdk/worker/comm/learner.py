@@ -144,10 +144,8 @@ class BaseCommLearner(CommWorker):
         """Whether it has asked since batches came last."""
         self._told_iter = 0
         """How far the learner was when the coordinator was told last."""
-        self._iterations: float = math.inf
-        """Batches that the task trains on in all."""
-        self._taken = 0
-        """Batches that the learner was given to train on."""
+        self._to_take: float = math.inf
+        """Batches that the learner has yet to be given, to train on."""
         self._owes_info = False
         """Whether batches were leased whose info the coordinator may not have."""
         self._is_to_finish = False
@@ -333,7 +331,7 @@ class BaseCommLearner(CommWorker):
         elif task_info.get("resume"):
             text = "%s begins with new weights: there is no checkpoint in %s"
             _log.warning(text, self.info.worker_id, checkpoints)
-        self._iterations = left
+        self._to_take = left
         learner: Any = create_learner(cfg, exp_name=str(folder))
         if left < 1:
             learner.train_iterations = 0  # which no config may say
@@ -388,7 +386,7 @@ class BaseCommLearner(CommWorker):
         columns = self._next_lease(batch_size)
         if columns is None:
             return None
-        self._taken += 1
+        self._to_take -= 1
 
         def gather() -> SampleBatch:
             batch = self._gather(columns)
@@ -415,7 +413,7 @@ class BaseCommLearner(CommWorker):
         while (columns := self._next_lease(batch_size)) is not None:
             batch = self._gather(columns)
             if batch is not None:
-                self._taken += 1
+                self._to_take -= 1
                 return batch
         return None
 
@@ -494,7 +492,7 @@ class BaseCommLearner(CommWorker):
         """Batches that are left when it asks for more."""
         half = int(self._cfg.batches_per_demand) // 2
         # Nobody waits for batches that it has no iterations for.
-        needs_more = self._iterations - self._taken > half
+        needs_more = self._to_take > half
         return half if needs_more and not (self._is_on_policy or self._is_to_finish) else 0
 
     def _take_news(self, data: Mapping[str, Any]) -> None:

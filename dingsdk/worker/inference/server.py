@@ -17,6 +17,7 @@ import numpy as np
 from dingsdk.data import Connections, PrivateDir, SampleBatch, create_secret
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import ProtocolError
+from dingsdk.plugins.blame import error_text
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.comm.transport import PolicyStore
@@ -167,7 +168,7 @@ class InferenceServer:
             self.batch_count += 1
         except Exception as error:
             # Each collector does the same by itself, and says what is wrong with its own.
-            answers = [NotActed(f"{type(error).__name__}: {error}"[:500])] * len(group)
+            answers = [NotActed(error_text(error)[:500])] * len(group)
             frames = [[]] * len(group)
         for each, answer, frame in zip(group, answers, frames, strict=True):
             try:

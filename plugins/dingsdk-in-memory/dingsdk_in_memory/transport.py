@@ -189,17 +189,9 @@ class MemorySlaveEnd(SlaveEnd):
             listener.worker_joined(replace(info, resource=resource, incarnation=incarnation))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
-        master = self._master
-        with master.condition:
-            # Evaluated whenever any worker is sent a task.
-            master.condition.wait_for(
-                lambda: (
-                    bool(self._mailbox)
-                    or self._is_closed
-                    or master.is_closed
-                    or master.mailboxes.get(self._worker_id) is not self._mailbox
-                ),
-                timeout_s,
+        with self._master.condition:
+            self._master.condition.wait_for(
+                lambda: bool(self._mailbox) or self._shut or self._is_dropped, timeout_s
             )
             self._check()
             return self._mailbox.popleft() if self._mailbox else None
@@ -228,12 +220,15 @@ class MemorySlaveEnd(SlaveEnd):
     def _shut(self) -> bool:
         return self._is_closed or self._master.is_closed
 
+    @property
+    def _is_dropped(self) -> bool:
+        return self._master.mailboxes.get(self._worker_id) is not self._mailbox
+
     def _check(self) -> None:
-        master = self._master
-        if self._is_closed or master.is_closed:
+        if self._shut:
             raise self._closed()
-        if self._mailbox is None or master.mailboxes.get(self._worker_id) is not self._mailbox:
-            replaced = self._worker_id in master.mailboxes
+        if self._mailbox is None or self._is_dropped:
+            replaced = self._worker_id in self._master.mailboxes
             why = "another worker has joined under its id" if replaced else "the master gave it up"
             raise WorkerLostError(
                 f"worker {self._worker_id!r}: {why}", worker_id=self._worker_id, replaced=replaced

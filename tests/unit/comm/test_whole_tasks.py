@@ -403,10 +403,8 @@ def test_learner_that_goes_on_for_another_coordinator_reports_all_it_has_trained
     assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 2
     answer = bench.learn(list(range(BATCH)), list(range(BATCH)))
     assert [answer["info"][name] for name in counts] == [3, 1, []]
-    deadline = time.monotonic() + PATIENCE_S
-    while not bench.learner._is_idle:  # it trains on the last one
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
+    with bench.learner.condition:  # it trains on the last one
+        assert bench.learner.condition.wait_for(lambda: bench.learner._is_idle, PATIENCE_S)
     closed = bench.ask("l0", "learner_close_task")
     assert [closed["info"][name] for name in counts] == [4, 0, []]
 
