@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -16,10 +15,10 @@ from dingsdk.envs.players import part_of
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
-from dingsdk.worker.collector.factory import traj_len_of
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
+from dingsdk.worker.collector.sample import SampleCollector
 
 Info = Mapping[str, Any]
 
@@ -269,13 +268,6 @@ class BattleCollector(ISerialCollector):
             list(map(game_outcome, games)),
         )
 
-    def _statistics(self) -> dict[str, Any]:
-        return {
-            **super()._statistics(),
-            "collect_time": self._duration_s,
-            "total_duration": self._total_duration_s,
-        }
-
 
 class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
     """Starts and finishes exactly ``n_episode`` episodes of two players a call.
@@ -333,7 +325,7 @@ class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
         self._default_n_episode = read("cfg").get("collect", {}).get("n_episode")
 
 
-class BattleSampleSerialCollector(BattleCollector):
+class BattleSampleSerialCollector(SampleCollector, BattleCollector):
     """Collects ``n_sample`` train samples of each of two or more players a call.
 
     A player whose mode has ``collect_data = False`` acts, and gets no data. Trajectories are cut,
@@ -349,16 +341,6 @@ class BattleSampleSerialCollector(BattleCollector):
 
     _cfg: Config
     max_players = float("inf")
-    _default_n_sample: int | None = None
-    _rollout: BattleRollout | None = None
-    _last_train_iter: int | None = None
-    _writers: Sequence[RowsWriter | None]
-    _stocks: list[list[Any]]
-
-    def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``; unfinished trajectories and surpluses are dropped."""
-        super().reset_env(_env)
-        self._rollout = None
 
     def collect(
         self,
@@ -385,62 +367,22 @@ class BattleSampleSerialCollector(BattleCollector):
             PolicyOutputError: a policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
-        wanted = self._count(n_sample, self._default_n_sample, "n_sample")
-        rollout, writers = self._ready()
-        if self._on_policy and train_iter != self._last_train_iter:
-            self._discard(rollout)
-        self._last_train_iter = train_iter
-        started = time.perf_counter()
-        steps_before = rollout.env_steps
-        collecting = [p for p, writer in enumerate(writers) if writer is not None]
-        while any(len(self._stocks[p]) < wanted for p in collecting):
-            rollout.round(train_iter, policy_kwargs or {})
-            for player, writer in enumerate(writers):
-                self._stocks[player] += (writer.flush() if writer is not None else None) or []
-        data, self._stocks = self._stocks, [[] for _ in writers]
-        if drop_extra is not False:
-            for player, samples in enumerate(data):
-                data[player], extra = samples[:wanted], samples[wanted:]
-                if drop_extra:
-                    self._dropped_sample_count += len(extra)
-                else:
-                    self._stocks[player] = extra
-        episodes, rollout.episodes = rollout.episodes, []
-        self._end_collect(
-            episodes,
-            envsteps=rollout.env_steps - steps_before,
-            samples=sum(map(len, data)),
-            seconds=time.perf_counter() - started,
-            train_iter=train_iter,
-            policy_kwargs=policy_kwargs,
-        )
+        wanted = self._start(n_sample, train_iter)
+        data, episodes = self._take(wanted, train_iter, drop_extra, policy_kwargs)
         return data, self._infos_of(episodes)
 
-    def _ready(self) -> tuple[BattleRollout, Sequence[RowsWriter | None]]:
-        if self._rollout is None:
-            env, modes = self.env, self.policy
-            traj_len = traj_len_of(
-                self._policy_cfg, self._default_n_sample, self._unroll_len, env.env_num
-            )
-            self._writers = [
-                self._writer(mode.get_train_sample, traj_len)
-                if getattr(mode, "collect_data", True)
-                else None
-                for mode in modes
-            ]
-            self._stocks = [[] for _ in modes]
-            self._rollout = self._rollout_of(self._writers)
-        return self._rollout, self._writers
+    def _build(self, traj_len: int | None) -> tuple[BattleRollout, Sequence[RowsWriter | None]]:
+        writers = [
+            self._writer(mode.get_train_sample, traj_len)
+            if getattr(mode, "collect_data", True)
+            else None
+            for mode in self.policy
+        ]
+        return self._rollout_of(writers), writers
 
-    def _discard(self, rollout: BattleRollout) -> None:
-        """Throw away, and count, what older policies collected."""
-        self._dropped_sample_count += rollout.forget_turns()
-        for writer, stock in zip(self._writers, self._stocks, strict=True):
-            self._dropped_sample_count += len(stock)
-            stock.clear()
-            if writer is not None:
-                self._dropped_sample_count += writer.unfinished_rows
-                writer.clear()
+    def _discard(self) -> None:
+        self._dropped_sample_count += self._rollout.forget_turns()
+        super()._discard()
 
     def _read(self, read: Any) -> None:
         cfg = self._policy_cfg = read("cfg")

@@ -142,10 +142,3 @@ class EpisodeSerialCollector(WholeEpisodeCollector):
         if policy is not None:
             self._default_n_episode = policy.get_attribute("n_episode")
         super()._take_policy(policy)
-
-    def _statistics(self) -> dict[str, Any]:
-        return {
-            **super()._statistics(),
-            "collect_time": self._duration_s,
-            "total_duration": self._total_duration_s,
-        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,13 +14,120 @@ from dingsdk.errors import PolicyOutputError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len_of
 from dingsdk.worker.collector.policy_output import RandomActions
-from dingsdk.worker.collector.rollout import Rollout, Writer
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 
 # Without a sample so far, no more steps will give one.
 _MOST_STEPS_IN_VAIN = 20_000
 
 
-class SampleSerialCollector(ISerialCollector):
+class SampleCollector(ISerialCollector):
+    """What the collectors share that hand out a given number of train samples a call."""
+
+    _default_n_sample: int | None = None
+    _last_train_iter: int | None = None
+    _policy_cfg: Mapping[str, Any]
+    _unroll_len: int
+    _on_policy: bool
+    _rollout: Any = None
+    _stocks: Sequence[list[Any]] = ()
+    """What the writers made and no call has returned yet."""
+    _truncates = False
+    """Whether trajectories are cut where there are enough transitions."""
+
+    @abstractmethod
+    def _build(self, traj_len: int | None) -> tuple[Rollout, Sequence[Any]]:
+        """Return a rollout, and each player's writer; None of one who only acts."""
+
+    def reset_env(self, _env: EnvManager | None = None) -> None:
+        """As ``SerialWorker.reset_env``; unfinished trajectories and a surplus are dropped."""
+        super().reset_env(_env)
+        self._rollout = None
+
+    def _ready(self) -> None:
+        """Build the rollout, now that env and policy are both there."""
+        if self._rollout is None:
+            env_num, _ = self.env.env_num, self.policy
+            self._rollout, self._writers = self._build(
+                traj_len_of(self._policy_cfg, self._default_n_sample, self._unroll_len, env_num)
+            )
+            self._stocks = [[] for _ in self._writers]
+
+    def _start(self, n_sample: int | None, train_iter: int) -> int:
+        """Get ready to collect with policies of that version; return how many samples."""
+        wanted = self._count(n_sample, self._default_n_sample, "n_sample")
+        self._ready()
+        if self._on_policy and train_iter != self._last_train_iter:
+            self._discard()
+        self._last_train_iter = train_iter
+        return wanted
+
+    def _discard(self) -> None:
+        """Throw away, and count, what older policies collected."""
+        for writer, stock in zip(self._writers, self._stocks, strict=True):
+            self._dropped_sample_count += sum(map(len, stock))
+            stock.clear()
+            if writer is not None:
+                self._dropped_sample_count += writer.pending_rows + writer.unfinished_rows
+                writer.clear()
+
+    def _take(
+        self,
+        wanted: int,
+        train_iter: int,
+        drop_extra: bool | None,
+        policy_kwargs: Mapping[str, Any] | None,
+        random_actions: RandomActions | None = None,
+        is_recorded: bool = True,
+    ) -> tuple[list[Any], list[EpisodeRecord]]:
+        """Collect; return the samples of each writer, and the episodes that ended."""
+        rollout, kwargs, started = self._rollout, dict(policy_kwargs or {}), time.perf_counter()
+        steps_before = rollout.env_steps
+        pairs = list(zip(self._writers, self._stocks, strict=True))
+        for writer, stock in pairs:
+            have = wanted if writer is None else sum(map(len, stock))
+            while have < wanted:
+                while (lacking := wanted - have - writer.pending_rows) > 0:
+                    if self._truncates and writer.unfinished_rows >= lacking:
+                        writer.cut_unfinished()
+                    else:
+                        rollout.round(train_iter, kwargs, random_actions)
+                if samples := writer.flush():
+                    stock.append(samples)
+                    have += len(samples)
+                elif not have and rollout.env_steps - steps_before > _MOST_STEPS_IN_VAIN:
+                    raise PolicyOutputError(
+                        f"the policy's make_samples made no sample of {_MOST_STEPS_IN_VAIN} env "
+                        f"steps; {wanted} samples were to be collected",
+                        key="make_samples",
+                        expected=wanted,
+                        found=0,
+                    )
+        data = []
+        for writer, stock in pairs:
+            # One player's samples may have come while another's were waited for.
+            samples = _join([*stock, *(writer.flush_each() if writer is not None else ())])
+            stock.clear()
+            if drop_extra is not False and len(samples) > wanted:
+                samples, extra = samples[:wanted], samples[wanted:]
+                if drop_extra:
+                    self._dropped_sample_count += len(extra)
+                else:
+                    stock.append(extra)
+            data.append(samples)
+        episodes, rollout.episodes = rollout.episodes, []
+        self._end_collect(
+            episodes,
+            envsteps=rollout.env_steps - steps_before,
+            samples=sum(map(len, data)),
+            seconds=time.perf_counter() - started,
+            train_iter=train_iter,
+            policy_kwargs=policy_kwargs,
+            is_recorded=is_recorded,
+        )
+        return data, episodes
+
+
+class SampleSerialCollector(SampleCollector):
     """Collects ``n_sample`` train samples a call; what is beyond them waits for the next.
 
     An on-policy collector cuts the trajectories where there are enough transitions, for the
@@ -46,20 +154,11 @@ class SampleSerialCollector(ISerialCollector):
 
     counts: ClassVar[str] = "n_sample"
     resumes = True
-    saved = (*ISerialCollector.saved, "_surplus", "_last_train_iter", "_has_warned")
+    saved = (*ISerialCollector.saved, "_stocks", "_last_train_iter", "_has_warned")
 
     _cfg: Config
 
-    _rollout: tuple[Rollout, Writer] | None = None
-    _surplus: SampleBatch | list[Any] | None = None
-    _last_train_iter: int | None = None
     _has_warned = False
-    _default_n_sample: int | None = None
-
-    def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``; unfinished trajectories and a surplus are dropped."""
-        super().reset_env(_env)
-        self._rollout = self._surplus = None
 
     def collect(
         self,
@@ -99,15 +198,12 @@ class SampleSerialCollector(ISerialCollector):
             PolicyOutputError: the policy's answer cannot be used.
             EnvError: an env failed three times in a row.
         """
-        wanted = self._count(n_sample, self._default_n_sample, "n_sample")
-        rollout, writer = self._ready()
-        if self._on_policy and train_iter != self._last_train_iter:
-            self._discard(writer)
-        self._last_train_iter = train_iter
-        if self._surplus is not None and (level_seeds is None) != (writer.level_seeds is None):
+        wanted = self._start(n_sample, train_iter)
+        (writer,), (stock,) = self._writers, self._stocks
+        if (level_seeds is None) != (writer.level_seeds is None):
             # Rows with and without the column ``seed`` do not fit into one batch.
-            self._dropped_sample_count += len(self._surplus)
-            self._surplus = None
+            self._dropped_sample_count += sum(map(len, stock))
+            stock.clear()
         writer.level_seeds = level_seeds
         if (drop_extra or self._on_policy) and wanted % self.env.env_num and not self._has_warned:
             self._has_warned = True
@@ -116,66 +212,27 @@ class SampleSerialCollector(ISerialCollector):
                 wanted,
                 self.env.env_num,
             )
-        kwargs = dict(policy_kwargs or {})
         random_actions = self._random_actions if random_collect else None
-        started = time.perf_counter()
-        steps_before = rollout.env_steps
-        flushed = [] if self._surplus is None else [self._surplus]
-        have = sum(map(len, flushed))
-        while have < wanted:
-            while writer.pending_rows < wanted - have:
-                if (
-                    self._truncates
-                    and writer.unfinished_rows >= wanted - have - writer.pending_rows
-                ):
-                    writer.cut_unfinished()
-                else:
-                    rollout.round(train_iter, kwargs, random_actions)
-            samples = writer.flush()
-            if samples:
-                flushed.append(samples)
-                have += len(samples)
-            elif not have and rollout.env_steps - steps_before > _MOST_STEPS_IN_VAIN:
-                raise PolicyOutputError(
-                    f"the policy's make_samples made no sample of {_MOST_STEPS_IN_VAIN} env steps; "
-                    f"{wanted} samples were to be collected",
-                    key="make_samples",
-                    expected=wanted,
-                    found=0,
-                )
-        result = _join(flushed)
-        self._surplus = None
-        if drop_extra:
-            self._dropped_sample_count += have - wanted
-        elif drop_extra is None and have > wanted:
-            self._surplus = result[wanted:]
-        if drop_extra is not False and have > wanted:
-            result = result[:wanted]
-        episodes, rollout.episodes = rollout.episodes, []
-        self._end_collect(
-            episodes,
-            envsteps=rollout.env_steps - steps_before,
-            samples=len(result),
-            seconds=time.perf_counter() - started,
-            train_iter=train_iter,
-            policy_kwargs=policy_kwargs,
-            is_recorded=record_random_collect,
+        (samples,), _ = self._take(
+            wanted, train_iter, drop_extra, policy_kwargs, random_actions, record_random_collect
         )
+        result: SampleBatch | list[Any] = samples
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        state, begun = super().state_dict(), self._rollout
-        if begun is not None:
-            parts = (*begun, self._random_actions)
+        state = super().state_dict()
+        if self._rollout is not None:
+            parts = (self._rollout, *self._writers, self._random_actions)
             state["begun"] = [part.state_dict() for part in parts]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
         if "begun" in state:
-            parts = (*self._ready(), self._random_actions)
+            self._ready()
+            parts = (self._rollout, *self._writers, self._random_actions)
             for part, each in zip(parts, state["begun"], strict=True):
                 part.load_state_dict(each)
+        super().load_state_dict(state)
 
     def _statistics(self) -> dict[str, Any]:
         samples = self._logged_samples
@@ -188,26 +245,14 @@ class SampleSerialCollector(ISerialCollector):
             "total_dropped_sample_count": self._dropped_sample_count,
         }
 
-    def _discard(self, writer: Writer) -> None:
-        """Throw away, and count, what an older policy collected."""
-        surplus = len(self._surplus or ())
-        self._dropped_sample_count += surplus + writer.pending_rows + writer.unfinished_rows
-        self._surplus = None
-        writer.clear()
-
-    def _ready(self) -> tuple[Rollout, Writer]:
-        """Return the rollout, built when env and policy are both there."""
-        if self._rollout is None:
-            env, policy, n_sample = self.env, self.policy, self._default_n_sample
-            traj_len = traj_len_of(self._policy_cfg, n_sample, self._unroll_len, env.env_num)
-            self._rollout = create_collecting_rollout(
-                env, policy, traj_len, self._cfg.transform_obs, self._cfg.deepcopy_obs
-            )
-            # Samples of several transitions each cannot be counted before they are made.
-            is_counted = traj_len is not None and self._unroll_len == 1
-            self._truncates = self._on_policy and is_counted
-            self._random_actions = RandomActions(env.action_space, self._cfg.seed)
-        return self._rollout
+    def _build(self, traj_len: int | None) -> tuple[Rollout, Sequence[Writer]]:
+        rollout, writer = create_collecting_rollout(
+            self.env, self.policy, traj_len, self._cfg.transform_obs, self._cfg.deepcopy_obs
+        )
+        # Samples of several transitions each cannot be counted before they are made.
+        self._truncates = self._on_policy and traj_len is not None and self._unroll_len == 1
+        self._random_actions = RandomActions(self.env.action_space, self._cfg.seed)
+        return rollout, [writer]
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
@@ -216,14 +261,13 @@ class SampleSerialCollector(ISerialCollector):
             self._default_n_sample = read("n_sample")
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))
-            self._rollout = self._surplus = None
+            self._rollout = None
         super()._take_policy(policy)
 
 
-def _join(flushed: list[Any]) -> SampleBatch | list[Any]:
+def _join(flushed: list[Any]) -> Any:
     if len(flushed) == 1:
-        samples: SampleBatch | list[Any] = flushed[0]
-        return samples
+        return flushed[0]
     if flushed and isinstance(flushed[0], SampleBatch):
         return SampleBatch.concat(flushed)
     return [sample for samples in flushed for sample in samples]
