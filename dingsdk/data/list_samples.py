@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dingsdk.data.columns import rows_to_columns, stack_values
+from dingsdk.data.pytree import part_of
 from dingsdk.data.sample_batch import SampleBatch
 
 LIST = "[]"
@@ -58,12 +59,8 @@ def _unpacked(node: Any, row: int) -> Any:
         return node[row]
     if LIST not in node:
         return {key: _unpacked(value, row) for key, value in node.items()}
-    items = _at(node[LIST], row)
+    items = part_of(node[LIST], row)
     return [_unpacked(items, step) for step in range(_length(items))]
-
-
-def _at(node: Any, row: int) -> Any:
-    return {k: _at(v, row) for k, v in node.items()} if isinstance(node, dict) else node[row]
 
 
 def _length(node: Any) -> int:

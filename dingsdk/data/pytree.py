@@ -29,6 +29,13 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     return fn(tree)
 
 
+def part_of(columns: Any, index: Any) -> Any:
+    """Return what arrays or tensors, in nested dicts, hold at an index or at an array of them."""
+    if isinstance(columns, Mapping):
+        return {key: part_of(value, index) for key, value in columns.items()}
+    return columns[index]
+
+
 def copy_containers(tree: Any) -> Any:
     """Return the same nest in new containers; the leaves are shared."""
     return map_leaves(_share, tree)

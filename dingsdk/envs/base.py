@@ -91,6 +91,34 @@ class StepColumns(NamedTuple):
     episode_info: Mapping[int, Mapping[str, Any]] = _NO_EPISODE_INFO
 
 
+def step_columns(
+    obs: Obs,
+    final_obs: Obs,
+    reward: NDArray[np.float32],
+    terminated: NDArray[np.bool_],
+    truncated: NDArray[np.bool_],
+    valid: NDArray[np.bool_],
+    abnormal: NDArray[np.bool_],
+    episode_info: Mapping[int, Mapping[str, Any]],
+) -> StepColumns:
+    """Return these columns, with 0 and False where a row is not ``valid``."""
+    is_all_valid = valid.all()
+    if not is_all_valid:
+        reward[~valid] = 0
+        terminated &= valid
+        truncated &= valid
+    return StepColumns(
+        obs,
+        final_obs,
+        reward,
+        terminated,
+        truncated,
+        None if is_all_valid else valid,
+        abnormal if abnormal.any() else None,
+        episode_info,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a manager supports; not every vectorised env can support all of it.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,14 +11,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
+from dingsdk.data.pytree import part_of
+from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
     EPISODE_INFO,
     ERROR,
     FAILURES,
     close_quietly,
-    env_error,
+    count_failure,
     restart_seed,
 )
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
@@ -30,8 +29,6 @@ from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 _NOT_STATE = ("envs", "env_fns")
 """Attributes of gymnasium's vector envs that are saved env by env."""
 _UNUSUAL = frozenset((ABNORMAL, FAILURES, EPISODE_INFO))
-
-_log = logging.getLogger(__name__)
 
 
 class BaseVectorEnvManager(EnvManager):
@@ -165,8 +162,7 @@ class BaseVectorEnvManager(EnvManager):
     @property
     def ready_obs(self) -> dict[int, Any]:
         self._check_open()
-        schema = self._spaces[0]
-        return {row: schema.row(self._obs, row) for row in self._ready()}
+        return {row: part_of(self._obs, row) for row in self._ready()}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         """Step the envs; all that are ready must be named.
@@ -175,8 +171,7 @@ class BaseVectorEnvManager(EnvManager):
         one round; when none is left, the round is spent here.
         """
         self._check_open()
-        schema, checker = self._spaces
-        ready = self._ready()
+        ready, checker = self._ready(), self._spaces[1]
         if sorted(actions) != ready:
             raise self._wrong_envs(ready, sorted(actions))
         batch = checker.filler(self._env_num)
@@ -189,7 +184,7 @@ class BaseVectorEnvManager(EnvManager):
             info = info_row(self._final_infos if terminated or truncated else self._infos, row)
             info.update(terminated=terminated, truncated=truncated)
             timesteps[row] = self._timestep(
-                row, schema.row(columns.final_obs, row), float(columns.reward[row]), info
+                row, part_of(columns.final_obs, row), float(columns.reward[row]), info
             )
         if not self._ready() and self._resetting is not None:
             self.step_batch(checker.filler(self._env_num))
@@ -306,18 +301,11 @@ class BaseVectorEnvManager(EnvManager):
             self._failure_count += self._env_num
             self._failures_in_row += 1
             self._discard()
-            if self._failures_in_row > self.section.max_retry:
+            try:
+                count_failure(error, "the vector env", self._failures_in_row, self.section)
+            except EnvError:
                 self._closed = True
-                raise env_error(error, "the vector env", self._failures_in_row) from error
-            _log.warning(
-                "the vector env failed (%d of at most %d in a row); all episodes are dropped: "
-                "%s: %s",
-                self._failures_in_row,
-                self.section.max_retry,
-                type(error).__name__,
-                error,
-            )
-            time.sleep(self.section.retry_waiting_time)
+                raise
             self._rebuilds += 1
             try:
                 self._open()
@@ -362,20 +350,9 @@ class BaseVectorEnvManager(EnvManager):
         rows = np.flatnonzero(ended & valid)
         if rows.size:
             self._count_episodes(rows)
-        is_all_valid = valid.all()
-        if not is_all_valid:
-            reward[~valid] = 0
-            terminated &= valid
-            truncated &= valid
-        return StepColumns(
-            obs,
-            final_obs,
-            reward,
-            terminated,
-            truncated,
-            valid=None if is_all_valid else valid,
-            abnormal=abnormal if abnormal.any() else None,
-            episode_info=self._episode_info(rows),
+        infos_of_episodes = self._episode_info(rows)
+        return step_columns(
+            obs, final_obs, reward, terminated, truncated, valid, abnormal, infos_of_episodes
         )
 
     def _restart(self, error: Exception) -> StepColumns:
@@ -398,7 +375,7 @@ class BaseVectorEnvManager(EnvManager):
     def _final_obs(self, obs: Obs, ended: NDArray[np.bool_], infos: Mapping[str, Any]) -> Obs:
         schema = self._spaces[0]
         rows = np.flatnonzero(ended).tolist()
-        values = [schema.conform(final_row(infos["final_obs"], row)) for row in rows]
+        values = [schema.conform(part_of(infos["final_obs"], row)) for row in rows]
         return schema.replace(obs, rows, values)
 
     def _episode_info(self, rows: NDArray[np.int64]) -> Mapping[int, Mapping[str, Any]]:
@@ -446,13 +423,6 @@ def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
         else:
             own[key] = value
     return own
-
-
-def final_row(final_obs: Any, row: int) -> Any:
-    """Return the last observation of env ``row``'s episode out of ``infos["final_obs"]``."""
-    if isinstance(final_obs, Mapping):
-        return {key: final_row(value, row) for key, value in final_obs.items()}
-    return final_obs[row]
 
 
 def _guarded_error(error: EnvError) -> EnvError:

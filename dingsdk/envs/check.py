@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
+from itertools import cycle
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -158,16 +160,6 @@ def check_env(
     return found
 
 
-class _Made:
-    """Makes an env of a class or function that was given, with its kwargs."""
-
-    def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-        self.make, self.kwargs = make, kwargs
-
-    def __call__(self) -> Any:
-        return self.make(**self.kwargs)
-
-
 def env_maker(
     env: str | Callable[..., Any],
     kwargs: Mapping[str, Any] | None = None,
@@ -186,7 +178,7 @@ def env_maker(
             "none, or a class or function that makes an env",
             path="env",
         )
-    return _Made(env, dict(kwargs or {}))
+    return partial(env, **dict(kwargs or {}))
 
 
 def _check_making(subject: _Subject) -> str:
@@ -225,7 +217,7 @@ def _check_episodes(subject: _Subject) -> str:
     steps, started = 0, time.perf_counter()
     with subject.made() as env:
         obs = subject.reset(env, subject.seed)
-        for action in _repeated(subject.actions(STEPS)):
+        for action in cycle(subject.actions(STEPS)):
             obs, _, terminated, truncated = subject.step(env, nearest_legal(action, obs))
             steps += 1
             if terminated or truncated:
@@ -344,11 +336,6 @@ def _compare(expected: Sequence[Any], found: Sequence[Any], text: str, use: str)
 def _equal(a: Any, b: Any) -> bool:
     pairs = zip(flatten(a), flatten(b), strict=True)
     return all(np.array_equal(np.asarray(x), np.asarray(y)) for (_, x), (_, y) in pairs)
-
-
-def _repeated(actions: Sequence[Any]) -> Iterator[Any]:
-    while True:
-        yield from actions
 
 
 def _called(what: str, function: Callable[[], Any]) -> Any:

@@ -179,19 +179,8 @@ class GuardedEnv(gym.Env[Any, Any]):
         while True:
             self._failures += 1
             self._failures_in_row += 1
-            if self._failures_in_row > self._section.max_retry:
-                raise env_error(
-                    error, f"env {self._env_id}", self._failures_in_row, self._env_id
-                ) from error
-            _log.warning(
-                "env %d failed (%d of at most %d in a row); its episode is dropped: %s: %s",
-                self._env_id,
-                self._failures_in_row,
-                self._section.max_retry,
-                type(error).__name__,
-                error,
-            )
-            time.sleep(self._section.retry_waiting_time)
+            who, failures = f"env {self._env_id}", self._failures_in_row
+            count_failure(error, who, failures, self._section, self._env_id)
             self._rebuilds += 1
             try:
                 if self._section.retry_type == "renew":
@@ -245,16 +234,36 @@ def restart_seed(
     return derive_seed(seed, name, rebuilds)
 
 
-def env_error(cause: BaseException, who: str, failures: int, env_id: int | None = None) -> EnvError:
-    """Return the error that ends a run for ``who``: an env, a vector env, a process."""
-    return EnvError(
-        f"{who} failed {failures} times without completing an episode; correct it, or raise "
-        f"env_manager.max_retry. Its last error: {type(cause).__name__}: {cause}",
-        env_id=env_id,
-        failures=failures,
-        # An error that crosses a process boundary loses its cause.
-        traceback="".join(traceback.format_exception(cause)),
+def count_failure(
+    error: BaseException,
+    who: str,
+    failures: int,
+    section: EnvManager.Config,
+    env_id: int | None = None,
+) -> None:
+    """Log a failure of an env, a vector env or a process, and wait until it is to be rebuilt.
+
+    Raises:
+        EnvError: there were too many in a row.
+    """
+    if failures > section.max_retry:
+        raise EnvError(
+            f"{who} failed {failures} times without completing an episode; correct it, or raise "
+            f"env_manager.max_retry. Its last error: {type(error).__name__}: {error}",
+            env_id=env_id,
+            failures=failures,
+            # An error that crosses a process boundary loses its cause.
+            traceback="".join(traceback.format_exception(error)),
+        ) from error
+    _log.warning(
+        "%s failed (%d of at most %d in a row); the episodes in it are dropped: %s: %s",
+        who,
+        failures,
+        section.max_retry,
+        type(error).__name__,
+        error,
     )
+    time.sleep(section.retry_waiting_time)
 
 
 CLOSE_S = 5.0

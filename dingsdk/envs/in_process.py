@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
+from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import ABNORMAL, EPISODE_INFO, FAILURES, GuardedEnv, close_quietly
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError
@@ -93,15 +93,9 @@ class InProcessEnvManager(EnvManager):
                 episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
         is_any_ended = terminated.any() or truncated.any()
-        return StepColumns(
-            obs=schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs,
-            final_obs=final_obs,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            valid=None if valid.all() else valid,
-            abnormal=abnormal if abnormal.any() else None,
-            episode_info=episode_info,
+        obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
+        return step_columns(
+            obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
 
     def _image(self, env_id: int) -> NDArray[Any]:

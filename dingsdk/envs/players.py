@@ -25,6 +25,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import ACTION_MASK
+from dingsdk.data.pytree import part_of
 from dingsdk.errors import ConfigError, EnvError
 from dingsdk.plugins.named import find_function
 
@@ -282,13 +283,6 @@ def player_num(env: Any) -> int:
         return int(find("player_num"))
     except AttributeError:
         return 1
-
-
-def part_of(columns: Any, player: int) -> Any:
-    """Return what is one player's of columns ``[player_num, ...]``, dicts of them included."""
-    if isinstance(columns, Mapping):
-        return {key: part_of(value, player) for key, value in columns.items()}
-    return columns[player]
 
 
 def space_of_player(space: Any, count: int) -> Any:

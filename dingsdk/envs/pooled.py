@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from dingsdk.data.pytree import part_of
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError, UnknownEnvError, nearest_name
 from dingsdk.plugins.discovery import install_extra_command
@@ -95,11 +96,11 @@ class PooledEnv(gym.Env[Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         obs, _ = self._envs.reset(seed=seed)
-        return _first(obs), {}
+        return part_of(obs, 0), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, _ = self._envs.step(np.asarray(action)[None])
-        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        return part_of(obs, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def close(self) -> None:
         self._envs.close()
@@ -112,10 +113,6 @@ def pooled_spec(name: str) -> EnvSpec:
         entry_point=partial(PooledEnv, name),
         vector_entry_point=partial(PooledEnvs, name),
     )
-
-
-def _first(obs: Any) -> Any:
-    return {key: _first(value) for key, value in obs.items()} if isinstance(obs, dict) else obs[0]
 
 
 def _own_info(info: dict[str, Any]) -> dict[str, Any]:

@@ -114,20 +114,10 @@ class ObservationSchema:
 
     def replace(self, columns: Obs, rows: Sequence[int], values: Sequence[Any]) -> Obs:
         """Return a copy of ``columns`` whose ``rows`` hold ``values``."""
-        if self._children is not None:
-            return {
-                name: child.replace(columns[name], rows, [value[name] for value in values])
-                for name, child in self._children.items()
-            }
-        column = np.array(columns, dtype=self.dtype)
-        column[list(rows)] = values
-        return column
-
-    def row(self, columns: Obs, index: int | NDArray[np.int64]) -> Any:
-        """Return one observation out of columns, as views; of an index array a copy of rows."""
-        if self._children is not None:
-            return {name: child.row(columns[name], index) for name, child in self._children.items()}
-        return columns[index]
+        replaced = self.own(columns)
+        for row, value in zip(rows, values, strict=True):
+            self.put(replaced, row, value)
+        return replaced
 
     def check_columns(self, columns: Obs, count: int) -> None:
         """Check shape and NaN of ``count`` observations, given in the space's dtype.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import select
@@ -19,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
+from dingsdk.data.pytree import part_of
 from dingsdk.data.spawn import check_guarded, spawn_context
-from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep
+from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
     EPISODE_INFO,
@@ -29,8 +29,8 @@ from dingsdk.envs.guard import (
     GuardedEnv,
     GuardedEnvFn,
     close_quietly,
+    count_failure,
     ctrl_c_blocked,
-    env_error,
     restart_seed,
 )
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
@@ -44,8 +44,6 @@ _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
 _DONE, _DONE_AND_MORE, _FAILED = b"d", b"m", b"f"
 # Columns of the board that say how a step ended.
 _RESULTS = ("reward", "terminated", "truncated", "abnormal")
-
-_log = logging.getLogger(__name__)
 
 
 class SubprocessEnvManager(EnvManager):
@@ -102,9 +100,9 @@ class SubprocessEnvManager(EnvManager):
 
     @property
     def ready_obs(self) -> dict[int, Any]:
-        obs, schema = self.current_obs(), self._spaces[0]
+        obs = self.current_obs()
         running = np.flatnonzero(self._running()).tolist()
-        return {env_id: schema.row(obs, env_id) for env_id in running}
+        return {env_id: part_of(obs, env_id) for env_id in running}
 
     def current_obs(self) -> Obs:
         self._check_open()
@@ -213,7 +211,7 @@ class SubprocessEnvManager(EnvManager):
         self._under_way[env_ids] = False
         self._finished.difference_update(env_ids.tolist())
         infos = {i: self._infos.pop(i) for i in env_ids.tolist() if i in self._infos}
-        obs = final_obs = schema.row(board.obs, env_ids)
+        obs = final_obs = part_of(board.obs, env_ids)
         reward, terminated, truncated, abnormal = (
             column[env_ids]
             for column in (board.reward, board.terminated, board.truncated, board.abnormal)
@@ -221,31 +219,19 @@ class SubprocessEnvManager(EnvManager):
         parked = self._parked[env_ids]
         abnormal &= ~parked
         valid = ~(parked | abnormal)
-        is_all_valid = valid.all()
-        if not is_all_valid:
-            reward[~valid] = 0
-            terminated &= valid
-            truncated &= valid
-        rows = np.flatnonzero(terminated | truncated)
+        rows = np.flatnonzero((terminated | truncated) & valid)
         episode_info = {}
         if rows.size:
             ended = env_ids[rows]
-            last = [schema.row(board.final_obs, env_id) for env_id in ended]
+            last = [part_of(board.final_obs, env_id) for env_id in ended]
             final_obs = schema.replace(obs, rows.tolist(), last)
             self._count_episodes(ended)
             for row, env_id in zip(rows.tolist(), ended.tolist(), strict=True):
                 self._group_of[env_id].failures_in_row = 0
                 if info := infos.get(env_id, {}).get(EPISODE_INFO):
                     episode_info[row] = info
-        step = StepColumns(
-            obs,
-            final_obs,
-            reward,
-            terminated,
-            truncated,
-            valid=None if is_all_valid else valid,
-            abnormal=abnormal if abnormal.any() else None,
-            episode_info=episode_info,
+        step = step_columns(
+            obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
         )
         return step, infos
 
@@ -255,13 +241,13 @@ class SubprocessEnvManager(EnvManager):
         if not ids:
             return {}
         columns, infos = self._take(np.array(ids))
-        schema, timesteps = self._spaces[0], {}
+        timesteps = {}
         for row, env_id in enumerate(ids):
             info = infos.get(env_id, {})
             info["terminated"] = bool(columns.terminated[row])
             info["truncated"] = bool(columns.truncated[row])
             timesteps[env_id] = self._timestep(
-                env_id, schema.row(columns.final_obs, row), columns.reward[row], info
+                env_id, part_of(columns.final_obs, row), columns.reward[row], info
             )
         return timesteps
 
@@ -377,7 +363,7 @@ class SubprocessEnvManager(EnvManager):
         for env_id, each in enumerate(state["envs"]):
             self._call(env_id, "set_state", each)
             for column, saved in zip((board.obs, board.final_obs), state["obs"], strict=True):
-                schema.put(column, env_id, schema.row(saved, env_id))
+                schema.put(column, env_id, part_of(saved, env_id))
         for name in _RESULTS:
             getattr(board, name)[:] = state["results"][name]
         for group, counts in zip(self._groups, state["groups"], strict=True):
@@ -414,17 +400,12 @@ class SubprocessEnvManager(EnvManager):
             self._failure_count += len(group.env_ids)
             group.failures_in_row += 1
             self._end([group], 0.0)
-            if group.failures_in_row > self.section.max_retry:
-                self.close()
+            try:
                 env_id = group.env_ids[0] if len(group.env_ids) == 1 else None
-                raise env_error(error, str(group), group.failures_in_row, env_id) from error
-            _log.warning(
-                "%s (%d of at most %d times in a row); the episodes of its envs are dropped",
-                error,
-                group.failures_in_row,
-                self.section.max_retry,
-            )
-            time.sleep(self.section.retry_waiting_time)
+                count_failure(error, str(group), group.failures_in_row, self.section, env_id)
+            except EnvError:
+                self.close()
+                raise
             group.rebuilds += 1
             keep = not self._dynamic_seed
             kwargs = {

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers.utils import RunningMeanStd
 from numpy.typing import NDArray
 
 from dingsdk.errors import ConfigError
@@ -141,19 +142,15 @@ def measure_observations(
     """
     env = env_fn()
     env.action_space.seed(seed)
-    count, mean, squares = 0, 0.0, 0.0
+    statistics = RunningMeanStd(0, env.observation_space.shape or ())  # type: ignore[no-untyped-call]
     obs, _ = env.reset(seed=seed)
     for _ in range(steps):
-        # Welford's update: the variance of large values keeps its precision.
-        count += 1
-        before = obs - mean
-        mean = mean + before / count
-        squares = squares + before * (obs - mean)
+        statistics.update(obs[None])  # type: ignore[no-untyped-call]
         obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
         if terminated or truncated:
             obs, _ = env.reset()
     env.close()
-    np.savez(path, mean=mean, var=np.asarray(squares) / count)
+    np.savez(path, mean=statistics.mean, var=statistics.var)
 
 
 def record_video(

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dingsdk.data.columns import torch_to_numpy
-from dingsdk.data.pytree import to_tensor
+from dingsdk.data.pytree import part_of, to_tensor
 from dingsdk.envs.base import EnvManager, Timestep
-from dingsdk.envs.players import part_of
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector

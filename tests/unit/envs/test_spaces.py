@@ -8,7 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dingsdk.envs.base_vector import final_row, info_row
+from dingsdk.data.pytree import part_of
+from dingsdk.envs.base_vector import info_row
 from dingsdk.envs.spaces import ActionChecker, ObservationSchema, are_fresh, has_nan
 from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputError, SchemaMismatchError
 
@@ -158,13 +159,13 @@ def test_columns_are_checked_whole() -> None:
 
 def test_rows_are_stacked_replaced_and_read_back() -> None:
     schema = ObservationSchema(NESTED)
-    rows = [schema.row(columns(4), index) for index in range(4)]
+    rows = [part_of(columns(4), index) for index in range(4)]
     made = schema.stack(rows)
     np.testing.assert_equal(made, columns(4))
     owned = schema.own(made)
     made["box"][:] = made["inner"]["n"][:] = 7
     np.testing.assert_equal(owned, columns(4))
-    replaced = schema.replace(owned, [1, 3], [schema.row(made, 0)] * 2)
+    replaced = schema.replace(owned, [1, 3], [part_of(made, 0)] * 2)
     assert replaced["inner"]["n"].tolist() == [0, 7, 2, 7]
     assert replaced["box"][:, 1].tolist() == [2, 7, 2, 7]
     np.testing.assert_equal(owned, columns(4))
@@ -222,4 +223,4 @@ def test_infos_of_a_vector_env_are_split_by_env() -> None:
     }  # fmt: skip
     assert type(first["steps"]) is int
     nested = {"box": np.array([[1.0], [2.0]]), "inner": {"n": [3, 4]}}
-    assert final_row(nested, 1) == {"box": np.array([2.0]), "inner": {"n": 4}}
+    assert part_of(nested, 1) == {"box": np.array([2.0]), "inner": {"n": 4}}
