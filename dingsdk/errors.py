@@ -12,60 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-__all__ = [
-    "AuthError",
-    "BatchIndexError",
-    "BufferClosedError",
-    "BufferFullError",
-    "CheckpointCorruptError",
-    "CheckpointError",
-    "CheckpointMissingError",
-    "CheckpointVersionError",
-    "ClosedError",
-    "ConfigError",
-    "ConfigTypeError",
-    "ConflictError",
-    "DataCorruptError",
-    "DataMissingError",
-    "DataVersionError",
-    "DingError",
-    "DuplicateTypeError",
-    "EnvError",
-    "FrozenBatchError",
-    "HookError",
-    "InsecureBindError",
-    "InvalidPriorityError",
-    "NonFiniteError",
-    "NotSavableError",
-    "NotSetError",
-    "PayloadsLostError",
-    "PluginHookError",
-    "PluginLoadError",
-    "PluginNotInstalledError",
-    "PoisonTaskError",
-    "PolicyOutputError",
-    "PolicyOutputTypeError",
-    "PortInUseError",
-    "ProtocolError",
-    "RunDirLockedError",
-    "RunFolderError",
-    "SamplesLostError",
-    "SchemaMismatchError",
-    "ServerLostError",
-    "StaleEpochError",
-    "StorageFullError",
-    "TaskFail",
-    "TaskFailedError",
-    "TaskTimeoutError",
-    "TooManyTasksError",
-    "UnknownEnvError",
-    "UnknownKeyError",
-    "UnknownPluginError",
-    "UntrustedImportError",
-    "WorkerCrashedError",
-    "WorkerLostError",
-]
-
 
 class DingError(Exception):
     """Root of all dingsdk errors.
@@ -398,6 +344,13 @@ class TaskFail(DingError, RuntimeError):  # noqa: N818 - name kept for users of 
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.facts["result"], self.message)
+
+
+__all__ = sorted(
+    name
+    for name, value in globals().items()
+    if isinstance(value, type) and issubclass(value, DingError)
+)
 
 
 def nearest_name(asked: str, known: Iterable[str]) -> str | None:

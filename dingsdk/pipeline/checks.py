@@ -1,13 +1,14 @@
 """What the parts of a run must agree on, checked in a compiled config before anything starts.
 
-Each check takes the compiled config, the classes of the parts by config path and the mode, changes
-nothing, and raises ``ConfigError`` where the run could not do what the config says.
+Each check changes nothing, and returns why the run could not do what the config says, beginning
+with the key at fault; an empty text where it can.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.errors import ConfigError
@@ -17,8 +18,6 @@ MULTI_BUFFER = "multi_buffer"
 
 _BUFFER = "policy.other.replay_buffer"
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
-
-Check = Callable[[Mapping[str, Any], Mapping[str, Any], str], None]
 
 
 def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,358 +42,323 @@ def needed_order(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
 def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
     """Make all checks.
 
+    Args:
+        cfg: The compiled config.
+        classes: The classes of its parts by config path.
+        mode: ``serial`` or ``parallel``.
+
     Raises:
         ConfigError: of the first that fails.
     """
+    run = _Run(cfg, classes, mode)
     for check in (*_ALWAYS, *(_IN_PARALLEL if mode == "parallel" else ())):
-        check(cfg, classes, mode)
+        if text := check(run):
+            raise ConfigError(text, path=re.split("[ :]", text, maxsplit=1)[0])
 
 
-def _check_serial_workers(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+class _Run:
+    def __init__(self, cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+        self.cfg, self.classes, self.mode = cfg, classes, mode
+        self.system, self.policy = cfg["system"], cfg["policy"]
+        self.collect = self.policy["collect"]
+        self.collector = self.collect["collector"]["type"]
+        self.parallel_collector = self.collect["parallel_collector"]["type"]
+        self.buffer = self.policy["other"]["replay_buffer"]
+
+    def fact(self, path: str, name: str, default: Any) -> Any:
+        """Return an attribute of the class of a part."""
+        return getattr(self.classes.get(path), name, default)
+
+    def runs_threads(self) -> bool:
+        from dingsdk.pipeline.worker import place_of
+
+        return place_of(self.classes["system.transport"], self.system["transport"]) == "threads"
+
+    def is_base_policy(self) -> bool:
+        from dingsdk.policy import BasePolicy
+
+        return issubclass(self.classes["policy"], BasePolicy)
+
+
+def _check_serial_workers(run: _Run) -> str:
     """A run can use the serial collector and evaluator that the config names."""
     for section, name in (("collect", "collector"), ("eval", "evaluator")):
         path = f"policy.{section}.{name}"
-        reason = getattr(classes.get(path), "not_for_runs", "")
-        if reason:
-            kind = cfg["policy"][section][name]["type"]
-            raise ConfigError(
-                f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python",
-                path=f"{path}.type",
-            )
+        if reason := run.fact(path, "not_for_runs", ""):
+            kind = run.policy[section][name]["type"]
+            return f"{path}.type: a run cannot use type {kind!r}: {reason}; use it from Python"
+    return ""
 
 
-def _check_collects(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_collects(run: _Run) -> str:
     """A collect has a size, and every env plays at least one of its episodes."""
-    collect, env_num = cfg["policy"]["collect"], cfg["env"]["collector_env_num"]
-    n_episode = collect["n_episode"]
-    if n_episode is not None and n_episode < env_num:
-        raise ConfigError(
-            f"policy.collect.n_episode is {n_episode}, less than env.collector_env_num {env_num}: "
-            "every env plays at least one episode; raise the first or lower the second",
-            path="policy.collect.n_episode",
-        )
     from dingsdk.worker.commander.tasks import runs_serial_part
 
-    key = getattr(classes.get("policy.collect.collector"), "counts", "")
-    is_named = collect["parallel_collector"]["type"] == "serial"
-    is_used = mode == "serial" or is_named or runs_serial_part(cfg["policy"], eval_flag=False)
+    collect, env_num = run.collect, run.cfg["env"]["collector_env_num"]
+    n_episode = collect["n_episode"]
+    if n_episode is not None and n_episode < env_num:
+        return (
+            f"policy.collect.n_episode is {n_episode}, less than env.collector_env_num {env_num}: "
+            "every env plays at least one episode; raise the first or lower the second"
+        )
+    key = run.fact("policy.collect.collector", "counts", "")
+    is_named = run.parallel_collector == "serial"
+    is_used = run.mode == "serial" or is_named or runs_serial_part(run.policy, eval_flag=False)
     if key and is_used and collect[key] is None:
-        raise ConfigError(
-            f"policy.collect.{key} is not set: a collector of type "
-            f"{collect['collector']['type']!r} counts in it",
-            path=f"policy.collect.{key}",
+        return (
+            f"policy.collect.{key} is not set: a collector of type {run.collector!r} counts in it"
         )
     if key == "n_sample" and is_used and n_episode is not None:
-        raise ConfigError(
-            f"policy.collect.n_episode is {n_episode}, but a collector of type "
-            f"{collect['collector']['type']!r} counts samples; leave it out, or choose a "
-            "collector that counts episodes, such as 'episode'",
-            path="policy.collect.n_episode",
+        return (
+            f"policy.collect.n_episode is {n_episode}, but a collector of type {run.collector!r} "
+            "counts samples; leave it out, or choose a collector that counts episodes, such as "
+            "'episode'"
         )
-    keys = getattr(classes.get("policy.collect.parallel_collector"), "counts_one_of", ())
+    keys = run.fact("policy.collect.parallel_collector", "counts_one_of", ())
     if keys and not is_used and not any(collect[each] for each in keys):
-        raise ConfigError(
-            f"policy.collect names neither {' nor '.join(keys)}, and a parallel collector of type "
-            f"{collect['parallel_collector']['type']!r} counts in one of them; set the first",
-            path=f"policy.collect.{keys[0]}",
+        return (
+            f"policy.collect.{keys[0]} is not set: a parallel collector of type "
+            f"{run.parallel_collector!r} counts in one of {', '.join(keys)}"
         )
+    return ""
 
 
-def _check_capacity(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
-    """The replay buffer holds a batch, and what one collect gives."""
-    policy = cfg["policy"]
-    buffer = policy["other"]["replay_buffer"]
-    capacity = buffer.get("replay_buffer_size")
-    if policy["on_policy"] or capacity is None:
-        return  # it trains on what a collect gave, without a buffer
-    path = f"{_BUFFER}.replay_buffer_size"
-    for section, key, outcome in (
-        ("learn", "batch_size", "no batch could ever be sampled"),
-        ("collect", "n_sample", "part of each collect would be dropped at once"),
+def _check_capacity(run: _Run) -> str:
+    """The replay buffer holds a batch, what one collect gives, and what its limiter waits for."""
+    capacity, length = run.buffer.get("replay_buffer_size"), run.buffer.get("sequence_length", 1)
+    if run.policy["on_policy"] or capacity is None:
+        return ""  # it trains on what a collect gave, without a buffer
+    least = (run.buffer.get("limiter") or {}).get("min_size")
+    if least is not None and least > capacity:
+        return (
+            f"{_BUFFER}.limiter.min_size is {least}, more than {_BUFFER}.replay_buffer_size "
+            f"{capacity}: no batch could ever be sampled; lower the first or raise the second"
+        )
+    batch_size, n_sample = run.policy["learn"]["batch_size"], run.collect["n_sample"]
+    batch, collect = f"learn.batch_size {batch_size}", f"collect.n_sample {n_sample}"
+    if length > 1:
+        batch += f" times sequence_length {length}"
+    for needed, what, outcome in (
+        (batch_size * length, batch, "no batch could ever be sampled"),
+        (n_sample or 0, collect, "part of each collect would be dropped at once"),
     ):
-        needed = policy[section][key]
-        what = f"policy.{section}.{key} {needed}"
-        length = buffer.get("sequence_length", 1)
-        if key == "batch_size" and length > 1:
-            what += f" times sequence_length {length}"
-            needed *= length
-        if needed is not None and capacity < needed:
-            raise ConfigError(
-                f"{path} is {capacity}, less than {what}: "
-                f"{outcome}; raise the first or lower the second",
-                path=path,
-                capacity=capacity,
-                needed=needed,
+        if capacity < needed:
+            return (
+                f"{_BUFFER}.replay_buffer_size is {capacity}, less than policy.{what}: {outcome}; "
+                "raise the first or lower the second"
             )
+    return ""
 
 
-def _check_min_size(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
-    """The replay buffer can hold the rows that its limiter waits for."""
-    if not buffer_parts(cfg, classes):
-        return
-    buffer, path = cfg["policy"]["other"]["replay_buffer"], f"{_BUFFER}.limiter.min_size"
-    capacity = buffer.get("replay_buffer_size")
-    needed = (buffer.get("limiter") or {}).get("min_size")
-    if capacity is not None and needed is not None and needed > capacity:
-        raise ConfigError(
-            f"{path} is {needed}, more than {_BUFFER}.replay_buffer_size {capacity}: no batch "
-            "could ever be sampled; lower the first or raise the second",
-            path=path,
-            capacity=capacity,
-            needed=needed,
-        )
-
-
-def _check_priority(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_priority(run: _Run) -> str:
     """The replay buffer draws by the priorities that training gives it."""
-    if not cfg["policy"]["priority"]:
-        return
-    bases = getattr(buffer_parts(cfg, classes).get(_BUFFER), "__mro__", ())
-    owner = next((cls for cls in bases if "update" in vars(cls)), None)
-    if vars(owner or object).get("ignores_priorities"):
-        kind = cfg["policy"]["other"]["replay_buffer"]["type"]
-        raise ConfigError(
-            f"policy.priority is true, but a buffer of type {kind!r} draws its rows without "
-            f"priorities; set {_BUFFER}.type to advanced, or the first to false",
-            path="policy.priority",
-        )
+    bases = getattr(buffer_parts(run.cfg, run.classes).get(_BUFFER), "__mro__", ())
+    owner = next((cls for cls in bases if "update" in vars(cls)), object)
+    if not run.policy["priority"] or not vars(owner).get("ignores_priorities"):
+        return ""
+    return (
+        f"policy.priority is true, but a buffer of type {run.buffer['type']!r} draws its rows "
+        f"without priorities; set {_BUFFER}.type to advanced, or the first to false"
+    )
 
 
-def _check_endless_envs(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_endless_envs(run: _Run) -> str:
     """Envs play one episode after the other for as long as the run lasts."""
-    manager = cfg["env_manager"]
     for key, wanted in (("auto_reset", True), ("episode_num", math.inf)):
-        found = manager.get(key, wanted)
+        found = run.cfg["env_manager"].get(key, wanted)
         if found != wanted:
-            raise ConfigError(
+            return (
                 f"env_manager.{key} is {found}, but a run needs envs that begin a new episode "
-                "wherever one ends; leave the key out, or use the manager from Python",
-                path=f"env_manager.{key}",
-                found=found,
+                "wherever one ends; leave the key out, or use the manager from Python"
             )
+    return ""
 
 
-def _check_buffer(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_buffer(run: _Run) -> str:
     """The replay buffer serves the mode, and gets samples in the order that it needs."""
-    for path, part in buffer_parts(cfg, classes).items():
-        modes = getattr(part, "modes", (mode,))
-        if mode not in modes:
-            raise ConfigError(
+    for path, part in buffer_parts(run.cfg, run.classes).items():
+        modes = getattr(part, "modes", (run.mode,))
+        if run.mode not in modes:
+            return (
                 f"{path}.type names {part.__name__}, which serves {', '.join(sorted(modes))} mode "
-                f"and not {mode} mode; choose another",
-                path=f"{path}.type",
+                f"and not {run.mode} mode; choose another"
             )
-    order = needed_order(cfg, classes)
-    collect = cfg["policy"]["collect"]
-    kind = collect["collector"]["type"]
-    by_episode = getattr(classes.get("policy.collect.collector"), "gives_episodes", False)
+    order = needed_order(run.cfg, run.classes)
+    by_episode = run.fact("policy.collect.collector", "gives_episodes", False)
     gives = "none"
     if by_episode:
-        gives = "sequence" if collect["collector"].get("get_train_sample") else "episode"
+        gives = "sequence" if run.collect["collector"].get("get_train_sample") else "episode"
     if order == "none":
-        if gives == "episode":
-            _check_rows(cfg, classes, kind)
-        return
-    if mode == "serial":
+        if gives == "episode" and not run.buffer.get(MULTI_BUFFER) and run.is_base_policy():
+            return (
+                "policy.collect.collector.get_train_sample is false, so a collector of type "
+                f"{run.collector!r} gives whole episodes, and a policy of type "
+                f"{run.policy['type']!r} trains on train samples; set it to true"
+            )
+        return ""
+    if run.mode == "serial":
         serves = order == gives or (order == "sequence" and not by_episode)
     else:
-        players = getattr(classes.get("policy.collect.parallel_collector"), "max_players", 1)
+        players = run.fact("policy.collect.parallel_collector", "max_players", 1)
         own = "sample" if players == 1 else "sample_1v1"
-        is_own = kind == own and collect["parallel_collector"]["type"] != "serial"
+        is_own = run.collector == own and run.parallel_collector != "serial"
         serves = is_own or order == gives
-    if not serves:
-        buffer = cfg["policy"]["other"]["replay_buffer"]["type"]
-        raise ConfigError(
-            f"a buffer of type {buffer!r} needs samples by {order}, and a collector of "
-            f"type {kind!r} does not give them so in {mode} mode; choose another collector, "
-            "buffer or mode",
-            path=f"{_BUFFER}.type",
-        )
+    if serves:
+        return ""
+    return (
+        f"{_BUFFER}.type {run.buffer['type']!r} needs samples by {order}, and a collector of type "
+        f"{run.collector!r} does not give them so in {run.mode} mode; choose another collector, "
+        "buffer or mode"
+    )
 
 
-def _check_rows(cfg: Mapping[str, Any], classes: Mapping[str, Any], kind: str) -> None:
-    """No whole episodes are collected for a policy that trains on samples of steps."""
-    from dingsdk.policy import BasePolicy
-
-    policy, path = cfg["policy"], "policy.collect.collector.get_train_sample"
-    has_several = policy["other"]["replay_buffer"].get(MULTI_BUFFER)
-    if not has_several and issubclass(classes["policy"], BasePolicy):
-        raise ConfigError(
-            f"{path} is false, so a collector of type {kind!r} gives whole episodes, and a policy "
-            f"of type {policy['type']!r} trains on train samples; set it to true",
-            path=path,
-        )
-
-
-def _check_policy_lag(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_policy_lag(run: _Run) -> str:
     """The age of samples is bounded for on-policy training alone."""
-    policy, path = cfg["policy"], "policy.other.commander.max_policy_lag"
-    lag = policy["other"]["commander"].get("max_policy_lag")
-    if lag and not policy["on_policy"]:
-        raise ConfigError(
-            f"{path} is {lag}, but a policy of type {policy['type']!r} is trained on samples "
-            "of any age; leave it 0",
-            path=path,
-        )
+    lag = run.policy["other"]["commander"].get("max_policy_lag")
+    if not lag or run.policy["on_policy"]:
+        return ""
+    return (
+        f"policy.other.commander.max_policy_lag is {lag}, but a policy of type "
+        f"{run.policy['type']!r} is trained on samples of any age; leave it 0"
+    )
 
 
-def _check_device(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_device(run: _Run) -> str:
     """The GPU that a policy asks for is there."""
-    if cfg["policy"]["cuda"] and not _gpu_count():
-        raise ConfigError(
-            "policy.cuda is true, but torch finds no CUDA device here; set policy.cuda=false",
-            path="policy.cuda",
-        )
+    if not run.policy["cuda"] or _gpu_count():
+        return ""
+    return "policy.cuda is true, but torch finds no CUDA device here; set policy.cuda=false"
 
 
-def _check_learners(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_learners(run: _Run) -> str:
     """Several learners can train together, on equal parts of a batch."""
-    num, policy, path = cfg["system"]["learner_num"], cfg["policy"], "system.learner_num"
+    num, policy = run.system["learner_num"], run.policy
     if num == 1:
-        return
+        return ""
     why = ""
-    if policy["on_policy"] or not getattr(classes["policy"], "is_data_parallel", False):
+    if policy["on_policy"] or not run.fact("policy", "is_data_parallel", False):
         why = f"a policy of type {policy['type']!r} is trained by one learner"
     elif policy["cuda"] and (count := _gpu_count()) < num:
         why = (
             f"each of them needs a GPU of this machine, and torch finds {count} here: set "
             "policy.cuda to false"
         )
-    elif mode == "parallel" and not hasattr(classes["system.learner"], "learner_num"):
-        why = f"a comm learner of type {cfg['system']['learner']['type']!r} is one learner"
+    elif run.mode == "parallel" and not hasattr(run.classes["system.learner"], "learner_num"):
+        why = f"a comm learner of type {run.system['learner']['type']!r} is one learner"
     if why:
-        raise ConfigError(f"{path} is {num}, but {why}; leave the first 1", path=path)
+        return f"system.learner_num is {num}, but {why}; leave the first 1"
     batch_size = policy["learn"]["batch_size"]
-    if batch_size % num:
-        raise ConfigError(
-            f"policy.learn.batch_size is {batch_size}, no multiple of {path} {num}: it is the "
-            "batch of all learners together, and each takes an equal part",
-            path="policy.learn.batch_size",
-        )
+    if batch_size % num == 0:
+        return ""
+    return (
+        f"policy.learn.batch_size is {batch_size}, no multiple of system.learner_num {num}: it is "
+        "the batch of all learners together, and each takes an equal part"
+    )
 
 
-def _check_recording(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_recording(run: _Run) -> str:
     """The run's schedule can be recorded, if that is asked for."""
-    path, transport = "system.record_schedule", cfg["system"]["transport"]
-    if not cfg["system"]["record_schedule"]:
-        return
+    transport = run.system["transport"]
+    if not run.system["record_schedule"]:
+        return ""
     why = ""
-    if mode == "serial":
+    if run.mode == "serial":
         why = "a serial run is the same for the same seed, and has no schedule"
-    elif not classes["system.transport"].takes_turns(transport):
+    elif not run.classes["system.transport"].takes_turns(transport):
         why = (
             f"with the transport {transport['type']!r} jobs run side by side; use in_memory with "
             "concurrency greenlets"
         )
-    elif cfg["env_manager"]["type"] == "async_subprocess":
+    elif run.cfg["env_manager"]["type"] == "async_subprocess":
         why = "async_subprocess steps whatever env comes back first; use another env manager"
-    if why:
-        raise ConfigError(f"{path} is true, but {why}", path=path)
+    return why and f"system.record_schedule is true, but {why}"
 
 
-def _check_replay(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_replay(run: _Run) -> str:
     """A replay server can hold the buffer of the run, if that is asked for."""
-    system, policy = cfg["system"], cfg["policy"]
+    system = run.system
     if "replay-server" in system["roles"]:
-        text = "system.replay.type=server starts the role 'replay-server'; leave it out here"
-        raise ConfigError(f"system.roles: {text}", path="system.roles.replay-server")
+        return (
+            "system.roles.replay-server: system.replay.type=server starts this role; leave it out "
+            "here"
+        )
     if system["replay"]["type"] != "server":
-        return
+        return ""
     why = ""
-    if mode == "serial":
+    if run.mode == "serial":
         why = "a serial run holds its replay buffer itself; use --mode parallel"
-    elif policy["on_policy"]:
-        why = f"a policy of type {policy['type']!r} trains on its newest samples alone"
-    elif getattr(classes.get(_BUFFER), "needs_order", "none") == "episode":
+    elif run.policy["on_policy"]:
+        why = f"a policy of type {run.policy['type']!r} trains on its newest samples alone"
+    elif run.fact(_BUFFER, "needs_order", "none") == "episode":
         why = "a buffer of episodes stays with the learner; choose another buffer"
     elif system["record_schedule"]:
         why = "the schedule of a replay server is not recorded; leave out system.record_schedule"
-    elif not hasattr(classes["system.learner"], "replay"):
+    elif not hasattr(run.classes["system.learner"], "replay"):
         why = f"a comm learner of type {system['learner']['type']!r} does not sample from one"
-    elif not hasattr(classes["system.collector"], "replay"):
+    elif not hasattr(run.classes["system.collector"], "replay"):
         why = f"a comm collector of type {system['collector']['type']!r} does not insert into one"
-    if why:
-        path = "system.replay.type"
-        raise ConfigError(f"{path} is 'server', but {why}", path=path)
+    return why and f"system.replay.type is 'server', but {why}"
 
 
-def _check_on_policy(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_on_policy(run: _Run) -> str:
     """On-policy training in parallel mode can hold its collectors back between two env steps."""
-    policy = cfg["policy"]
-    if not policy["on_policy"]:
-        return
-    collect = policy["collect"]
-    kind, parallel = collect["collector"]["type"], "policy.collect.parallel_collector"
-    is_held = kind == "sample" and collect["parallel_collector"]["type"] != "serial"
+    if not run.policy["on_policy"]:
+        return ""
+    is_held = run.collector == "sample" and run.parallel_collector != "serial"
     own = "sample with the parallel collector zergling"
-    if getattr(classes.get(parallel), "max_players", 1) > 1:
-        counts = getattr(classes.get("policy.collect.collector"), "counts", "")
-        is_held, own = counts != "n_episode", "sample_1v1"
-    path = why = ""
-    if not collect["n_sample"]:
-        path = "policy.collect.n_sample"
-        why = "needs policy.collect.n_sample, the samples of one training; set it"
+    if run.fact("policy.collect.parallel_collector", "max_players", 1) > 1:
+        is_held = run.fact("policy.collect.collector", "counts", "") != "n_episode"
+        own = "sample_1v1"
+    key = why = ""
+    if not run.collect["n_sample"]:
+        key, why = "collect.n_sample", "needs it, the samples of one training; set it"
     elif not is_held:
-        path = "policy.collect.collector.type"
+        key = "collect.collector.type"
         why = (
             "holds collectors back between two env steps, which a serial collector of type "
-            f"{kind!r} cannot do; choose {own}"
+            f"{run.collector!r} cannot do; choose {own}"
         )
-    elif policy["traj_len_inf"]:
-        path = "policy.traj_len_inf"
+    elif run.policy["traj_len_inf"]:
+        key = "traj_len_inf"
         why = (
-            "cuts trajectories where the policy changes, and policy.traj_len_inf keeps them "
-            "whole; set that to false"
+            "cuts trajectories where the policy changes, and this keeps them whole; set it to false"
         )
-    if why:
-        text = f"on-policy training in parallel mode {why}, or use --mode serial"
-        raise ConfigError(text, path=path)
+    return why and (
+        f"policy.{key}: on-policy training in parallel mode {why}, or use --mode serial"
+    )
 
 
-def _check_memory_limit(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_memory_limit(run: _Run) -> str:
     """Workers are processes, where they are to be restarted by their memory."""
-    system = cfg["system"]
-    if system["worker_memory_limit"] is not None and _are_threads(cfg, classes):
-        raise ConfigError(
-            "system.worker_memory_limit is set, but the transport "
-            f"{system['transport']['type']!r} runs workers as threads of one process; choose "
-            "another one, such as flask_fs, or leave it out",
-            path="system.worker_memory_limit",
-        )
+    if run.system["worker_memory_limit"] is None or not run.runs_threads():
+        return ""
+    return (
+        "system.worker_memory_limit is set, but the transport "
+        f"{run.system['transport']['type']!r} runs workers as threads of one process; choose "
+        "another one, such as flask_fs, or leave it out"
+    )
 
 
-def _check_inference(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
+def _check_inference(run: _Run) -> str:
     """An inference server can act for the collectors, where there is one."""
-    if "inference" not in (cfg["system"].get("roles") or {}):
-        return
-    from dingsdk.policy import BasePolicy
-
-    policy = cfg["policy"]
-    collector = policy["collect"]["parallel_collector"]["type"]
-    serial = policy["collect"]["collector"]["type"]
-    parallel_cls = classes["policy.collect.parallel_collector"]
+    if "inference" not in (run.system.get("roles") or {}):
+        return ""
     why = ""
-    if _are_threads(cfg, classes):
+    if run.runs_threads():
         why = (
-            f"the transport {cfg['system']['transport']['type']!r} runs all workers in one "
-            "process; choose one whose workers are processes, such as flask_fs"
+            f"the transport {run.system['transport']['type']!r} runs all workers in one process; "
+            "choose one whose workers are processes, such as flask_fs"
         )
-    elif not issubclass(classes["policy"], BasePolicy):
-        why = f"a policy of type {policy['type']!r} is no BasePolicy, whose act it calls"
-    elif serial != "sample" or not getattr(parallel_cls, "acts_remotely", False):
+    elif not run.is_base_policy():
+        why = f"a policy of type {run.policy['type']!r} is no BasePolicy, whose act it calls"
+    elif run.collector != "sample" or not run.fact(
+        "policy.collect.parallel_collector", "acts_remotely", False
+    ):
         why = (
-            f"it acts for the parallel collector zergling, and this is {collector!r} with the "
-            f"collector {serial!r}"
+            f"it acts for the parallel collector zergling, and this is {run.parallel_collector!r} "
+            f"with the collector {run.collector!r}"
         )
-    if why:
-        path = "system.roles.inference"
-        raise ConfigError(f"{path} is set, but {why}; or leave it out", path=path)
-
-
-def _are_threads(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> bool:
-    from dingsdk.pipeline.worker import place_of
-
-    return place_of(classes["system.transport"], cfg["system"]["transport"]) == "threads"
+    return why and f"system.roles.inference is set, but {why}; or leave it out"
 
 
 def _gpu_count() -> int:
@@ -403,11 +367,10 @@ def _gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-_ALWAYS: tuple[Check, ...] = (
+_ALWAYS = (
     _check_serial_workers,
     _check_collects,
     _check_capacity,
-    _check_min_size,
     _check_priority,
     _check_endless_envs,
     _check_buffer,
@@ -417,4 +380,4 @@ _ALWAYS: tuple[Check, ...] = (
     _check_recording,
     _check_replay,
 )
-_IN_PARALLEL: tuple[Check, ...] = (_check_on_policy, _check_memory_limit, _check_inference)
+_IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference)

@@ -145,7 +145,7 @@ def test_buffer_too_small_to_work_with_is_refused(section: str, key: str) -> Non
     with pytest.raises(ConfigError, match=rf"63, less than policy\.{section}\.{key} 64") as caught:
         compile_config(changed(*sets))
 
-    assert (caught.value.capacity, caught.value.needed) == (63, 64)
+    assert caught.value.path == "policy.other.replay_buffer.replay_buffer_size"
     compile_config(changed(*sets[:3], "policy.other.replay_buffer.replay_buffer_size=64"))
 
 
@@ -153,9 +153,8 @@ def test_buffer_too_small_to_work_with_is_refused(section: str, key: str) -> Non
 def test_capacity_below_a_batch_of_sequences_is_refused(mode: Any) -> None:
     path = "policy.other.replay_buffer"
     sets = (f"{path}.type=sequence", f"{path}.sequence_length=8", "policy.learn.batch_size=16")
-    with pytest.raises(ConfigError, match="batch_size 16 times sequence_length 8") as caught:
+    with pytest.raises(ConfigError, match="batch_size 16 times sequence_length 8"):
         compile_config(changed(*sets, f"{path}.replay_buffer_size=127"), mode=mode)
-    assert caught.value.facts["needed"] == 128
     compile_config(changed(*sets, f"{path}.replay_buffer_size=128"), mode=mode)
 
 
@@ -738,7 +737,7 @@ def test_capacity_below_the_batch_size_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         compile_config(changed("policy.other.replay_buffer.replay_buffer_size=10"))
 
-    assert caught.value.capacity == 10
+    assert caught.value.path == "policy.other.replay_buffer.replay_buffer_size"
 
 
 def test_keys_of_a_nested_part_are_those_of_the_type_asked_for() -> None:
