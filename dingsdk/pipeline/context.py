@@ -389,7 +389,7 @@ class RunContext:
         if self.is_limit_reached(env_steps, train_iter):
             return "limit"
         answers = ask()
-        if not answers.listens("should_stop"):
+        if not answers.has_listener("should_stop"):
             return None
         status = self.status()
         names = ("elapsed_s", "last_return", "best_return", "buffer_fill", "workers")

@@ -14,7 +14,7 @@ from typing import Any
 from dingsdk.data.spawn import is_at_top, is_importable
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
-from dingsdk.plugins.observers import Observers
+from dingsdk.plugins.hooks import Observers
 from dingsdk.worker import LearnerHook
 
 HOOKS = (

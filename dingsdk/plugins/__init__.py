@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dingsdk.plugins.answers import Answers
+from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.hookspecs import hookimpl, hookspec
 from dingsdk.plugins.inventory import PluginInfo, Snapshot
 from dingsdk.plugins.kinds import API_VERSION, CONTRACT_VERSIONS, KINDS
 from dingsdk.plugins.manager import PluginManager, ask, default_manager, observe, use_manager
-from dingsdk.plugins.observers import Observers
 from dingsdk.plugins.registry import Registry
 from dingsdk.plugins.switches import Switches
 from dingsdk.plugins.templates import TEMPLATES, Template, new_plugin

@@ -30,12 +30,11 @@ from dingsdk.errors import (
     raised_at,
 )
 from dingsdk.plugins import hookspecs
-from dingsdk.plugins.answers import Answers
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
+from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
-from dingsdk.plugins.observers import Observers
 from dingsdk.plugins.registry import (
     Registry,
     Transaction,
@@ -591,15 +590,15 @@ class PluginManager:
             news = self._announced if impl.plugin is plugin else [(plugin, name)]
             for other, other_name in list(news):
                 facts = {"plugin": other, "name": other_name, "manager": self}
-                self.observers._call(impl, facts)
+                self.observers.call(impl, facts)
         if self._config is not None:
             for impl in self.hook.dingsdk_configure.get_hookimpls():
                 if impl.plugin is plugin:
-                    self.observers._call(impl, {"config": self._config})
+                    self.observers.call(impl, {"config": self._config})
 
     def _tell(self, hook: pluggy.HookCaller, **facts: object) -> None:
         for impl in hook.get_hookimpls():
-            self.observers._call(impl, facts)
+            self.observers.call(impl, facts)
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Tell the plugins, also those loaded later, that a run with this config starts."""

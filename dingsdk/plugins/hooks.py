@@ -1,0 +1,201 @@
+"""The hooks as typed methods: those that only observe, and those that are asked for an answer.
+
+A call that no plugin listens to only compares an empty list, so that callers need no guard of
+their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pluggy
+
+from dingsdk.errors import DingError, PluginHookError, listing
+from dingsdk.plugins import hookspecs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Facts = Mapping[str, object]
+
+_logger = logging.getLogger(__name__)
+
+
+def _method(spec: Callable[..., Any], call: str, otherwise: Callable[[], Any]) -> Any:
+    """Return a method that gives a hook's implementations to the method ``call``, if it has any."""
+    name = spec.__name__
+
+    def fire(self: _Hooks, **facts: object) -> Any:
+        impls = getattr(self._hook, name).get_hookimpls()
+        return getattr(self, call)(name, impls, facts) if impls else otherwise()
+
+    fire.__doc__ = spec.__doc__
+    return fire
+
+
+def _broadcast(spec: Callable[P, None]) -> Callable[Concatenate[Observers, P], None]:
+    """Return a method that calls every implementation of a hook, by keyword arguments."""
+    method: Callable[Concatenate[Observers, P], None] = _method(spec, "_tell", lambda: None)
+    return method
+
+
+def _decide(spec: Callable[P, R]) -> Callable[Concatenate[Answers, P], R]:
+    """Return a method that asks every implementation of a hook until one answers."""
+    method: Callable[Concatenate[Answers, P], R] = _method(spec, "_first", lambda: None)
+    return method
+
+
+def _report(
+    spec: Callable[P, Mapping[str, Any] | None],
+) -> Callable[Concatenate[Answers, P], dict[str, Any]]:
+    """Return a method that asks every implementation of a hook, and puts the answers together."""
+    method: Callable[Concatenate[Answers, P], dict[str, Any]] = _method(spec, "_gather", dict)
+    return method
+
+
+class _Hooks:
+    """Calls hooks of the loaded plugins, from any thread.
+
+    Args:
+        hook: The relay of the plugin manager.
+    """
+
+    def __init__(self, hook: pluggy.HookRelay) -> None:
+        self._hook = hook
+        self._logged: set[tuple[str, str]] = set()
+
+    def has_listener(self, name: str) -> bool:
+        """Whether a plugin implements ``dingsdk_<name>``, for callers with many calls to make."""
+        return bool(getattr(self._hook, f"dingsdk_{name}").get_hookimpls())
+
+    def _is_new(self, *key: str) -> bool:
+        is_new = key not in self._logged
+        self._logged.add(key)  # type: ignore[arg-type]
+        return is_new
+
+
+class Observers(_Hooks):
+    """Broadcasts to every loaded plugin; what one raises is logged and goes no further."""
+
+    run_started = _broadcast(hookspecs.dingsdk_run_started)
+    run_finished = _broadcast(hookspecs.dingsdk_run_finished)
+    before_task = _broadcast(hookspecs.dingsdk_before_task)
+    after_task = _broadcast(hookspecs.dingsdk_after_task)
+    after_episode = _broadcast(hookspecs.dingsdk_after_episode)
+    after_collect = _broadcast(hookspecs.dingsdk_after_collect)
+    after_iter = _broadcast(hookspecs.dingsdk_after_iter)
+    after_evaluate = _broadcast(hookspecs.dingsdk_after_evaluate)
+    after_checkpoint = _broadcast(hookspecs.dingsdk_after_checkpoint)
+    pace_changed = _broadcast(hookspecs.dingsdk_pace_changed)
+    connection_lost = _broadcast(hookspecs.dingsdk_connection_lost)
+
+    def _tell(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> None:
+        # pluggy's own loop ends at the first exception; here every observer has its turn.
+        for impl in reversed(impls):
+            self.call(impl, facts)
+
+    def call(self, impl: pluggy.HookImpl, facts: Facts) -> None:
+        """Call one implementation with what it names of ``facts``, the hook's arguments by name.
+
+        What it raises is logged, with a traceback the first time per plugin and hook.
+        """
+        hook = impl.function.__name__
+        try:
+            _answer(impl, facts)
+        except Exception as error:
+            is_new = self._is_new(impl.plugin_name, hook)
+            _logger.log(
+                logging.ERROR if is_new else logging.DEBUG,
+                "%s failed: %s: %s",
+                _describe(impl, hook, error),
+                type(error).__name__,
+                error,
+                exc_info=is_new,
+            )
+
+
+class Answers(_Hooks):
+    """Asks the loaded plugins.
+
+    Raises:
+        PluginHookError: a decide hook raised. Errors of dingsdk pass with a note that names the
+            plugin, the hook and the line.
+    """
+
+    create_component = _decide(hookspecs.dingsdk_create_component)
+    write_checkpoint = _decide(hookspecs.dingsdk_write_checkpoint)
+    read_checkpoint = _decide(hookspecs.dingsdk_read_checkpoint)
+    should_stop = _decide(hookspecs.dingsdk_should_stop)
+    progress_columns = _report(hookspecs.dingsdk_progress_columns)
+    result_fields = _report(hookspecs.dingsdk_result_fields)
+
+    def _first(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> Any:
+        answers = (_ask(impl, hook, facts) for impl in reversed(impls))
+        return next((each for each in answers if each is not None), None)
+
+    def _gather(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> dict[str, Any]:
+        answers: list[tuple[str, str, Any]] = []
+        for impl in impls:
+            try:
+                found = _ask(impl, hook, facts) or {}
+                if not isinstance(found, Mapping):
+                    raise PluginHookError(
+                        f"plugin {impl.plugin_name}: {hook} returned a {type(found).__name__}; "
+                        "return a dict of values by name, or None",
+                        plugin=impl.plugin_name,
+                        hook=hook,
+                    )
+            except Exception as error:
+                if self._is_new(hook, impl.plugin_name):
+                    _logger.error("%s (left out)", error)
+                continue
+            answers += [(str(name), impl.plugin_name, found[name]) for name in found]
+        given = facts.get("result")
+        own = set(given) if isinstance(given, Mapping) else set()
+        merged: dict[str, Any] = {}
+        for name, plugin, value in answers:
+            owners = [other for each, other, _ in answers if each == name]
+            if name in own or len(owners) > 1:
+                if self._is_new(hook, name):
+                    who = listing(owners) + (" and dingsdk" if name in own else "")
+                    text = "%s: %s give %r a value; kept as name@plugin"
+                    _logger.error(text, hook, who, name)
+                name = f"{name}@{plugin}"
+            merged[name] = value
+        return merged
+
+
+def _answer(impl: pluggy.HookImpl, facts: Facts) -> Any:
+    return impl.function(*(facts[name] for name in impl.argnames))
+
+
+def _ask(impl: pluggy.HookImpl, hook: str, facts: Facts) -> Any:
+    try:
+        return _answer(impl, facts)
+    except DingError as error:
+        error.add_note(f"raised by {_describe(impl, hook, error)}")
+        raise
+    except Exception as error:
+        raise PluginHookError(
+            f"{_describe(impl, hook, error)} failed: {type(error).__name__}: {error}",
+            plugin=impl.plugin_name,
+            hook=hook,
+        ) from error
+
+
+def _describe(impl: pluggy.HookImpl, hook: str, error: BaseException) -> str:
+    """Return ``plugin <name>, <hook> (<file>, line <n>)``: where the plugin's code raised.
+
+    The line is the innermost one in the file of its function.
+    """
+    code = getattr(inspect.unwrap(impl.function), "__code__", None)
+    where = ""
+    if code is not None:
+        file, line = code.co_filename, code.co_firstlineno
+        for frame, at in traceback.walk_tb(error.__traceback__):
+            line = at if frame.f_code.co_filename == file else line
+        where = f" ({file}, line {line})"
+    return f"plugin {impl.plugin_name}, {hook}{where}"
