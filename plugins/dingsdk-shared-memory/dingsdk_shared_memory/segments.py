@@ -52,6 +52,7 @@ import xxhash
 from dingsdk.data import Buffer, PrivateDir, open_private
 from dingsdk.errors import DataCorruptError, StorageFullError
 from dingsdk.worker.comm.files import check_free
+from dingsdk_shared_memory.streaming import copy
 
 INLINE_BYTES = 16 << 10
 """Largest frame in a segment."""
@@ -628,7 +629,7 @@ def _fill(target: mmap.mmap, start: int, buffers: Sequence[Buffer]) -> None:
         if size <= INLINE_BYTES:
             target[start : start + size] = buffer
         else:  # unlike the other one, this copy lets other threads go on
-            np.frombuffer(target, np.uint8, size, start)[...] = np.frombuffer(buffer, np.uint8)
+            copy(np.frombuffer(target, np.uint8, size, start), np.frombuffer(buffer, np.uint8))
         start += size
 
 
