@@ -11,7 +11,7 @@ To turn it on::
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -65,6 +65,7 @@ def complete_set(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Propose the keys of the config that is named on the command line, and types after ``=``."""
+    from dingsdk.config.plain import flatten
     from dingsdk.pipeline.sections import part_kinds
 
     key, is_value, value = incomplete.partition("=")
@@ -74,10 +75,10 @@ def complete_set(
         return [CompletionItem(f"{key}={name}") for name in names]
     # After an option that still lacks its value, click leaves CONFIG among the rest.
     config = ctx.params.get("config") or next(iter(ctx.args), "")
-    found = _leaves(_compiled(config, ctx.params.get("transport")))
+    found = flatten(_compiled(config, ctx.params.get("transport")))
     return [
         CompletionItem(f"{key}=", help=str(value))
-        for key, value in sorted(found)
+        for key, value in sorted(found.items())
         if key.startswith(incomplete)
     ]
 
@@ -153,14 +154,6 @@ def _compiled(config: str, transport: str | None) -> Mapping[str, Any]:
     except DingError:  # not typed yet, or wrong as it stands
         cfg = compile_run("cartpole-dqn", "parallel")
     return cfg
-
-
-def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 class _Bash(BashComplete):

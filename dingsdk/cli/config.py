@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
 from typing import Any
 
 import click
@@ -49,31 +49,19 @@ def diff(one: str, other: str, mode: Any) -> None:
 
     Exits with 1 where there is a difference.
     """
-    from dingsdk.config import to_plain
+    from dingsdk.config.plain import flatten, to_plain
     from dingsdk.pipeline.train import compile_run
 
-    left, right = (to_plain(compile_run(each, mode)) for each in (one, other))
-    found = list(_differences(left, right))
-    for path, was, now in found:
-        click.echo(f"{path}: {was} | {now}")
+    shown = [
+        {path: json.dumps(value, ensure_ascii=False) for path, value in flatten(plain).items()}
+        for plain in (to_plain(compile_run(each, mode)) for each in (one, other))
+    ]
+    left, right = (defaultdict(lambda: "(absent)", each) for each in shown)
+    found = [path for path in dict.fromkeys((*left, *right)) if left[path] != right[path]]
+    for path in found:
+        click.echo(f"{path}: {left[path]} | {right[path]}")
     if found:
         raise click.exceptions.Exit(1)
-
-
-_ABSENT = object()
-
-
-def _differences(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in dict.fromkeys((*one, *other)):
-            inner = f"{path}.{key}" if path else str(key)
-            yield from _differences(one.get(key, _ABSENT), other.get(key, _ABSENT), inner)
-    elif type(one) is not type(other) or one != other:
-        yield path, _shown(one), _shown(other)
-
-
-def _shown(value: Any) -> str:
-    return "(absent)" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
 
 
 @group.command("validate", short_help="Check configs, and start nothing.")

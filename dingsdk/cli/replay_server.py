@@ -70,7 +70,7 @@ def replay_server(
     if transport is not None:
         raise click.UsageError("--transport is for --coordinator")
     from dingsdk.config import apply_set
-    from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
+    from dingsdk.pipeline.signals import StopOnSignal, exit_code
     from dingsdk.worker.replay_server import ReplayServer
 
     buffer_cfg: dict[str, Any] = {"type": "naive"}
@@ -78,11 +78,11 @@ def replay_server(
         apply_set(buffer_cfg, each)
     stop = threading.Event()
     with (
-        StopOnSignal(stop, lambda line: click.echo(line, err=True)) as signals,
+        StopOnSignal(stop) as signals,
         ReplayServer({"host": host, "port": port}, buffer_cfg, data.absolute()) as server,
     ):
         click.echo(f"replay server: {server.address}")
         click.echo(f"secret: {server.secret.source}")
         click.echo(f"rows: {server.buffer.table.count()}")
         stop.wait()
-    return EXIT_CODES[signals.received] if signals.received is not None else 0
+    return exit_code(signals.received)

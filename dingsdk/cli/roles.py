@@ -91,7 +91,7 @@ def coordinator(
     (DINGSDK_SECRET_FILE).
     """
     from dingsdk.cli.train import console_progress, summary
-    from dingsdk.pipeline.signals import EXIT_CODES
+    from dingsdk.pipeline.signals import exit_code
     from dingsdk.pipeline.train import compile_run, run_coordinator
 
     chosen = {"host": host, "port": port}
@@ -107,7 +107,7 @@ def coordinator(
         cfg, data.absolute(), announce, None if quiet else console_progress("parallel")
     )
     click.echo(summary(result))
-    return EXIT_CODES[result.signal] if result.signal is not None else 0
+    return exit_code(result.signal)
 
 
 class WorkerCommand(click.Command):
@@ -142,7 +142,7 @@ def work(
     from dingsdk.data.files import check_id
     from dingsdk.errors import ProtocolError
     from dingsdk.pipeline.parallel import worker_config
-    from dingsdk.pipeline.signals import EXIT_CODES, StopOnSignal
+    from dingsdk.pipeline.signals import StopOnSignal, exit_code
     from dingsdk.pipeline.train import compile_run
     from dingsdk.pipeline.worker import check_reach, run_worker
     from dingsdk.pipeline.worker_process import OUT_OF_MEMORY
@@ -159,7 +159,7 @@ def work(
     except ProtocolError as error:
         raise click.BadParameter(str(error), param_hint="--id") from error
     stop = threading.Event()
-    with StopOnSignal(stop, lambda line: click.echo(line, err=True), "leaving the run") as signals:
+    with StopOnSignal(stop, doing="leaving the run") as signals:
         should_restart = run_worker(
             role,
             cfg,
@@ -174,7 +174,7 @@ def work(
         click.echo(f"{name} left, over its memory limit; start it again", err=True)
         return OUT_OF_MEMORY
     click.echo(f"{name} left" if signals.received else f"{name}: the run is over")
-    return EXIT_CODES[signals.received] if signals.received else 0
+    return exit_code(signals.received)
 
 
 def _rank_place(cfg: Any) -> RankPlace | None:

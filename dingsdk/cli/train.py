@@ -84,7 +84,7 @@ def train(
     Ends when the mean return of an evaluation reaches env.stop_value. Ctrl-C stops cleanly,
     with a checkpoint; pressed again, it exits at once.
     """
-    from dingsdk.pipeline.signals import EXIT_CODES
+    from dingsdk.pipeline.signals import exit_code
     from dingsdk.pipeline.train import resume as go_on
     from dingsdk.pipeline.train import train as run
 
@@ -124,7 +124,7 @@ def train(
         click.echo(summary(result))
         if page is not None and result.signal is None:
             page.wait()
-    return EXIT_CODES[result.signal] if result.signal is not None else 0
+    return exit_code(result.signal)
 
 
 class LivePage:

@@ -93,6 +93,15 @@ def join_key(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
+def flatten(cfg: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the values of a config by their dotted path; an empty section is a value."""
+    found: dict[str, Any] = {}
+    for key, value in cfg.items():
+        where = join_key(path, key)
+        found |= flatten(value, where) if isinstance(value, Mapping) and value else {where: value}
+    return found
+
+
 def copy_containers(value: Any) -> Any:
     """Copy dicts and lists; what they hold is shared."""
     if isinstance(value, Mapping):

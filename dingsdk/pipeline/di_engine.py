@@ -235,17 +235,17 @@ def _rename_types(main: dict[str, Any]) -> None:
 def _newest_version(env_id: str) -> str:
     """Return the id, or that of the newest version where gymnasium has it no more."""
     import gymnasium
+    from gymnasium.envs.registration import find_highest_version, parse_env_id
 
-    base, asked = _split(env_id)
-    found = [version for name, version in map(_split, gymnasium.registry) if name == base]
-    newest = max(found, default=asked)
-    if env_id in gymnasium.registry or newest <= asked:
+    if env_id in gymnasium.registry or ":" in env_id:
         return env_id
-    _log.info("env.env_id: %s is %s-v%d now", env_id, base, newest)
-    return f"{base}-v{newest}"
-
-
-_VERSION = re.compile(r"-v(\d+)$")
+    namespace, name, asked = parse_env_id(env_id)
+    newest = find_highest_version(namespace, name)
+    if newest is None or newest <= (asked or 0):
+        return env_id
+    found = f"{env_id.removesuffix(f'-v{asked}')}-v{newest}"
+    _log.info("env.env_id: %s is %s now", env_id, found)
+    return found
 
 
 def find_env_id(zoo_name: str) -> str:
@@ -259,12 +259,11 @@ def find_env_id(zoo_name: str) -> str:
     import gymnasium
 
     versions: dict[str, list[tuple[int, str]]] = {}
-    for env_id in gymnasium.registry:
-        base, version = _split(env_id)
-        if _bare(base) == _bare(zoo_name):
-            versions.setdefault(base, []).append((version, env_id))
-    plain = {base: ids for base, ids in versions.items() if "/" not in base}
-    versions = plain or versions
+    for env_id, spec in gymnasium.registry.items():
+        if _bare(spec.name) == _bare(zoo_name):
+            base = env_id.removesuffix(f"-v{spec.version}")
+            versions.setdefault(base, []).append((spec.version or 0, env_id))
+    versions = {base: ids for base, ids in versions.items() if "/" not in base} or versions
     if len(versions) == 1:
         return max(next(iter(versions.values())))[1]
     if versions:
@@ -276,7 +275,9 @@ def find_env_id(zoo_name: str) -> str:
             nearest=None,
             known=found,
         )
-    nearest = nearest_name(_bare(zoo_name), {_bare(_split(each)[0]) for each in gymnasium.registry})
+    nearest = nearest_name(
+        _bare(zoo_name), {_bare(each.name) for each in gymnasium.registry.values()}
+    )
     hint = f"; did you mean {nearest!r}?" if nearest else "."
     raise UnknownEnvError(
         f"create_config.env.type {zoo_name!r} is no env of gymnasium{hint} Set env.env_id in "
@@ -286,10 +287,5 @@ def find_env_id(zoo_name: str) -> str:
     )
 
 
-def _split(env_id: str) -> tuple[str, int]:
-    match = _VERSION.search(env_id)
-    return (env_id, 0) if match is None else (env_id[: match.start()], int(match.group(1)))
-
-
 def _bare(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,7 @@ from dingsdk.config import to_plain
 from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import ADDRESS, OUT_OF_MEMORY, WorkerSpec, worker_main
+from dingsdk.pipeline.worker_process import ADDRESS, HANDLED, OUT_OF_MEMORY, WorkerSpec, worker_main
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import WorkerHandle
 
@@ -45,14 +45,18 @@ def spawn_linked(main: Callable[..., None], spec: Any, name: str) -> tuple[Any, 
     ours, theirs = spawn.Pipe()
     # Not a daemon: env managers may have processes of their own.
     process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)
+    # It has a process of its own, and unblocks the signals once that has started.
+    resource_tracker.ensure_running()
+    # The child starts with Ctrl-C blocked, until it has decided what to do with it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
-        with signals_held_back():
-            process.start()
+        process.start()
     except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process, ours
 
 
@@ -335,18 +339,3 @@ class ProcessWorkers(WorkerGroup):
         for member in members:
             if member.process is not None:
                 member.process.join(max(0.0, deadline - self._clock()))
-
-
-@contextmanager
-def signals_held_back() -> Iterator[None]:
-    """Let a process start with Ctrl-C blocked, until it has decided what to do with it.
-
-    A signal that arrives here meanwhile is delivered afterwards.
-    """
-    # It has a process of its own, and unblocks the signals once that has started.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

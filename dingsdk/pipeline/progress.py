@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dingsdk.pipeline.context import Evaluation, RunStatus
-from dingsdk.pipeline.rates import RunRates, time_left_s
+from dingsdk.pipeline.rates import RunRates
 
 TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 2.0
@@ -104,8 +104,7 @@ class ConsoleProgress:
             self._console.print(self._line(status), highlight=False, markup=False)
 
     def _line(self, status: RunStatus) -> str:
-        steps_per_s, updates_per_s = self._rates.of(status)
-        left = time_left_s(status, steps_per_s, updates_per_s)
+        steps_per_s, updates_per_s, left = self._rates.of(status)
         parts = [
             f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)",
             f"{status.train_iter:,} iterations ({updates_per_s:,.0f}/s)",
@@ -127,8 +126,7 @@ class ConsoleProgress:
         from rich.text import Text
 
         status = self._status()
-        steps_per_s, updates_per_s = self._rates.of(status)
-        left = time_left_s(status, steps_per_s, updates_per_s)
+        steps_per_s, updates_per_s, left = self._rates.of(status)
         best = f"best {_number(status.best_return)}"
         shown = f"{_number(status.last_return)} ({best}) {sparkline(self._returns)}".rstrip()
         cells = [

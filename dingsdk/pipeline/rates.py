@@ -47,19 +47,18 @@ class RunRates:
         self._env_steps = Rate()
         self._updates = Rate()
 
-    def of(self, status: RunStatus) -> tuple[float, float]:
-        """Return env steps and train iterations a second."""
-        return (
-            self._env_steps.of(status.env_steps, status.elapsed_s),
-            self._updates.of(status.train_iter, status.elapsed_s),
+    def of(self, status: RunStatus) -> tuple[float, float, float | None]:
+        """Return env steps and train iterations a second, and the seconds left at these rates.
+
+        Those are until the first limit is reached; None without one.
+        """
+        steps_per_s = self._env_steps.of(status.env_steps, status.elapsed_s)
+        updates_per_s = self._updates.of(status.train_iter, status.elapsed_s)
+        limits = (
+            (status.max_env_steps, status.env_steps, steps_per_s),
+            (status.max_train_iter, status.train_iter, updates_per_s),
         )
-
-
-def time_left_s(status: RunStatus, env_steps_per_s: float, updates_per_s: float) -> float | None:
-    """Return the seconds until the first limit is reached at these rates; None without one."""
-    limits = (
-        (status.max_env_steps, status.env_steps, env_steps_per_s),
-        (status.max_train_iter, status.train_iter, updates_per_s),
-    )
-    left = [max(0, limit - now) / rate for limit, now, rate in limits if limit is not None and rate]
-    return min(left, default=None)
+        left = (
+            max(0, most - now) / rate for most, now, rate in limits if most is not None and rate
+        )
+        return steps_per_s, updates_per_s, min(left, default=None)

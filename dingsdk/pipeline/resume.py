@@ -30,7 +30,7 @@ from msgspec import structs
 
 from dingsdk import __version__
 from dingsdk.config import apply_set, load_config
-from dingsdk.config.plain import to_plain
+from dingsdk.config.plain import flatten, to_plain
 from dingsdk.data import Folder, decode_safetensors, encode_safetensors
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.seeding import derive_seed
@@ -189,21 +189,12 @@ def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first key that differs and may not, with both values."""
-    flat_before, flat_now = _flat(before), _flat(now)
+    flat_before, flat_now = flatten(to_plain(before)), flatten(to_plain(now))
     for path in sorted(flat_before.keys() | flat_now.keys()):
         values = flat_before.get(path), flat_now.get(path)
         if values[0] != values[1] and path not in (*CHANGEABLE, *_PLACE):
             return path, *values
     return None
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {path: list(value) if isinstance(value, tuple) else value}
-    found: dict[str, Any] = {}
-    for key, child in value.items():
-        found |= _flat(child, f"{path}.{key}" if path else str(key))
-    return found
 
 
 def find_save(run: Path) -> Save:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -12,7 +13,17 @@ from typing import Any
 PATIENCE_S = 4.0
 """How long a run may take to notice that it shall stop, before it is broken off."""
 
-EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+def exit_code(received: int | None) -> int:
+    """Return the exit code of a program that a signal has stopped, 0 for None."""
+    return 128 + received if received is not None else 0
+
+
+def to_stderr(line: str) -> None:
+    """Write a line for the user."""
+    sys.stderr.write(f"{line}\n")
 
 
 class StopOnSignal:
@@ -37,7 +48,7 @@ class StopOnSignal:
     def __init__(
         self,
         stop: threading.Event,
-        announce: Callable[[str], None],
+        announce: Callable[[str], None] = to_stderr,
         doing: str = "stopping and saving a checkpoint",
         saved: Callable[[], str] = str,
         may_break: Callable[[], bool] | None = None,
@@ -52,7 +63,7 @@ class StopOnSignal:
 
     def __enter__(self) -> StopOnSignal:
         if threading.current_thread() is threading.main_thread():
-            for number in EXIT_CODES:
+            for number in _HANDLED:
                 self._previous[number] = signal.signal(number, self._handle)
             if self._may_break is not None:
                 self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._break)
@@ -71,7 +82,7 @@ class StopOnSignal:
             saved = self._saved()
             self._announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
             # Not sys.exit: the point of the second signal is that nothing may hold it up.
-            os._exit(EXIT_CODES[name])
+            os._exit(exit_code(name))
         self.received = name
         self._announce(f"{name.name}: {self.doing}; press Ctrl-C again to exit at once")
         self._stop.set()

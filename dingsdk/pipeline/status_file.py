@@ -22,7 +22,7 @@ from typing import Any
 from dingsdk.data.files import atomic_write_json, folder_error, open_private
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext
-from dingsdk.pipeline.rates import RunRates, time_left_s
+from dingsdk.pipeline.rates import RunRates
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
 from dingsdk.plugins import ask
 
@@ -84,11 +84,11 @@ class StatusFile:
         """Write the files now."""
         context = self._context
         status = context.status()
-        steps_per_s, updates_per_s = self._rates.of(status)
+        steps_per_s, updates_per_s, left_s = self._rates.of(status)
         record = dataclasses.asdict(status) | {
             "env_steps_per_s": steps_per_s,
             "updates_per_s": updates_per_s,
-            "left_s": time_left_s(status, steps_per_s, updates_per_s),
+            "left_s": left_s,
             "columns": _plain(ask().progress_columns(run_dir=context.run_dir)),
             "format": STATUS_FORMAT,
             "mode": self._mode,

@@ -95,19 +95,12 @@ class _Coordinator:
         return self._exit_code
 
 
-class _Joined:
-    """What the coordinator knows of its workers, as far as it told."""
-
-    def __init__(self, send: Callable[[Message], None]) -> None:
-        self.workers: list[str] = []
-        self._send = send
-
-    def lose(self, worker_id: str, reason: str) -> None:
-        self._send(Lose(worker_id, reason))
-
-
 class Supervisor:
-    """Starts the processes of one run, and sees it to its end."""
+    """Starts the processes of one run, and sees it to its end.
+
+    Attributes:
+        workers: Those that the coordinator knows, as far as it told.
+    """
 
     def __init__(self, context: RunContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
@@ -115,7 +108,7 @@ class Supervisor:
         self._cfg = context.cfg
         self._crash_file = context.run_dir / "log" / "coordinator.crash"
         self._coordinator: _Coordinator | None = None
-        self._joined = _Joined(lambda message: self._send(message))
+        self.workers: list[str] = []
         self._transport: Transport | None = None
         self._workers: Any = None
         self._address = ""
@@ -152,6 +145,10 @@ class Supervisor:
         result = context.finish(over.reason, "parallel", *steps)
         return replace(result, elapsed_s=over.elapsed_s)
 
+    def lose(self, worker_id: str, reason: str) -> None:
+        """Tell the coordinator that a worker's process is dead."""
+        self._send(Lose(worker_id, reason))
+
     def _look(self) -> None:
         """Take what the coordinator says, and see that all processes live."""
         context, coordinator = self._context, self._coordinator
@@ -185,7 +182,7 @@ class Supervisor:
         if isinstance(message, Opened):
             self._open(message)
         elif isinstance(message, Told):
-            self._status, self._joined.workers = message.status, message.workers
+            self._status, self.workers = message.status, message.workers
         elif isinstance(message, Evaluated):
             self._context.recorder.take(message.evaluation)
         elif isinstance(message, Observed):
@@ -235,7 +232,7 @@ class Supervisor:
         cfg = worker_config(self._context.cfg, self._context.run_dir)
         start = WorkerProcess if self._transport is None else self._transport.start_worker
         self._workers = ProcessWorkers(
-            cfg, self._context.run_dir, worker_ids(cfg), self._joined, start=start
+            cfg, self._context.run_dir, worker_ids(cfg), self, start=start
         )
 
     def _start(self, *, is_resumed: bool, rejoin_s: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -28,7 +27,7 @@ from dingsdk.pipeline.run_folder import (
     write_curve,
     write_result,
 )
-from dingsdk.pipeline.signals import StopOnSignal
+from dingsdk.pipeline.signals import StopOnSignal, to_stderr
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
@@ -232,7 +231,7 @@ def run_pipeline(
     cfg = context.cfg
     signals = StopOnSignal(
         context.stop,
-        announce or _to_stderr,
+        announce or to_stderr,
         saved=lambda: _saved(context.run_dir),
         may_break=(lambda: context.is_breakable) if mode == "serial" else None,
     )
@@ -405,7 +404,3 @@ def _finish(context: RunContext, result: RunResult, error: str | None) -> None:
 def _saved(run_dir: Path) -> str:
     names = ", ".join(str(path) for path in find_checkpoints(run_dir).values())
     return f"saved before: {names}" if names else "no checkpoint was saved"
-
-
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

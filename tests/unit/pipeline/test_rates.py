@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dingsdk.pipeline.context import RunStatus
-from dingsdk.pipeline.rates import MEMORY_S, Rate, RunRates, time_left_s
+from dingsdk.pipeline.rates import MEMORY_S, Rate, RunRates
 
 
 def plain_rate(counts: list[tuple[float, int]], slices: int = 2000) -> float:
@@ -82,7 +82,7 @@ def test_iterations_that_are_done_again_count_again_and_no_rate_is_negative() ->
 
 
 def test_rates_of_a_run_are_of_env_steps_and_of_iterations() -> None:
-    assert RunRates().of(RunStatus(env_steps=30, train_iter=5, elapsed_s=10.0)) == (3.0, 0.5)
+    assert RunRates().of(RunStatus(env_steps=30, train_iter=5, elapsed_s=10.0)) == (3.0, 0.5, None)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_rates_of_a_run_are_of_env_steps_and_of_iterations() -> None:
     ],
 )
 def test_time_left_is_that_to_the_first_limit(limits: dict[str, int], expected: float) -> None:
-    status = RunStatus(env_steps=100, train_iter=20, **limits)
+    status = RunStatus(env_steps=100, train_iter=20, elapsed_s=10.0, **limits)
 
-    assert time_left_s(status, 10.0, 2.0) == expected
+    assert RunRates().of(status) == (10.0, 2.0, expected)
 
 
 def test_time_left_is_unknown_while_nothing_moves() -> None:
-    assert time_left_s(RunStatus(max_env_steps=300), 0.0, 0.0) is None
+    assert RunRates().of(RunStatus(max_env_steps=300)) == (0.0, 0.0, None)
