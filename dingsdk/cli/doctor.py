@@ -36,8 +36,6 @@ class Finding(NamedTuple):
 
     Attributes:
         state: ``warn``: it works, but not as well as it could; ``fail``: it does not work.
-        what: Its name.
-        detail: What was found.
         fix: What to do; empty where nothing is wrong.
     """
 

@@ -17,11 +17,7 @@ ALIASES: Mapping[str, str] = {
 
 
 def rename_aliases(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return a copy of a section with its aliases renamed, in the sections inside it too.
-
-    Args:
-        section: The section.
-        path: Its dotted path, for messages.
+    """Return a copy of a section at a dotted path, its aliases renamed at any depth.
 
     Raises:
         ConfigError: an alias and the name that it stands for have different values.

@@ -63,11 +63,7 @@ def complete(
 
 
 def read_section(section: type[SectionT], given: Mapping[str, Any], path: str = "") -> SectionT:
-    """Return ``given`` as a typed section, defaults filled in; parts inside stay dicts.
-
-    Raises:
-        UnknownKeyError, ConfigTypeError, ConfigError: as ``complete``.
-    """
+    """Return ``given`` as a typed section, as ``complete`` does; parts inside stay dicts."""
     full = complete(section, {k: v for k, v in given.items() if k != "cfg_type"}, path=path)
     return msgspec.convert(full, section)
 

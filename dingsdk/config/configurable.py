@@ -38,14 +38,5 @@ class Configurable:
 
     @classmethod
     def read(cls, cfg: Mapping[str, Any], path: str = "") -> Any:
-        """Return ``cfg`` over the defaults as an instance of ``Config``; see ``read_section``.
-
-        Args:
-            cfg: The section; never written to.
-            path: Dotted path of the section in the whole config, for messages.
-
-
-        Raises:
-            UnknownKeyError, ConfigTypeError, ConfigError: a key or value that cannot work.
-        """
+        """Return ``cfg`` over the defaults as an instance of ``Config``; see ``read_section``."""
         return read_section(config_type(cls), cfg, path)

@@ -146,20 +146,16 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
             loaded = json.loads(text, object_pairs_hook=_unique_pairs)
         else:
             loaded = yaml.load(text, Loader)
-    except RecursionError as error:
-        raise ConfigError(f"{path}: {TOO_DEEP}", path=str(path)) from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = None if mark is None else mark.line + 1
-        raise ConfigError(
-            f"{path}, line {line}: {error.problem}", path=str(path), line=line
-        ) from error
-    except (ValueError, yaml.YAMLError) as error:
-        line = getattr(error, "lineno", None)
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"{path}: {problem}", path=str(path), line=line) from error
+    except (RecursionError, ValueError, yaml.YAMLError) as error:
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        if isinstance(error, RecursionError):
+            problem = TOO_DEEP
+        mark = getattr(error, "problem_mark", None)
+        line = getattr(error, "lineno", None) if mark is None else mark.line + 1
+        where = f"{path}" if mark is None else f"{path}, line {line}"
+        raise ConfigError(f"{where}: {problem}", path=str(path), line=line) from error
     if not isinstance(loaded, Mapping):
         raise ConfigTypeError(
             f"{path} holds {'nothing' if loaded is None else type(loaded).__name__}, "
@@ -172,11 +168,7 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def dump_config(cfg: Mapping[str, Any]) -> str:
-    """Return ``cfg`` as YAML, in its own key order.
-
-    Raises:
-        ConfigTypeError: a value that is not plain data.
-    """
+    """Return ``cfg`` as YAML, in its own key order; what is no plain data is a ConfigTypeError."""
     return str(yaml.dump(to_plain(cfg), Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 

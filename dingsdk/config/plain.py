@@ -53,19 +53,14 @@ def to_easydict(cfg: Mapping[str, Any]) -> EasyDict:
 def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of ``cfg`` in builtin types alone; tuples become lists, paths strings.
 
-    Raises:
-        ConfigTypeError: a key that is no string, or a value with no plain form.
+    What has no plain form, and a key that is no string, is a ConfigTypeError.
     """
     plain: dict[str, Any] = plain_value(cfg, "")
     return plain
 
 
 def check_bounds(cfg: object) -> None:
-    """Refuse a config that is too deep, too large, or holds itself, before it is copied.
-
-    Raises:
-        ConfigError: it is one; the message is one line.
-    """
+    """Raise ConfigError for a config that is too deep, too large, or holds itself."""
     rest: list[tuple[object, str, int]] = [(cfg, "", 1)]
     count = 0
     while rest:

@@ -94,7 +94,6 @@ class Field:
         type: Its annotation.
         part: Set where it holds the section of another part.
         section: Set where it holds a section of its own.
-        required: Whether it has no default.
         default: The default as plain data; None where there is none.
         make_default: Returns a new one, where the default is a container.
     """

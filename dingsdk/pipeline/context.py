@@ -31,16 +31,12 @@ Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation of the policy.
+    """One evaluation of the policy, over ``episodes`` undiscounted returns.
 
     Attributes:
         elapsed_s: Seconds since the first env step of the run.
         env_steps: Env steps collected for training by then.
         train_iter: Iterations that the evaluated policy was trained for.
-        mean: Mean undiscounted return of the episodes.
-        min: Lowest return.
-        max: Highest return.
-        episodes: Episodes played.
         player: Who was evaluated; None for the first player, or the only one.
     """
 
@@ -123,24 +119,18 @@ class WorkerStatus:
 class RunStatus:
     """A snapshot of a run for the progress display; None where a value is not known yet.
 
+    What has the name of a field of ``RunResult`` is as there, so far.
+
     Attributes:
-        env_steps: Env steps collected for training.
         train_iter: Iterations trained; of several players, by the one that is behind.
-        last_return: Mean return of the latest evaluation of the first player.
-        best_return: Its best mean return so far, of trained policies where there are any.
-        buffer_fill: Samples in the replay buffer.
-        buffer_capacity: Samples that it can hold.
+        buffer_fill: Samples in the replay buffer, which can hold ``buffer_capacity``.
         workers: Workers connected; 1 in serial mode.
-        elapsed_s: Seconds since the first env step, 0 before it.
         held_up_by: Why the run stands still, where it does.
-        samples: What became of the samples.
         tasks: What the workers do (parallel mode).
-        policy_lag: As in ``RunResult``.
         connected: The workers that have joined (parallel mode).
         loss: The ``total_loss`` of the latest iteration.
         exploration: What the collect policy is called with, such as ``eps``; numbers alone.
-        max_env_steps: Limit of env steps.
-        max_train_iter: Limit of train iterations.
+        max_env_steps, max_train_iter: Where the run ends; None for no limit.
         goal: Mean return that ends the run; infinite for none.
         players: Where several players train, each by its id, the first one first.
     """
@@ -167,11 +157,7 @@ class RunStatus:
 
 
 class RunRecorder:
-    """Collects the evaluations of a run, from any thread.
-
-    Args:
-        on_evaluation: Called with each evaluation, outside the lock.
-    """
+    """Collects the evaluations of a run, from any thread; ``on_evaluation`` is called with each."""
 
     def __init__(
         self,

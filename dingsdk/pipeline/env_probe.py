@@ -110,9 +110,9 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     The env's spaces and the None values of ``policy.model`` are filled in in ``compiled``.
 
     Raises:
-        ConfigError: a stated shape is not the env's, the policy cannot use its spaces, or it
-            cannot be rendered as ``policy.eval.evaluator.render`` asks.
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
+        CheckpointError: the past of a league that it is to play against cannot be read.
+        ConfigError: something else that the config says does not fit it.
     """
     from dingsdk.envs import EnvFn
     from dingsdk.envs.guard import check_spaces, close_quietly
@@ -174,12 +174,7 @@ _PLAYING = {
 def _check_players(
     cfg: Mapping[str, Any], classes: Mapping[str, Any], players: int, mode: str
 ) -> None:
-    """Check that the parts of a run play as many players as an env has, and whom they play.
-
-    Raises:
-        ConfigError: one does not, or there is no such opponent or league.
-        CheckpointError: there is no such past.
-    """
+    """Check that the parts of a run play as many players as an env has, and whom they play."""
     from dingsdk.envs.players import find_opponent
     from dingsdk.worker.commander.one_vs_one import create_league, saved_league
 

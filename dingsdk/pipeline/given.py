@@ -37,11 +37,9 @@ _HOOK_LIKE = re.compile(r"(before|after|run)_")
 
 
 def name_env(env: str | Callable[..., Any]) -> str:
-    """Return the ``env.env_id`` by which a config names an env.
+    """Return the ``env.env_id`` by which a config names an id, or what makes an env.
 
-    Args:
-        env: An id, or a class or function that makes the env. One that cannot be imported from a
-            module is registered with gymnasium, for this process alone.
+    A maker that cannot be imported is registered with gymnasium, for this process alone.
 
     Raises:
         ConfigTypeError: it is something else.
@@ -84,15 +82,12 @@ def name_policy(policy: type) -> str:
 
 
 def check_importable(name: str, target: object, *, has_script: bool = True) -> None:
-    """Check that the child processes of a run can import a class or function.
+    """Raise ConfigError unless the child processes of a run can import a class or function.
 
     Args:
         name: The argument of ``train``, or the config key that names it.
         target: What was given; anything but a class or function passes.
         has_script: Whether they import the script.
-
-    Raises:
-        ConfigError: they cannot.
     """
     if callable(target) and not is_importable(target, has_script=has_script):
         shown = getattr(target, "__qualname__", repr(target))
@@ -108,14 +103,10 @@ def check_importable(name: str, target: object, *, has_script: bool = True) -> N
 
 @contextmanager
 def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Iterator[None]:
-    """Have functions and objects called by the observe hooks inside.
-
-    Args:
-        callbacks: See ``train``; learner hooks among them are left to the learner.
-        in_processes: Whether the run's workers are other processes.
+    """Have functions and objects called by the observe hooks inside; learner hooks are left out.
 
     Raises:
-        ConfigError: one implements no hook, or one that fires in another process.
+        ConfigError: one implements no hook, or one that fires in the worker processes of the run.
         PluginLoadError: one has an argument that its hook does not have.
     """
     manager = default_manager()
@@ -142,11 +133,7 @@ def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Ite
 
 
 def learner_hooks(callbacks: Sequence[Any], mode: str) -> list[LearnerHook]:
-    """Return the learner hooks among the callbacks.
-
-    Raises:
-        ConfigError: there is one in parallel mode, whose learner is made by a worker.
-    """
+    """Return the learner hooks among the callbacks; in parallel mode they are a ConfigError."""
     found = [each for each in callbacks if isinstance(each, LearnerHook)]
     if found and mode == "parallel":
         raise ConfigError(

@@ -28,9 +28,6 @@ def config_schema(compiled: Mapping[str, Any] | None = None) -> dict[str, Any]:
     Args:
         compiled: A compiled config: parts have the keys of the types that it names. None: of any
             type that dingsdk itself provides.
-
-    Raises:
-        UnknownPluginError: the config names a type that nothing provides.
     """
     return {
         "$schema": DIALECT,

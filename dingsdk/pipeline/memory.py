@@ -18,13 +18,7 @@ GROWTH, GROWTH_BYTES = 2.0, 256 << 20
 
 
 class MemoryWatch:
-    """Watches the process that it is made in.
-
-    Args:
-        limit_bytes: What the process and its children may take; None for any amount.
-        clock: Monotonic seconds.
-        read: Returns the bytes that the process and its children have in memory.
-    """
+    """Watches the process that it is made in, and its children, in bytes of memory."""
 
     def __init__(
         self,

@@ -124,7 +124,11 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         ended_by: list[Reason] = []
         stack.callback(end_journal)
         transport = make_transport(cfg, context.run_dir)
-        replayed = _schedule(context, transport)
+        replayed = None
+        if context.replays is not None:
+            replayed = transport.scheduler.replay(context.replays)
+        elif context.cfg.system.record_schedule:
+            transport.scheduler.record(context.run_dir / SCHEDULE_NAME)
         stack.callback(end_data)
         stack.callback(lambda: transport.close(time_to_close(2)))
         results = _Results(context, stack)
@@ -218,7 +222,6 @@ def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
 
     Raises:
         RunDirLockedError: a coordinator of the run is at work.
-        ConfigError: as ``keeps_journal``.
     """
     if not keeps_journal(context):
         return None
@@ -234,15 +237,6 @@ def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
         ) from error
     fsync = context.cfg.system.journal.fsync
     return Journal(stack.enter_context(Folder(path)), fsync=fsync)
-
-
-def _schedule(context: RunContext, transport: Transport) -> threading.Event | None:
-    """Record or replay the turns of a run, where that is asked for; an event for its end."""
-    if context.replays is not None:
-        return transport.scheduler.replay(context.replays)
-    if context.cfg.system.record_schedule:
-        transport.scheduler.record(context.run_dir / SCHEDULE_NAME)
-    return None
 
 
 def _make_workers(

@@ -37,18 +37,11 @@ _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDi
 
 
 def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Path, Checkpoint]:
-    """Return the folder of a run, and one of its checkpoints.
-
-    Args:
-        run: A run folder, or the file of a checkpoint that lies in one.
-        which: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone, where None
-            is ``best``.
+    """Return the folder of a run, and one of its checkpoints; arguments as of ``load_policy``.
 
     Raises:
         ConfigError: ``run`` is a file, and ``which`` names another.
-        CheckpointMissingError: no such run or checkpoint.
-        CheckpointCorruptError: the checkpoint is damaged, or not ours.
-        CheckpointVersionError: it is of a format that this version does not read.
+        CheckpointError: there is no such run or checkpoint, or it cannot be read.
     """
     given = Path(run)
     if (given / CONFIG_NAME).is_file():
@@ -78,11 +71,7 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
 
 
 def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
-    """Load a checkpoint's weights into a mode of the policy that the run's config names.
-
-    Raises:
-        CheckpointCorruptError: they do not fit it.
-    """
+    """Load a checkpoint's weights into a mode of a policy, or raise CheckpointCorruptError."""
     try:
         policy.load_state_dict(found.state)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -93,11 +82,7 @@ def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
 
 
 def read_config(folder: Path, policy: type | None) -> dict[str, Any]:
-    """Return the config of a run folder.
-
-    Args:
-        folder: The run folder.
-        policy: The class that was given to ``train``; it is registered.
+    """Return the config of a run folder, and register the class that was given to ``train``.
 
     Raises:
         ConfigError: the file is damaged, or its policy has another name than the class.

@@ -34,13 +34,7 @@ CRASH_BYTES = 64 << 10
 
 
 def spawn_linked(main: Callable[..., None], spec: Any, name: str) -> tuple[Any, Connection]:
-    """Start ``main(spec, link)`` as a process; return the process, and our end of the link.
-
-    Raises:
-        ConfigError: the script that started the run came from standard input.
-        OSError: no process could be started.
-        Exception: ``spec`` cannot be handed to another process.
-    """
+    """Start ``main(spec, link)`` as a process; return the process, and our end of the link."""
     spawn = spawn_context("system.transport.type")
     ours, theirs = spawn.Pipe()
     # Not a daemon: env managers may have processes of their own.
@@ -99,11 +93,7 @@ class Deaths:
 
 
 class WorkerProcess(WorkerHandle):
-    """A worker's process, started by ``spawn``, and the link to it.
-
-    Raises:
-        ConfigError: the config cannot be handed to another process.
-    """
+    """A worker's process, started by ``spawn``, and the link to it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         try:
@@ -213,12 +203,6 @@ class ProcessWorkers(WorkerGroup):
     A worker that dies is restarted, ``system.restarts`` times within ten minutes and without a
     minute of work in between. One that cannot start ends the run: it would not the next time
     either.
-
-    Args:
-        workers: Role and id of each.
-        master: The run's ``Master``, or an object with the same two members. Its ``lose``
-            is called for each death, so that no lease has to run out.
-        start: Starts a process.
 
     Attributes:
         lost_limit_s: A process that the master gave up, and that has not come back after this

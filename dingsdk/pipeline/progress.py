@@ -32,9 +32,8 @@ class ConsoleProgress:
 
     Args:
         console: A ``rich.console.Console``; whether it is a terminal decides the form.
-        status: Gives the newest snapshot; called from the progress thread.
         goal: The return that ends the run.
-        columns: Gives what plugins show, by name; called from the progress thread.
+        status, columns: Give the newest snapshot, and what plugins show, in that thread.
     """
 
     def __init__(

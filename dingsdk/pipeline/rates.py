@@ -15,8 +15,8 @@ LEAST_S = 0.05
 class Rate:
     """Counts a second, averaged with weights that fall exponentially with age. Not thread-safe.
 
-    Counts come in lumps, an episode or a payload at once. The weighted count over the weighted time
-    is a mean rate from the first moment on, which an average of single rates would not be.
+    Counts come in lumps. The weighted count over the weighted time is a mean rate from the first
+    moment on, which an average of single rates would not be.
     """
 
     def __init__(self) -> None:

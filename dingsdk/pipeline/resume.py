@@ -112,13 +112,7 @@ class _State(_PlayerState, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save of a run.
-
-    Attributes:
-        path: Its folder.
-        number: Its number, 1 for the first.
-        state: What it holds.
-    """
+    """One save of a run: its folder, its number (1 for the first), and what it holds."""
 
     path: Path
     number: int
@@ -132,12 +126,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class JournaledRun:
-    """A run in parallel mode whose coordinator kept a journal.
-
-    Attributes:
-        run_dir: Its folder.
-        config: The compiled config.
-    """
+    """A run in parallel mode whose coordinator kept a journal: its folder, the compiled config."""
 
     run_dir: Path
     config: dict[str, Any]
@@ -152,8 +141,7 @@ def find_run(run: Path) -> Save | JournaledRun:
     """Read the journal of a run in parallel mode, or what ``find_save`` finds.
 
     Raises:
-        CheckpointCorruptError, CheckpointVersionError: the journal cannot be used.
-        CheckpointError: as ``find_save``.
+        CheckpointError: they cannot be used.
         RunFolderError: as ``check_run_folder``.
     """
     if not has_journal(run):
@@ -171,7 +159,6 @@ def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
 
     Raises:
         ConfigError: its config differs in more than what may change, and the place of the master.
-        CheckpointError: as ``find_run``.
     """
     if not has_journal(run):
         return None
@@ -262,11 +249,7 @@ def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> Checkpo
 
 
 def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the config of a saved run with overrides.
-
-    Raises:
-        ConfigError: one of a key that cannot change.
-    """
+    """Return the config of a saved run with overrides; ConfigError for a key that cannot change."""
     config = save.config if isinstance(save, JournaledRun) else save.state.config
     changed = copy.deepcopy(config)
     for assignment in sets:
@@ -368,11 +351,7 @@ class RunSaver:
         )
 
     def resume(self, save: Save) -> None:
-        """Bring parts that were just built to where the save was made.
-
-        Raises:
-            DingError: the save does not fit them.
-        """
+        """Bring parts that were just built to where the save was made."""
         context, state = self._context, save.state
         at = {"train_iter": state.parts["learner"]["train_iter"], "save": save.number}
         self._resumes = [*state.resumes, {**at, "config": to_plain(context.cfg)}]

@@ -74,11 +74,7 @@ INK = "#333333"
 
 
 def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> Path:
-    """Create ``root/exp_name``, or with a time stamp (and a counter) appended when it exists.
-
-    Raises:
-        RunFolderError: the folder cannot be created or written to.
-    """
+    """Create ``root/exp_name``, or with a time stamp (and a counter) appended when it exists."""
     ensure_dir(root)
     stamped = f"{exp_name}-{now or datetime.now():%y%m%d-%H%M%S}"
     for name in (exp_name, stamped, *(f"{stamped}-{count}" for count in range(2, 100))):
@@ -100,11 +96,7 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Be the only run that uses a run folder; the lock goes with the process.
-
-    Raises:
-        RunFolderError: another run uses it.
-    """
+    """Be the only run that uses a run folder; the lock goes with the process."""
     taken = f"a run is under way in {folder}; wait for its end, or stop it"
     with locked_folder(folder, taken):
         with Folder(folder) as own:
@@ -115,10 +107,7 @@ def held(folder: Path) -> Iterator[None]:
 def claim_run_folder(folder: Path) -> Path:
     """Make ``folder`` the run folder of a new run; workers may have put files there already.
 
-    Of several starts at once, one gets it.
-
-    Raises:
-        RunFolderError: it holds a run, or it cannot be created or written to.
+    Of several starts at once, one gets it. One that holds a run is a RunFolderError.
     """
     ensure_dir(folder / CHECKPOINT_FOLDER)
     path = folder / CONFIG_NAME
@@ -134,25 +123,22 @@ def claim_run_folder(folder: Path) -> Path:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Check that a run can write its files to a folder that it, or another one, wrote to before.
-
-    Raises:
-        RunFolderError: something else has the name of a file or folder of a run.
-    """
-    for name in _FILES:
-        path = folder / name
-        if path.exists() and not path.is_file():
-            raise RunFolderError(
-                f"{path} is no regular file, and a run that goes on writes that file; remove it",
-                path=str(path),
-            )
-    for name in _FOLDERS:
-        path = folder / name
-        if path.exists() and not path.is_dir():
-            raise RunFolderError(
-                f"{path} is no folder, and a run that goes on writes to it; restore the folder",
-                path=str(path),
-            )
+    """Raise RunFolderError where something else has the name of a file or folder of a run."""
+    for names, is_right, text in (
+        (
+            _FILES,
+            Path.is_file,
+            "no regular file, and a run that goes on writes that file; remove it",
+        ),
+        (
+            _FOLDERS,
+            Path.is_dir,
+            "no folder, and a run that goes on writes to it; restore the folder",
+        ),
+    ):
+        for path in (folder / name for name in names):
+            if path.exists() and not is_right(path):
+                raise RunFolderError(f"{path} is {text}", path=str(path))
 
 
 def discard_run(folder: Path) -> None:
@@ -194,11 +180,7 @@ def find_checkpoints(run_dir: Path) -> dict[str, Path]:
 def write_result(
     run_dir: Path, result: RunResult, seed: int, error: str | None = None
 ) -> dict[str, Any]:
-    """Write ``result.json`` in one atomic step and return its content.
-
-    Raises:
-        RunFolderError: the file cannot be written.
-    """
+    """Write ``result.json`` in one atomic step and return its content."""
     record = dataclasses.asdict(result) | {
         "format": RESULT_FORMAT,
         "seed": seed,
@@ -253,14 +235,8 @@ def write_curve(
 ) -> bool:
     """Draw mean return against env steps, with the band from worst to best episode.
 
-    Args:
-        path: Where the PNG goes.
-        evaluations: At least one, else nothing is drawn.
-        stop_value: Drawn as a line when finite.
-        title: First line of the heading; the second tells time and evaluations.
-
     Returns:
-        Whether a file was written.
+        Whether a file was written; none is without evaluations.
 
     Raises:
         RunFolderError: the file cannot be written.

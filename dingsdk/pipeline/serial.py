@@ -254,8 +254,13 @@ def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reas
                 each.batch_size,
                 each.collected,
             )
-    are_reached = [_evaluate_last(context, each) for each in team.members]
-    return "stop_value" if any(are_reached) else reason
+    is_reached = False
+    for each in team.members:
+        evaluations = context.recorder.of(each.player)
+        # Unless that was just done.
+        if not evaluations or evaluations[-1].train_iter != each.learner.train_iter:
+            is_reached |= _evaluate(context, each)
+    return "stop_value" if is_reached else reason
 
 
 def _evaluate(context: RunContext, workers: Workers) -> bool:
@@ -265,14 +270,6 @@ def _evaluate(context: RunContext, workers: Workers) -> bool:
     is_reached, info = evaluation_of(workers.evaluator, save, train_iter, envstep)
     context.recorder.add_evaluation(returns_of(info), envstep, train_iter, workers.player)
     return bool(is_reached) and workers.player is None
-
-
-def _evaluate_last(context: RunContext, workers: Workers) -> bool:
-    """Evaluate what the limit left, unless that was just done."""
-    evaluations = context.recorder.of(workers.player)
-    if evaluations and evaluations[-1].train_iter == workers.learner.train_iter:
-        return False
-    return _evaluate(context, workers)
 
 
 def _status(context: RunContext, team: Team) -> RunStatus:

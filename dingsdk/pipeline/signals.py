@@ -32,7 +32,6 @@ class StopOnSignal:
     Outside the main thread, where Python allows no handlers, it does nothing.
 
     Args:
-        stop: Set by the first signal.
         announce: Called with a line for the user at each signal; must not take a lock that
             the main thread may hold.
         doing: What the first signal leads to, for that line.

@@ -197,9 +197,7 @@ def run_coordinator(
     Raises:
         ConfigError: the transport reaches no workers outside this process, or the folder's run
             has another config.
-        CheckpointError: the folder's journal cannot be used.
-        RunFolderError: the folder holds a run already, or cannot be written to.
-        DingError: a part failed during the run.
+        DingError: the folder cannot be used, or a part failed during the run.
     """
     from dingsdk.pipeline.resume import find_unfinished
     from dingsdk.pipeline.worker import check_reach
@@ -221,12 +219,7 @@ def run_pipeline(
 ) -> RunResult:
     """Train in a run folder that exists, and leave config, result and curve in it.
 
-    Args:
-        context: The run; its recorder is replaced.
-        mode: As for ``train``, like the rest.
-
-    Raises:
-        DingError: as for ``train``.
+    The recorder of ``context`` is replaced. Arguments and errors are those of ``train``.
     """
     cfg = context.cfg
     signals = StopOnSignal(

@@ -54,11 +54,9 @@ def place_of(
 ) -> Place:
     """Return where the workers run: what the config says, else the transport's first choice.
 
-    Args:
-        is_elsewhere: Whether the user starts the workers, which makes them processes.
-
     Raises:
-        ConfigError: the transport does not reach workers there.
+        ConfigError: the transport does not reach workers there, or none that the user starts as
+            processes elsewhere (``is_elsewhere``).
     """
     places = transport_cls.places
     asked = "processes" if is_elsewhere else section.get("workers") or places[0]
@@ -117,10 +115,7 @@ def run_worker(
     the middle of one where another worker goes on from there.
 
     Args:
-        address: The coordinator's.
-        run_dir: Folder for logs and checkpoints, and what the transport keeps in files; all
-            workers of a run share it.
-        stop: Set to make it leave.
+        run_dir: Folder for logs, checkpoints and files of the transport; all workers share it.
         on_joined: Called once the coordinator knows it.
         place: Of a learner that somebody has started with others; all but the first of them do
             not join the coordinator, and train with the first.
@@ -181,11 +176,7 @@ class WorkerGroup:
         """Start all workers; they dial ``address``."""
 
     def poll(self) -> None:
-        """Watch them; called several times a second while the run goes on.
-
-        Raises:
-            DingError: the run cannot go on with them.
-        """
+        """Watch them, several times a second; raises DingError where the run cannot go on."""
 
     def close(self, timeout_s: float) -> None:
         """End all, by force those that have not ended in time; idempotent."""

@@ -57,8 +57,7 @@ class WorkerSpec:
 def worker_main(spec: WorkerSpec, link: Connection) -> None:
     """Run the worker until the parent says stop, or is gone; never returns.
 
-    The link brings the address, where the spec has none, and one message to stop. It takes
-    ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
+    The link brings the address, where the spec has none, and one message to stop.
     """
     leave(_run(spec, link))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
 from types import CodeType, FrameType
 
 from dingsdk.errors import DingError
-from dingsdk.plugins.builtins import BUILTINS
+from dingsdk.plugins.inventory import added_entries
 from dingsdk.plugins.manager import default_manager
 
 
@@ -23,7 +22,7 @@ def raised_in(error: BaseException) -> str:
     others, so it is named only where nothing of dingsdk lies between. A DingError that dingsdk
     raised says itself what is wrong, and may be about a part that has returned.
     """
-    parts = list(_registered())
+    parts = [each for each in added_entries(default_manager()) if each[2].target]
     has_left_core = False
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "dingsdk":
@@ -31,18 +30,10 @@ def raised_in(error: BaseException) -> str:
                 return ""
             has_left_core = True
             continue
-        for kind, key, owner, target in parts:
-            if _is_code_of(target, frame) and not (has_left_core and kind == "transports"):
-                return f" (raised in type {key!r} of {kind}, from {owner})"
+        for kind, key, entry in parts:
+            if _is_code_of(entry.target, frame) and not (has_left_core and kind == "transports"):
+                return f" (raised in type {key!r} of {kind}, from {entry.owner})"
     return ""
-
-
-def _registered() -> Iterator[tuple[str, str, str, object]]:
-    for kind, registry in default_manager().registries.items():
-        for key in registry.query():
-            entry = registry.entry(key)
-            if entry is not None and (kind, key, entry.place) not in BUILTINS and entry.target:
-                yield kind, key, entry.owner, entry.target
 
 
 def _is_code_of(target: object, frame: FrameType) -> bool:

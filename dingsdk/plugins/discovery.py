@@ -37,8 +37,6 @@ class Advert:
         kind: One of KINDS, or OBSERVERS or NAMES.
         key: The type key (for NAMES the class name).
         value: The plugin module (for NAMES ``module:attribute``).
-        distribution: Name of the distribution.
-        version: Its version.
         contract: The version of the kind's contract that it was written for, as it says.
     """
 

@@ -57,11 +57,7 @@ def _report(
 
 
 class _Hooks:
-    """Calls hooks of the loaded plugins, from any thread.
-
-    Args:
-        hook: The relay of the plugin manager.
-    """
+    """Calls hooks of the loaded plugins, by the relay of their manager, from any thread."""
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
         self._hook = hook

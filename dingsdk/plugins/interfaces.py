@@ -37,13 +37,7 @@ _PARTS = ("storages", "samplers", "removers", "limiters")
 
 
 def missing_methods(kind: str, target: type, base: type) -> list[str]:
-    """Return the methods without which a class cannot be used as one of a kind.
-
-    Args:
-        kind: One of ``BASES``.
-        target: The class.
-        base: What ``BASES`` names.
-    """
+    """Return the methods without which a class cannot be used as one of a kind, by its base."""
     needed = getattr(base, "__abstractmethods__", frozenset()) | _CALLED.get(kind, set())
     # Looked up in the classes: `__call__` of a class is that of its metaclass.
     names = {name for each in target.__mro__ for name in vars(each)}

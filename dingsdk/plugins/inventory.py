@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -61,11 +62,11 @@ def list_plugins(manager: PluginManager) -> list[PluginInfo]:
         ]
         advertised = {(a.key, a.distribution) for a in adverts}
         if (registry := manager.registries.get(kind)) is not None:
-            for key in registry.query():
-                entry = registry.entry(key)
-                plain = key.removesuffix(f"@{entry.owner}") if entry else key
-                if entry is not None and (plain, entry.owner) not in advertised:
-                    found.append(_registered(kind, key, entry, version(entry.owner)))
+            found += [
+                _registered(kind, key, entry, version(entry.owner))
+                for key, entry in registry.entries()
+                if (key.removesuffix(f"@{entry.owner}"), entry.owner) not in advertised
+            ]
         rows += sorted(found, key=lambda row: (row.type_key, row.provider))
     return rows
 
@@ -118,17 +119,21 @@ class Snapshot:
     entries: tuple[tuple[str, str, str, str], ...]
 
 
+def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
+    """Yield kind, type key and entry of what is registered beyond the built-ins."""
+    for kind, registry in manager.registries.items():
+        for key, entry in registry.entries():
+            if (kind, key, entry.place) not in BUILTINS:
+                yield kind, key, entry
+
+
 def take_snapshot(manager: PluginManager) -> Snapshot:
     """Return what ``manager`` has loaded and registered beyond the built-ins."""
-    entries: list[tuple[str, str, str, str]] = []
-    for kind, registry in manager.registries.items():
-        for key in registry.query():
-            entry = registry.entry(key)
-            if entry is None or (kind, key, entry.place) in BUILTINS:
-                continue
-            place = entry.place or _importable_place(entry.target)
-            if place is not None:
-                entries.append((kind, key, entry.owner, place))
+    entries = [
+        (kind, key, entry.owner, place)
+        for kind, key, entry in added_entries(manager)
+        if (place := entry.place or _importable_place(entry.target)) is not None
+    ]
     return Snapshot(tuple(manager.modules.items()), tuple(entries))
 
 

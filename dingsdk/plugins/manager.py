@@ -102,11 +102,7 @@ class PluginManager:
     # what there is
 
     def registry(self, kind: str) -> Registry:
-        """Return the registry of a kind.
-
-        Raises:
-            UnknownPluginError: there is no such kind.
-        """
+        """Return the registry of a kind, or raise UnknownPluginError."""
         if kind not in self.registries:
             raise unknown("kinds", kind, sorted(KINDS))
         return self.registries[kind]
@@ -133,11 +129,7 @@ class PluginManager:
         return frozenset(each for each, count in counts.items() if count > 1 or each in builtin)
 
     def adverts(self, kind: str | None = None, key: str | None = None) -> list[Advert]:
-        """Return what installed distributions advertise: all, for a kind, or for one key.
-
-        Raises:
-            ConfigError: a switch names nothing that is installed.
-        """
+        """Return what installed distributions advertise: all, for a kind, or for one key."""
         with self._lock:
             if self._adverts is None:
                 found = self._discover()
@@ -221,9 +213,7 @@ class PluginManager:
 
         The class gets its section as an EasyDict. An error raised inside the constructor passes
         through unchanged, with a note that names the type, what provides it and the config path.
-
-        Raises:
-            ConfigError, UnknownPluginError, PluginLoadError: as for ``class_of``.
+        Other errors are those of ``class_of``.
         """
         component = self.class_of(kind, cfg, config_path)
         cfg = to_easydict(rename_aliases(cfg, config_path))
@@ -248,13 +238,9 @@ class PluginManager:
         return sorted(key for each, key, _ in BUILTINS if each == kind)
 
     def class_of(self, kind: str, cfg: Mapping[str, Any], config_path: str = "") -> Any:
-        """Return the class that ``cfg["type"]`` names, after ``cfg["import_names"]``.
+        """Return the class that ``cfg["type"]`` names, after ``cfg["import_names"]``; see ``get``.
 
-        Both keys may be given by their aliases; see ``dingsdk.config.aliases``.
-
-        Raises:
-            ConfigError: ``cfg`` is no section, or has no ``type``.
-            UnknownPluginError, PluginLoadError: as for ``get``.
+        Both keys may be given by their aliases. A section without ``type`` is a ConfigError.
         """
         if not isinstance(cfg, Mapping):
             raise _wrong_type(
@@ -276,12 +262,10 @@ class PluginManager:
     def named(self, name: str) -> Any:
         """Return the object that an installed plugin advertises under ``name``.
 
-        Meant for a package's ``__getattr__``. The advert is an entry point of group
-        ``dingsdk.names``: its name is ``name``, its value ``module:attribute``.
+        Meant for a package's ``__getattr__``; see ``dingsdk.plugins.kinds.NAMES``.
 
         Raises:
-            PluginNotInstalledError: a plugin is known to own the name, but is not installed
-                (also an ImportError).
+            PluginNotInstalledError: a plugin is known to own the name, but is not installed.
             PluginLoadError: the plugin is disabled, broken, or not the only one.
             AttributeError: no plugin owns the name.
         """
@@ -393,17 +377,14 @@ class PluginManager:
                 registers a type.
 
         Raises:
-            PluginLoadError: it is disabled, too new, or raised; nothing of it remains
-                registered. Its own error is the cause.
+            PluginLoadError: it is disabled, too new, or raised; nothing of it remains registered.
         """
         owner = owner or module_name
         if self.switches.is_disabled(module_name):
-            raise PluginLoadError(
-                f"plugin {owner} is needed, but DINGSDK_DISABLED_PLUGINS names it; "
-                "take it out of there to use it",
-                plugin=owner,
-                reason="disabled",
+            text = (
+                "is needed, but DINGSDK_DISABLED_PLUGINS names it; take it out of there to use it"
             )
+            raise _refused(owner, "disabled", text)
         with self._lock:  # another thread may be in the middle of registering it
             if self._pluggy.has_plugin(module_name):
                 return
@@ -443,11 +424,7 @@ class PluginManager:
                 self.load(module, owner, must_provide=True)
 
     def register_plugin(self, plugin: object, name: str | None = None) -> str:
-        """Register an object whose methods are hookimpls; return its name.
-
-        Raises:
-            PluginLoadError: it is too new or implements an unknown hook; nothing remains.
-        """
+        """Register an object whose methods are hookimpls; return its name."""
         name = name or getattr(plugin, "__name__", None) or f"{type(plugin).__name__}-{id(plugin)}"
         with self._wholly(name, name):
             self._register(plugin, name, name)
@@ -476,12 +453,8 @@ class PluginManager:
             self.failures[module_name] = f"{type(error).__name__}: {error}"
             if isinstance(error, PluginLoadError) and error.facts.get("plugin") == owner:
                 raise
-            raise PluginLoadError(
-                f"plugin {owner} cannot be loaded: {type(error).__name__}: {error}"
-                f"{raised_at(error, module_name)}",
-                plugin=owner,
-                reason="broken",
-            ) from error
+            text = f"{type(error).__name__}: {error}{raised_at(error, module_name)}"
+            raise _refused(owner, "broken", f"cannot be loaded: {text}") from error
         self.failures.pop(module_name, None)
 
     @contextmanager
@@ -497,11 +470,11 @@ class PluginManager:
     def _register(self, plugin: object, name: str, owner: str, needs_hooks: bool = False) -> None:
         needed = getattr(plugin, "dingsdk_api", API_VERSION)
         if not isinstance(needed, int) or needed > API_VERSION:
-            raise PluginLoadError(
-                f"plugin {owner} needs version {needed} of the plugin interface, this dingsdk has "
-                f"{API_VERSION}; upgrade dingsdk, or install an older release of the plugin",
-                plugin=owner,
-                reason="too new",
+            raise _refused(
+                owner,
+                "too new",
+                f"needs version {needed} of the plugin interface, this dingsdk has {API_VERSION}; "
+                "upgrade dingsdk, or install an older release of the plugin",
                 needed=needed,
                 found=API_VERSION,
             )
@@ -529,22 +502,18 @@ class PluginManager:
             code = getattr(inspect.unwrap(function), "__code__", None)
             where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
             if self._pluggy.parse_hookimpl_opts(plugin, name) is None:
-                raise PluginLoadError(
-                    f"plugin {owner} defines {name} without @hookimpl{where}, so it would never be "
-                    "called; mark it with @dingsdk.hookimpl, or rename it",
-                    plugin=owner,
-                    reason="not marked",
-                    hook=name,
-                )
+                text = "so it would never be called; mark it with @dingsdk.hookimpl, or rename it"
+                defines = f"defines {name} without @hookimpl{where}"
+                raise _refused(owner, "not marked", f"{defines}, {text}", hook=name)
             for each in inspect.signature(function).parameters.values():
                 if each.default is each.empty and each.name not in spec.argnames:
                     nearest = nearest_name(each.name, spec.argnames)
                     advice = f"; did you mean {nearest}?" if nearest else "."
-                    raise PluginLoadError(
-                        f"plugin {owner}: {name} has the argument {each.name!r}{where}, which the "
-                        f"hook does not have{advice} It has: {listing(spec.argnames)}",
-                        plugin=owner,
-                        reason="unknown argument",
+                    raise _refused(
+                        owner,
+                        "unknown argument",
+                        f"has the argument {each.name!r} in {name}{where}, which the hook does not "
+                        f"have{advice} It has: {listing(spec.argnames)}",
                         hook=name,
                         nearest=nearest,
                     )
@@ -552,12 +521,9 @@ class PluginManager:
     def _check_hooks(self, plugin: object, name: str, owner: str, needs_hooks: bool) -> None:
         callers = self._pluggy.get_hookcallers(plugin) or []
         if needs_hooks and not callers:
-            raise PluginLoadError(
-                f"plugin {owner} has no effect: {name} implements no hook and registers no type; "
-                "mark its hook functions with @dingsdk.hookimpl",
-                plugin=owner,
-                reason="no hooks",
-            )
+            text = f"has no effect: {name} implements no hook and registers no type"
+            advice = "mark its hook functions with @dingsdk.hookimpl"
+            raise _refused(owner, "no hooks", f"{text}; {advice}")
         for caller in callers:
             impl = next(i for i in caller.get_hookimpls() if i.plugin is plugin)
             if not caller.has_spec() and not impl.optionalhook:
@@ -565,22 +531,17 @@ class PluginManager:
                 known = [name for name, other in hooks if getattr(other, "spec", None)]
                 nearest = nearest_name(caller.name, known)
                 advice = f"did you mean {nearest}? " if nearest else ""
-                raise PluginLoadError(
-                    f"plugin {owner} implements {caller.name}, which is no hook of this dingsdk; "
-                    f"{advice}if it comes from a newer dingsdk, mark it "
-                    "@hookimpl(optionalhook=True)",
-                    plugin=owner,
-                    reason="unknown hook",
+                raise _refused(
+                    owner,
+                    "unknown hook",
+                    f"implements {caller.name}, which is no hook of this dingsdk; {advice}if it "
+                    "comes from a newer dingsdk, mark it @hookimpl(optionalhook=True)",
                     hook=caller.name,
                     nearest=nearest,
                 )
             if impl.wrapper or impl.hookwrapper:
-                raise PluginLoadError(
-                    f"plugin {owner} wraps {caller.name}; the hooks of dingsdk take no wrappers",
-                    plugin=owner,
-                    reason="wrapper",
-                    hook=caller.name,
-                )
+                text = f"wraps {caller.name}; the hooks of dingsdk take no wrappers"
+                raise _refused(owner, "wrapper", text, hook=caller.name)
 
     # life of runs and processes
 
@@ -645,6 +606,10 @@ def _noted(note: str) -> Iterator[None]:
     except PluginLoadError as error:
         error.add_note(note)
         raise
+
+
+def _refused(owner: str, reason: str, text: str, **facts: object) -> PluginLoadError:
+    return PluginLoadError(f"plugin {owner} {text}", plugin=owner, reason=reason, **facts)
 
 
 def _wrong_type(what: str, path: str, expected: str, found: object) -> ConfigTypeError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pkgutil import resolve_name
 from typing import Any, TypeVar, overload
 
@@ -80,11 +81,7 @@ def transaction(
 
 
 class Registry:
-    """Types of one kind by key; safe for concurrent use.
-
-    Args:
-        kind: What is registered here, for example ``buffers``.
-    """
+    """Types of one kind, such as ``buffers``, by key; safe for concurrent use."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -105,21 +102,11 @@ class Registry:
     ) -> T: ...
 
     def register(self, name: Any = None, module: Any = None, force_overwrite: bool = False) -> Any:
-        """Register a class or callable, as a decorator or by a direct call.
+        """Register a class or callable, and return it.
 
-        ``@registry.register("key")`` and ``registry.register("key", cls)`` do the same; the
-        name defaults to ``__name__``.
-
-        Args:
-            name: The type key that configs name: text.
-            module: The class or callable; None makes this a decorator.
-            force_overwrite: Replace what has that name.
-
-        Returns:
-            What was registered, unchanged, or the decorator.
-
-        Raises:
-            DuplicateTypeError: the name is taken and ``force_overwrite`` is False.
+        ``@registry.register("key")`` and ``registry.register("key", cls)`` do the same; the name
+        defaults to ``__name__``. One that is taken is a DuplicateTypeError, unless
+        ``force_overwrite`` is given.
         """
         if callable(name) and module is None:  # bare @registry.register
             name, module = None, name
@@ -143,11 +130,7 @@ class Registry:
     def declare(
         self, name: str, place: str, owner: str = OWN_DISTRIBUTION, force_overwrite: bool = False
     ) -> None:
-        """Register ``module:attribute``, to be imported when the name is first asked for.
-
-        Raises:
-            DuplicateTypeError: as for ``register``.
-        """
+        """Register ``module:attribute``, to be imported when the name is first asked for."""
         self._add(name, Entry(owner, place=place), force_overwrite)
 
     def get(self, name: str) -> Any:
@@ -177,17 +160,18 @@ class Registry:
         return target
 
     def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call what has that name; an error raised inside passes through unchanged.
-
-        Raises:
-            UnknownPluginError: nothing has that name.
-        """
+        """Call what has that name; an error raised inside passes through unchanged."""
         return self.get(name)(*args, **kwargs)
 
     def query(self) -> list[str]:
         """Return the registered names, sorted."""
         with self._lock:
             return sorted(self._entries)
+
+    def entries(self) -> list[tuple[str, Entry]]:
+        """Return the names and what is known of them, sorted."""
+        with self._lock:
+            return sorted(self._entries.items(), key=itemgetter(0))
 
     def entry(self, name: str) -> Entry | None:
         """Return what is known of that name without importing it, or None."""
@@ -245,8 +229,6 @@ def unknown(
 
     Args:
         kind: What was looked among.
-        asked: The name.
-        known: The names that there are.
         advice: Further sentences, before the list of known names.
         **facts: More facts of the error, or others in place of its own.
     """

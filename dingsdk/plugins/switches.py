@@ -53,11 +53,7 @@ class Switches:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Switches:
-        """Read the four variables.
-
-        Raises:
-            ConfigError: a switch that is neither on nor off, or a misspelled variable.
-        """
+        """Read the variables; one that is misspelled, or neither on nor off, is a ConfigError."""
         for name in environ:
             if name.startswith("DINGSDK_") and "PLUGIN" in name and name not in VARIABLES:
                 nearest = nearest_name(name, VARIABLES)
@@ -77,11 +73,7 @@ class Switches:
         )
 
     def check(self, adverts: Iterable[Advert]) -> None:
-        """Refuse a name that is neither an installed plugin nor a module.
-
-        Raises:
-            ConfigError: there is one; it is most likely misspelled.
-        """
+        """Raise ConfigError for a name, probably misspelled, that is no plugin and no module."""
         installed = {name for advert in adverts for name in advert.names}
         for variable, listed in (
             ("DINGSDK_PLUGINS", self.plugins),

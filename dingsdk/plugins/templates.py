@@ -78,11 +78,7 @@ def template_files(kind: str) -> dict[str, str]:
 
 
 def render(kind: str, name: str) -> dict[str, str]:
-    """Return the files of a package of that kind by their path.
-
-    Raises:
-        ConfigError: there is no such kind, or the name cannot be used for it.
-    """
+    """Return the files of a package of that kind by their path; errors as ``new_plugin``."""
     template = TEMPLATES.get(kind)
     if template is None:
         nearest = nearest_name(kind, TEMPLATES)
