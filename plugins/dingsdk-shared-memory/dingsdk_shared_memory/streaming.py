@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_BYTES = 1 << 20
+LEAST_BYTES = 512 << 10
 """Smallest copy that goes past the caches; what is smaller is still there when it is read."""
 _LINE_BYTES = 64
 _CODE = """
