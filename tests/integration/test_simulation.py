@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import click
 import pytest
 from dingsdk_flask_fs.simulated import SimulatedFlaskFS
 from dingsdk_in_memory.simulated import SimulatedInMemory
 
 from dingsdk.testing.simulation import (
+    SeedSearch,
     Setting,
     SimulatedFault,
     Simulation,
     SimulationError,
     shrink,
+    simulate,
 )
+from dingsdk.testing.simulation.__main__ import main as command
 
 from ..mutants.simulation_mutants import MUTANTS
-from ..mutants.simulation_search import PAGE, page, read, search
+from ..mutants.simulation_search import PAGE, page, read, search, simulate_with
 
 EASY = {
     "a payload counts as often as it is announced",
@@ -59,8 +66,46 @@ def test_simulated_run_of_in_memory_keeps_its_promises() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [SimulatedFlaskFS, SimulatedInMemory])
 def test_simulated_runs_keep_their_promises(transport: Any) -> None:
-    for seed in range(2, 100):
-        simulation(seed, transport=transport).run()
+    with SeedSearch() as seeds:
+        found = seeds.first_failure(partial(simulate, transport=transport), range(2, 100))
+    if found.error is not None:
+        raise found.error
+    assert found.seeds == 98
+
+
+@pytest.mark.slow
+def test_search_with_two_processes_finds_the_seed_that_one_finds() -> None:
+    run = partial(simulate_with, "a payload counts as often as it is announced")
+    seeds = (6, 5, 4, 0)  # the last two fail
+    with SeedSearch(1) as alone, SeedSearch(2) as both:
+        expected = alone.first_failure(run, seeds)
+        found = both.first_failure(run, seeds)
+    assert expected.error is not None
+    assert found.error is not None
+    assert expected.error.facts["seed"] == found.error.facts["seed"] == 4
+    assert found.seeds == expected.seeds == 3
+    assert found.simulated_s == expected.simulated_s
+
+
+def test_search_ends_after_its_cpu_time() -> None:
+    run = partial(simulate, transport=SimulatedInMemory, faults=[], duration_s=1.0)
+    with SeedSearch(1) as search:
+        assert search.first_failure(run, range(3), cpu_limit_s=0.0).seeds == 1
+        whole = search.first_failure(run, range(3))
+    assert (whole.seeds, whole.error) == (3, None)
+    assert whole.simulated_s == pytest.approx(3 * (1.0 + 45.0 + 15.0 + 20.0 + 10.0), abs=0.01)
+
+
+def test_command_searches_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["dingsdk_in_memory.simulated:SimulatedInMemory", "--seeds", "2", "--processes=1"]
+    level = logging.root.manager.disable
+    try:
+        command(arguments, standalone_mode=False)
+    finally:
+        logging.disable(level)
+    assert re.match(r"2 seeds, [0-9,]+ simulated seconds in .* a second", capsys.readouterr().out)
+    with pytest.raises(click.BadParameter, match="no_such_module"):
+        command(["no_such_module:Transport"], standalone_mode=False)
 
 
 def test_same_seed_does_the_same_again() -> None:
@@ -302,7 +347,8 @@ def test_every_defect_can_be_made() -> None:
     ],
 )
 def test_defect_is_found(mutant: Any) -> None:
-    search(mutant, read(PAGE.read_text()).get(mutant.name))
+    with SeedSearch(1 if mutant.name in EASY else None) as seeds:
+        search(mutant, seeds, read(PAGE.read_text()).get(mutant.name))
 
 
 def test_page_names_every_defect() -> None:

@@ -6,9 +6,9 @@ python -m tests.mutants.simulation_search policy     those with this in their na
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import click
 from dingsdk_flask_fs.simulated import SimulatedFlaskFS
 
-from dingsdk.testing.simulation import Simulation, SimulationError
+from dingsdk.testing.simulation import SeedSearch, simulate
 from tests.mutants.simulation_mutants import DEFECTS, MUTANTS, Mutant
 
 MOST_SEEDS, MOST_S = 10_000, 120.0
@@ -43,25 +43,27 @@ class Found(NamedTuple):
     seconds: float
 
 
-def search(mutant: Mutant, before: Found | None = None) -> Found:
+def search(mutant: Mutant, with_seeds: SeedSearch, before: Found | None = None) -> Found:
     """Simulate one seed after the other with a defect; raise AssertionError if all runs go well.
 
     Args:
         mutant: The defect.
+        with_seeds: Runs them.
         before: What an earlier search found: the seed that found it is tried first.
     """
+    run = functools.partial(simulate_with, mutant.name)
     first = [] if before is None else [before.seeds - 1]
-    began, seeds = time.process_time(), 0
-    with mutant.applied():
-        for seed in chain(first, range(MOST_SEEDS)):
-            seeds += 1
-            try:
-                Simulation(seed, transport=SimulatedFlaskFS).run()
-            except SimulationError:
-                return Found(seeds, time.process_time() - began)
-            if time.process_time() - began > MOST_S:
-                break
-    raise AssertionError(f"{mutant.name}: not found with {seeds} seeds")
+    found = with_seeds.first_failure(run, chain(first, range(MOST_SEEDS)), MOST_S)
+    click.echo(f"{mutant.name}: {found.rate:,.0f} simulated seconds a second")
+    if found.error is None:
+        raise AssertionError(f"{mutant.name}: not found with {found.seeds} seeds")
+    return Found(found.seeds, found.cpu_s)
+
+
+def simulate_with(name: str, seed: int) -> float:
+    """Simulate a run with the defect of that name; return its virtual seconds."""
+    with next(each for each in MUTANTS if each.name == name).applied():
+        return simulate(seed, transport=SimulatedFlaskFS)
 
 
 def page(found: Mapping[str, Found]) -> str:
@@ -89,18 +91,19 @@ def main() -> int:
     """Look for defects, and write the page."""
     logging.disable()
     is_any_left = False
-    for mutant in MUTANTS:
-        if not all(word in mutant.name for word in sys.argv[1:]):
-            continue
-        found = read(PAGE.read_text())
-        found.pop(mutant.name, None)
-        try:
-            found[mutant.name] = search(mutant)
-            click.echo(f"{mutant.name}: {found[mutant.name]}")
-        except AssertionError as error:
-            click.echo(str(error))
-            is_any_left = True
-        PAGE.write_text(page(found))
+    with SeedSearch() as with_seeds:
+        for mutant in MUTANTS:
+            if not all(word in mutant.name for word in sys.argv[1:]):
+                continue
+            found = read(PAGE.read_text())
+            found.pop(mutant.name, None)
+            try:
+                found[mutant.name] = search(mutant, with_seeds)
+                click.echo(f"{mutant.name}: {found[mutant.name]}")
+            except AssertionError as error:
+                click.echo(str(error))
+                is_any_left = True
+            PAGE.write_text(page(found))
     return int(is_any_left)
 
 

@@ -1,0 +1,134 @@
+"""Simulated runs of one seed after the other, on all cores."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import math
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Self
+
+from dingsdk.data.spawn import spawn_context
+from dingsdk.testing.simulation.simulation import Simulation, SimulationError
+
+RUN_TIMEOUT_S = 600.0
+"""How long to wait for the run of one seed, which takes a second or so."""
+
+
+class Searched(NamedTuple):
+    """What a search over seeds found.
+
+    Attributes:
+        seeds: How many were run, up to the first that fails.
+        error: How that one fails; None if all runs went well.
+        simulated_s: Virtual seconds of these runs together.
+        cpu_s: CPU time of these runs.
+        wall_s: How long the search took.
+    """
+
+    seeds: int
+    error: SimulationError | None
+    simulated_s: float
+    cpu_s: float
+    wall_s: float
+
+    @property
+    def rate(self) -> float:
+        """Simulated seconds a second of the whole search."""
+        return self.simulated_s / self.wall_s
+
+
+def simulate(seed: int, **given: Any) -> float:
+    """Run a ``Simulation`` of these arguments; return its virtual seconds."""
+    made = Simulation(seed, **given)
+    made.run()
+    return made.world.now
+
+
+class SeedSearch:
+    """Runs seeds in processes of its own, and finds the seed that one process would find first.
+
+    Args:
+        processes: How many; None for one a core. With 1 seeds are run in this process.
+
+    Example:
+        ``SeedSearch().first_failure(partial(simulate, transport=SimulatedFlaskFS), range(400))``
+        within ``with``.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        self.processes = processes or len(os.sched_getaffinity(0))
+        self._pool: Any = None
+
+    def __enter__(self) -> Self:
+        if self.processes > 1:
+            context = spawn_context("processes")
+            self._pool = context.Pool(self.processes, logging.disable, (logging.CRITICAL,))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+            self._pool = None
+
+    def first_failure(
+        self,
+        run: Callable[[int], float],
+        seeds: Iterable[int],
+        cpu_limit_s: float = math.inf,
+    ) -> Searched:
+        """Run seeds in their order until one fails.
+
+        Args:
+            run: Runs a seed and returns its virtual seconds, or raises ``SimulationError``;
+                other processes import it by name.
+            seeds: In the order in which to try them.
+            cpu_limit_s: CPU time of the runs after which no further one counts.
+
+        Raises:
+            TimeoutError: a run did not end, or its process died.
+        """
+        began, timed = time.monotonic(), functools.partial(_timed, run)
+        count, error, simulated_s, cpu_s = 0, None, 0.0, 0.0
+        for error, virtual_s, used_s in self._results(timed, seeds):
+            count, simulated_s, cpu_s = count + 1, simulated_s + virtual_s, cpu_s + used_s
+            if error is not None or cpu_s > cpu_limit_s:
+                break
+        return Searched(count, error, simulated_s, cpu_s, time.monotonic() - began)
+
+    def _results(self, run: Callable[[int], _Result], seeds: Iterable[int]) -> Iterable[_Result]:
+        """Yield results in the order of the seeds."""
+        if self._pool is None:
+            yield from map(run, seeds)
+            return
+        rest, begun = iter(seeds), deque[tuple[int, Any]]()
+        while True:
+            for seed in itertools.islice(rest, 2 * self.processes - len(begun)):
+                begun.append((seed, self._pool.apply_async(run, (seed,))))
+            if not begun:
+                return
+            seed, result = begun.popleft()
+            try:
+                yield result.get(RUN_TIMEOUT_S)
+            except multiprocessing.TimeoutError:
+                text = f"the run of seed {seed} gave no result within {RUN_TIMEOUT_S:.0f} s"
+                raise TimeoutError(text) from None
+
+
+_Result = tuple[SimulationError | None, float, float]
+"""How a run failed, its virtual seconds and its CPU time."""
+
+
+def _timed(run: Callable[[int], float], seed: int) -> _Result:
+    began = time.process_time()
+    try:
+        error, virtual_s = None, run(seed)
+    except SimulationError as raised:
+        error, virtual_s = raised, float(raised.facts["at"])
+    return error, virtual_s, time.process_time() - began
