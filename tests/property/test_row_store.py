@@ -149,6 +149,21 @@ def test_lost_payload_is_looked_for_once_and_keeps_its_first_reason() -> None:
     assert loads == ["damaged", "gone", "damaged"]
 
 
+def test_dropped_payload_is_forgotten() -> None:
+    store = RowStore(8, {}, lambda *name: SampleBatch({"value": np.arange(4)}), LEAST)
+    store.announce({"p": 0, "q": 1, "r": 2})
+    store.gather(np.asarray([0, 1]), np.asarray([0, 0]))
+    store.keep({0: np.asarray([1, 2])})
+    store.drop(np.asarray([0, 2, 3]))  # 3 is unknown, and the first beyond all that are known
+    assert store.known().tolist() == [1]
+    with pytest.raises(ProtocolError):
+        store.gather(np.asarray([1, 0]), np.asarray([3, 1]))
+
+    store.announce({"p": 0})  # again, with all of its rows
+    batch = store.gather(np.asarray([0, 0, 1]), np.asarray([3, 0, 3]))
+    assert batch.columns["value"].tolist() == [3, 0, 3]
+
+
 def test_gathered_batch_is_owned() -> None:
     store = RowStore(10, {}, lambda *name: SampleBatch({"value": np.arange(4)}))
     store.announce({"p": 0})
@@ -220,6 +235,33 @@ def test_payloads_fill_the_reserved_rows_before_there_are_more() -> None:
     assert (store.rows, store.ring_rows) == (LEAST, LEAST)
 
 
+@pytest.mark.parametrize("gone", [[0], [1], [3], [0, 1], [1, 2]], ids=str)
+def test_a_payload_goes_where_others_of_its_length_were(gone: list[int]) -> None:
+    def load(name: str, digest: str | None) -> SampleBatch:
+        return SampleBatch({"value": [int(name)] * (4 * len(gone) if name == "4" else 4)})
+
+    store = RowStore(LEAST, {}, load, LEAST)
+    store.announce({str(number): number for number in range(5)})
+    store.gather(np.arange(4), np.zeros(4, np.int64))  # these fill the ring
+    store.drop(np.asarray(gone))
+    held = [number for number in range(5) if number not in gone]
+    batch = store.gather(np.asarray(held), np.full(len(held), 3))
+    assert batch.columns["value"].tolist() == held
+    assert (store.rows, store.ring_rows) == (LEAST, LEAST)
+
+
+def test_room_is_looked_for_from_the_newest_payload_on_and_then_from_the_start() -> None:
+    store = RowStore(LEAST, {}, lambda name, _: SampleBatch({"value": [int(name)] * 4}), LEAST)
+    store.announce({str(number): number for number in range(6)})
+    store.gather(np.arange(4), np.zeros(4, np.int64))
+    for gone, number in ((1, 4), (0, 5)):
+        store.drop(np.asarray([gone]))
+        store.gather(np.asarray([number]), np.asarray([0]))
+    batch = store.gather(np.asarray([5, 4, 2, 3]), np.full(4, 3))
+    assert batch.columns["value"].tolist() == [5, 4, 2, 3]
+    assert store.ring_rows == LEAST
+
+
 def test_memory_is_given_back_when_payloads_leave() -> None:
     store = RowStore(8, {}, hundreds, LEAST)
     store.announce({str(number): number for number in range(100)})
@@ -273,7 +315,7 @@ def test_rows_of_one_payload_do_not_rely_on_another() -> None:
         obs = np.arange(4, dtype=np.float32)[:, None] + {"a": 0, "b": 3, "c": 50}[name]
         return SampleBatch({"obs": obs[:-1], "next_obs": obs[1:]})
 
-    store = RowStore(8, {"type": "array", "next_of": "obs"}, load)
+    store = RowStore(6, {"type": "array", "next_of": "obs"}, load, 6)  # room for two
     store.announce({"a": 0, "b": 1, "c": 2})
     store.gather(np.asarray([0]), np.asarray([2]))
     store.gather(np.asarray([1]), np.asarray([0]))  # its first obs is the next one of a's last row
@@ -281,3 +323,4 @@ def test_rows_of_one_payload_do_not_rely_on_another() -> None:
     store.gather(np.asarray([2]), np.asarray([0]))  # takes the place of b
     batch = store.gather(np.asarray([0]), np.asarray([2]))
     assert batch.columns["next_obs"].tolist() == [[3.0]]
+    assert store.ring_rows == 6

@@ -19,6 +19,9 @@ from dingsdk.worker.replay_buffer.storage import in_grid
 MOST_SHARE, GROWN_SHARE = 1.3, 1.15
 """Rows of the ring for each row held: at most, and where it was just made longer."""
 
+_ABSENT = -1
+"""Where the rows of a payload begin that is not held."""
+
 
 class RowStore:
     """Holds payloads as contiguous extents of one array storage.
@@ -59,7 +62,8 @@ class RowStore:
         self._names: dict[int, tuple[str, str | None]] = {}
         self._lost: dict[int, str] = {}
         """Why payloads could not be read: to look for them again would cost every batch a wait."""
-        self._offsets = np.full(1024, -1, dtype=np.int64)
+        self._offsets = np.zeros(0, np.int64)
+        """Where the rows of a payload begin, by its number."""
         self._kept: dict[int, NDArray[np.int64]] = {}
         """The rows that are held of a payload, ascending, where these are not all."""
         self._extents: list[tuple[int, int, int]] = []  # (start, end, number), by start
@@ -95,7 +99,7 @@ class RowStore:
             self._lost.pop(number, None)
             self._kept.pop(number, None)
             if number < len(self._offsets):
-                self._offsets[number] = -1
+                self._offsets[number] = _ABSENT
         self._shrink()
 
     def keep(self, kept: Mapping[int, NDArray[np.int64]]) -> None:
@@ -128,11 +132,11 @@ class RowStore:
         """
         number = int(payloads.max())
         if number >= len(self._offsets):
-            room = np.full(2 * (number + 1) - len(self._offsets), -1, dtype=np.int64)
+            room = np.full(number + 1, _ABSENT)
             self._offsets = np.concatenate([self._offsets, room])
         offsets = self._offsets[payloads]
-        if offsets.min() < 0:
-            self._load_all(sorted(set(payloads[offsets < 0].tolist())))
+        if offsets.min() == _ABSENT:
+            self._load_all(sorted(set(payloads[offsets == _ABSENT].tolist())))
         where = self._positions(payloads, rows)
         return self._take(where)
 
@@ -197,7 +201,7 @@ class RowStore:
             return None
         start = self._head if self._head + size <= self.ring_rows else 0
         for _ in range(len(self._extents) + 2):
-            index = bisect.bisect_left(self._extents, (start + size, 0, 0)) - 1
+            index = bisect.bisect_left(self._extents, (start + size,)) - 1
             if index < 0 or self._extents[index][1] <= start:
                 return start
             start = self._extents[index][1]
