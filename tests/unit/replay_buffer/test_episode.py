@@ -298,18 +298,20 @@ def test_a_buffer_on_disk_goes_on_where_it_was_closed(
         assert held(buffer) == expected
 
 
+@pytest.mark.parametrize("left", [1, 3], ids="{} left".format)  # after 1, into the first rows
 @pytest.mark.parametrize("storage", STORAGES[2:])
 def test_a_push_that_was_cut_off_leaves_the_episodes_of_before(
-    tmp_path: Path, storage: dict[str, Any]
+    tmp_path: Path, storage: dict[str, Any], left: int
 ) -> None:
     with opened(tmp_path / "rows", storage) as buffer:
-        for n in range(CAPACITY + 3):
+        for n in range(CAPACITY + left):
             buffer.push([episode_of(n)], 0)
         store = buffer._storage
         assert store is not None
         # All that a push does but for its last step, which makes it count.
-        store.put(np.array([3, 4, 0]), store.accept([episode_of(n) for n in range(90, 93)]))
-    for first in (3, 5):
+        where = (left + np.arange(3)) % CAPACITY
+        store.put(where, store.accept([episode_of(n) for n in range(90, 93)]))
+    for first in (left, left + 2):
         with opened(tmp_path / "rows", storage) as buffer:
             assert held(buffer) == [episode_of(n) for n in range(first, first + CAPACITY)]
             buffer.push([episode_of(first + CAPACITY), episode_of(first + CAPACITY + 1)], 0)

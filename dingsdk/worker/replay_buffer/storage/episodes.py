@@ -179,10 +179,9 @@ class EpisodeColumns(EpisodeStorage):
         self._forget()
 
     def commit(self, state: Mapping[str, int]) -> None:
-        count = state["valid_count"]
-        # The ring that the columns know of is empty, as none of their rows is ever the oldest.
-        known = {"tail": 0, "valid_count": 0, "push_count": state["push_count"]}
-        self._rows.commit({**known, "first": self._next - count, "next": self._next})
+        first = self._next - state["valid_count"]
+        count = state["push_count"]
+        self._rows.commit({"push_count": count, "first": first, "next": self._next})
 
     def recovered(self) -> dict[str, int] | None:
         state = self._rows.recovered()

@@ -122,8 +122,8 @@ class MemmapStorage(ArrayStorage):
         else:
             start, stop, n = int(where.min()), int(where.max()) + 1, len(where)
         self._n_used = max(self._n_used, stop)
-        state = self._state
-        if state is not None and start < state["valid_count"]:
+        state, holds_episodes = self._state, self._made_with["episodes"]
+        if state is not None and not holds_episodes and start < state["valid_count"]:
             # From here until the push is complete, these rows are neither the old nor the new ones.
             self._record({**state, "cut": n})
         physical = self._physical(where)
@@ -316,7 +316,6 @@ class MemmapStorage(ArrayStorage):
                     expected=wanted,
                 )
         state = folder.read_record()
-        count = self._place_ring(folder, state)
         holds_episodes = self._made_with["episodes"]
         if holds_episodes:
             self.capacity = folder.size_bytes(_MARKS) // 8
@@ -339,6 +338,7 @@ class MemmapStorage(ArrayStorage):
                 marks[marks >= state.get("next", 0)] = 0
                 live = marks >= max(state.get("first", 0), 1)
             else:
+                count = self._place_ring(folder, state)
                 live[(np.arange(count) + self._shift) % capacity] = True
             if self._following is not None:
                 self._following.recover(live, self._open_own(folder))
