@@ -67,6 +67,9 @@ of packages: their tests run copies of them."""
 REFERENCE = "tests/docs/test_reference.py"
 """Its tests compare all defaults and bounds of config sections with the written pages."""
 
+RECORDED_AT_ONCE = 40
+"""Test files whose record is written together: a run that is stopped loses no more."""
+
 LONGEST_S = 120.0
 """No mutant is tried with tests that take longer than this together; the slowest are left out."""
 
@@ -93,9 +96,10 @@ def main() -> int:
     with concurrent.futures.ProcessPoolExecutor(
         options.jobs, initializer=_start_worker, initargs=(tree,)
     ) as pool:
-        if stale:
-            click.echo(f"recording what {len(stale)} test files cover")
-            coverage_map.record(stale, copy.root, copy.python, options.jobs)
+        for at in range(0, len(stale), RECORDED_AT_ONCE):
+            click.echo(f"recording what test files cover, {at} of {len(stale)} done")
+            part = stale[at : at + RECORDED_AT_ONCE]
+            coverage_map.record(part, copy.root, copy.python, options.jobs)
         for test in coverage_map.broken():
             click.echo(f"fails without a mutant, not counted: {test}")
         mutants = _draw(tree, options.seed, options.count, options.areas)

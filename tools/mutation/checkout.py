@@ -143,8 +143,9 @@ class Checkout:
         copied.write_text(json.dumps(now))
 
     def _name_packages(self) -> None:
-        """Have the environment find this copy, its plugins, and all that is installed."""
-        packages = [self.root, *sorted((self.root / "plugins").glob("*/"))]
+        """Have the environment find this copy, its plugins, examples, and all that is installed."""
+        folders = [self.root / "plugins", self.root / "docs" / "examples"]
+        packages = [self.root, *(each for folder in folders for each in sorted(folder.glob("*/")))]
         paths = map(str, [*packages, sysconfig.get_path("purelib")])
         (self._site() / "copy.pth").write_text("\n".join(paths) + "\n")
 
