@@ -12,7 +12,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
-from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.columns import rows_to_columns
-from dingsdk.data.pytree import flatten, map_leaves
+from dingsdk.data.pytree import flatten, map_leaves, part_of
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import (
     ConfigError,
@@ -349,9 +348,18 @@ class BasePolicy(Configurable, ABC):
     def on_loaded(self, missing: Set[str]) -> None:
         """Bring parts of ``state`` to a start that a loaded state did not have.
 
+        ``target_<name>`` becomes a copy of the part ``<name>``, and an ``Adam`` begins anew.
+
         Args:
             missing: Their names; never ``model``.
         """
+        parts = self.state()
+        for name in missing:
+            part, source = parts[name], parts.get(name.removeprefix("target_"))
+            if isinstance(part, Adam):
+                part.reset()
+            elif name.startswith("target_") and source is not None:
+                part.load_state_dict(source.state_dict())
 
     def tensor(self, obs: Any) -> Any:
         """Return observation columns, arrays or tensors, as tensors on ``device``.
@@ -647,7 +655,7 @@ class BasePolicy(Configurable, ABC):
         made = self.samples(columns, np.array([len(piece)]))
         # Rows of tensors, as the transitions are in the dict form; they share its memory.
         tensors = made.tensors()
-        return [map_leaves(itemgetter(row), tensors) for row in range(len(made))]
+        return [part_of(tensors, row) for row in range(len(made))]
 
     def _get_attribute(self, key: str) -> Any:
         if key == "acting_state":
@@ -723,7 +731,7 @@ class BasePolicy(Configurable, ABC):
             return
         obs, mask = batch["obs"], batch.get("mask")
         if mask is not None and mask.ndim == 2:
-            obs = map_leaves(lambda column: column[mask], obs)
+            obs = part_of(obs, mask)
         for encoder in self._encoders:
             encoder.features.measure(obs, self._average)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dingsdk.config import Count
 from dingsdk.errors import ConfigError
 from dingsdk.policy.sections import ModelSection
-from dingsdk.policy.spaces import check_mask, obs_shape, unsupported_space
+from dingsdk.policy.spaces import actions_of, check_mask, obs_shape, unsupported_space
 
 _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
@@ -123,13 +123,14 @@ class ActionDistribution(nn.Module, ABC):
             another ``column``.
         """
 
-    @abstractmethod
-    def mode(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
+    def mode(self, outputs: NDArray[np.floating[Any]]) -> NDArray[Any]:
         """Return the most probable actions [n, ...]."""
+        found: NDArray[Any] = self.mode_tensor(torch.from_numpy(outputs)).numpy()
+        return found
 
     @abstractmethod
     def mode_tensor(self, outputs: Tensor) -> Tensor:
-        """Return what ``mode`` does, computed by torch alone."""
+        """Return what ``mode`` does, of a tensor."""
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,11 +166,6 @@ class Categorical(ActionDistribution):
         action = self.mode(outputs + rng.gumbel(size=outputs.shape))
         log_prob, _ = self.evaluate(torch.from_numpy(outputs), torch.from_numpy(action))
         return {"action": action, "log_prob": log_prob.numpy()}
-
-    def mode(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-        borders = np.cumsum(self.counts)[:-1]
-        found = [part.argmax(1) for part in np.split(outputs, borders, 1)]
-        return found[0] if self._is_scalar else np.stack(found, 1)
 
     def mode_tensor(self, outputs: Tensor) -> Tensor:
         found = [part.argmax(1) for part in torch.split(outputs, self.counts, 1)]
@@ -213,9 +209,6 @@ class Gaussian(ActionDistribution):
         raw = outputs + self.log_std.detach().exp().cpu().numpy() * noise
         log_prob, _ = self._evaluate(mean, torch.from_numpy(raw), self.log_std.detach().cpu())
         return {"action": self._box.clip(raw), "raw_action": raw, "log_prob": log_prob.numpy()}
-
-    def mode(self, outputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._box.clip(outputs)
 
     def mode_tensor(self, outputs: Tensor) -> Tensor:
         return outputs.clamp(torch.from_numpy(self._box.low), torch.from_numpy(self._box.high))
@@ -279,28 +272,15 @@ def make_distribution(model: ActionModelSection) -> ActionDistribution:
 
 
 def action_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return the sizes and bounds in ``ActionModelSection`` of an env.
+    """Return the sizes and bounds in ``ActionModelSection`` of an env; as ``discrete_model``.
 
-    Args:
-        policy: Type key of the policy, for messages.
-        observation_space: See ``obs_shape``.
-        action_space: A Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of
-            floats of one dimension.
-
-    Raises:
-        ConfigError: the spaces are others.
+    Actions are a Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats
+    of one dimension.
     """
-    from gymnasium import spaces
-
     check_mask(policy, observation_space, action_space)
-    found: dict[str, Any] = {"obs_shape": obs_shape(policy, observation_space)}
-    if isinstance(action_space, spaces.Discrete) and action_space.start == 0:
-        return {**found, "action_space": "discrete", "action_shape": int(action_space.n)}
-    if isinstance(action_space, spaces.MultiDiscrete) and _is_vector_from_zero(action_space):
-        counts = [int(count) for count in action_space.nvec]
-        return {**found, "action_space": "multi_discrete", "action_shape": counts}
-    if _is_float_vector(action_space):
-        return {**found, "action_space": "continuous", **_bounds(action_space)}
+    found = {"obs_shape": obs_shape(policy, observation_space), **actions_of(action_space)}
+    if len(found) > 1:
+        return found
     raise unsupported_space(
         policy,
         "action",
@@ -311,41 +291,16 @@ def action_model(policy: str, observation_space: Any, action_space: Any) -> dict
 
 
 def box_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return ``{obs_shape, action_shape, action_low, action_high}`` of an env.
+    """Return the sizes and bounds in ``BoxModelSection`` of an env; as ``discrete_model``.
 
-    Args:
-        policy: Type key of the policy, for messages.
-        observation_space: A Box of one dimension.
-        action_space: A Box of floats of one dimension, with finite bounds.
-
-    Raises:
-        ConfigError: the spaces are others.
+    Observations are a Box of one dimension, actions one of floats with finite bounds.
     """
-    found = obs_shape(policy, observation_space)
-    if not isinstance(found, int):
+    shape, found = obs_shape(policy, observation_space), actions_of(action_space)
+    if not isinstance(shape, int):
         raise unsupported_space(policy, "observation", observation_space, "a Box of one dimension")
-    if not (_is_float_vector(action_space) and action_space.is_bounded()):
+    if found.pop("action_space", None) != "continuous" or not action_space.is_bounded():
         supported = (
             "a Box of floats of one dimension with finite bounds, the lower ones below the upper"
         )
         raise unsupported_space(policy, "action", action_space, supported)
-    return {"obs_shape": found, **_bounds(action_space)}
-
-
-def _is_vector_from_zero(space: Any) -> bool:
-    return len(space.shape) == 1 and not np.any(space.start)
-
-
-def _is_float_vector(space: Any) -> bool:
-    from gymnasium import spaces
-
-    is_box = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f"
-    return is_box and bool((space.low < space.high).all())
-
-
-def _bounds(space: Any) -> Mapping[str, Any]:
-    return {
-        "action_shape": int(space.shape[0]),
-        "action_low": space.low.astype(float).tolist(),
-        "action_high": space.high.astype(float).tolist(),
-    }
+    return {"obs_shape": shape, **found}

@@ -14,7 +14,7 @@ from torch import Tensor
 from dingsdk.config import Count, Finite, NotNegative, Positive, Share
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
-from dingsdk.data.pytree import map_leaves
+from dingsdk.data.pytree import part_of
 from dingsdk.policy.adam import Adam
 from dingsdk.policy.base import BasePolicy, Stateful
 from dingsdk.policy.distributions import ActionModelSection, action_model, make_distribution
@@ -164,9 +164,9 @@ class PPOPolicy(BasePolicy):
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         last = ends - 1
-        next_obs, state = _rows(columns.pop("next_obs"), last), None
+        next_obs, state = part_of(columns.pop("next_obs"), last), None
         if self.state_size:
-            _, _, state = self._forward(_rows(columns["obs"], last), columns["state"][last])
+            _, _, state = self._forward(part_of(columns["obs"], last), columns["state"][last])
             columns["is_first"] = _first_rows(ends, self.section.learn.sequence_len)
         bootstrap = self._forward(next_obs, state)[1]
         columns["advantage"] = gae(
@@ -184,29 +184,41 @@ class PPOPolicy(BasePolicy):
         learn, column = self.section.learn, self._network.distribution.column
         names = ("obs", column, "log_prob", "value", "advantage", "return")
         trained = {name: batch[name] for name in names}
+        sequences = None
         if isinstance(self._network, RecurrentActorCritic):
-            starts = batch["is_first"].clone()
-            starts[0] = True
-            sequences = _Sequences(starts.nonzero().squeeze(1), len(starts), batch["state"])
-        else:
-            sequences = None
+            is_first = batch["is_first"].clone()
+            is_first[0] = True
+            starts = is_first.nonzero().squeeze(1)
+            lengths = torch.diff(starts, append=starts.new_tensor([len(is_first)]))
+            sequences = starts, lengths, batch["state"][starts]
         logs: list[dict[str, Any]] = []
         for _ in range(learn.epoch_per_collect):
             for rows, *unrolled in self._minibatches(len(batch["advantage"]), sequences):
-                part = {name: _rows(each, rows) for name, each in trained.items()}
+                part = {name: part_of(each, rows) for name, each in trained.items()}
                 logs.append(self._step(part, *unrolled))
                 if learn.target_kl is not None and logs[-1]["approx_kl"] > learn.target_kl:
                     return logs
         return logs
 
-    def _minibatches(self, size: int, sequences: _Sequences | None) -> Iterator[tuple[Tensor, ...]]:
-        """Return the rows of each minibatch, and what ``unroll`` takes beside them."""
+    def _minibatches(
+        self, size: int, sequences: tuple[Tensor, Tensor, Tensor] | None
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Return the rows of each minibatch, and what ``unroll`` takes beside them.
+
+        ``sequences`` are the first rows, lengths and first states of those that rows are drawn in.
+        """
         count = max(1, round(size / self.section.learn.batch_size))
-        drawn = size if sequences is None else len(sequences)
+        drawn = size if sequences is None else len(sequences[0])
         order = torch.from_numpy(self.rng.permutation(drawn)).to(self.device)
         # Of almost equal sizes: a few rows left over would make a noisy step.
         for part in torch.tensor_split(order, min(count, drawn)):
-            yield (part,) if sequences is None else sequences.padded(part)
+            if sequences is None:
+                yield (part,)
+                continue
+            starts, lengths, states = (each[part] for each in sequences)
+            times = torch.arange(int(lengths.max()), device=self.device).unsqueeze(1)
+            mask = times < lengths
+            yield (starts + times)[mask], states, mask
 
     def _step(
         self,
@@ -246,35 +258,6 @@ class PPOPolicy(BasePolicy):
                 ]
             ).tolist()
         return dict(zip(_LOGGED, means, strict=True), grad_norm=norm)
-
-
-class _Sequences:
-    """Sequences of rows that lie end to end.
-
-    Args:
-        starts: int64[k], ascending, the first row of each.
-        size: Number of rows.
-        state: float32[size, state_size], the recurrent state before each row.
-    """
-
-    def __init__(self, starts: Tensor, size: int, state: Tensor) -> None:
-        self._starts, self._state = starts, state
-        self._lengths = torch.diff(starts, append=starts.new_tensor([size]))
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def padded(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rows of some sequences, their first states, and the mask for ``unroll``."""
-        starts, lengths = self._starts[chosen], self._lengths[chosen]
-        times = torch.arange(int(lengths.max()), device=starts.device).unsqueeze(1)
-        mask = times < lengths
-        return (starts + times)[mask], self._state[starts], mask
-
-
-def _rows(columns: Any, rows: Any) -> Any:
-    """Return some rows of a column, or of each in a nest of dicts."""
-    return map_leaves(lambda column: column[rows], columns)
 
 
 def _first_rows(ends: NDArray[np.int64], sequence_len: int) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dingsdk.config import Count, Held, Part, Share, Whole, preset
 from dingsdk.data import SampleBatch
-from dingsdk.data.action_mask import legal_actions
-from dingsdk.data.pytree import map_leaves
+from dingsdk.data.pytree import map_leaves, part_of
 from dingsdk.policy.dqn import (
     DQNLearnSection,
     DQNModelSection,
@@ -145,44 +144,8 @@ class R2D2Policy(DQNPolicy):
             dueling=model.dueling,
         )
 
-    def act(
-        self,
-        obs: Any,
-        env_ids: Sequence[int] | None = None,
-        *,
-        explore: bool,
-        eps: float | None = None,
-        state: NDArray[np.float32] | None = None,
-        **setting: Any,
-    ) -> dict[str, NDArray[Any]]:
-        """Return the best action of each row, or with probability ``eps`` a random one.
-
-        Args:
-            obs: Columns ``[n, ...]`` of the env's observation space.
-            env_ids: The env of each row, for messages.
-            explore: Whether to use ``eps``.
-            eps: As in ``DQNPolicy.act``.
-            state: float32[n, state_size], recurrent states before the step.
-
-        Raises:
-            NonFiniteError: an action value is NaN or infinite.
-            SchemaMismatchError: ``obs["action_mask"]`` allows no action.
-        """
-        legal = legal_actions(obs, env_ids)
-        found, after = self._step(self._acting_network, self.tensor(obs), self.tensor(state))
-        values, next_state = self.array(found), self.array(after)
-        self.check_finite(values, obs, env_ids)
-        return {
-            "action": self._choose(values, legal, explore, eps),
-            "next_state": next_state,
-        }
-
-    def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
-        values, after = self._step(network, obs, *state)
-        return values.argmax(1), after
-
-    def _step(self, network: RecurrentQNetwork, obs: Any, state: Tensor) -> tuple[Tensor, Tensor]:
-        values, after = network.forward(map_leaves(lambda leaf: leaf.unsqueeze(1), obs), state)
+    def _step(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
+        values, after = network.forward(map_leaves(lambda leaf: leaf.unsqueeze(1), obs), *state)
         return values.squeeze(1), after
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
@@ -202,7 +165,7 @@ class R2D2Policy(DQNPolicy):
         rows = start + np.arange(-learn.burn_in, learn.sequence_length)
         mask = (rows >= begins.repeat(counts)[:, None]) & (rows < ends.repeat(counts)[:, None])
         rows = np.where(mask, rows, start)
-        return SampleBatch({**map_leaves(lambda leaf: leaf[rows], columns), "mask": mask})
+        return SampleBatch({**part_of(columns, rows), "mask": mask})
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Train once on a batch of sequences.
@@ -223,8 +186,8 @@ class R2D2Policy(DQNPolicy):
         everywhere = torch.ones_like(action, dtype=torch.bool)
         mask: Tensor = batch["mask"].bool() if "mask" in batch else everywhere
         obs = self._observations(batch["obs"], batch["next_obs"], mask)
-        before = map_leaves(lambda leaf: leaf[:, :burn_in], obs)
-        after = map_leaves(lambda leaf: leaf[:, burn_in:], obs)
+        before = part_of(obs, np.s_[:, :burn_in])
+        after = part_of(obs, np.s_[:, burn_in:])
         first = mask.float().argmax(1)
         state = batch["state"][torch.arange(len(first), device=self.device), first].float()
 

@@ -29,14 +29,36 @@ def discrete_model(policy: str, observation_space: Any, action_space: Any) -> di
     Raises:
         ConfigError: the spaces are others.
     """
-    from gymnasium import spaces
-
-    if not (isinstance(action_space, spaces.Discrete) and action_space.start == 0):
+    found = actions_of(action_space)
+    if found.pop("action_space", None) != "discrete":
         raise unsupported_space(policy, "action", action_space, "a Discrete that starts at 0")
     check_mask(policy, observation_space, action_space)
+    return {"obs_shape": obs_shape(policy, observation_space), **found}
+
+
+def actions_of(space: Any) -> dict[str, Any]:
+    """Return ``action_space``, ``action_shape`` and of a Box its bounds; empty for other spaces.
+
+    Args:
+        space: A Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats
+            of one dimension.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return {"action_space": "discrete", "action_shape": int(space.n)}
+    if len(space.shape or ()) != 1:
+        return {}
+    if isinstance(space, spaces.MultiDiscrete) and not space.start.any():
+        return {"action_space": "multi_discrete", "action_shape": space.nvec.tolist()}
+    is_box = isinstance(space, spaces.Box) and space.dtype.kind == "f"
+    if not is_box or not (space.low < space.high).all():
+        return {}
     return {
-        "obs_shape": obs_shape(policy, observation_space),
-        "action_shape": int(action_space.n),
+        "action_space": "continuous",
+        "action_shape": int(space.shape[0]),
+        "action_low": space.low.astype(float).tolist(),
+        "action_high": space.high.astype(float).tolist(),
     }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.policy.exploration import EpsilonGreedy
+from dingsdk.policy.dqn import EpsilonGreedy
 
 COUNTS = [1, 7, 64, 3, 1500, 8, 1024, *[300] * 8]
 EPS = [0.5, 0.5, 0.1, 1.0, 0.3, 0.3, 1e-3, *[0.9] * 8]

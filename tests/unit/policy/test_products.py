@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dingsdk.policy.products import ReLULayer, linear, matmul
+from dingsdk.policy.sac import ReLULayer, linear, matmul
 
 SHAPES = [(3, 5, 2), (250, 90, 130), (2, 2000, 1001)]
 """Rows, inputs and outputs; the last two are large."""
