@@ -3,64 +3,43 @@
 This package needs numpy; torch is imported only by the functions that hand out tensors.
 """
 
-from dingsdk.data.action_mask import legal_actions
-from dingsdk.data.connections import Connections
-from dingsdk.data.container import (
-    FrameInfo,
-    decode_batch,
-    decode_frame,
-    decode_json,
-    decode_safetensors,
-    encode_batch,
-    encode_frame,
-    encode_json,
-    encode_safetensors,
-)
-from dingsdk.data.dataloader import AsyncDataLoader
-from dingsdk.data.files import Buffer, Folder, PrivateDir, check_id, open_private
-from dingsdk.data.locks import LockContext, LockContextType
-from dingsdk.data.sample_batch import RowLoaders, SampleBatch, collate
-from dingsdk.data.secret import (
-    Secret,
-    check_reach,
-    create_secret,
-    find_secret,
-    is_loopback,
-    named_secret,
-)
-from dingsdk.data.seeding import derive_seed
-from dingsdk.data.wire import decode_message, encode_message
+from __future__ import annotations
 
-__all__ = [
-    "AsyncDataLoader",
-    "Buffer",
-    "Connections",
-    "Folder",
-    "FrameInfo",
-    "LockContext",
-    "LockContextType",
-    "PrivateDir",
-    "RowLoaders",
-    "SampleBatch",
-    "Secret",
-    "check_id",
-    "check_reach",
-    "collate",
-    "create_secret",
-    "decode_batch",
-    "decode_frame",
-    "decode_json",
-    "decode_message",
-    "decode_safetensors",
-    "derive_seed",
-    "encode_batch",
-    "encode_frame",
-    "encode_json",
-    "encode_message",
-    "encode_safetensors",
-    "find_secret",
-    "is_loopback",
-    "legal_actions",
-    "named_secret",
-    "open_private",
-]
+from typing import TYPE_CHECKING
+
+from dingsdk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dingsdk.data.action_mask import legal_actions as legal_actions
+    from dingsdk.data.connections import Connections as Connections
+    from dingsdk.data.container import FrameInfo as FrameInfo
+    from dingsdk.data.container import decode_batch as decode_batch
+    from dingsdk.data.container import decode_frame as decode_frame
+    from dingsdk.data.container import decode_json as decode_json
+    from dingsdk.data.container import decode_safetensors as decode_safetensors
+    from dingsdk.data.container import encode_batch as encode_batch
+    from dingsdk.data.container import encode_frame as encode_frame
+    from dingsdk.data.container import encode_json as encode_json
+    from dingsdk.data.container import encode_safetensors as encode_safetensors
+    from dingsdk.data.dataloader import AsyncDataLoader as AsyncDataLoader
+    from dingsdk.data.files import Buffer as Buffer
+    from dingsdk.data.files import Folder as Folder
+    from dingsdk.data.files import PrivateDir as PrivateDir
+    from dingsdk.data.files import check_id as check_id
+    from dingsdk.data.files import open_private as open_private
+    from dingsdk.data.locks import LockContext as LockContext
+    from dingsdk.data.locks import LockContextType as LockContextType
+    from dingsdk.data.sample_batch import RowLoaders as RowLoaders
+    from dingsdk.data.sample_batch import SampleBatch as SampleBatch
+    from dingsdk.data.sample_batch import collate as collate
+    from dingsdk.data.secret import Secret as Secret
+    from dingsdk.data.secret import check_reach as check_reach
+    from dingsdk.data.secret import create_secret as create_secret
+    from dingsdk.data.secret import find_secret as find_secret
+    from dingsdk.data.secret import is_loopback as is_loopback
+    from dingsdk.data.secret import named_secret as named_secret
+    from dingsdk.data.seeding import derive_seed as derive_seed
+    from dingsdk.data.wire import decode_message as decode_message
+    from dingsdk.data.wire import encode_message as encode_message
+else:
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

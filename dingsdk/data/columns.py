@@ -108,8 +108,7 @@ def common_length(columns: Mapping[str, Any]) -> int:
     Raises:
         SchemaMismatchError: they differ; ``shapes`` has each column's shape.
     """
-    lengths: set[int] = set()
-    _add_lengths(columns, lengths)
+    lengths: set[int] = {column.shape[0] for _, column in leaves(columns)}
     if len(lengths) == 1:
         return lengths.pop()
     shapes = {name: tuple(column.shape) for name, column in leaves(columns)}
@@ -118,14 +117,6 @@ def common_length(columns: Mapping[str, Any]) -> int:
     listing = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
     what, hint = f"batch dimension of column {key!r}", f"the columns are {listing}"
     raise mismatch(what, key, length, found, hint, shapes=shapes)
-
-
-def _add_lengths(columns: Mapping[str, Any], lengths: set[int]) -> None:
-    for column in columns.values():
-        if isinstance(column, dict):
-            _add_lengths(column, lengths)
-        else:
-            lengths.add(column.shape[0])
 
 
 def map_columns(fn: Callable[[NDArray[Any]], Any], columns: Mapping[str, Any]) -> dict[str, Any]:

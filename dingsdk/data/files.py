@@ -182,6 +182,7 @@ class Folder:
 
     _open_flags = _OPEN_FOLDER
     _names = _ANY_NAME
+    _is_closed = False
 
     def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
         self.path = Path(path)
@@ -198,7 +199,7 @@ class Folder:
         check_id(name, "folder")
         opened = type(self).__new__(type(self))
         opened.path = self.path / name
-        with _Use(self, "open", name) as folder:
+        with self._use("open", name) as folder:
             opened._open(name, folder, create)
         return opened
 
@@ -211,7 +212,7 @@ class Folder:
             durable: Whether to wait until the disk has the file and its name.
         """
         self._check_name(name)
-        with _Use(self, "write", name) as folder:
+        with self._use("write", name) as folder:
             _replace(folder, name, buffers, durable)
 
     def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
@@ -227,7 +228,7 @@ class Folder:
             RunFolderError: it has another size.
         """
         self._check_name(name)
-        with _Use(self, "write", name) as folder:
+        with self._use("write", name) as folder:
             flags = _WRITE if at else _WRITE | os.O_CREAT
             descriptor = os.open(name, flags, 0o600, dir_fd=folder)
             try:
@@ -256,7 +257,7 @@ class Folder:
         """Wait until the disk has a file's content, or the folder's names."""
         if name is not None:
             self._check_name(name)
-        with _Use(self, "write", name or "") as folder:
+        with self._use("write", name or "") as folder:
             if name is None:
                 os.fsync(folder)
                 return
@@ -294,17 +295,14 @@ class Folder:
                 except ValueError:
                     self._refuse(name, "it was cut off while it was read")
             # bytes: numpy looks through a read-only view of a bytearray.
-            content = os.read(descriptor, found.st_size)
-            if len(content) < found.st_size:  # above 2 GiB, or cut off
-                os.lseek(descriptor, 0, os.SEEK_SET)
-                content = bytes(self._read(name, descriptor, found.st_size))
+            content = bytes(self._read(name, descriptor, found.st_size))
             self._check_read(name, found)
             return memoryview(content)
 
     def stat(self, name: str) -> os.stat_result | None:
         """Return what stands under the name (links not followed), None where nothing does."""
         self._check_name(name)
-        with _Use(self, "look at", name) as folder:
+        with self._use("look at", name) as folder:
             try:
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
             except OSError as error:
@@ -316,14 +314,14 @@ class Folder:
         """Remove a file or link; return whether there was one."""
         if not _TEMPORARY.fullmatch(name):
             self._check_name(name)
-        with _Use(self, "remove", name) as folder:
+        with self._use("remove", name) as folder:
             return _unless_gone(os.unlink, name, dir_fd=folder)
 
     def move(self, name: str, target: Folder, new_name: str) -> bool:
         """Move a file (or what else stands there) to another folder; False if it is gone."""
         self._check_name(name)
         target._check_name(new_name)
-        with _Use(self, "move", name) as source, _Use(target) as folder:
+        with self._use("move", name) as source, target._use() as folder:
             return _unless_gone(os.rename, name, new_name, src_dir_fd=source, dst_dir_fd=folder)
 
     def names(self) -> list[str]:
@@ -332,7 +330,7 @@ class Folder:
         Left out are other names that begin with a dot, and in a private folder all that we do
         not give.
         """
-        with _Use(self, "list") as folder:
+        with self._use("list") as folder:
             found = os.listdir(folder)  # noqa: PTH208 - a descriptor
         return sorted(n for n in found if self._names.fullmatch(n) or _TEMPORARY.fullmatch(n))
 
@@ -345,7 +343,7 @@ class Folder:
         return sum(map(self._remove_dead, filter(_TEMPORARY.fullmatch, self.names())))
 
     def _remove_dead(self, name: str) -> bool:
-        with _Use(self) as folder:
+        with self._use() as folder:
             try:
                 # For writing, as some file servers lock no others.
                 descriptor = os.open(name, _WRITE, dir_fd=folder)
@@ -375,7 +373,7 @@ class Folder:
                         inner.unlink(entry)
         except DataMissingError:
             return True
-        with _Use(self, "remove", name) as folder:
+        with self._use("remove", name) as folder:
             try:
                 _unless_gone(os.rmdir, name, dir_fd=folder)
             except OSError as error:
@@ -386,13 +384,16 @@ class Folder:
 
     def free_bytes(self) -> int:
         """Return how much more we may write on this disk."""
-        with _Use(self, "look at") as folder:
+        with self._use("look at") as folder:
             disk = os.fstatvfs(folder)
         return disk.f_bavail * disk.f_frsize
 
     def close(self) -> None:
         """Give the descriptor back; further calls raise ClosedError. Idempotent."""
-        self._descriptor.close()
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -429,13 +430,39 @@ class Folder:
         if why:
             close_reader(descriptor)
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
-        self._descriptor = _SharedDescriptor(descriptor)
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._users = 1  # whoever has the folder open
+
+    @contextlib.contextmanager
+    def _use(self, action: str = "", name: str = "") -> Iterator[int]:
+        """Use the descriptor; OSErrors get their types where there is an ``action``."""
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the folder is closed", what="folder")
+            self._users += 1
+        try:
+            yield self._descriptor
+        except OSError as error:
+            if not action or isinstance(error, DingError):
+                raise
+            raise self._error(action, name, error) from error
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close the descriptor after its last user: the system reuses numbers at once."""
+        with self._lock:
+            self._users -= 1
+            is_last = self._users == 0
+        if is_last:
+            close_reader(self._descriptor)
 
     @contextlib.contextmanager
     def _file(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
         """Open a file to read."""
         self._check_name(name)
-        with _Use(self, "read", name) as folder:
+        with self._use("read", name) as folder:
             descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
             try:
                 found = os.fstat(descriptor)
@@ -511,7 +538,7 @@ class PrivateDir(Folder):
         self._check_name(name)
         pool._check_name(pooled)
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with _Use(self, "write", name) as folder, _Use(pool) as source:
+        with self._use("write", name) as folder, pool._use() as source:
             if not _unless_gone(os.rename, pooled, temporary, src_dir_fd=source, dst_dir_fd=folder):
                 return False
             is_done = False
@@ -566,53 +593,6 @@ def close_reader(descriptor: int) -> None:
     """Close a descriptor that nothing was written through, so that a failure loses nothing."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
-
-
-class _SharedDescriptor:
-    """A folder's descriptor, closed after its last user: the system reuses numbers at once."""
-
-    __slots__ = ("is_closed", "lock", "number", "users")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.lock = threading.Lock()
-        self.users = 0
-        self.is_closed = False
-
-    def close(self) -> None:
-        with self.lock:
-            is_last = not self.is_closed and self.users == 0
-            self.is_closed = True
-        if is_last:
-            close_reader(self.number)
-
-
-class _Use:
-    """One use of a folder's descriptor; gives its OSErrors their types, if it has a name."""
-
-    __slots__ = ("_action", "_folder", "_name", "_shared")
-
-    def __init__(self, folder: Folder, action: str = "", name: str = "") -> None:
-        self._folder, self._action, self._name = folder, action, name
-        self._shared = folder._descriptor
-
-    def __enter__(self) -> int:
-        shared = self._shared
-        with shared.lock:
-            if shared.is_closed:
-                raise ClosedError("the folder is closed", what="folder")
-            shared.users += 1
-        return shared.number
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        shared = self._shared
-        with shared.lock:
-            shared.users -= 1
-            is_last = shared.is_closed and shared.users == 0
-        if is_last:
-            close_reader(shared.number)
-        if self._action and isinstance(error, OSError) and not isinstance(error, DingError):
-            raise self._folder._error(self._action, self._name, error) from error
 
 
 def _unless_gone(call: Callable[..., None], *args: Any, **options: Any) -> bool:

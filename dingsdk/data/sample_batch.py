@@ -123,7 +123,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
     @property
     def nbytes(self) -> int:
         """Size of all columns in bytes."""
-        return _size_of(self.columns)
+        return sum(array.nbytes for _, array in leaves(self.columns))
 
     def __len__(self) -> int:
         return self.length
@@ -399,10 +399,6 @@ def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     except (RuntimeError, TypeError, KeyError) as error:
         expected, found = "elements of equal keys and shapes", type(batch[0]).__name__
         raise mismatch("a list to collate", "", expected, found, str(error)) from error
-
-
-def _size_of(columns: Mapping[str, Any]) -> int:
-    return sum(_size_of(c) if isinstance(c, dict) else c.nbytes for c in columns.values())
 
 
 def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, Any]:
