@@ -2,8 +2,8 @@
 
 An env can be saved if it has ``get_state()`` and ``set_state(state)``, or if all that it and its
 wrappers keep is plain data: numbers, text, arrays, random generators, and containers of them.
-gymnasium's classic control and toy text are of that kind, and so are envs of MuJoCo and ALE, whose
-simulators ``simulators`` can save. An env that keeps its state in another library, such as Box2D,
+gymnasium's classic control and toy text are of that kind. The state of MuJoCo and of the Arcade
+Learning Environment is saved too. An env that keeps its state in another library, such as Box2D,
 needs the two methods.
 """
 
@@ -12,16 +12,17 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import math
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from dingsdk.data.capture import capture, revive
-from dingsdk.envs.simulators import adapter_of, is_constant
 from dingsdk.errors import CheckpointCorruptError, NotSavableError
 
 _CONSTANT = (
@@ -79,7 +80,7 @@ def attributes_of(owner: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
     for key, value in vars(owner).items():
         if key == "metadata" or key in skipped:
             continue
-        if adapter := adapter_of(value):
+        if functions := _SIMULATORS.get(_key(value)):
             if isinstance(owner, gym.Wrapper):
                 continue  # it is the env's
             if getattr(owner, "continuous", False):
@@ -88,10 +89,10 @@ def attributes_of(owner: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
                     path=f"{name}.{key}",
                     found="continuous",
                 )
-            found[key] = {_SIMULATOR: adapter.get(value)}
+            found[key] = {_SIMULATOR: functions[0](value)}
         elif isinstance(value, enum.Enum):
             found[key] = {_MEMBER: value.name}
-        elif not isinstance(value, _CONSTANT) and not is_constant(value):
+        elif not isinstance(value, _CONSTANT) and not _is_of_simulator(value):
             found[key] = capture(value, f"{name}.{key}")
     return found
 
@@ -105,8 +106,8 @@ def set_attributes(owner: Any, state: Mapping[str, Any]) -> None:
     for key, value in state.items():
         tag = next(iter(value), None) if isinstance(value, dict) else None
         now = getattr(owner, key, None)
-        if tag == _SIMULATOR and (adapter := adapter_of(now)):
-            adapter.set(now, value[_SIMULATOR])
+        if tag == _SIMULATOR and (functions := _SIMULATORS.get(_key(now))):
+            functions[1](now, value[_SIMULATOR])
         elif tag == _MEMBER and value[_MEMBER] in (kinds := getattr(type(now), "__members__", {})):
             setattr(owner, key, kinds[value[_MEMBER]])
         elif tag in (_SIMULATOR, _MEMBER):
@@ -132,3 +133,136 @@ def _layer_state(layer: Any) -> dict[str, Any]:
             raise NotSavableError(f"{kind} has get_state but no set_state", path=kind, found=kind)
         return {"type": kind, "own": capture(layer.get_state(), f"{kind}.get_state()")}
     return {"type": kind, "attributes": attributes_of(layer, skipped=("env",))}
+
+
+def _mujoco_state(data: Any) -> dict[str, Any]:
+    """Return all arrays of an ``MjData``.
+
+    The physical state would not do: a step ends with positions of the moment after it, and
+    forces, velocities and inertias of the moment before it, which envs observe.
+    """
+    if data.model.nplugin:
+        raise NotSavableError(
+            "a MuJoCo model with plugins keeps state in them, which cannot be saved",
+            path="MjData",
+            found="plugins",
+        )
+    return {"time": data.time, "arrays": capture(_arrays(data))}
+
+
+def _set_mujoco_state(data: Any, state: Mapping[str, Any]) -> None:
+    import mujoco
+
+    saved = revive(state["arrays"])
+    mujoco.mj_resetData(data.model, data)
+    for name, array in _arrays(data).items():
+        # Contacts and constraints, which a step begins with, have no rows after the reset.
+        if not array.size:
+            continue
+        if name not in saved or saved[name].shape != array.shape:
+            raise CheckpointCorruptError(
+                f"the saved env has another MuJoCo model: {name} has the shape "
+                f"{list(array.shape)} here, {list(np.shape(saved.get(name)))} there"
+            )
+        array[...] = saved[name]
+    data.time = state["time"]
+
+
+def _emulator_state(emulator: Any) -> dict[str, Any]:
+    """Return the state of an ALE emulator, with its random numbers and its sticky action.
+
+    A sticky action is the one that the emulator may repeat in the next frame
+    (``repeat_action_probability``). It tells nobody which one that is, and its state does not
+    hold it, so it is found out by what the next frames are after each action.
+    """
+    if emulator.getBool("sound_obs"):
+        raise NotSavableError(
+            "an emulator with sound_obs keeps sound that its state does not hold",
+            path="ALEInterface",
+            found="sound_obs",
+        )
+    state = emulator.cloneState(include_rng=True)
+    action = _find_sticky_action(emulator, state)
+    return {"emulator": np.frombuffer(state.serialize(), np.uint8), "action": action}
+
+
+def _set_emulator_state(emulator: Any, state: Mapping[str, Any]) -> None:
+    import ale_py
+
+    try:
+        saved = ale_py.ALEState(state["emulator"].tobytes())
+        emulator.restoreState(saved)
+    except (SystemError, RuntimeError, ValueError) as error:
+        raise CheckpointCorruptError(
+            f"the saved state is of another game, or of another ale_py: {error}"
+        ) from error
+    _set_sticky_action(emulator, saved, state["action"])
+
+
+_NOOP = 0
+
+
+def _find_sticky_action(simulator: Any, state: Any) -> int:
+    """Return the action that may be repeated, or one that makes no difference from here on."""
+    if not 0 < simulator.getFloat("repeat_action_probability") < 1:
+        return _NOOP
+    expected = _next_frames(simulator, state)
+    actions: list[int] = [each.value for each in simulator.getLegalActionSet()]
+    for action in actions:
+        _set_sticky_action(simulator, state, action)
+        if _next_frames(simulator, state) == expected:
+            _set_sticky_action(simulator, state, action)
+            return action
+    raise NotSavableError(
+        "the sticky action of an emulator was not found", path="ALEInterface", found="an action"
+    )
+
+
+def _set_sticky_action(simulator: Any, state: Any, action: int) -> None:
+    """Bring the emulator to a state, with an action that it may repeat."""
+    now = simulator.cloneState(include_rng=False)
+    for _ in range(_sticky_frames(simulator)):
+        # From a state in which an action is taken, and with other random numbers each time.
+        simulator.restoreState(now)
+        simulator.act(action)
+    simulator.restoreState(state)
+
+
+def _next_frames(simulator: Any, state: Any) -> list[tuple[int, bytes]]:
+    """Play until the action before has surely been forgotten; return what happened."""
+    frames = []
+    for _ in range(_sticky_frames(simulator)):
+        reward = simulator.act(_NOOP)
+        frames.append((reward, simulator.cloneState(include_rng=True).serialize()))
+    simulator.restoreState(state)
+    return frames
+
+
+def _sticky_frames(simulator: Any) -> int:
+    """Return in how many frames an action is repeated throughout with a probability of 1e-12."""
+    repeated = simulator.getFloat("repeat_action_probability")
+    return math.ceil(-12 / math.log10(repeated)) if 0 < repeated < 1 else 0
+
+
+def _is_of_simulator(value: Any) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(_key(each) in _OF_SIMULATORS for each in values)
+
+
+def _key(value: Any) -> tuple[str, str]:
+    kind = type(value)
+    return kind.__module__.partition(".")[0], kind.__qualname__
+
+
+def _arrays(data: Any) -> dict[str, np.ndarray[Any, Any]]:
+    found = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
+    return {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
+
+
+_SIMULATORS: Mapping[tuple[str, str], tuple[Callable[..., Any], Callable[..., None]]] = {
+    ("mujoco", "MjData"): (_mujoco_state, _set_mujoco_state),
+    ("ale_py", "ALEInterface"): (_emulator_state, _set_emulator_state),
+}
+"""By module and type of what an env keeps: what saves and restores a simulator, in place."""
+_OF_SIMULATORS = {("mujoco", "MjModel"), ("gymnasium", "MujocoRenderer"), ("ale_py", "Action")}
+"""What belongs to a simulator and does not change."""
