@@ -32,7 +32,7 @@ class IgnoresTheNumberAskedFor(Mutant):
 class CountsTheFirstToEnd(Mutant):
     def _make_rollout(self, monitor: Any) -> Any:
         count = int(monitor.quota.sum())
-        monitor._quota = np.full(len(monitor.quota), count)
+        monitor.quota = np.full(len(monitor.quota), count)
         rollout = super()._make_rollout(monitor)
         rollout._quota = count
         return rollout

@@ -10,8 +10,7 @@ import numpy as np
 
 from dingsdk.config import PartSection, Whole
 from dingsdk.data.capture import capture, revive
-from dingsdk.envs.base import EnvManager
-from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord, return_statistics, tell_observers
 from dingsdk.worker.run_logger import floats_of, write_statistics
@@ -54,17 +53,7 @@ class ISerialCollector(SerialWorker):
     """``n_sample`` or ``n_episode``: what a collect counts in; empty for something else."""
     _config_path: ClassVar[str] = "policy.collect.collector"
 
-    def __init__(
-        self,
-        cfg: Mapping[str, Any],
-        env: EnvManager | None = None,
-        policy: Any = None,
-        tb_logger: Any = None,
-        exp_name: str = "default_experiment",
-        instance_name: str = "collector",
-    ) -> None:
-        self._print_freq = cfg.get("collect_print_freq", 100)
-        super().__init__(cfg, env, policy, tb_logger, exp_name, instance_name)
+    _default_name = "collector"
 
     @abstractmethod
     def collect(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,16 +73,6 @@ class ISerialCollector(SerialWorker):
                 what=name,
             )
         return int(wanted)
-
-    @staticmethod
-    def _check_episodes(n_episode: int, env_num: int) -> None:
-        if n_episode < env_num:
-            raise ConfigError(
-                f"n_episode is {n_episode}, less than the {env_num} envs: every env plays at "
-                "least one episode; raise it, or lower env.collector_env_num",
-                path="policy.collect.n_episode",
-                found=n_episode,
-            )
 
     @property
     def envstep(self) -> int:
@@ -168,7 +147,8 @@ class ISerialCollector(SerialWorker):
 
     def _log(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
         """Write statistics, and such as epsilon, when ``collect_print_freq`` iterations passed."""
-        if train_iter - self._last_log_iter < self._print_freq or not self._finished:
+        every = getattr(self._cfg, "collect_print_freq", 100)
+        if train_iter - self._last_log_iter < every or not self._finished:
             return
         self._last_log_iter = train_iter
         variables = self._statistics() | floats_of(policy_kwargs)

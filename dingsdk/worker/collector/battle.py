@@ -9,14 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dingsdk.data.columns import torch_to_numpy
-from dingsdk.data.pytree import part_of, to_tensor
+from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
-from dingsdk.worker.collector.rows import DictRollout, RowsWriter
+from dingsdk.worker.collector.rows import DictRollout, RowsWriter, return_of
 from dingsdk.worker.collector.sample import SampleCollector
 
 Info = Mapping[str, Any]
@@ -51,13 +51,9 @@ class BattleRollout(DictRollout):
     turns to the next, with the rewards between. Of an episode the return is that of player 0; its
     record's info holds, under ``players``, the last info of each.
 
-    Args:
-        env: See ``Rollout``.
+    Args beside those of ``DictRollout``:
         players: A collect or eval mode each.
         writers: Where the transitions of each player go; None for one who only acts.
-        quota: See ``Rollout``.
-        has_tensor_obs: See ``DictRollout``.
-        deepcopy_obs: See ``DictRollout``.
     """
 
     def __init__(
@@ -96,11 +92,7 @@ class BattleRollout(DictRollout):
         outputs = []
         for player, mode in enumerate(self._players):
             seen = {env_id: part_of(each, player) for env_id, each in obs.items()}
-            if self._has_tensor_obs:
-                import torch
-
-                seen = {i: to_tensor(each, dtype=torch.float32) for i, each in seen.items()}
-            outputs.append(mode.forward(seen, **policy_kwargs))
+            outputs.append(mode.forward(self._seen(seen), **policy_kwargs))
             check_dicts(outputs[-1], list(obs))
         self._output_pool.update(outputs)
         return outputs
@@ -112,26 +104,20 @@ class BattleRollout(DictRollout):
         }
         return self._env.step(actions)
 
-    def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
-        infos: Any = timestep.info
-        if isinstance(infos, Mapping):
-            infos = [infos] * len(self._players)
-        if any(info.get("abnormal") for info in infos):
-            self._abandon([env_id])
-            self._lengths[env_id] = 0
-            return
-        self.env_steps += 1
-        self._lengths[env_id] += 1
-        is_done = bool(timestep.done)
-        for player in range(len(self._players)):
+    def _write(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
+        for player, info in enumerate(self._infos(timestep)):
             if self._writers[player] is not None:
-                self._record_player(player, env_id, timestep, infos[player], train_iter)
-        if is_done:
-            length, self._lengths[env_id] = self._lengths[env_id], 0
-            first = return_of(infos[0])
-            self._end_episodes([env_id], [EpisodeRecord(env_id, first, length, {"players": infos})])
+                self._write_player(player, env_id, timestep, info, train_iter)
 
-    def _record_player(
+    def _infos(self, timestep: Timestep) -> Any:
+        shared = isinstance(timestep.info, Mapping)
+        return [timestep.info] * len(self._players) if shared else timestep.info
+
+    def _episode(self, env_id: int, timestep: Timestep, length: int) -> EpisodeRecord:
+        infos = self._infos(timestep)
+        return EpisodeRecord(env_id, return_of(infos[0]), length, {"players": infos})
+
+    def _write_player(
         self, player: int, env_id: int, timestep: Timestep, info: Info, train_iter: int
     ) -> None:
         """Record the transition of one player, if its last turn is over."""
@@ -179,11 +165,6 @@ def modes_of(policy: Any, name: str, path: str) -> list[Any]:
             path=f"{path}.type",
         )
     return list(policy)
-
-
-def return_of(info: Info) -> float:
-    """Return the episode's return of one player."""
-    return float(np.sum(np.asarray(torch_to_numpy(info["eval_episode_return"]))))
 
 
 def outcome_of(own: float, other: float) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import legal_actions
-from dingsdk.data.pytree import Path, map_leaves
+from dingsdk.data.pytree import Path, map_leaves, nest, part_of
 from dingsdk.envs.base import EnvManager, StepColumns
 from dingsdk.envs.spaces import Obs
 from dingsdk.errors import SchemaMismatchError
@@ -34,11 +34,7 @@ Episodes = list[SampleBatch]
 class BatchedRollout(Rollout):
     """The rollout for policies with ``forward_batch``.
 
-    Args:
-        env: See ``Rollout``.
-        policy: A mode with ``forward_batch``; with a writer also ``make_transitions``.
-        writer: See ``Rollout``.
-        quota: See ``Rollout``.
+    Args as ``Rollout``; with a writer the policy needs ``make_transitions``, too.
     """
 
     saved = (*Rollout.saved, "_time", "_returns", "_begun")
@@ -173,7 +169,7 @@ class BatchedRollout(Rollout):
         self._is_partial = True
         if self._can_step_some:
             stay = self._is_live[self._env_ids]
-            self._obs = map_leaves(lambda rows: rows[stay], self._obs)
+            self._obs = part_of(self._obs, stay)
             self._env_ids = self._subset = self._env_ids[stay]
 
 
@@ -233,7 +229,7 @@ class ColumnsWriter(Writer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.clear()
         for time, train_iter in enumerate(state["iters"].tolist()):
-            self.record(map_leaves(itemgetter(time), state["rounds"]), train_iter)
+            self.record(part_of(state["rounds"], time), train_iter)
         super().load_state_dict(state)
         self._starts = list(state["starts"])
         self._pieces = list(state["pieces"])
@@ -399,14 +395,11 @@ class ColumnStore:
 
     def gather(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """Return rows of every column as new arrays; row ``time * env_num + env`` is of an env."""
-        out: dict[str, Any] = {}
-        for path, _, shape, _, array in self._slots:
-            flat = array.reshape(self.capacity * self.env_num, *shape[1:])
-            node = out
-            for key in path[:-1]:
-                node = node.setdefault(key, {})
-            node[path[-1]] = flat.take(rows, axis=0)
-        return out
+        row_num = self.capacity * self.env_num
+        return nest(
+            (path, array.reshape(row_num, *shape[1:]).take(rows, axis=0))
+            for path, _, shape, _, array in self._slots
+        )
 
     def rounds(self, start: int, stop: int) -> dict[str, Any]:
         """Return a copy of rounds, columns ``[stop - start, env_num, ...]``."""

@@ -11,7 +11,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter, split_episodes
 from dingsdk.worker.collector.factory import added_columns, in_columns
-from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer, check_episodes
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 
 
@@ -42,7 +42,7 @@ class WholeEpisodeCollector(ISerialCollector):
         """Play episodes; return what each writer made of them, and their records."""
         wanted = self._count(n_episode, self._default_n_episode, "n_episode")
         env = self.env
-        self._check_episodes(wanted, env.env_num)
+        check_episodes(wanted, env.env_num, "policy.collect.n_episode", "env.collector_env_num")
         started = time.perf_counter()
         if not self._is_at_start:
             env.reset()

@@ -13,10 +13,9 @@ from dingsdk.worker.collector.battle import (
     Players,
     game_outcome,
     outcome_of,
-    return_of,
 )
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
-from dingsdk.worker.collector.rows import RowsWriter
+from dingsdk.worker.collector.rows import RowsWriter, return_of
 from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallelCollector
 
 

@@ -71,14 +71,26 @@ def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:
     Raises:
         ConfigError: an env would have none to play; ``path`` is where the config says so.
     """
+    check_episodes(n_episode, env_num, path, "env.evaluator_env_num")
+    return n_episode // env_num + (np.arange(env_num) < n_episode % env_num)
+
+
+def check_episodes(n_episode: int, env_num: int, path: str, instead: str) -> None:
+    """Raise ConfigError where an env would have no episode to play.
+
+    Args:
+        n_episode: Episodes in all.
+        env_num: Number of envs.
+        path: Where the config says how many episodes.
+        instead: Where it says how many envs.
+    """
     if n_episode < env_num:
         raise ConfigError(
             f"{path} is {n_episode}, less than the {env_num} envs: every env plays at least one "
-            "episode; raise it, or lower env.evaluator_env_num",
+            f"episode; raise it, or lower {instead}",
             path=path,
             found=n_episode,
         )
-    return n_episode // env_num + (np.arange(env_num) < n_episode % env_num)
 
 
 class Writer(Savable, ABC):

@@ -23,11 +23,7 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writ
 class DictRollout(Rollout):
     """The rollout for any policy.
 
-    Args:
-        env: See ``Rollout``.
-        policy: A mode; ``forward({env_id: obs}) -> {env_id: {'action': ...}}``.
-        writer: See ``Rollout``.
-        quota: See ``Rollout``.
+    Args beside those of ``Rollout``:
         has_tensor_obs: Give the policy float32 tensors; what is recorded stays raw.
         deepcopy_obs: Cache copies, for envs that reuse the memory of their observations.
     """
@@ -82,15 +78,18 @@ class DictRollout(Rollout):
     def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> dict[int, Any]:
         if not obs:
             return {}
-        seen: Any = obs
-        if self._has_tensor_obs:
-            import torch
-
-            seen = {i: to_tensor(value, dtype=torch.float32) for i, value in obs.items()}
-        outputs: dict[int, Any] = self._policy.forward(seen, **policy_kwargs)
+        outputs: dict[int, Any] = self._policy.forward(self._seen(obs), **policy_kwargs)
         check_dicts(outputs, list(obs))
         self._output_pool.update(outputs)
         return outputs
+
+    def _seen(self, obs: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Return observations as a policy is given them."""
+        if not self._has_tensor_obs:
+            return obs
+        import torch
+
+        return {i: to_tensor(each, dtype=torch.float32) for i, each in obs.items()}
 
     def random_output(self, obs: dict[int, Any], actions: RandomActions) -> dict[int, Any]:
         has_masks = all(isinstance(each, Mapping) and ACTION_MASK in each for each in obs.values())
@@ -113,27 +112,35 @@ class DictRollout(Rollout):
                 self._record_one(env_id, step[env_id], train_iter)
 
     def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
-        if timestep.info.get("abnormal"):
+        infos = timestep.info if isinstance(timestep.info, Sequence) else [timestep.info]
+        if any(info.get("abnormal") for info in infos):
             self._abandon([env_id])
             self._lengths[env_id] = 0
             return
         self.env_steps += 1
         self._lengths[env_id] += 1
+        self._write(env_id, timestep, train_iter)
+        if timestep.done:
+            length, self._lengths[env_id] = self._lengths[env_id], 0
+            self._end_episodes([env_id], [self._episode(env_id, timestep, length)])
+
+    def _write(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
+        """Record the transition of one env."""
         if self._writer is not None:
             process: Any = self._policy.process_transition  # type: ignore[union-attr]
             transition = process(self._obs_pool[env_id], self._output_pool[env_id], timestep)
             if timestep.done:
-                self._writer.episode_returns = {env_id: _return_of(timestep)}
+                self._writer.episode_returns = {env_id: return_of(timestep.info)}
             self._writer.record(env_id, transition, train_iter, bool(timestep.done))
-        if timestep.done:
-            length, self._lengths[env_id] = self._lengths[env_id], 0
-            info = timestep.info.get("episode_info") or {}
-            record = EpisodeRecord(env_id, _return_of(timestep), length, info)
-            self._end_episodes([env_id], [record])
+
+    def _episode(self, env_id: int, timestep: Timestep, length: int) -> EpisodeRecord:
+        info = timestep.info.get("episode_info") or {}
+        return EpisodeRecord(env_id, return_of(timestep.info), length, info)
 
 
-def _return_of(timestep: Timestep) -> float:
-    return float(np.sum(np.asarray(timestep.info["eval_episode_return"])))
+def return_of(info: Mapping[str, Any]) -> float:
+    """Return the episode's return that the last info of an env or of a player tells."""
+    return float(np.sum(np.asarray(torch_to_numpy(info["eval_episode_return"]))))
 
 
 class RowsWriter(Writer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -53,7 +54,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         env_cfg = cfg["env"]
         kind: EnvKind = "evaluator" if self._eval_flag else "collector"
         self._env_num = int(env_cfg[f"{kind}_env_num"])
-        self._counts_of_rollout = _Counts()
+        self._counts_of_rollout = SimpleNamespace(env_steps=0, is_finished=False)
         before = self._take_envs(kind, None if self._eval_flag else cfg["policy"])
         for name in STEPS:
             setattr(self.env_manager, name, self._with_turns(getattr(self.env_manager, name)))
@@ -201,14 +202,6 @@ def _transition_count(made: StepColumns | Mapping[int, Timestep]) -> int:
     if made.valid is not None:
         return int(np.count_nonzero(made.valid))
     return len(made.reward)
-
-
-class _Counts:
-    """What a rollout counts."""
-
-    def __init__(self) -> None:
-        self.env_steps = 0
-        self.is_finished = False
 
 
 class _NoTensorboard:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from msgspec import structs
@@ -11,6 +11,7 @@ from msgspec import structs
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import observe
 from dingsdk.worker.evaluator.schedule import EvalSchedule, EvaluatorSection
+from dingsdk.worker.run_logger import write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
 
 
@@ -27,8 +28,8 @@ class ISerialEvaluator(SerialWorker):
     tells_observers = True
     """Whether observers are told of each evaluation here; in a worker its coordinator does."""
     _default_name = "evaluator"
-    _best_result: tuple[bool, float]
-    """Whether that policy was trained, and its mean return."""
+    _best_result: tuple[bool, Any]
+    """Whether that policy was trained, and its result."""
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
@@ -45,6 +46,20 @@ class ISerialEvaluator(SerialWorker):
             self._schedule.note(self._schedule.now(train_iter, envstep))
         return is_due
 
+    def _note_result(
+        self,
+        result: Any,
+        train_iter: int,
+        is_better: bool,
+        save_ckpt_fn: Callable[[str], Any] | None,
+    ) -> None:
+        """Save the policy if it is the best one, or the first that was trained."""
+        is_trained = train_iter != 0
+        if is_trained if self._best_result[0] != is_trained else is_better:
+            self._best_result = (is_trained, result)
+            if save_ckpt_fn is not None:
+                save_ckpt_fn("ckpt_best")
+
     def _tell_observers(self, mean_return: float, train_iter: int, envstep: int) -> None:
         if self.tells_observers:
             observe().after_evaluate(
@@ -53,6 +68,16 @@ class ISerialEvaluator(SerialWorker):
                 train_iter=train_iter,
                 envstep=envstep,
             )
+
+    def _report(
+        self, statistics: Mapping[str, float], train_iter: int, envstep: int, result: str = ""
+    ) -> None:
+        """Write statistics to the log and to tensorboard."""
+        table = self._logger.get_tabulate_vars_hor(statistics)
+        self._logger.info(
+            "evaluation at iteration %d, %d env steps%s\n%s", train_iter, envstep, result, table
+        )
+        write_statistics(self._tb_logger, self._instance_name, statistics, train_iter, envstep)
 
     def state_dict(self) -> dict[str, Any]:
         """As ``Savable``; what is saved of the envs is up to their manager."""

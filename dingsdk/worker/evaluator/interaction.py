@@ -27,7 +27,6 @@ from dingsdk.worker.evaluator.monitor import (
     write_mp4,
     write_returns,
 )
-from dingsdk.worker.run_logger import write_statistics
 
 _log = logging.getLogger(__name__)
 
@@ -152,11 +151,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         write_returns(self._tb_logger, self._instance_name, returns, train_iter)
         if is_rendering:
             self._show_video(monitor, train_iter, envstep)
-        result = (train_iter != 0, mean)
-        if result > self._best_result:
-            self._best_result = result
-            if save_ckpt_fn is not None:
-                save_ckpt_fn("ckpt_best")
+        self._note_result(mean, train_iter, mean > self._best_result[1], save_ckpt_fn)
         self._tell_observers(mean, train_iter, envstep)
         is_reached = mean >= self._cfg.stop_value and train_iter > 0
         if is_reached:
@@ -239,12 +234,3 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         folder = ensure_dir(Path(self._exp_name) / "videos")
         for index, episode in enumerate(video):
             write_mp4(folder / f"{self._instance_name}-{step}-{index}.mp4", episode)
-
-    def _report(self, statistics: Mapping[str, float], train_iter: int, envstep: int) -> None:
-        self._logger.info(
-            "evaluation at iteration %d, %d env steps\n%s",
-            train_iter,
-            envstep,
-            self._logger.get_tabulate_vars_hor(statistics),
-        )
-        write_statistics(self._tb_logger, self._instance_name, statistics, train_iter, envstep)

@@ -12,7 +12,6 @@ from dingsdk.data.pytree import to_tensor
 from dingsdk.errors import ConfigError
 from dingsdk.plugins.named import find_function
 from dingsdk.worker.evaluator.base import ISerialEvaluator
-from dingsdk.worker.run_logger import write_statistics
 
 
 class IMetric(ABC):
@@ -62,8 +61,6 @@ class MetricSerialEvaluator(ISerialEvaluator):
     _cfg: Config
     _config_path: ClassVar[str] = "policy.eval.evaluator"
     _data: tuple[Iterable[Any], IMetric] | None = None
-    _best: tuple[bool, Any]
-    """Whether that policy was trained, and its result; None without one."""
 
     @property
     def env(self) -> Any:
@@ -131,13 +128,12 @@ class MetricSerialEvaluator(ISerialEvaluator):
         mean = metric.reduce_mean(results)
         if self._cfg.multi_gpu:
             mean = self._mean_of_ranks(mean)
-        self._report(mean, train_iter, envstep)
-        is_trained = train_iter != 0
-        was_trained, best = self._best
-        if is_trained if was_trained != is_trained else metric.gt(mean, best):
-            self._best = (is_trained, mean)
-            if save_ckpt_fn is not None:
-                save_ckpt_fn("ckpt_best")
+        named = mean if isinstance(mean, Mapping) else {"metric": mean}
+        numbers = {k: float(v) for k, v in named.items() if isinstance(v, int | float)}
+        self._report(numbers, train_iter, envstep, f": {mean}")
+        if isinstance(mean, int | float):
+            self._tell_observers(float(mean), train_iter, envstep)
+        self._note_result(mean, train_iter, metric.gt(mean, self._best_result[1]), save_ckpt_fn)
         stop = self._cfg.stop_value
         is_reached = stop != math.inf and train_iter > 0 and bool(metric.gt(mean, stop))
         return is_reached, mean
@@ -154,18 +150,9 @@ class MetricSerialEvaluator(ISerialEvaluator):
         means = (values / dist.get_world_size()).tolist()
         return dict(zip(names, means, strict=True)) if names is not None else means[0]
 
-    def _report(self, result: Any, train_iter: int, envstep: int) -> None:
-        named = result if isinstance(result, Mapping) else {"metric": result}
-        numbers = {k: float(v) for k, v in named.items() if isinstance(v, (int, float))}
-        table = self._logger.get_tabulate_vars_hor(numbers)
-        self._logger.info("evaluation at iteration %d: %s\n%s", train_iter, result, table)
-        write_statistics(self._tb_logger, self._instance_name, numbers, train_iter, envstep)
-        if isinstance(result, (int, float)):
-            self._tell_observers(float(result), train_iter, envstep)
-
     def _zero(self) -> None:
         super()._zero()
-        self._best = (False, None)
+        self._best_result = (False, None)
 
 
 def _find_data(name: str) -> Callable[[], tuple[Iterable[Any], IMetric]]:

@@ -93,25 +93,23 @@ class VectorEvalMonitor:
         env_num: Number of envs.
         n_episode: Episodes in all, ``>= env_num``; see ``episode_quota``.
 
+    Attributes:
+        quota: int64[env_num], the episodes that each env contributes.
+
     Raises:
         ConfigError: ``n_episode < env_num``.
     """
 
     def __init__(self, env_num: int, n_episode: int) -> None:
-        self._quota = episode_quota(n_episode, env_num, "n_episode")
+        self.quota = episode_quota(n_episode, env_num, "n_episode")
         self._returns: list[list[float]] = [[] for _ in range(env_num)]
         self._infos: list[list[Mapping[str, Any]]] = [[] for _ in range(env_num)]
         # Frames of finished episodes and, last, of the one in progress.
         self._videos: list[list[list[NDArray[Any]]]] = [[[]] for _ in range(env_num)]
 
-    @property
-    def quota(self) -> NDArray[np.int64]:
-        """int64[env_num], the episodes that each env contributes."""
-        return self._quota
-
     def is_finished(self) -> bool:
         """Whether all envs have played their quota."""
-        return all(len(r) >= q for r, q in zip(self._returns, self._quota, strict=True))
+        return all(len(r) >= q for r, q in zip(self._returns, self.quota, strict=True))
 
     def update_reward(self, env_id: int, reward: Any) -> None:
         """Append the return of a finished episode; a scalar, an array or a tensor."""
@@ -123,7 +121,7 @@ class VectorEvalMonitor:
 
     def update_info(self, env_id: int, info: Mapping[str, Any]) -> None:
         """Append the statistics of a finished episode; tensors become lists."""
-        if len(self._infos[env_id]) < self._quota[env_id]:
+        if len(self._infos[env_id]) < self.quota[env_id]:
             self._infos[env_id].append(tensor_to_list(dict(info)))
 
     def update_video(self, imgs: Mapping[int, NDArray[Any]]) -> None:
@@ -176,4 +174,4 @@ class VectorEvalMonitor:
         return np.moveaxis(np.array(padded), -1, 2)
 
     def _has_room(self, env_id: int) -> bool:
-        return len(self._returns[env_id]) < int(self._quota[env_id])
+        return len(self._returns[env_id]) < int(self.quota[env_id])
