@@ -279,20 +279,20 @@ def test_a_file_that_changes_while_it_is_read_is_whole_or_missing(
     tmp_path: Path, folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """In a private folder it is missing: its old file may be written again by somebody."""
-    real = os.read
+    real = os.readv
 
     with Folder(tmp_path / "any") as opened:
         for place in (folder, opened):
             place.write_atomic("a", [b"old"])
 
-            def changing(descriptor: int, size: int, place: Folder = place) -> bytes:
+            def changing(descriptor: int, buffers: Any, place: Folder = place) -> int:
                 if change == "replaced":
                     place.write_atomic("a", [b"new"])
                 else:
                     place.unlink("a")
-                return real(descriptor, size)
+                return real(descriptor, buffers)
 
-            monkeypatch.setattr(os, "read", changing)
+            monkeypatch.setattr(os, "readv", changing)
             if place is folder:
                 with pytest.raises(DataMissingError):
                     place.view("a", 9)
