@@ -79,10 +79,10 @@ class KeepsThePolicysState(Samples):
 
 @mutant(7)
 class KeepsFailedEpisodes(Samples):
-    def _ready(self) -> Any:
-        rollout, writer = super()._ready()
+    def _build(self, traj_len: int | None) -> Any:
+        rollout, (writer,) = super()._build(traj_len)
         writer.drop = lambda env_ids: None  # type: ignore[method-assign]
-        return rollout, writer
+        return rollout, [writer]
 
 
 @mutant(8)
@@ -162,7 +162,7 @@ class AsksThePolicyForRandomActions(Samples):
 
 @mutant(19)
 class TrainsOnOldRows(Samples):
-    def _discard(self, writer: Any) -> None:
+    def _discard(self) -> None:
         return
 
 
