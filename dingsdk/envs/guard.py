@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from dingsdk.data.deadline import returns_within
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.players import player_num
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
@@ -279,17 +279,10 @@ def close_quietly(*envs: Any) -> None:
     rendering = [env for env in envs if getattr(env, "render_mode", None) is not None]
     others = [env for env in envs if getattr(env, "render_mode", None) is None]
     _close_all(rendering)
-    if others:
-        closer = threading.Thread(target=_close_all, args=(others,), name="env-close", daemon=True)
-        closer.start()
-        closer.join(CLOSE_S)
-        if closer.is_alive():
-            kind = type(getattr(others[0], "unwrapped", others[0])).__name__
-            _log.warning(
-                "close() of the envs (%s) has not ended after %.0f s; they are left behind",
-                kind,
-                CLOSE_S,
-            )
+    if others and not returns_within(CLOSE_S, partial(_close_all, others)):
+        kind = type(getattr(others[0], "unwrapped", others[0])).__name__
+        text = "close() of the envs (%s) has not ended after %.0f s; they are left behind"
+        _log.warning(text, kind, CLOSE_S)
 
 
 def _close_all(envs: Sequence[Any]) -> None:

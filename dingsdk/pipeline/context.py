@@ -306,6 +306,10 @@ class RunContext:
         has_begun: Set once the run has what it needs; one that fails before leaves no folder.
         is_breakable: Whether a KeyboardInterrupt may be raised in the main thread now, to stop
             a run that does not look at ``stop``.
+        break_after: Raises it after so many seconds, if it is breakable then; returns whether it
+            can.
+        conclude: Writes the files of a result, before the parts of the run are closed; returns it
+            as the run's.
         learner_hooks: Hooks for the learner, beside those of the config (serial mode).
         on_address: None where the run starts its own workers. Otherwise they come by
             themselves, and it is told the coordinator's address and what else they need.
@@ -324,6 +328,8 @@ class RunContext:
     stop: threading.Event = field(default_factory=threading.Event)
     has_begun: bool = False
     is_breakable: bool = False
+    break_after: Callable[[float], bool] = lambda timeout_s: False
+    conclude: Callable[[RunResult], RunResult] = lambda result: result
     learner_hooks: Sequence[LearnerHook] = ()
     on_address: Callable[[str, str], None] | None = None
     workers: Callable[[Master], WorkerGroup] | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch
+from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.checks import buffer_parts
@@ -29,8 +30,9 @@ def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> tuple[str
     if any(map(_may_need_columns, parts.values())):
         from dingsdk.worker.coordinator.experience import metadata_config
 
-        cls, section = parts["policy.other.replay_buffer"], policy["other"]["replay_buffer"]
-        with closing(cls(to_easydict(metadata_config(section)))) as buffer:
+        path = "policy.other.replay_buffer"
+        cls, section = parts[path], policy["other"]["replay_buffer"]
+        with closing_in_time(cls(to_easydict(metadata_config(section))), path) as buffer:
             names = buffer.columns_needed()
     collect = policy["collect"]
     wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])

@@ -8,11 +8,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from dingsdk.config import deep_merge_dicts, save_config, to_easydict
+from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.files import Folder, ensure_dir, locked_folder
 from dingsdk.errors import (
     ConfigError,
@@ -287,7 +288,7 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
         )
     limiter = dict(buffer_cfg.get("limiter") or {})
     is_free = limiter.get("type", "min_size") == "min_size" and not bounds_rates(buffer_cfg)
-    with closing(create_buffer(metadata_config(buffer_cfg))) as buffer:
+    with closing_in_time(create_buffer(metadata_config(buffer_cfg)), path) as buffer:
         # Its limiter counts episodes, and how many rows they have is not known.
         is_of_episodes = buffer.needs_order == "episode"
         batch_rows = learn.batch_size * buffer.rows_per_sampled()

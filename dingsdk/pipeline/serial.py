@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from easydict import EasyDict
 
 from dingsdk.config import save_config, to_easydict
-from dingsdk.data import Folder
+from dingsdk.data import Folder, deadline
 from dingsdk.data.seeding import derive_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
@@ -24,6 +24,7 @@ from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver, Save
 from dingsdk.pipeline.run_folder import CONFIG_NAME, SEEDS_NAME
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.blame import part_of
 from dingsdk.policy import CollectMode, Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import (
@@ -166,20 +167,48 @@ def serial_pipeline(context: RunContext) -> RunResult:
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             reason = "interrupted"
         for each in team.members:
-            each.learner.call_hook("after_run")
+            _call_last_hooks(context, each.learner)
         status = _status(context, team)
         context.status = lambda: status
-        return context.finish(reason, "serial", team.env_steps, team.train_iter)
+        result = context.finish(reason, "serial", team.env_steps, team.train_iter)
+        return context.conclude(result)
 
 
 @contextmanager
-def _breakable(context: RunContext) -> Iterator[None]:
-    """Let a part that does not return in time after ``context.stop`` be broken off."""
+def _breakable(context: RunContext, timeout_s: float | None = None) -> Iterator[bool]:
+    """Let a part that does not return in time after ``context.stop`` be broken off.
+
+    With ``timeout_s``, it is also broken off after that; yields whether it can be.
+    """
     context.is_breakable = True
     try:
-        yield
+        yield timeout_s is None or context.break_after(timeout_s)
     finally:
         context.is_breakable = False
+
+
+def _call_last_hooks(context: RunContext, learner: Any) -> None:
+    """Run the hooks after the run: as long as they take, unless the run was asked to stop."""
+    try:
+        with _breakable(context, deadline.CLOSE_S if context.stop.is_set() else None):
+            learner.call_hook("after_run")
+    except KeyboardInterrupt as error:
+        who = part_of(error) or "a hook of policy.learn.learner"
+        _log.warning("%s did not return in time from after_run; the run ends without it", who)
+        learner.save_checkpoint()  # that hook may come after it, or may have been it
+
+
+def _close(context: RunContext, path: str, close: Callable[[], object]) -> None:
+    """Close the part of a config section; it is left behind after ``CLOSE_S``."""
+    try:
+        # In this thread, if that can be: some resources belong to the thread that made them.
+        with _breakable(context, deadline.CLOSE_S) as is_limited:
+            if is_limited:
+                close()
+        if not is_limited:
+            deadline.close_in_time(close, path)
+    except KeyboardInterrupt as error:
+        deadline.warn_of_left(path, part_of(error))
 
 
 def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
@@ -322,7 +351,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     learner = create_learner(
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
     )
-    stack.callback(learner.close)
+    stack.callback(_close, context, "policy.learn.learner", learner.close)
     for hook in context.learner_hooks:
         learner.register_hook(hook)
     collector_env = _make_env_manager(cfg, "collector", cfg.env.collector_env_num)
@@ -335,7 +364,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         tb_logger=tb_logger,
         exp_name=exp_name,
     )
-    stack.callback(collector.close)
+    stack.callback(_close, context, "policy.collect.collector", collector.close)
     evaluator = create_serial_evaluator(
         policy_cfg.eval.evaluator,
         env=make_eval_envs(cfg, "evaluator", cfg.env.evaluator_env_num),
@@ -343,13 +372,13 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
         tb_logger=tb_logger,
         exp_name=exp_name,
     )
-    stack.callback(evaluator.close)
+    stack.callback(_close, context, "policy.eval.evaluator", evaluator.close)
     buffer_cfg = _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer")
     if context.resumed is not None and "storage" in buffer_cfg:
         # What is there is of this run, and its save replaces it.
         buffer_cfg.storage = reopening_storage(buffer_cfg.storage)
     buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
-    stack.callback(buffer.close)
+    stack.callback(_close, context, "policy.other.replay_buffer", buffer.close)
     return Workers(
         player_id=player or "",
         player=player,

@@ -36,9 +36,9 @@ class StopOnSignal:
             the main thread may hold.
         doing: What the first signal leads to, for that line.
         saved: Returns what is saved so far, for the line of the second signal.
-        may_break: Asked ``PATIENCE_S`` after the first signal. Where it answers True, the main
-            thread, which may be deep in an env that never ends, gets a KeyboardInterrupt. None
-            for a main thread that notices by itself. Uses SIGALRM.
+        may_break: Asked every ``PATIENCE_S`` after the first signal. Where it answers True, the
+            main thread, which may be deep in an env that never ends, gets a KeyboardInterrupt.
+            None for a main thread that notices by itself. Uses SIGALRM.
 
     Attributes:
         received: The first signal; None before it.
@@ -58,6 +58,7 @@ class StopOnSignal:
         self._saved = saved
         self._may_break = may_break
         self._previous: dict[int, Any] = {}
+        self._is_armed = False
         self.received: signal.Signals | None = None
 
     def __enter__(self) -> StopOnSignal:
@@ -85,8 +86,20 @@ class StopOnSignal:
         self.received = name
         self._announce(f"{name.name}: {self.doing}; press Ctrl-C again to exit at once")
         self._stop.set()
-        if self._may_break is not None:
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+        if not self._is_armed:
+            self.break_after(PATIENCE_S)
+
+    def break_after(self, timeout_s: float) -> bool:
+        """Ask ``may_break`` after so many seconds too, signal or not, and again after as many.
+
+        Returns:
+            Whether that is possible in this thread.
+        """
+        if signal.SIGALRM not in self._previous:
+            return False
+        self._is_armed = True
+        signal.setitimer(signal.ITIMER_REAL, timeout_s, timeout_s)
+        return True
 
     def _break(self, number: int, frame: FrameType | None) -> None:
         if self._may_break is not None and self._may_break():

@@ -241,6 +241,17 @@ def run_pipeline(
         shown = None if progress is None else progress(context)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
         status_file = stack.enter_context(StatusFile(context, mode))
+        records: list[Mapping[str, Any]] = []
+
+        def conclude(result: RunResult) -> RunResult:
+            if signals.received is not None and result.reason == "interrupted":
+                result = dataclasses.replace(result, signal=int(signals.received))
+            signals.doing = "the run is over, and its results are being written"
+            status_file.reason = result.reason
+            records.append(_write(context, result, None))
+            return result
+
+        context.break_after, context.conclude = signals.break_after, conclude
         try:
             with shown or nullcontext():
                 result = _pipeline(mode, context)(context)
@@ -255,11 +266,10 @@ def run_pipeline(
             _log.debug("the run ended by this error", exc_info=error)
             status = context.status()
             result = context.finish("interrupted", mode, status.env_steps, status.train_iter)
-        if signals.received is not None and result.reason == "interrupted":
-            result = dataclasses.replace(result, signal=int(signals.received))
-        signals.doing = "the run is over, and its results are being written"
-        status_file.reason = result.reason
-        _finish(context, result, None)
+            records.clear()
+        if not records:
+            result = conclude(result)
+        observe().run_finished(run_dir=context.run_dir, result=records[0])
         return result
 
 
@@ -380,18 +390,21 @@ def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> Non
     status = context.status()
     result = context.finish("error", mode, status.env_steps, status.train_iter)
     try:
-        _finish(context, result, error_text(error))
+        record = _write(context, result, error_text(error))
     except DingError as second:
         # The first error is the one to report.
         error.add_note(f"the run folder lacks its result: {second}")
+    else:
+        observe().run_finished(run_dir=context.run_dir, result=record)
 
 
-def _finish(context: RunContext, result: RunResult, error: str | None) -> None:
+def _write(context: RunContext, result: RunResult, error: str | None) -> Mapping[str, Any]:
+    """Write ``result.json`` and the curve; return the former's content."""
     cfg, run_dir = context.cfg, context.run_dir
     record = write_result(run_dir, result, seed=cfg.seed, error=error)
     title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
     write_curve(run_dir / CURVE_NAME, result.evaluations, cfg.env.stop_value, title)
-    observe().run_finished(run_dir=run_dir, result=record)
+    return record
 
 
 def _saved(run_dir: Path) -> str:

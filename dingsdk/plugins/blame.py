@@ -16,11 +16,18 @@ def error_text(error: BaseException) -> str:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return ``" (raised in type 'x' of samplers, from <plugin>)"``, ``""`` for dingsdk itself.
+    """Return ``" (raised in type 'x' of samplers, from <plugin>)"``, ``""`` for dingsdk itself."""
+    part = part_of(error)
+    return part and f" (raised in {part})"
+
+
+def part_of(error: BaseException) -> str:
+    """Return ``"type 'x' of samplers, from <plugin>"``, the part in whose code an error was raised.
 
     It is the innermost part whose own code the error passed. A transport runs the jobs of all
     others, so it is named only where nothing of dingsdk lies between. A DingError that dingsdk
-    raised says itself what is wrong, and may be about a part that has returned.
+    raised says itself what is wrong, and may be about a part that has returned. ``""`` for these,
+    and for errors of dingsdk itself.
     """
     parts = [each for each in added_entries(default_manager()) if each[2].target]
     has_left_core = False
@@ -32,7 +39,7 @@ def raised_in(error: BaseException) -> str:
             continue
         for kind, key, entry in parts:
             if _is_code_of(entry.target, frame) and not (has_left_core and kind == "transports"):
-                return f" (raised in type {key!r} of {kind}, from {entry.owner})"
+                return f"type {key!r} of {kind}, from {entry.owner}"
     return ""
 
 

@@ -180,4 +180,4 @@ class SerialWorker(Configurable, Savable, ABC):
         # files may be closed already ("flush of closed file"), and nobody could handle an error.
         if not getattr(self, "_is_closed", True):
             with suppress(Exception):
-                self.close()
+                SerialWorker.close(self)  # that of a subclass may be the one that hung

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.deadline import close_in_time
 from dingsdk.errors import (
     BufferFullError,
     ConflictError,
@@ -545,8 +546,8 @@ class Experience:
         self.ledger.check(self.count_rows(), Counter(each for pinned in leases for each in pinned))
 
     def close(self) -> None:
-        """Close the buffer."""
-        self.buffer.close()
+        """Close the buffer, or leave it behind."""
+        close_in_time(self.buffer.close, "policy.other.replay_buffer")
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
         """Sample a batch without lost payloads: their rows are drawn again, a few times."""

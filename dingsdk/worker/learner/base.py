@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -482,16 +483,20 @@ class BaseLearner(Configurable):
             error.add_note(f"No checkpoint {EXCEPTION} was saved: {second}")
 
     def _release(self) -> None:
-        for hook in [each for found in self._hooks.values() for each in found]:
-            try:
-                hook.close()
-            except Exception as error:
-                # The logs of others must be released too.
-                _log.warning("the learner hook %r could not be closed: %s", hook.name, error)
-        self.logger.close()
         own, self._own_tb_logger = self._own_tb_logger, None
-        if own is not None:
-            own.close()
+        with ExitStack() as stack:  # those of others are released too, even if one hangs
+            if own is not None:
+                stack.callback(own.close)
+            stack.callback(self.logger.close)
+            for hook in reversed([each for found in self._hooks.values() for each in found]):
+                stack.callback(self._close_hook, hook)
+
+    @staticmethod
+    def _close_hook(hook: LearnerHook) -> None:
+        try:
+            hook.close()
+        except Exception as error:
+            _log.warning("the learner hook %r could not be closed: %s", hook.name, error)
 
 
 def to_batch(data: Any) -> Batch:

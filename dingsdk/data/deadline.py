@@ -1,0 +1,65 @@
+"""A deadline for code of others that may never return."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+CLOSE_S = 10.0
+"""How long a part may take to close; more than env managers take to end their processes."""
+_log = logging.getLogger(__name__)
+
+
+def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:
+    """Call in a thread of its own; return whether that returned in time, else leave it behind.
+
+    Raises:
+        Exception: what ``call`` raised in time.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="close", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if raised:
+        raise raised[0]
+    return not thread.is_alive()
+
+
+class Closable(Protocol):
+    """What has a ``close()``."""
+
+    def close(self) -> object: ...
+
+
+Part = TypeVar("Part", bound=Closable)
+
+
+def close_in_time(close: Callable[[], object], path: str) -> None:
+    """Call ``close`` of the part of a config section; leave it behind after ``CLOSE_S``."""
+    if not returns_within(CLOSE_S, close):
+        warn_of_left(path)
+
+
+def warn_of_left(path: str, part: str = "") -> None:
+    """Log that the part of a config section is left behind; ``part`` is which one of it."""
+    where = path + (part and f", in {part}")
+    _log.warning("close() of %s did not return in time; it is left behind", where)
+
+
+@contextmanager
+def closing_in_time(part: Part, path: str) -> Iterator[Part]:
+    """Close the part at the end, as ``close_in_time``."""
+    try:
+        yield part
+    finally:
+        close_in_time(part.close, path)
