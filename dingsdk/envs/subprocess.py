@@ -37,6 +37,8 @@ from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
 
 _CLOSE_TIMEOUT_S = 4.0
+IMPORT_S = 300.0
+"""How long a process may take to start and to import what makes its envs, on a busy machine."""
 
 # What a process is told, and what it answers. A step and its answer are one byte each way, unless
 # there are infos.
@@ -65,7 +67,8 @@ class SubprocessEnvManager(EnvManager):
             envs_per_process: Envs of one child process; None: as many as spreads them over the
                 CPU cores that this process may use, one in ``async_subprocess``.
             step_timeout: Seconds that one step of a process may take.
-            reset_timeout: Seconds that the start of a process, or a reset of its envs, may take.
+            reset_timeout: Seconds that a process may take to make its envs, once it has imported
+                what makes them, or to reset them.
         """
 
         envs_per_process: Count | None = None
@@ -261,14 +264,14 @@ class SubprocessEnvManager(EnvManager):
             self._start(self._groups)
         except ProcessLostError as error:
             raise EnvError(
-                f"the envs did not start: {error}, the limit of env_manager.reset_timeout is "
-                f"{self.section.reset_timeout:g} s",
+                f"the envs did not start: {error}; the limit of imports is {IMPORT_S:g} s, then "
+                f"the limit of env_manager.reset_timeout is {self.section.reset_timeout:g} s",
                 env_id=None,
             ) from error
 
     def _start(self, groups: Sequence[_Group]) -> None:
         """Start the processes of groups, which make their envs; the first fixes the spaces."""
-        deadline = time.monotonic() + self.section.reset_timeout
+        deadline = time.monotonic() + IMPORT_S
         with ctrl_c_blocked():
             for group in groups:
                 group.start(deadline)
@@ -286,6 +289,9 @@ class SubprocessEnvManager(EnvManager):
                     f"({error}); make them by an importable function or class, or use in_process",
                     path="env_manager.type",
                 ) from error
+        for group in groups:
+            group.answer(wait=True)  # it has imported all, and goes on
+            group.deadline = time.monotonic() + self.section.reset_timeout
         for group in groups:
             spaces = group.answer(wait=True)
             if self._memory is None:
@@ -584,7 +590,8 @@ def _serve(connection: Connection) -> None:
     envs: dict[int, GuardedEnv] = {}
     memory = None
     try:
-        env_num, env_fns = connection.recv()
+        env_num, env_fns = connection.recv()  # with the imports that it takes
+        connection.send_bytes(_DONE)
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
         first = next(iter(envs.values()))

@@ -22,6 +22,7 @@ import pytest
 
 from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.envs import subprocess as subprocess_envs
 from dingsdk.errors import ConfigError, EnvError, UnknownEnvError
 from dingsdk.policy import create_policy
 from dingsdk.policy.base import EvalMode
@@ -351,9 +352,39 @@ def test_envs_at_their_quota_leave_those_in_a_step_to_go_on(tmp_path: Path) -> N
             assert len(info["eval_episode_return"]) == 5
 
 
-def test_envs_that_do_not_start_in_time_are_told_by_name(launch: Launch) -> None:
+def test_envs_that_are_not_made_in_time_are_told_by_name(launch: Launch, gate: Path) -> None:
+    late = functools.partial(importlib.import_module("child_envs").hang, gate)
+    manager = create_env_manager({**SYNC, "reset_timeout": 0.01}, [late])
     with pytest.raises(EnvError, match=r"did not start.*env_manager.reset_timeout is 0.01 s"):
-        launch({**SYNC, "reset_timeout": 0.01})
+        manager.launch()
+
+
+SLOW_TO_IMPORT = """
+import multiprocessing, time
+from gymnasium.envs.classic_control import CartPoleEnv
+if multiprocessing.parent_process() is not None:
+    time.sleep(6)
+"""
+
+
+def test_imports_of_a_process_do_not_count_as_a_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text(SLOW_TO_IMPORT + "class Late(CartPoleEnv): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    env_fn = importlib.import_module("slow_to_import").Late
+    with create_env_manager({**SYNC, "reset_timeout": 5.0}, [env_fn]) as manager:
+        manager.launch()
+        assert manager.failure_count == 0
+
+
+@pytest.mark.slow
+def test_imports_that_do_not_end_are_told_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess_envs, "IMPORT_S", 0.01)
+    with pytest.raises(EnvError, match=r"gave no answer in time; the limit of imports is 0.01 s"):
+        create_env_manager(SYNC, make_env_fns({"env_id": "CartPole-v1"}, 1)).launch()
 
 
 @pytest.mark.slow
