@@ -219,9 +219,14 @@ def _not_valid(
     if what.startswith("Invalid enum value"):
         expected = f"one of {', '.join(map(str, _choices(field.type)))}"
     else:
-        kinds = what.removeprefix("Expected ").partition(", got")[0]
+        kinds, is_regex, _ = (
+            what.removeprefix("Expected ").partition(", got")[0].partition(" matching regex ")
+        )
         expected = re.sub(r"`(.+?)`", _in_words, kinds)
         expected = expected[:1].lower() + expected[1:]
+        if is_regex:
+            words = (getattr(mark, "description", None) for mark in get_args(field.type)[1:])
+            expected += f" of {next(filter(None, words), 'another form')}"
     return _wrong(path + inside.rstrip("`"), expected, value)
 
 

@@ -144,9 +144,9 @@ def check_run_folder(folder: Path) -> None:
 def discard_run(folder: Path) -> None:
     """Remove what a run left that failed before it began, so that its folder is free again.
 
-    Logs that were written stay, and so do the files of others.
+    The files of others stay, and so do crash reports.
     """
-    for name in (CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME):
+    for name in (CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, SEEDS_NAME):
         (folder / name).unlink(missing_ok=True)
     below = [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]
     for path in [*sorted(below, reverse=True), folder]:

@@ -166,7 +166,14 @@ class RunSection(Section, frozen=True, kw_only=True):
         system: What the run uses of the machine, and how its parts talk.
     """
 
-    exp_name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)] = "run"
+    exp_name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9._-]+$",
+            max_length=100,
+            description="one or more letters, digits, '.', '_' and '-'",
+        ),
+    ] = "run"
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     env: EnvSection
     env_manager: Annotated[dict[str, Any], Part("env_managers")] = preset("vector")

@@ -383,6 +383,10 @@ def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResu
 
 def _discard_unless_begun(context: RunContext) -> None:
     if not context.has_begun and context.resumed is None:
+        if context.on_address is None:  # else workers that came by themselves write logs there
+            from dingsdk.worker.run_logger import remove_logs
+
+            remove_logs(context.run_dir)
         discard_run(context.run_dir)
 
 

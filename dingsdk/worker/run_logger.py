@@ -293,6 +293,13 @@ def build_tb_logger(path: str | Path, name: str) -> TensorboardLogger:
     return writer
 
 
+def remove_logs(folder: Path) -> None:
+    """Remove the logs of all components at and below ``folder``."""
+    for pattern in ("*_logger.txt*", "*_tb_logger/events.out.tfevents.*"):
+        for path in folder.rglob(pattern):
+            path.unlink(missing_ok=True)
+
+
 def write_statistics(
     writer: Any, instance_name: str, statistics: Mapping[str, float], train_iter: int, envstep: int
 ) -> None:

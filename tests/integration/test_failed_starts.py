@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from dingsdk.cli import main
-from dingsdk.errors import PortInUseError, RunDirLockedError
+from dingsdk.errors import EnvError, PortInUseError, RunDirLockedError
 from dingsdk.pipeline.train import compile_run, run_coordinator, train
 
 from .job_cluster import JobCluster
@@ -88,6 +90,28 @@ def test_script_that_new_processes_cannot_import_is_told_why(
     # It ends the script, and no other error that came of it.
     assert re.findall(r"^[\w.]+Error: .*$", process.stderr, re.MULTILINE)[-1] == said
     assert list(tmp_path.rglob("config.yaml")) == []
+
+
+class Starting(CartPoleEnv):
+    """Fails once a run has begun to start."""
+
+    is_broken = False
+
+    def reset(self, **kwargs: Any) -> Any:
+        if Starting.is_broken:
+            raise RuntimeError("the simulator is not there")
+        return super().reset(**kwargs)
+
+
+def test_serial_run_whose_envs_do_not_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_started() -> None:
+        monkeypatch.setattr(Starting, "is_broken", True)
+
+    with pytest.raises(EnvError, match="the simulator is not there"):
+        train("cartpole-dqn", sets=QUICK, output=tmp_path, env=Starting, callbacks=[run_started])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

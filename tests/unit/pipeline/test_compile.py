@@ -99,6 +99,13 @@ def test_stated_shape_that_is_no_size_is_refused(shape: str) -> None:
     assert caught.value.path == "policy.model.obs_shape"
 
 
+def test_run_name_that_cannot_be_a_folder_is_told_in_words_what_can() -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        compile_config(changed("exp_name=a b"))
+    words = "text of one or more letters, digits, '.', '_' and '-'"
+    assert str(caught.value) == f"exp_name: expected {words}, found 'a b' (str)"
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
