@@ -24,6 +24,7 @@ COMMANDS = {
     "simulator": [],
     "startup": ["--repeats", "1"],
     "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],
+    "train": ["--jobs", "dqn", "--env-steps", "600", "--seeds", "1", "--contenders", "serial"],
     "transport": ["trajectories", "policy", "--seconds", "0.1", "--rounds", "1"],
     "transport ray": ["ray", "--seconds", "0.1"],
     "transport shared_memory": ["shared_memory", "--seconds", "0.1", "--rounds", "1"],
