@@ -109,7 +109,8 @@ class _Collecting(AdmittedCollecting):
         name = f"p{self._payloads}"
         self._payloads += 1
         simulation.check_lease(worker)
-        worker.send_stepdata(name, SampleBatch({"sample": np.array(samples, np.int64)}))
+        columns = {"sample": np.array(samples, np.int64)}
+        worker.send_stepdata(name, SampleBatch.trusted(columns, len(samples)))
         simulation.announced(worker._payload_id(name), samples)
         facts = {"data_id": name, "rows": len(samples), "policy_iter": self._policy_iter}
         for more in simulation.announcements(worker):

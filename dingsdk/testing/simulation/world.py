@@ -20,6 +20,8 @@ LEAST_WAIT_S = 1e-6
 MOST_AT_ONCE = 20_000
 PREEMPTED_SHARE = 0.02
 """Of the times that a job takes a lock: how often others run first."""
+_ANY = -1
+"""In place of the number of a wait: of any, or of none."""
 
 
 class ProcessKilled(BaseException):
@@ -67,15 +69,16 @@ class World:
         when: float,
         action: Callable[[], object],
         job: SimulatedJob | None = None,
-        wait: int = 0,
+        wait: int = _ANY,
     ) -> int:
         """Call ``action`` at a time; it may not wait.
 
         Args:
             when: Seconds since the beginning.
-            action: Returns at once.
-            job: Where given, ``action`` is called only while the job's ``wait`` is this one.
-            wait: Its number; 0 for that of this event.
+            action: Returns at once. That of a job returns whether the job is to run.
+            job: Whose action it is.
+            wait: Number of the job's wait during which alone it is called; 0 for that of this
+                event.
 
         Returns:
             The number of the event.
@@ -87,10 +90,23 @@ class World:
 
     def run(self, until: float) -> None:
         """Let time pass; raises AssertionError where it does not."""
-        due, self._until, self._at_once = self._due, until, 0
-        while due and due[0][0] <= until:
-            now, _, _, action, job, wait = heappop(due)
-            if job is not None and job.wait != wait:
+        self._until, self._at_once = until, 0
+        while (job := self._next(is_hub=True)) is not None:
+            self.switch(job)
+        self.now = until
+
+    def _next(self, is_hub: bool) -> SimulatedJob | None:
+        """Let happen what is due until a job is to run, and return it.
+
+        None at the end; or at something that is none of jobs, for the hub to do: it may end jobs.
+        """
+        self.current, due, until = None, self._due, self._until
+        while due:
+            now, _, _, action, job, wait = due[0]
+            if now > until or not (is_hub or job):
+                return None
+            heappop(due)
+            if job is not None and wait != _ANY and job.wait != wait:
                 continue  # most waits end before their deadlines
             if now > self.now:
                 self.now, self._at_once = now, 0
@@ -99,40 +115,42 @@ class World:
             self.events += 1
             if self._at_once > MOST_AT_ONCE:
                 raise AssertionError("time stands still: jobs wait for nothing again and again")
-            action()
-        self.now = until
+            if action() and job is not None:
+                return job
+        return None
 
     def switch(self, job: SimulatedJob) -> None:
-        """Run a job until it waits or ends."""
+        """Run a job, and those that go on when it waits; only from outside of jobs."""
         self.current = job
         job.switch()
         self.current = None
 
     def sleep(self, job: SimulatedJob, seconds: float) -> None:
         """Let the current job wait; returns when the time is over."""
-        when = self.now + seconds
-        number, due = self.at(when, job.go_on), self._due
-        process = job.process
-        is_next = due[0][2] == number and when <= self._until
-        if not is_next or process.is_dead or process.resumes_at > when:
-            self.park()
-            return
-        # Nothing happens before: the job goes on where it is.
-        heappop(due)
-        self.now, self._at_once = when, 0
-        self.events += 1
+        self.at(self.now + seconds, job.go_on, job)
+        self.park()
 
     def new_greenlet(self, run: Callable[[], None]) -> greenlet:
         """Return a greenlet that goes back to the world when it waits."""
         return greenlet(run, parent=self._hub)
 
     def park(self) -> None:
-        """Let the world go on; returns when the current job is switched to again."""
+        """Let the world go on; returns when the current job is to run again."""
         job = self.current
         assert job is not None  # only jobs wait
         if job.process.is_dead:
             raise ProcessKilled
-        self._hub.switch()
+        # From job to job, or on with the same one: each switch by way of the hub is two.
+        try:
+            following = self._next(is_hub=False)
+        except BaseException as error:
+            self._hub.throw(error)
+        else:
+            self.current = following
+            if following is None:
+                self._hub.switch()
+            elif following is not job:
+                following.switch()
         if job.process.is_dead:
             raise ProcessKilled
 
@@ -184,27 +202,27 @@ class SimulatedJob(Job):
         self._done = True
         self._ended.notify_all()
 
-    def go_on(self) -> None:
-        """Run where it waits, if what it waits for is there or it waited long enough."""
+    def go_on(self) -> bool:
+        """Return whether to run: what it waits for is there, or it waited long enough."""
         process = self.process
         world = process.world
         if process.is_dead or self._done:
-            return
+            return False
         if process.resumes_at > world.now:
-            world.at(process.resumes_at, self.go_on)
-            return
+            world.at(process.resumes_at, self.go_on, self)
+            return False
         if self.wait:
             self.is_met = self.predicate()
             if not self.is_met and world.now < self.deadline:
                 self.condition.waiters.append(self)
-                return
+                return False
             self.wait = 0
-        world.switch(self)
+        return True
 
-    def time_is_over(self) -> None:
-        """Run, as what it waits for has not come in time."""
+    def time_is_over(self) -> bool:
+        """As ``go_on``, where what it waits for has not come in time."""
         self.condition.forget(self)
-        self.go_on()
+        return self.go_on()
 
 
 class SimulatedCondition:
@@ -227,13 +245,13 @@ class SimulatedCondition:
                     world.locks_left -= 1
                     if world.locks_left < 0:
                         world.locks_left = int(world.random.expovariate(PREEMPTED_SHARE))
-                        world.at(world.now, job.go_on)
+                        world.at(world.now, job.go_on, job)
                         world.park()
                 job.holds = 1
         self._is_held = True
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         job = self._world.current
         if job is not None:
             job.holds -= 1
@@ -256,7 +274,7 @@ class SimulatedCondition:
             self._look()
         job.condition, job.predicate, job.deadline = self, predicate, deadline
         self.waiters.append(job)
-        job.wait = world.at(deadline, job.time_is_over, job)
+        job.wait = world.at(deadline, job.time_is_over, job, 0)
         job.holds = 0
         try:
             world.park()
@@ -306,7 +324,7 @@ class SimulatedScheduler(Scheduler):
         job = SimulatedJob(process, function, name)
         process.jobs = [each for each in process.jobs if not each._done]
         process.jobs.append(job)
-        process.world.at(process.world.now, job.go_on)
+        process.world.at(process.world.now, job.go_on, job)
         return job
 
     def condition(self) -> SimulatedCondition:
