@@ -284,19 +284,20 @@ class BaseCommCollector(CommWorker):
                 f"got {sorted(metadata)}",
                 where="metadata",
             )
-        if "data_id" in metadata:
-            metadata = {**metadata, "data_id": self._payload_id(str(metadata["data_id"]))}
-            samples = self._unsent.pop(str(metadata["data_id"]), None)
+        is_sample = "data_id" in metadata
+        metadata = dict(metadata)
+        if is_sample:
+            metadata["data_id"] = data_id = self._payload_id(str(metadata["data_id"]))
+            samples = self._unsent.pop(data_id, None)
             if samples is not None and not self._insert(samples, int(metadata["policy_iter"])):
                 return
+            metadata |= self._stored.pop(data_id, {})
         if "delivered_steps" in metadata:
             self._delivered = {key: metadata[key] for key in ("delivered_steps", "policy_iter")}
-        metadata = {**metadata, **self._stored.pop(str(metadata.get("data_id")), {})}
         with self.condition:
-            last = self._reports[-1] if self._reports else {"data_id": ""}
-            if not (last.keys() | metadata.keys()) & {"data_id"}:
+            if self._reports and not is_sample and "data_id" not in self._reports[-1]:
                 # Progress counts from the start of the task.
-                self._reports[-1] = {**last, **metadata}
+                self._reports[-1] = {**self._reports[-1], **metadata}
             elif self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
                 self._reports.append(metadata)
                 self.condition.notify_all()

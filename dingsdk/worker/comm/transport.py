@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import msgspec
+
 from dingsdk.config import Configurable, PartSection
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import DataMissingError
@@ -56,21 +58,19 @@ class WorkerInfo:
     incarnation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskMessage:
+class TaskMessage(msgspec.Struct, frozen=True):
     """A task on its way to a worker."""
 
     task_id: str
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TaskAnswer:
+class TaskAnswer(msgspec.Struct, frozen=True):
     """How a task ended. ``traceback`` is text, for people, when the task's code raised."""
 
     task_id: str
     completed: bool
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = msgspec.field(default_factory=dict)
     message: str = ""
     traceback: str = ""
 

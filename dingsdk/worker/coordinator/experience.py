@@ -81,7 +81,7 @@ class PayloadLedger:
         self._numbers: dict[str, int] = {}
         self._next = 0
         self._garbage: set[int] = set()
-        self._freeable_rows = 0
+        self._freeable_rows = 0  # of payloads with rows in the buffer
         self.acked_rows = 0
         self.evicted_rows: Counter[str] = Counter()
 
@@ -146,8 +146,8 @@ class PayloadLedger:
         if not len(numbers):
             return
         self.evicted_rows[reason] += len(numbers)
-        # The usual case, and many times faster.
-        if np.count_nonzero(numbers == numbers[0]) == len(numbers):
+        # The usual case, and many times faster; of a few rows, bytes are compared in half the time.
+        if numbers.tobytes() == numbers[:1].tobytes() * len(numbers):
             self._evict(int(numbers[0]), rows)
             return
         order = np.argsort(numbers, kind="stable")
@@ -159,14 +159,15 @@ class PayloadLedger:
         payload = self._payloads[number]
         payload.live[rows] = False
         payload.left -= len(rows)
-        self._freeable_rows += len(rows)
+        # A payload without any is freed whole.
+        self._freeable_rows += len(rows) if payload.left else len(rows) - payload.freeable
         self._collect(number, payload)
 
     def free_rows(self) -> dict[int, NDArray[np.int64]]:
         """Return the rows that are still needed, of payloads that hold too many others.
 
-        Empty while learners hold at most a tenth more rows than are in the buffer. Payloads that
-        are pinned are left alone.
+        Empty while learners hold at most a tenth more rows of these than are in the buffer.
+        Payloads that are pinned are left alone.
         """
         if not self._freeable_rows:
             return {}
@@ -204,8 +205,7 @@ class PayloadLedger:
         garbage = {n: self.name(n) for n in sorted(self._garbage) if self._payloads[n].is_garbage}
         for number, name in garbage.items():
             del self._numbers[name]
-            retired = self._retired[name] = self._payloads.pop(number)
-            self._freeable_rows -= retired.freeable
+            self._retired[name] = self._payloads.pop(number)
             if len(self._retired) > self._retired_kept:
                 del self._retired[next(iter(self._retired))]
         self._garbage.clear()
@@ -246,7 +246,7 @@ class PayloadLedger:
             for name, rows, digest in state["retired"]
         }
         self._garbage = {number for number, each in self._payloads.items() if each.is_garbage}
-        self._freeable_rows = sum(each.freeable for each in self._payloads.values())
+        self._freeable_rows = sum(each.freeable for each in self._payloads.values() if each.left)
 
     def check(self, rows_in_buffer: int, leased: Counter[int] | None = None) -> None:
         """Raise SamplesLostError unless acked == in buffer + evicted, payload by payload too.
@@ -473,7 +473,7 @@ class Experience:
         if self._lost and not self.readable():
             self.buffer.clear()  # there is nothing in it to draw, only room to be had
 
-    def take_garbage(self, states: list[TaskState]) -> list[str]:
+    def take_garbage(self, states: Iterable[TaskState]) -> list[str]:
         """Return the ids of payloads that nobody needs.
 
         The learners are told next time, and also which rows of other payloads they may free.

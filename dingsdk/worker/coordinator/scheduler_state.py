@@ -468,7 +468,7 @@ class SchedulerState:
 
     def take_garbage(self, experience: Experience) -> list[str]:
         """Return ids of payloads to delete; learners are told with their next batch."""
-        return experience.take_garbage(list(self.running.values()))
+        return experience.take_garbage(self.running.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return commander, tasks and counts as plain data; experiences are saved beside it."""

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
 from dingsdk.worker.comm import (
@@ -199,7 +201,7 @@ class MemorySlaveEnd(SlaveEnd):
     def answer(self, answer: TaskAnswer) -> None:
         carried = self._master.carry(answer.result)
         if carried is not answer.result:
-            answer = replace(answer, result=carried)
+            answer = msgspec.structs.replace(answer, result=carried)
         self._listener().task_answered(self._worker_id, answer)
 
     def renew(self, progress: int) -> None:
