@@ -7,8 +7,9 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 TRANSPORTS := plugins/dingsdk-in-memory plugins/dingsdk-flask-fs
 # What earlier checkouts installed themselves as; it would stay beside the new names.
 FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
+# Where a second index cannot be reached, pip would ask it six times for each package.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	-c constraints.txt
+	-c constraints.txt $(if $(PIP_EXTRA_INDEX_URL),--retries 1 --timeout 10)
 # On all cores, where pip takes one. What cannot be compiled are examples of an old Python.
 COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 STAMP := .venv/installed

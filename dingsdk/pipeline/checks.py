@@ -15,6 +15,8 @@ from dingsdk.errors import ConfigError
 
 MULTI_BUFFER = "multi_buffer"
 """Key of ``policy.other.replay_buffer`` whose value True makes it sections of named buffers."""
+MOST_TRAININGS = 1_000
+"""Most trainings on the samples of one collect, on-policy."""
 
 _BUFFER = "policy.other.replay_buffer"
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
@@ -367,7 +369,20 @@ def _gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def _check_trainings(run: _Run) -> str:
+    """On-policy trainings on one collect are neither stopped nor saved in between."""
+    count = run.policy["learn"]["update_per_collect"]
+    if not run.policy["on_policy"] or count <= MOST_TRAININGS:
+        return ""
+    return (
+        f"policy.learn.update_per_collect is {count:,}: an on-policy run trains so often on the "
+        f"same samples, and can be neither stopped nor saved in between; use at most "
+        f"{MOST_TRAININGS:,}"
+    )
+
+
 _ALWAYS = (
+    _check_trainings,
     _check_serial_workers,
     _check_collects,
     _check_capacity,

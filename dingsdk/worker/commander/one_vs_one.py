@@ -92,6 +92,12 @@ class PlayerCommander(SoloCommander):
         """Whether its learner task is out."""
         return self._current is not None
 
+    @property
+    def is_to_evaluate(self) -> bool:
+        """Whether a task of its own ended early for an evaluation that is due."""
+        has_ended = bool(self._ending) and self._ending not in self._collector_tasks
+        return has_ended and self._is_eval_due()
+
     def is_owner_of(self, task_id: str) -> bool:
         """Whether a task is its own, and out."""
         return task_id in self._collector_tasks or task_id in self._learner_tasks
@@ -196,8 +202,9 @@ class OneVsOneCommander(BaseParallelCommander):
     """Trains the active players of a league against each other and their past, ``one_vs_one``.
 
     Each active player has a learner, a buffer and a policy of its own, see ``PlayerCommander``.
-    Collector tasks go to the player that has had the fewest; none goes out before all players
-    have their learners. The run has reached its goal when the first player has.
+    Collector tasks go to the player that has had the fewest, or that ended one early for an
+    evaluation; none goes out before all players have their learners. The run has reached its goal
+    when the first player has.
     """
 
     max_players = 2
@@ -248,7 +255,7 @@ class OneVsOneCommander(BaseParallelCommander):
         if self._without_learner() or self.first.has_reached_goal:
             return None  # an opponent without a learner has no policy yet
         training = [each for each in self._commanders.values() if each.is_training]
-        for each in sorted(training, key=lambda each: each.turn):
+        for each in sorted(training, key=lambda each: (not each.is_to_evaluate, each.turn)):
             task = each.get_collector_task()
             if task is not None:
                 return task
@@ -264,6 +271,10 @@ class OneVsOneCommander(BaseParallelCommander):
     def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
         owner = self._owner(task_id)
         return None if owner is None else owner.get_collect_setting(task_id)
+
+    def wants_end_of(self, task_id: str) -> bool:
+        owner = self._owner(task_id)
+        return owner is not None and owner.wants_end_of(task_id)
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         if (owner := self._owner(task_id)) is not None:

@@ -300,6 +300,23 @@ def test_games_go_to_both_players_and_train_the_one_that_they_are_for(make_comma
     }  # fmt: skip
 
 
+def test_task_ends_early_for_the_evaluation_of_its_own_player(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    learners = start_two(commander)
+    tasks = [commander.get_collector_task()["task_id"] for _ in range(2)]
+    assert [commander.wants_end_of(each) for each in tasks] == [False, False]  # none is due
+    train(commander, learners[1], 20)
+    assert [commander.wants_end_of(each) for each in tasks] == [False, True]
+    assert not commander.wants_end_of("unknown")
+
+    commander.finish_collector_task(tasks[0], {"game_result": [["wins"]], "step_count": 7})
+    commander.finish_collector_task(tasks[1], {"game_result": [["wins"]], "step_count": 7})
+    # Before the first player, who is next in turn.
+    evaluation = commander.get_collector_task()
+    assert (evaluation["player"], evaluation["collector_cfg"]["eval_flag"]) == ("player_1", True)
+    assert "player" not in commander.get_collector_task()
+
+
 def test_players_are_snapshot_each_by_its_own_iterations(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     first, second = start_two(commander)

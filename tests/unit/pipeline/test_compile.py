@@ -99,6 +99,19 @@ def test_stated_shape_that_is_no_size_is_refused(shape: str) -> None:
     assert caught.value.path == "policy.model.obs_shape"
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_too_many_trainings_on_one_collect_are_refused_on_policy(mode: Any) -> None:
+    def compiled(example: str, count: int) -> Any:
+        config = load_config(example)
+        apply_set(config, f"policy.learn.update_per_collect={count}")
+        return compile_config(config, mode=mode)
+
+    compiled("cartpole-ppo", 1000)
+    compiled("cartpole-dqn", 10**9)  # each of these is one iteration, and limits hold between them
+    with pytest.raises(ConfigError, match=r"update_per_collect is 1,001: .* at most 1,000"):
+        compiled("cartpole-ppo", 1001)
+
+
 def test_run_name_that_cannot_be_a_folder_is_told_in_words_what_can() -> None:
     with pytest.raises(ConfigTypeError) as caught:
         compile_config(changed("exp_name=a b"))
