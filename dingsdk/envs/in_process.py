@@ -79,20 +79,26 @@ class InProcessEnvManager(EnvManager):
         actions = checker.batch(actions, count)
         schema.require_columns()
         reward = np.zeros((count, *self._reward_shape), dtype=np.float32)
-        terminated, truncated, abnormal = np.zeros((3, count), dtype=np.bool_)
-        valid = ~self._parked[ids]
+        terminated, truncated, abnormal, valid = np.zeros((4, count), dtype=np.bool_)
         last_obs = [self._obs[env_id] for env_id in ids]
         episode_info: dict[int, Mapping[str, Any]] = {}
-        for row in np.flatnonzero(valid).tolist():
-            last_obs[row], reward[row], terminated[row], truncated[row], info = self._step_one(
-                ids[row], actions[row]
+        # Plain booleans: for few envs any() of arrays takes longer than a step.
+        is_parked, is_any_ended = self._parked.tolist(), False
+        for row, env_id in enumerate(ids):
+            if is_parked[env_id]:
+                continue
+            last_obs[row], reward[row], has_terminated, was_truncated, info = self._step_one(
+                env_id, actions[row]
             )
             if info.get(ABNORMAL):
-                valid[row], abnormal[row] = False, True
-            elif (terminated[row] or truncated[row]) and info.get(EPISODE_INFO):
-                episode_info[row] = info[EPISODE_INFO]
+                abnormal[row] = True
+                continue
+            valid[row] = True
+            if has_terminated or was_truncated:
+                terminated[row], truncated[row], is_any_ended = has_terminated, was_truncated, True
+                if info.get(EPISODE_INFO):
+                    episode_info[row] = info[EPISODE_INFO]
         final_obs = schema.stack(last_obs)
-        is_any_ended = terminated.any() or truncated.any()
         obs = schema.stack([self._obs[env_id] for env_id in ids]) if is_any_ended else final_obs
         return step_columns(
             obs, final_obs, reward, terminated, truncated, valid, abnormal, episode_info
