@@ -151,3 +151,27 @@ def test_check_notices_a_lost_row() -> None:
     ledger.add("p", 3)
     with pytest.raises(AssertionError):
         ledger.check(2)
+
+
+def test_rows_of_payloads_that_leave_whole_are_not_counted_among_those_to_free() -> None:
+    ledger = PayloadLedger()
+    leased, torn, _ = (ledger.add(name, rows) for name, rows in (("a", 10), ("b", 20), ("c", 10)))
+    assert leased is not None
+    assert torn is not None
+
+    def evict(number: int, rows: list[int]) -> None:
+        ledger.evict(np.full(len(rows), number), np.array(rows), "overwritten")
+
+    ledger.pin([leased])
+    evict(leased, [0, 1, 2, 3, 4])
+    evict(leased, [5, 6, 7, 8, 9])  # held until its lease ends, and then freed whole
+    evict(torn, [0, 1])
+    assert ledger.free_rows() == {}  # 2 rows to free, 28 in the buffer
+    evict(torn, [2])
+    assert {number: rows.tolist() for number, rows in ledger.free_rows().items()} == {
+        torn: list(range(3, 20))
+    }
+    ledger.unpin([leased])
+    assert list(ledger.take_garbage().values()) == ["a"]
+    evict(torn, [3])
+    assert ledger.free_rows() == {}
