@@ -96,7 +96,7 @@ def train(
     leave_if_importing()
     cfg = compile_run(config, mode, transport, sets, seed, env, policy)
     _check_first_checkpoint(cfg, mode)
-    with _given(cfg, mode, env, policy, callbacks) as hooks:
+    with _given(cfg, mode, env, callbacks) as hooks:
         folder = make_run_folder(Path(output), cfg.exp_name)
         context = RunContext(cfg=cfg, run_dir=folder, learner_hooks=hooks)
         return run_pipeline(context, mode, progress, announce)
@@ -146,7 +146,7 @@ def resume(
         )
     mode: Mode = "parallel" if isinstance(save, JournaledRun) else "serial"
     cfg = compile_run(changed_config(save, sets), mode, env=env, policy=policy)
-    with _given(cfg, mode, env, policy, callbacks) as hooks:
+    with _given(cfg, mode, env, callbacks) as hooks:
         context = RunContext(cfg=cfg, run_dir=save.run_dir, learner_hooks=hooks, resumed=save)
         return run_pipeline(context, mode, progress, announce)
 
@@ -156,7 +156,6 @@ def _given(
     cfg: Any,
     mode: Mode,
     env: str | Callable[..., Any] | None,
-    policy: type | None,
     callbacks: Sequence[Any],
 ) -> Iterator[Sequence[LearnerHook]]:
     """Check and register what ``train`` is given as objects; the learner's hooks among it."""
