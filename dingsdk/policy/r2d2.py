@@ -96,16 +96,16 @@ class R2D2Section(DQNSection, frozen=True, kw_only=True):
         if not self.stores_steps:
             return
         buffer = self.other.replay_buffer
-        sampler = buffer.get("sampler") or {}
-        for key, section, default in (
-            ("sequence_length", buffer, 32),
-            ("burn_in", sampler, 0),
-        ):
-            found, wanted = section.get(key, default), getattr(self.learn, key)
+        lengths = {
+            "sequence_length": buffer.get("sequence_length"),
+            "sampler.burn_in": (buffer.get("sampler") or {}).get("burn_in", 0),
+        }
+        for name, found in lengths.items():
+            key = name.rpartition(".")[2]
+            wanted = getattr(self.learn, key)
             if found != wanted:
-                where = "sampler." if section is sampler else ""
                 raise ValueError(
-                    f"other.replay_buffer.{where}{key} is {found}, but learn.{key} is {wanted}; "
+                    f"other.replay_buffer.{name} is {found}, but learn.{key} is {wanted}; "
                     "make them equal"
                 )
 

@@ -476,3 +476,14 @@ def test_env_that_renders_is_closed_in_the_thread_that_made_it(
     manager.close()
     here = threading.current_thread()
     assert [thread is here for thread in closing_cls.closed_in] == [is_here] * 2
+
+
+def test_close_waits_for_an_env_that_takes_a_moment(closing_cls: type[Closing]) -> None:
+    manager = create_env_manager(IN_PROCESS, [closing_cls] * 2)
+    manager.launch()
+    opener = threading.Timer(0.2, closing_cls.gate.set)
+    opener.start()
+    manager.close()
+    assert closing_cls.gate.is_set()
+    assert len(closing_cls.closed_in) == 2
+    opener.join()

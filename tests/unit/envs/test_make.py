@@ -15,7 +15,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dingsdk.envs import EnvFn, create_env_manager, get_vec_env_setting, make_env_fns
+from dingsdk.envs import EnvFn, EnvManager, create_env_manager, get_vec_env_setting, make_env_fns
+from dingsdk.envs.guard import GuardedEnvFn
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
@@ -202,6 +203,22 @@ def test_wrappers_are_applied_from_the_inside_out() -> None:
     assert isinstance(env.env, gym.wrappers.TimeLimit)
     with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]"):
         EnvFn({"env_id": "CartPole-v1", "wrappers": ["tiny_limit"]})()
+
+
+def test_env_that_goes_to_a_child_process_brings_its_wrapper_types() -> None:
+    registry = default_manager().registry("env_wrappers")
+    with transaction("parent") as changes:
+        registry.register("tiny_limit", gym.wrappers.TimeLimit)
+    env_fn = EnvFn({**LIMITED, "wrappers": LIMITED["wrappers"][:1]})
+    sent = pickle.dumps(GuardedEnvFn(env_fn, 0, EnvManager.Config()))
+    changes.roll_back()
+    assert "tiny_limit" not in registry
+
+    with transaction("child") as changes:
+        guarded = pickle.loads(sent)()  # noqa: S301
+    changes.roll_back()
+    assert isinstance(guarded.env, gym.wrappers.TimeLimit)
+    guarded.close()
 
 
 @pytest.mark.usefixtures("_wrapper_types")

@@ -326,6 +326,19 @@ def test_part_for_one_player_is_refused_where_the_env_has_two(
 
 
 @pytest.mark.parametrize(
+    ("mode", "path"),
+    [("serial", "policy.other.serial_commander"), ("parallel", "policy.other.commander")],
+)
+def test_a_league_of_pairs_is_refused_where_the_env_has_three_players(mode: Any, path: str) -> None:
+    sums = ("env.env_id=tests.unit.envs.games:Sums", "env.kwargs={lengths: [3, 3, 3]}")
+
+    with pytest.raises(ConfigError, match=r"plays two players, .* has 3") as caught:
+        compile_config(_game(*sums, "env.wrappers=[]"), mode=mode)
+
+    assert caught.value.path == f"{path}.type"
+
+
+@pytest.mark.parametrize(
     ("change", "match"),
     [
         ("env.wrappers=[flatten_obs]", "no axis of 2 players"),

@@ -307,7 +307,8 @@ def test_rows_that_are_no_sequences_are_refused() -> None:
     ("buffer", "key"),
     [
         ({"sequence_length": 5}, "sequence_length is 5, but learn.sequence_length is 4"),
-        ({"sampler": {"type": "sequence", "burn_in": 1}}, "sampler.burn_in is 1"),
+        ({"sampler": {"type": "sequence", "burn_in": 1}}, "sampler.burn_in is 1, but .* is 3"),
+        ({"sampler": None}, "sampler.burn_in is 0, but learn.burn_in is 3"),
     ],
 )
 def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:

@@ -74,6 +74,15 @@ def test_the_last_of_equal_leaves_counts() -> None:
     assert (tree.total, tree.lowest, tree.live) == (4.0, 4.0, 1)
 
 
+@pytest.mark.parametrize("size", [8, 64, 512])  # leaves that make full levels
+def test_fill_of_all_leaves_touches_no_others(size: int) -> None:
+    tree = SumTree(size)
+    tree.fill(slice(0, size), 2.0)
+    assert tree.weights.tolist() == [2.0] * size
+    assert (tree.total, tree.lowest, tree.live) == (2.0 * size, 2.0, size)
+    assert tree.draw(np.zeros(size)).tolist() == list(range(size))
+
+
 @pytest.mark.parametrize(("first", "stop"), [(0, 1), (0, 100), (6, 10), (63, 66), (99, 100)])
 def test_fill_is_the_same_as_assigning_each_leaf(first: int, stop: int) -> None:
     weights = np.arange(100.0)
