@@ -354,6 +354,17 @@ def test_one_bad_priority_leaves_everything_as_it_was(priority: Any) -> None:
     assert buffer.skipped_updates == 0
 
 
+@pytest.mark.parametrize(
+    ("priority", "found"), [(np.ones((3, 2), np.float32), "float32[3, 2]"), (1.5, "1.5")]
+)
+def test_what_is_no_row_of_priorities_is_told_by_its_shape(priority: Any, found: str) -> None:
+    buffer = make_buffer()
+    buffer.push(batch(*range(3)), 0)
+    with pytest.raises(InvalidPriorityError) as caught:
+        buffer.update(info(buffer.sample(3, 0), priority))
+    assert caught.value.found == found
+
+
 # Sampling -------------------------------------------------------------------------------------
 
 

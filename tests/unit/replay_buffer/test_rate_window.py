@@ -83,16 +83,19 @@ def test_one_percent_is_left_after_one_window() -> None:
     assert not limiter.can_sample(7)
 
 
-@pytest.mark.parametrize("samples", [1, 64, 5000])
-def test_what_is_refused_by_time_is_admitted_when_the_hint_says(samples: int) -> None:
+@pytest.mark.parametrize(("samples", "expected_s"), [(1, 10.0), (100, 20.0), (1000, 25.0)])
+def test_what_is_refused_by_time_is_admitted_when_the_hint_says(
+    samples: int, expected_s: float
+) -> None:
     clock = Clock()
-    limiter = make(clock, max=1.0)
+    limiter = make(clock, max=1.0, window_seconds=10.0)
     assert limiter.retry_after_s() is None
     limiter.on_insert(10_000)
     limiter.on_sample(samples)
     limiter.can_sample(1)
     assert not limiter.can_insert(10_000)
     wait_s = limiter.retry_after_s()
+    assert wait_s == pytest.approx(expected_s)  # one sample is forgotten after one window
     assert wait_s is not None
     clock.now_s += wait_s - 0.01
     assert not limiter.can_insert(10_000)

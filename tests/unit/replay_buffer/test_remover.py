@@ -46,6 +46,16 @@ def test_a_part_that_a_class_names_has_its_own_defaults() -> None:
     assert caught.value.path == "remover.spread"
 
 
+def test_a_storage_that_links_rows_needs_them_to_leave_oldest_first() -> None:
+    storage = {"storage": {"type": "array", "next_of": "obs"}}
+    with pytest.raises(ConfigError, match="needs rows to leave oldest first") as caught:
+        RandomlyRemoving(storage).push({"obs": 1.0, "next_obs": 2.0}, 0)
+    assert str(caught.value.path).endswith("remover.type")
+    RandomlyRemoving({**storage, "remover": {"type": "fifo"}}).push(
+        {"obs": 1.0, "next_obs": 2.0}, 0
+    )
+
+
 def test_a_remover_takes_its_seed_from_the_buffer() -> None:
     one, same, other = (RandomlyRemoving({"seed": seed}) for seed in (1, 1, 2))
     for buffer in (one, same, other):

@@ -15,7 +15,12 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import BufferClosedError, CheckpointCorruptError, RunFolderError
+from dingsdk.errors import (
+    BufferClosedError,
+    CheckpointCorruptError,
+    RunFolderError,
+    SchemaMismatchError,
+)
 from dingsdk.testing import recorded_writes
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import load, save
@@ -141,6 +146,15 @@ def test_objects_come_back_in_order_over_several_segments(tmp_path: Path) -> Non
     save(tmp_path, buffer, SEGMENT)
     assert loaded(tmp_path) == list(range(10, 50))
     assert len(segment_files(tmp_path)) == 6
+
+
+def test_a_row_that_cannot_be_saved_is_named_by_its_age(tmp_path: Path) -> None:
+    buffer = make_buffer()
+    for number in range(40):
+        buffer.push({"number": number, "text": object() if number == 29 else "x"}, 0)
+    with pytest.raises(SchemaMismatchError, match="row 29 cannot be saved") as caught:
+        save(tmp_path, buffer, SEGMENT)  # in the middle of a later segment
+    assert (caught.value.row, caught.value.key) == (29, "text")
 
 
 def test_columns_of_all_kinds_come_back(tmp_path: Path) -> None:

@@ -219,10 +219,11 @@ def test_the_length_may_come_from_the_config() -> None:
         [{"x": 1}],
         [{"x": 1, "done": True}, {"x": 1}],
         [{"x": 1, "done": np.zeros(2, bool)}],
+        SampleBatch({"x": np.arange(2), "done": np.zeros((2, 3), bool)}),
     ],
 )
 @pytest.mark.parametrize("storage", ["auto", "object"])
-def test_rows_without_a_clear_end_are_refused(storage: str, rows: list[Any]) -> None:
+def test_rows_without_a_clear_end_are_refused(storage: str, rows: Any) -> None:
     buffer = make(storage=storage)
     fill(buffer, [10])
     with pytest.raises(SchemaMismatchError):
