@@ -12,6 +12,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -138,15 +139,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
         """Restore a state that ``state_dict`` returned."""
-
-
-class StepRow(NamedTuple):
-    """One env's step in the dict form, with the fields of ``StepColumns`` that are recorded."""
-
-    final_obs: Any
-    reward: Any
-    terminated: bool
-    truncated: bool
 
 
 class BasePolicy(Configurable, ABC):
@@ -641,11 +633,13 @@ class BasePolicy(Configurable, ABC):
         """The dict form of ``transitions``."""
         done = bool(timestep.done)
         terminated = bool(timestep.info.get("terminated", done))
-        return self._recorded(
-            obs,
-            output,
-            StepRow(timestep.obs, timestep.reward, terminated, done and not terminated),
+        step = SimpleNamespace(
+            final_obs=timestep.obs,
+            reward=timestep.reward,
+            terminated=terminated,
+            truncated=done and not terminated,
         )
+        return self._recorded(obs, output, step)
 
     def _sample_rows(self, piece: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The dict form of ``samples`` for one piece."""

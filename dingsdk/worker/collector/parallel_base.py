@@ -83,7 +83,7 @@ class BaseParallelCollector(Configurable, ABC):
         self.send_stepdata: Callable[[str, SampleBatch], None] = _not_attached
         self.get_policy_update_info: Callable[[str], dict[str, Any] | None] = _not_attached
         self.await_admission: Callable[[int], tuple[int, int] | None] = _not_attached
-        self.yield_turn: Callable[[], None] = _no_turn
+        self.yield_turn: Callable[[], None] = lambda: None  # nothing else runs on this thread
         self.collect_setting: Mapping[str, Any] = {}
         """Keyword arguments of the collect policy; replaced while the task runs."""
         self.clock: Callable[[], float] = time.monotonic
@@ -254,7 +254,3 @@ class BaseParallelCollector(Configurable, ABC):
 
     def _join_thread(self) -> None:
         """For subclasses with helper threads; called at the end of ``start``, whatever happened."""
-
-
-def _no_turn() -> None:
-    """Default of ``yield_turn``: nothing else runs on this thread."""
