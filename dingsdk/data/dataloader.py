@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from dingsdk.data.pytree import map_leaves
@@ -115,7 +115,8 @@ class AsyncDataLoader:
 
     def _run(self) -> None:
         try:
-            with self._open_executor() as executor:
+            workers = self._spawn and ProcessPoolExecutor(self._num_workers, mp_context=self._spawn)
+            with workers or nullcontext() as executor:
                 while self._has_room():
                     batch = self._load(self._source(self._batch_size), executor)
                     with self._change:
@@ -134,11 +135,6 @@ class AsyncDataLoader:
         with self._change:
             self._change.wait_for(lambda: self._is_closed or len(self._ready) < self._limit)
             return not self._is_closed
-
-    def _open_executor(self) -> AbstractContextManager[Executor | None]:
-        if self._spawn is None:
-            return nullcontext()
-        return ProcessPoolExecutor(self._num_workers, mp_context=self._spawn)
 
     def _load(self, data: Sequence[Any], executor: Executor | None) -> Any:
         if len(data) and callable(data[0]):

@@ -38,7 +38,8 @@ def part_of(columns: Any, index: Any) -> Any:
 
 def copy_containers(tree: Any) -> Any:
     """Return the same nest in new containers; the leaves are shared."""
-    return map_leaves(_share, tree)
+    # A batch inside a nest (an episode) is a container of columns.
+    return map_leaves(lambda x: copy.copy(x) if isinstance(x, SampleBatch) else x, tree)
 
 
 def flatten(tree: Any) -> list[tuple[Path, Any]]:
@@ -126,8 +127,9 @@ def to_tensor(
         if isinstance(item, np.ndarray):
             if item.dtype == np.float64:
                 item = item.astype(np.float32)
-            # torch has no read-only tensors: what may not be written to is copied.
-            tensor = torch.from_numpy(item if _is_shareable(item) else item.copy())
+            # torch has no read-only tensors and no negative strides.
+            is_shareable = item.flags.writeable and min(item.strides, default=0) >= 0
+            tensor = torch.from_numpy(item if is_shareable else item.copy())
             return tensor if dtype is None else tensor.to(dtype)
         if isinstance(item, (Integral, Real)):
             if not transform_scalar:
@@ -161,11 +163,6 @@ def _is_same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _share(leaf: Any) -> Any:
-    # A batch inside a nest (an episode) is a container of columns.
-    return copy.copy(leaf) if isinstance(leaf, SampleBatch) else leaf
-
-
 def _flatten(tree: Any, path: Path, pairs: list[tuple[Path, Any]]) -> None:
     if isinstance(tree, Mapping):
         for key, value in tree.items():
@@ -187,10 +184,6 @@ def _is_number_list(items: Sequence[Any]) -> bool:
     return len(items) > 0 and all(
         isinstance(item, (int, float)) and not isinstance(item, bool) for item in items
     )
-
-
-def _is_shareable(array: np.ndarray[Any, Any]) -> bool:
-    return array.flags.writeable and all(stride >= 0 for stride in array.strides)
 
 
 def _unsupported(what: str, item: Any) -> TypeError:

@@ -297,7 +297,12 @@ class BaseVectorEnvManager(EnvManager):
         """
         while True:
             if isinstance(error, EnvError) and self._per_env:
-                raise _guarded_error(error)
+                # gymnasium re-raises a child's error as type(error)(error), which hides the facts
+                # and has lost the cause.
+                if isinstance(inner := error.args[0], EnvError):
+                    inner.add_note(f"In the child process:\n{inner.facts.get('traceback', '')}")
+                    error = inner
+                raise error
             self._failure_count += self._env_num
             self._failures_in_row += 1
             self._discard()
@@ -341,7 +346,9 @@ class BaseVectorEnvManager(EnvManager):
         valid &= ~abnormal
         ended = terminated | truncated
         if ended.any() and self._autoreset is AutoresetMode.SAME_STEP:
-            final_obs = self._final_obs(obs, ended, infos)
+            schema, ended_rows = self._spaces[0], np.flatnonzero(ended).tolist()
+            last = [schema.conform(part_of(infos["final_obs"], row)) for row in ended_rows]
+            final_obs = schema.replace(obs, ended_rows, last)
             self._final_infos = infos.get("final_info", infos)
         elif ended.any() and self._autoreset is AutoresetMode.DISABLED:
             keep = self._seeds[0] if not self._per_env and not self._dynamic_seed else None
@@ -371,12 +378,6 @@ class BaseVectorEnvManager(EnvManager):
             valid=none.copy(),
             abnormal=~self._parked,
         )
-
-    def _final_obs(self, obs: Obs, ended: NDArray[np.bool_], infos: Mapping[str, Any]) -> Obs:
-        schema = self._spaces[0]
-        rows = np.flatnonzero(ended).tolist()
-        values = [schema.conform(part_of(infos["final_obs"], row)) for row in rows]
-        return schema.replace(obs, rows, values)
 
     def _episode_info(self, rows: NDArray[np.int64]) -> Mapping[int, Mapping[str, Any]]:
         if EPISODE_INFO not in self._final_infos:
@@ -423,13 +424,3 @@ def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
         else:
             own[key] = value
     return own
-
-
-def _guarded_error(error: EnvError) -> EnvError:
-    # gymnasium re-raises a child's error as type(error)(error), which hides the facts and
-    # has lost the cause.
-    inner = error.args[0]
-    if not isinstance(inner, EnvError):
-        return error
-    inner.add_note(f"In the child process:\n{inner.facts.get('traceback', '')}")
-    return inner

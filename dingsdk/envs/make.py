@@ -103,11 +103,7 @@ class EnvFn:
 
     @property
     def spec(self) -> Any:
-        """The env's entry in gymnasium's registry.
-
-        Raises:
-            UnknownEnvError: no such id.
-        """
+        """The env's entry in gymnasium's registry; errors as ``find_spec``."""
         return find_spec(self.env_id)
 
     def __eq__(self, other: object) -> bool:

@@ -81,7 +81,9 @@ class PlayersEnv(gym.Env[Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        _forget_warnings()
+        # PettingZoo's list of warnings grows with each illegal action.
+        if logger := sys.modules.get("pettingzoo.utils.env_logger"):
+            logger.EnvLogger.flush()
         self._shift = 0 if seed is not None else (self._shift + 1) % self.player_num
         # Seats: the agent of each player.
         self._seats = self._agents[self._shift :] + self._agents[: self._shift]
@@ -336,13 +338,6 @@ def _act_at_random(
     if legal is None or not legal.size:
         return action_space.sample()
     return action_space.start + rng.choice(legal)
-
-
-def _forget_warnings() -> None:
-    """Empty PettingZoo's list of warnings, which grows with each illegal action."""
-    logger = sys.modules.get("pettingzoo.utils.env_logger")
-    if logger is not None:
-        logger.EnvLogger.flush()
 
 
 def _is_masked(space: Any) -> bool:

@@ -674,7 +674,13 @@ class BasePolicy(Configurable, ABC):
             return
         if key == "learning_rate_factor" and self.learns:
             for part in self.state().values():
-                _scale_rate(part, float(value))
+                if isinstance(part, Adam):
+                    part.scale_rate(float(value))
+                elif isinstance(part, torch.optim.Optimizer):
+                    for group in part.param_groups:
+                        # The key of torch's own schedulers.
+                        rate = group.setdefault("initial_lr", group["lr"])
+                        group["lr"] = rate * float(value)
             return
         if key == "acting_state":
             for field, memory in self._memories.items():
@@ -735,15 +741,6 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
-def _scale_rate(part: Any, factor: float) -> None:
-    if isinstance(part, Adam):
-        part.scale_rate(factor)
-    elif isinstance(part, torch.optim.Optimizer):
-        for group in part.param_groups:
-            # The key of torch's own schedulers.
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-
-
 def _modules(part: Any) -> Iterator[torch.nn.Module]:
     return part.modules() if isinstance(part, torch.nn.Module) else iter(())
 
@@ -791,13 +788,7 @@ def create_policy(
     enable_field: Sequence[str] | None = None,
     seed: int | None = None,
 ) -> Policy:
-    """Build the policy that ``cfg["type"]`` names.
-
-    Args:
-        cfg: The config's ``policy`` section; absent keys take the policy's defaults.
-        enable_field: Modes to serve, of ``learn``, ``collect``, ``eval``, ``command``; None
-            for all. Modes built together share one set of weights.
-        seed: Of the initial weights and of the exploration; None draws from the system.
+    """Build the policy that ``cfg["type"]`` names; arguments as ``BasePolicy``.
 
     Raises:
         UnknownPluginError: nothing provides that type.

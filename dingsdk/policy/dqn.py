@@ -221,11 +221,8 @@ class DQNPolicy(BasePolicy):
         """Return the best action of each row, or with probability ``eps`` a random one.
 
         Args:
-            obs: Columns ``[n, ...]`` of the env's observation space.
-            env_ids: The env of each row, for messages.
+            obs: As in ``BasePolicy.act``, like ``env_ids``, ``explore`` and ``state``.
             eps: In [0, 1]; None for the start of the schedule. Not used in evaluations.
-            explore: Whether to use ``eps``.
-            state: float32[n, state_size], of a recurrent network.
 
         Raises:
             NonFiniteError: an action value is NaN or infinite.

@@ -119,8 +119,7 @@ class Encoder(nn.Module):
 
     Args:
         features: Module with ``width`` whose ``forward`` returns ``float32[n, width]``.
-        hidden_sizes: See ``make_encoder``.
-        is_tanh: See ``make_encoder``.
+        hidden_sizes: See ``make_encoder``; likewise ``is_tanh``.
 
     Attributes:
         width: Length of the vectors that ``forward`` returns.

@@ -105,12 +105,10 @@ class QNetwork(nn.Module):
 class RecurrentQNetwork(nn.Module):
     """An encoder, an LSTM after it, and linear heads to one value per discrete action.
 
+    Arguments beside these as ``QNetwork``.
+
     Args:
-        obs_shape: As in ``QNetwork``.
-        action_count: Number of actions.
-        hidden_sizes: As in ``QNetwork``.
         lstm_size: Units of the LSTM.
-        dueling: As in ``QNetwork``.
 
     Attributes:
         state_size: Length of a recurrent state: output and cell of the LSTM, ``2 * lstm_size``.
@@ -201,8 +199,9 @@ class ActorCritic(nn.Module):
 class RecurrentActorCritic(nn.Module):
     """``ActorCritic`` with one encoder and a recurrent layer, for envs that hide their state.
 
+    Arguments beside these as ``ActorCritic``.
+
     Args:
-        obs_shape: See ``ActorCritic``; likewise ``distribution`` and ``hidden_sizes``.
         kind: ``gru`` or ``lstm``.
         size: Number of recurrent units.
 

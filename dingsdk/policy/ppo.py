@@ -167,7 +167,10 @@ class PPOPolicy(BasePolicy):
         next_obs, state = part_of(columns.pop("next_obs"), last), None
         if self.state_size:
             _, _, state = self._forward(part_of(columns["obs"], last), columns["state"][last])
-            columns["is_first"] = _first_rows(ends, self.section.learn.sequence_len)
+            # The first rows of pieces, and of the parts that long ones are cut into.
+            starts = np.concatenate(([0], ends[:-1]))
+            positions = np.arange(ends[-1]) - starts.repeat(ends - starts)
+            columns["is_first"] = positions % self.section.learn.sequence_len == 0
         bootstrap = self._forward(next_obs, state)[1]
         columns["advantage"] = gae(
             columns["reward"],
@@ -258,11 +261,3 @@ class PPOPolicy(BasePolicy):
                 ]
             ).tolist()
         return dict(zip(_LOGGED, means, strict=True), grad_norm=norm)
-
-
-def _first_rows(ends: NDArray[np.int64], sequence_len: int) -> NDArray[np.bool_]:
-    """Return bool[n]: the first rows of pieces, and of the parts that long ones are cut into."""
-    starts = np.concatenate(([0], ends[:-1]))
-    positions = np.arange(ends[-1]) - starts.repeat(ends - starts)
-    is_first: NDArray[np.bool_] = positions % sequence_len == 0
-    return is_first

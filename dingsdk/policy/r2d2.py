@@ -176,10 +176,7 @@ class R2D2Policy(DQNPolicy):
                 trajectory); and perhaps the importance weights ``IS`` [n].
 
         Returns:
-            As ``DQNPolicy.learn``; ``priority`` is one number a sequence.
-
-        Raises:
-            NonFiniteError: the loss or its gradient is NaN or infinite; the weights are kept.
+            As ``DQNPolicy.learn``, errors too; ``priority`` is one number a sequence.
         """
         learn, action = self.section.learn, batch["action"].long()
         burn_in = learn.burn_in

@@ -78,13 +78,10 @@ class ReLULayer(torch.autograd.Function):
         return inputs_gradient, matmul(below.T, inputs), below.sum(0)
 
 
-def _onednn() -> Any:
-    """Return the operator that torch's compiler calls for linear layers, where it is there."""
-    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has_onednn and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-_ONEDNN = _onednn()
+_ONEDNN: Any = torch.backends.mkldnn.is_available() and getattr(  # type: ignore[no-untyped-call]
+    torch.ops.mkldnn, "_linear_pointwise", None
+)
+"""The operator that torch's compiler calls for linear layers, where it is there."""
 
 
 class SACModelSection(BoxModelSection, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
-from dingsdk.worker.collector.rows import DictRollout, RowsWriter, return_of
+from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only, return_of
 from dingsdk.worker.collector.sample import SampleCollector
 
 Info = Mapping[str, Any]
@@ -51,7 +51,9 @@ class BattleRollout(DictRollout):
     turns to the next, with the rewards between. Of an episode the return is that of player 0; its
     record's info holds, under ``players``, the last info of each.
 
-    Args beside those of ``DictRollout``:
+    Arguments beside these as ``DictRollout``.
+
+    Args:
         players: A collect or eval mode each.
         writers: Where the transitions of each player go; None for one who only acts.
     """
@@ -224,9 +226,8 @@ class BattleCollector(ISerialCollector):
     def _writer(
         self, make_samples: Callable[[list[Any]], list[Any]], traj_len: int | None
     ) -> RowsWriter:
-        deepcopy = self._cfg.deepcopy_obs
-        env_num = self.env.env_num
-        return RowsWriter(env_num, traj_len, lambda _, piece: make_samples(piece), deepcopy)
+        copies = self._cfg.deepcopy_obs
+        return RowsWriter(self.env.env_num, traj_len, piece_only(make_samples), copies)
 
     def _rollout_of(
         self, writers: Sequence[RowsWriter | None], quota: Quota = None
@@ -276,22 +277,11 @@ class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
         train_iter: int = 0,
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[list[list[Any]], list[list[Info]]]:
-        """Play ``n_episode`` episodes.
-
-        Args:
-            n_episode: How many, at least one an env; None for that of player 0's policy.
-            train_iter: Version of the policies; recorded as the column ``collect_iter``.
-            policy_kwargs: Passed to the forward of both policies.
+        """As ``EpisodeSerialCollector.collect``; ``n_episode`` is that of player 0's policy.
 
         Returns:
             For each player its episodes (with ``get_train_sample`` the samples of all), and the
             last info of each episode, in the order in which they ended.
-
-        Raises:
-            NotSetError: no env, no policies, or no ``n_episode``.
-            ConfigError: fewer episodes than envs.
-            PolicyOutputError: a policy's answer cannot be used.
-            EnvError: an env failed three times in a row.
         """
         data, episodes = self._play(n_episode, train_iter, policy_kwargs)
         return data, self._infos_of(episodes)
@@ -329,23 +319,10 @@ class BattleSampleSerialCollector(SampleCollector, BattleCollector):
         drop_extra: bool | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[list[list[Any]], list[list[Info]]]:
-        """Step the envs until each player that collects has ``n_sample`` train samples.
-
-        Args:
-            n_sample: How many; None for that of player 0's policy.
-            train_iter: Version of the policies; recorded as the column ``collect_iter``.
-            drop_extra: What to do with samples beyond ``n_sample``. None: the next call
-                returns them first, of on-policy players if its ``train_iter`` is the same.
-                True: discard them. False: return them too.
-            policy_kwargs: Passed to the forward of all policies.
+        """As ``SampleSerialCollector.collect``; ``n_sample`` is that of player 0's policy.
 
         Returns:
             For each player its samples, and the last info of each episode that ended.
-
-        Raises:
-            NotSetError: no env, no policies, or no ``n_sample``.
-            PolicyOutputError: a policy's answer cannot be used.
-            EnvError: an env failed three times in a row.
         """
         wanted = self._start(n_sample, train_iter)
         data, episodes = self._take(wanted, train_iter, drop_extra, policy_kwargs)

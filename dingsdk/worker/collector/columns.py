@@ -34,7 +34,7 @@ Episodes = list[SampleBatch]
 class BatchedRollout(Rollout):
     """The rollout for policies with ``forward_batch``.
 
-    Args as ``Rollout``; with a writer the policy needs ``make_transitions``, too.
+    Arguments as ``Rollout``; with a writer the policy needs ``make_transitions``, too.
     """
 
     saved = (*Rollout.saved, "_time", "_returns", "_begun")
@@ -118,7 +118,11 @@ class BatchedRollout(Rollout):
             returns[env_id], begun[env_id] = 0.0, time
         if step.episode_info:
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
-            episodes = [_with_info(each, infos.get(each.env_id) or {}) for each in episodes]
+            for k, each in enumerate(episodes):
+                info = infos.get(each.env_id) or {}
+                # The env may have an idea of the return of its own.
+                total = float(np.sum(info.get("eval_episode_return", each.episode_return)))
+                episodes[k] = each._replace(episode_return=total, info=info)
         if writer is not None:
             if writer.added_columns:
                 writer.episode_returns = {each.env_id: each.episode_return for each in episodes}
@@ -459,12 +463,6 @@ def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episo
     rows = SampleBatch(columns)
     stops = ends.tolist()
     return [rows[start:stop] for start, stop in pairwise([0, *stops])]
-
-
-def _with_info(record: EpisodeRecord, info: Mapping[str, Any]) -> EpisodeRecord:
-    """Return the record with what the env reported, its own idea of the return included."""
-    total = info.get("eval_episode_return", record.episode_return)
-    return record._replace(episode_return=float(np.sum(np.asarray(total))), info=info)
 
 
 def _with_missing(samples: SampleBatch, extra: Mapping[str, NDArray[Any]]) -> SampleBatch:

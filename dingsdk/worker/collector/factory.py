@@ -13,7 +13,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.columns import BatchedRollout, ColumnsWriter
 from dingsdk.worker.collector.rollout import Rollout, Writer
-from dingsdk.worker.collector.rows import DictRollout, RowsWriter
+from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only
 
 
 def in_columns(env: EnvManager, policy: CollectMode | EvalMode, *names: str) -> bool:
@@ -45,15 +45,14 @@ def create_collecting_rollout(
         policy: A collect mode.
         traj_len: A trajectory is cut when it holds this many transitions; None for only at
             its end.
-        has_tensor_obs: Dict form only, see ``DictRollout``.
-        deepcopy_obs: Dict form only, see ``DictRollout``.
+        has_tensor_obs: Of the dict form alone, as ``deepcopy_obs``; see ``DictRollout``.
     """
     if in_columns(env, policy, "make_transitions", "make_samples"):
         columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)  # type: ignore[arg-type]
         columns.added_columns = added_columns(policy)
         return BatchedRollout(env, policy, columns), columns
-    make = policy.get_train_sample
-    rows = RowsWriter(env.env_num, traj_len, lambda _, piece: make(piece), deepcopy_obs)
+    make = piece_only(policy.get_train_sample)
+    rows = RowsWriter(env.env_num, traj_len, make, deepcopy_obs)
     rows.added_columns = added_columns(policy)
     return DictRollout(env, policy, rows, None, has_tensor_obs, deepcopy_obs), rows
 

@@ -15,7 +15,7 @@ from dingsdk.worker.collector.battle import (
     outcome_of,
 )
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
-from dingsdk.worker.collector.rows import RowsWriter, return_of
+from dingsdk.worker.collector.rows import RowsWriter, piece_only, return_of
 from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallelCollector
 
 
@@ -87,7 +87,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         if before is None:
             copies = self._copies_obs()
             self._all_writers = [
-                RowsWriter(self._env_num, traj_len, _sampling_of(mode), copies)
+                RowsWriter(self._env_num, traj_len, piece_only(mode.get_train_sample), copies)
                 for mode in self._modes
             ]
             players = Players(self._modes)
@@ -128,7 +128,3 @@ class MarineParallelCollector(ZerglingParallelCollector):
             else:
                 outcome = game_outcome(each.info["players"])
             self._results[each.env_id].append(outcome)
-
-
-def _sampling_of(mode: Any) -> Any:
-    return lambda _, piece: mode.get_train_sample(piece)

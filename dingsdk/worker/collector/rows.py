@@ -23,7 +23,9 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writ
 class DictRollout(Rollout):
     """The rollout for any policy.
 
-    Args beside those of ``Rollout``:
+    Arguments beside these as ``Rollout``.
+
+    Args:
         has_tensor_obs: Give the policy float32 tensors; what is recorded stays raw.
         deepcopy_obs: Cache copies, for envs that reuse the memory of their observations.
     """
@@ -141,6 +143,11 @@ class DictRollout(Rollout):
 def return_of(info: Mapping[str, Any]) -> float:
     """Return the episode's return that the last info of an env or of a player tells."""
     return float(np.sum(np.asarray(torch_to_numpy(info["eval_episode_return"]))))
+
+
+def piece_only(make_samples: Callable[..., list[Any]]) -> Callable[[int, list[Any]], list[Any]]:
+    """Return a policy's ``get_train_sample`` as ``RowsWriter`` calls it."""
+    return lambda _, piece: make_samples(piece)
 
 
 class RowsWriter(Writer):

@@ -143,10 +143,7 @@ class VectorEvalMonitor:
         return sum(len(returns) for returns in self._returns)
 
     def get_episode_info(self) -> dict[str, Any] | None:
-        """Return each statistic as a list over episodes, and ``{key}_mean`` of numeric ones.
-
-        Keys that not every episode reported are lists of those that did. None without any.
-        """
+        """Return the statistics of all episodes, merged by ``merge_infos``; None without any."""
         return merge_infos([info for of_env in self._infos for info in of_env]) or None
 
     def get_video(self) -> NDArray[Any]:
