@@ -38,7 +38,8 @@ def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:
 class Closable(Protocol):
     """What has a ``close()``."""
 
-    def close(self) -> object: ...
+    def close(self) -> object:
+        """Close it; may take any time."""
 
 
 Part = TypeVar("Part", bound=Closable)
