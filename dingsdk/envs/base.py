@@ -332,8 +332,9 @@ class EnvManager(Configurable, ABC):
             NotSavableError: an env keeps something else than data, or the manager cannot ask it.
         """
         self._check_open()
+        envs = self._envs_state()  # may wait for steps under way, which change the rest
         own = {name: capture(getattr(self, name), name) for name in self._saved}
-        return {"manager": own, "envs": self._envs_state()}
+        return {"manager": own, "envs": envs}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state, of a manager of the same envs; requires a launched manager.

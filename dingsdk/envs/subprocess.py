@@ -346,16 +346,8 @@ class SubprocessEnvManager(EnvManager):
         for env_id in env_ids:
             self._infos.pop(env_id, None)
 
-    def get_state(self) -> dict[str, Any]:
-        """As ``EnvManager.get_state``; waits for the steps that are under way.
-
-        Their results are part of the state.
-        """
-        self._check_open()
-        self._wait(for_all=True)
-        return super().get_state()
-
     def _envs_state(self) -> Any:
+        # Results of steps that are under way, which `_call` waits for, are part of the state.
         schema, board = self._spaces[0], self._board
         return {
             "envs": [self._call(env_id, "get_state") for env_id in range(self._env_num)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +59,7 @@ def nstep_returns(
     spaced = rows + np.repeat(np.arange(len(ends)) * (nstep - 1), lengths)
     padded = np.zeros(len(rows) + len(ends) * (nstep - 1))
     padded[spaced] = reward
-    powers = _powers(gamma, nstep)
+    powers = np.power(float(gamma), np.arange(nstep + 1))
     sums = np.correlate(padded, powers[:-1])[spaced]
     discount = powers[last - rows + 1] * ~terminated[last]
     return NStepReturns(sums.astype(np.float32), discount.astype(np.float32), last)
@@ -85,14 +84,6 @@ def nstep_samples(
     if last is not None:
         made["next_obs"] = map_leaves(lambda column: column.take(last, axis=0), made["next_obs"])
     return SampleBatch(made)
-
-
-@lru_cache(maxsize=64)
-def _powers(gamma: float, nstep: int) -> NDArray[np.float64]:
-    """``gamma**0 .. gamma**nstep``."""
-    powers = np.power(float(gamma), np.arange(nstep + 1))
-    powers.setflags(write=False)
-    return powers
 
 
 def gae(
