@@ -12,6 +12,7 @@ from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
+from dingsdk.worker.coordinator.journal import Given
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import (
@@ -613,3 +614,8 @@ def test_run_that_waits_for_storage_has_said_so_already() -> None:
     site.state.outage.note("t", "no space left")
     site.now += 31
     assert site.state.why_quiet() == ""
+
+
+def test_fact_of_a_task_that_nobody_queued_is_refused() -> None:
+    with pytest.raises(LookupError, match="there is no task t7"):
+        Site().state.apply(Given("t7", 0, "p"))
