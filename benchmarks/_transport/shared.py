@@ -19,7 +19,9 @@ from _transport.cluster import Bench, Cluster, median_rate, piece, scratch, serv
 TYPE = "shared_memory"
 A_REPORT = {"cartpole": 64, "atari": 8}
 UNDER_WAY = 4
-"""Reports that the reader has asked for and not had yet."""
+"""Reports that the writer was asked for and the reader has not acknowledged."""
+READS = 2
+"""Those of them that the reader was told of, when the oldest is not waited for yet."""
 COPIES = 16
 NAMES = {
     "head": "shared_memory",
@@ -93,32 +95,49 @@ def writer(address: str, folder: str, argument: tuple[str, str]) -> None:
     transport.close()
 
 
-def _ours(kind: str, bench: Bench, digest: str) -> float:
-    """Return pieces a second that another process puts, and this one reads and deletes."""
+def reader(address: str, folder: str, kind: str) -> None:
+    """Read and delete the pieces that each task names, as a learner's process does."""
+    transport = transport_in(Path(folder), TYPE)
+    store = transport.data_store()
     home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
+
+    def read(task: Mapping[str, Any]) -> None:
+        for name in task["names"]:
+            columns = store.get(name).columns
+            if kind == "cartpole":  # a large one is used where it is
+                for column, values in columns.items():
+                    home[column][...] = values
+        del columns
+        store.delete(task["names"])
+
+    serve(transport, address, {"learner": {"read": read}})
+    transport.close()
+
+
+def _ours(kind: str, bench: Bench, digest: str) -> float:
+    """Return pieces a second that one process puts, and another one reads and deletes.
+
+    This one passes the announcements on, as a coordinator does.
+    """
     with scratch(bench.disk) as folder:
-        processes = [(writer, (kind, digest))]
-        cluster = Cluster(Path(folder) / "run", processes, ["collector"], TYPE)
-        store = cluster.transport.data_store()
+        processes = [(writer, (kind, digest)), (reader, kind)]
+        cluster = Cluster(Path(folder) / "run", processes, ["collector", "learner"], TYPE)
 
-        def ask() -> Any:
-            return cluster.master.new_task("collector", {"name": "data"}).start()
+        def start(worker: str, **task: Any) -> Any:
+            return cluster.master.new_task(worker, task).start()
 
-        under_way = [ask() for _ in range(UNDER_WAY)]
+        writes = [start("collector", name="data") for _ in range(UNDER_WAY)]
+        reads: list[Any] = []
         counts: list[tuple[float, int]] = []
         started = time.perf_counter()
         while not counts or counts[-1][0] < bench.seconds + 0.5:
-            names = under_way.pop(0).value(30.0)["names"]
-            under_way.append(ask())
-            for name in names:
-                columns = store.get(name).columns
-                if kind == "cartpole":  # a large one is used where it is
-                    for column, values in columns.items():
-                        home[column][...] = values
-            del columns
-            store.delete(names)
-            counts.append((time.perf_counter() - started, len(names)))
-        for each in under_way:
+            names = writes.pop(0).value(30.0)["names"]
+            reads.append(start("learner", name="read", names=names))
+            if len(reads) > READS:
+                reads.pop(0).value(30.0)
+                writes.append(start("collector", name="data"))
+                counts.append((time.perf_counter() - started, len(names)))
+        for each in (*writes, *reads):
             each.value(30.0)
         cluster.close()
         cluster.transport.remove_data()
