@@ -67,7 +67,7 @@ JOBS: Final[Mapping[str, dict[str, Any]]] = {
         "learning_rate": 1e-3,
         "batch_size": 256,
         "buffer_size": 50_000,
-        "learning_starts": 100,
+        "learning_starts": 256,
         "train_freq": 1,
         "gradient_steps": 1,
         "episodes": 20,
@@ -89,7 +89,7 @@ JOBS: Final[Mapping[str, dict[str, Any]]] = {
 }
 """``target_interval`` and ``decay_steps``, in which the chance of a random action falls from 1 to
 0.05, are env steps; every ``train_freq`` env steps ``gradient_steps`` updates follow. ``rollout``
-is steps of each env."""
+is steps of each env. ``learning_starts`` is a batch at least: ours trains on no less."""
 PARALLEL: Final = ("in_memory", "shared_memory")
 
 
