@@ -229,8 +229,11 @@ class DQNPolicy(BasePolicy):
             SchemaMismatchError: ``obs["action_mask"]`` allows no action.
         """
         legal = legal_actions(obs, env_ids)
-        states = () if state is None else (self.tensor(state),)
-        found, *after = self._step(self._acting_network, self.tensor(obs), *states)
+        network, after = self._acting_network, None
+        if state is None:
+            found = network.forward(self.tensor(obs))  # 2 us less than by `_step`
+        else:
+            found, after = self._step(network, self.tensor(obs), self.tensor(state))
         values = self.array(found)
         self.check_finite(values, obs, env_ids)
         actions: NDArray[np.int64] = values.argmax(1)
@@ -238,8 +241,8 @@ class DQNPolicy(BasePolicy):
             eps = self.section.other.eps(0) if eps is None else eps
             self._exploration.explore(actions, eps, self.rng, legal)
         output: dict[str, NDArray[Any]] = {"action": actions}
-        if after:
-            output["next_state"] = self.array(after[0])
+        if after is not None:
+            output["next_state"] = self.array(after)
         return output
 
     def _step(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
