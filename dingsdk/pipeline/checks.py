@@ -55,7 +55,12 @@ def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> 
     run = _Run(cfg, classes, mode)
     for check in (*_ALWAYS, *(_IN_PARALLEL if mode == "parallel" else ())):
         if text := check(run):
-            raise ConfigError(text, path=re.split("[ :]", text, maxsplit=1)[0])
+            raise refusal(text)
+
+
+def refusal(text: str) -> ConfigError:
+    """Return the error of a config, for a text that begins with the key at fault."""
+    return ConfigError(text, path=re.split("[ :]", text, maxsplit=1)[0])
 
 
 class _Run:

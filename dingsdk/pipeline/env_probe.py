@@ -13,8 +13,7 @@ from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch
 from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.list_samples import pack_samples
-from dingsdk.errors import ConfigError
-from dingsdk.pipeline.checks import buffer_parts
+from dingsdk.pipeline.checks import buffer_parts, refusal
 
 _log = logging.getLogger(__name__)
 
@@ -140,22 +139,20 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     _fill_in(compiled["policy"]["model"], shapes, env, "policy.model")
     unroll_len = compiled["policy"]["collect"]["unroll_len"]
     if max_steps is not None and unroll_len > max_steps:
-        raise ConfigError(
+        raise refusal(
             f"policy.collect.unroll_len is {unroll_len}, but an episode of {env['env_id']} has at "
-            f"most {max_steps} steps: no train sample could ever be made; lower it",
-            path="policy.collect.unroll_len",
-            found=unroll_len,
+            f"most {max_steps} steps: no train sample could ever be made; lower it"
         )
     evaluator = compiled["policy"]["eval"]["evaluator"]
     is_rendering = (evaluator.get("render") or {}).get("render_freq", -1) != -1
     if is_rendering:
         _check_rendering(classes["env_manager"], render_mode)
     if mode == "parallel" and (is_rendering or evaluator.get("figure_path") is not None):
-        path = f"policy.eval.evaluator.{'render.render_freq' if is_rendering else 'figure_path'}"
-        raise ConfigError(
-            f"{path} asks for pictures, which evaluations in parallel mode do not take; leave it "
-            "out and add the wrapper record_video to env.wrappers, or use --mode serial",
-            path=path,
+        key = "render.render_freq" if is_rendering else "figure_path"
+        raise refusal(
+            f"policy.eval.evaluator.{key} asks for pictures, which evaluations in parallel mode do "
+            "not take; leave it out and add the wrapper record_video to env.wrappers, or use "
+            "--mode serial"
         )
 
 
@@ -196,11 +193,9 @@ def _check_players(
         if players > 2 and path.endswith("commander"):
             advice = "an env of two players"
         count = "one player" if most == 1 else "two players" if most == 2 else "several players"
-        raise ConfigError(
+        raise refusal(
             f"{path}.type is {section['type']!r}, which plays {count}, but {cfg['env']['env_id']} "
-            f"has {players}; choose {advice}",
-            path=f"{path}.type",
-            found=players,
+            f"has {players}; choose {advice}"
         )
     if players > 1:
         if mode != "eval":
@@ -214,7 +209,7 @@ def _check_players(
 
 def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
     """Raise ConfigError unless as many players of a league can train beside each other."""
-    path, system = "policy.other.league.active_player_num", cfg["system"]
+    system = cfg["system"]
     if count == 1:
         return
     why = ""
@@ -225,7 +220,7 @@ def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
     elif "path" in (cfg["policy"]["other"]["replay_buffer"].get("storage") or {}):
         why = "they cannot share the folder policy.other.replay_buffer.storage.path; leave it out"
     if why:
-        raise ConfigError(f"{path} is {count}, but {why}", path=path, found=count)
+        raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")
 
 
 def _fill_in(
@@ -237,36 +232,28 @@ def _fill_in(
         if stated is None:
             section[key] = found
         elif _as_list(stated) != _as_list(found):
-            path = f"{path}.{key}"
-            raise ConfigError(
-                f"{path} is {stated}, but {env['env_id']} has {found}; leave the key out to have "
-                "it read from the env",
-                path=path,
-                stated=stated,
-                found=found,
+            raise refusal(
+                f"{path}.{key} is {stated}, but {env['env_id']} has {found}; leave the key out to "
+                "have it read from the env"
             )
 
 
 def _check_rendering(env_manager: Any, render_mode: str | None) -> None:
-    path = "policy.eval.evaluator.render.render_freq"
+    why = ""
     if not hasattr(env_manager, "ready_imgs"):
-        raise ConfigError(
-            f"{path} asks for videos, but {env_manager.__name__} gives no images; set it to -1, "
-            "or env_manager.type to in_process",
-            path=path,
+        why = (
+            f", but {env_manager.__name__} gives no images; set it to -1, or env_manager.type to "
+            "in_process"
         )
-    if render_mode != "rgb_array":
-        raise ConfigError(
-            f"{path} asks for videos, but env.kwargs.render_mode is {render_mode!r}; set it to "
-            "rgb_array, or the frequency to -1",
-            path=path,
-            found=render_mode,
+    elif render_mode != "rgb_array":
+        why = (
+            f", but env.kwargs.render_mode is {render_mode!r}; set it to rgb_array, or the "
+            "frequency to -1"
         )
-    if importlib.util.find_spec("moviepy") is None:
-        raise ConfigError(
-            f"{path} asks for videos, which need moviepy: pip install moviepy, or set it to -1",
-            path=path,
-        )
+    elif importlib.util.find_spec("moviepy") is None:
+        why = ", which need moviepy: pip install moviepy, or set it to -1"
+    if why:
+        raise refusal(f"policy.eval.evaluator.render.render_freq asks for videos{why}")
 
 
 def _as_list(shape: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+import multiprocessing.connection
 import signal
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -33,25 +33,78 @@ KILL_S = 1.0
 CRASH_BYTES = 64 << 10
 
 
-def spawn_linked(main: Callable[..., None], spec: Any, name: str) -> tuple[Any, Connection]:
-    """Start ``main(spec, link)`` as a process; return the process, and our end of the link."""
-    spawn = spawn_context("system.transport.type")
-    ours, theirs = spawn.Pipe()
-    # Not a daemon: env managers may have processes of their own.
-    process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)
-    # It has a process of its own, and unblocks the signals once that has started.
-    resource_tracker.ensure_running()
-    # The child starts with Ctrl-C blocked, until it has decided what to do with it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    try:
-        process.start()
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return process, ours
+class LinkedProcess:
+    """A process of this host that runs ``main(spec, link)``, started by ``spawn``, and the link.
+
+    Raises:
+        ConfigError: the script that started the run came from standard input.
+        OSError: no process could be started.
+        Exception: ``spec`` cannot be handed to another process.
+    """
+
+    def __init__(self, main: Callable[..., None], spec: Any, name: str) -> None:
+        spawn = spawn_context("system.transport.type")
+        self._link, theirs = spawn.Pipe()
+        # Not a daemon: env managers may have processes of their own.
+        self._process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)
+        self._exit_code: int | None = None
+        # It has a process of its own, and unblocks the signals once that has started.
+        resource_tracker.ensure_running()
+        # The child starts with Ctrl-C blocked, until it has decided what to do with it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        try:
+            self._process.start()
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative where it was killed, by the number of a signal."""
+        if self._exit_code is None:
+            self._exit_code = self._process.exitcode
+        return self._exit_code
+
+    def received(self, timeout_s: float = 0.0) -> list[bytes]:
+        """Return what it has sent, waiting for the first."""
+        found: list[bytes] = []
+        with suppress(EOFError, OSError):
+            multiprocessing.connection.wait([self._link, self._process.sentinel], timeout_s)
+            while self._link.poll():
+                found.append(self._link.recv_bytes())
+        return found
+
+    def send(self, message: bytes) -> None:
+        """Send it a message, unless it has ended."""
+        with suppress(OSError):
+            self._link.send_bytes(message)
+
+    def kill(self) -> None:
+        """End it by force."""
+        self._process.kill()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end."""
+        self._process.join(timeout_s)
+
+    def end(self, timeout_s: float) -> int | None:
+        """Wait for its end, then force it; return its exit code, again if it has ended before."""
+        if self.exit_code is None:
+            self.join(timeout_s)
+        if self.exit_code is None:
+            self.kill()
+            self.join(KILL_S)
+        self.close()
+        return self.exit_code
+
+    def close(self) -> None:
+        """Release what it cost, once it has ended."""
+        self._link.close()
+        if self.exit_code is not None:
+            self._process.close()
 
 
 def take_crash_report(path: Path) -> str:
@@ -92,12 +145,12 @@ class Deaths:
         )
 
 
-class WorkerProcess(WorkerHandle):
+class WorkerProcess(LinkedProcess, WorkerHandle):
     """A worker's process, started by ``spawn``, and the link to it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         try:
-            self._process, self._link = spawn_linked(worker_main, spec, spec.worker_id)
+            super().__init__(worker_main, spec, spec.worker_id)
         except OSError:
             raise
         except Exception as error:  # pickle refuses in other ways in each version of Python
@@ -107,35 +160,17 @@ class WorkerProcess(WorkerHandle):
                 path="config",
             ) from error
 
-    @property
-    def exit_code(self) -> int | None:
-        return cast(int | None, self._process.exitcode)
-
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield what it has sent, see ``worker_main``."""
-        with suppress(EOFError, OSError):
-            while self._link.poll():
-                yield json.loads(self._link.recv_bytes())
+        """Return what it has sent, see ``WorkerHandle``."""
+        return map(json.loads, self.received())
 
     def send_address(self, address: str) -> None:
         """Tell a worker whose spec has no address whom to join."""
-        with suppress(OSError):  # it ended by itself
-            self._link.send_bytes(ADDRESS + address.encode())
+        self.send(ADDRESS + address.encode())
 
     def send_stop(self) -> None:
-        with suppress(OSError):  # it ended by itself
-            self._link.send_bytes(b"stop")
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def join(self, timeout_s: float) -> None:
-        self._process.join(timeout_s)
-
-    def close(self) -> None:
-        self._link.close()
-        if self.exit_code is not None:
-            self._process.close()
+        """Tell it to end."""
+        self.send(b"stop")
 
 
 class Joined(Protocol):

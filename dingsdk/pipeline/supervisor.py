@@ -8,7 +8,6 @@ before, and the workers that live join it with the work that they have.
 from __future__ import annotations
 
 import logging
-import multiprocessing.connection
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,10 +41,10 @@ from dingsdk.pipeline.parallel import remove_served, worker_config
 from dingsdk.pipeline.process_group import (
     KILL_S,
     Deaths,
+    LinkedProcess,
     ProcessWorkers,
     WorkerProcess,
     how_it_ended,
-    spawn_linked,
     take_crash_report,
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
@@ -61,40 +60,6 @@ CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
 """How long the coordinator, then the workers may take to end."""
 
 
-class _Coordinator:
-    """The coordinator's process, and the link to it."""
-
-    def __init__(self, spec: CoordinatorSpec) -> None:
-        self.process, self.link = spawn_linked(coordinator_main, spec, "coordinator")
-        self._exit_code: int | None = None
-
-    def messages(self, timeout_s: float) -> list[Message]:
-        """Return what it has sent, waiting for the first."""
-        found: list[Message] = []
-        with suppress(EOFError, OSError):
-            multiprocessing.connection.wait([self.link, self.process.sentinel], timeout_s)
-            while self.link.poll():
-                found.append(decode(self.link.recv_bytes()))
-        return found
-
-    def send(self, message: Message) -> None:
-        with suppress(OSError):  # it is dead
-            self.link.send_bytes(encode(message))
-
-    def end(self, timeout_s: float) -> int | None:
-        """Wait for its end, then force it; return its exit code, again if it has ended before."""
-        if self._exit_code is None:
-            self.process.join(timeout_s)
-            if self.process.exitcode is None:
-                self.process.kill()
-                self.process.join(KILL_S)
-            self._exit_code = self.process.exitcode
-            self.link.close()
-            if self._exit_code is not None:
-                self.process.close()
-        return self._exit_code
-
-
 class Supervisor:
     """Starts the processes of one run, and sees it to its end.
 
@@ -107,7 +72,7 @@ class Supervisor:
         self._clock = clock
         self._cfg = context.cfg
         self._crash_file = context.run_dir / "log" / "coordinator.crash"
-        self._coordinator: _Coordinator | None = None
+        self._coordinator: LinkedProcess | None = None
         self.workers: list[str] = []
         self._transport: Transport | None = None
         self._workers: Any = None
@@ -153,27 +118,27 @@ class Supervisor:
         """Take what the coordinator says, and see that all processes live."""
         context, coordinator = self._context, self._coordinator
         assert coordinator is not None
-        for message in coordinator.messages(POLL_S):
-            self._take(message)
+        for message in coordinator.received(POLL_S):
+            self._take(decode(message))
         if self._over is not None or coordinator is not self._coordinator:
             return
         if context.stop.is_set():
             self._stop(coordinator)
-        elif coordinator.process.exitcode is not None:
-            self._restart(coordinator.process.exitcode)
+        elif coordinator.exit_code is not None:
+            self._restart(coordinator.exit_code)
         elif self._workers is not None and not self._is_ending:
             self._workers.poll()
             reason = context.why_end(self._status.env_steps, self._status.train_iter)
             if reason == "stopped":
                 self._send(End(reason))
 
-    def _stop(self, coordinator: _Coordinator) -> None:
+    def _stop(self, coordinator: LinkedProcess) -> None:
         """End the run as interrupted, by the coordinator where it still can in time."""
         now = self._clock()
         if self._stopped_at is None:
             self._stopped_at = now
-            coordinator.send(End("interrupted"))
-        is_dead = coordinator.process.exitcode is not None
+            self._send(End("interrupted"))
+        is_dead = coordinator.exit_code is not None
         is_late = now - self._stopped_at > INTERRUPTED_CLOSE_S[0]
         if is_dead or is_late or not self._context.has_begun:
             self._over = Over("interrupted", self._status.elapsed_s, self._status)
@@ -237,16 +202,15 @@ class Supervisor:
 
     def _start(self, *, is_resumed: bool, rejoin_s: float) -> None:
         self._is_open = self._is_ending = False
-        self._coordinator = _Coordinator(
-            CoordinatorSpec(
-                cfg=to_plain(self._cfg),
-                run_dir=self._context.run_dir,
-                crash_file=self._crash_file,
-                snapshot=default_manager().snapshot(),
-                is_resumed=is_resumed,
-                rejoin_s=rejoin_s,
-            )
+        spec = CoordinatorSpec(
+            cfg=to_plain(self._cfg),
+            run_dir=self._context.run_dir,
+            crash_file=self._crash_file,
+            snapshot=default_manager().snapshot(),
+            is_resumed=is_resumed,
+            rejoin_s=rejoin_s,
         )
+        self._coordinator = LinkedProcess(coordinator_main, spec, "coordinator")
 
     def _restart(self, code: int) -> None:
         """Start another coordinator in place of a dead one, or end the run."""
@@ -276,7 +240,7 @@ class Supervisor:
 
     def _send(self, message: Message) -> None:
         if self._coordinator is not None:
-            self._coordinator.send(message)
+            self._coordinator.send(encode(message))
 
     def _close(self) -> None:
         context = self._context

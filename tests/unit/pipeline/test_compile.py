@@ -84,11 +84,10 @@ def test_model_shapes_are_read_from_the_env() -> None:
 
 
 def test_stated_shape_that_is_not_the_envs_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="is 7, but CartPole-v1 has 4") as caught:
         compile_config(changed("policy.model.obs_shape=7"))
 
     assert caught.value.path == "policy.model.obs_shape"
-    assert (caught.value.stated, caught.value.found) == (7, 4)
 
 
 @pytest.mark.parametrize("shape", [".nan", ".inf", "text", "{a: 1}", "[4, 1]", "''"])
