@@ -97,6 +97,13 @@ sets_option = click.option(
     shell_complete=complete_set,
     help="Override one config value; may be repeated.",
 )
+mode_option = click.option(
+    "--mode",
+    type=click.Choice(["serial", "parallel"]),
+    default="serial",
+    show_default=True,
+    help="One thread, or coordinator, collectors and learner over a transport.",
+)
 seed_option = click.option(
     "--seed", type=int, help="Root of the seed tree, in place of the config's."
 )

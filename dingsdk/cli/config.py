@@ -8,16 +8,8 @@ from typing import Any
 
 import click
 
-from dingsdk.cli.completion import complete_config, sets_option
+from dingsdk.cli.completion import complete_config, mode_option, sets_option
 from dingsdk.errors import DingError
-
-mode_option = click.option(
-    "--mode",
-    type=click.Choice(["serial", "parallel"]),
-    default="serial",
-    show_default=True,
-    help="The mode to complete the config for.",
-)
 
 
 @click.group("config", short_help="Show, compare and check configs.")

@@ -19,6 +19,7 @@ import click
 from dingsdk.cli.completion import (
     complete_config,
     given_of,
+    mode_option,
     quiet_option,
     seed_option,
     sets_option,
@@ -43,13 +44,7 @@ PAGE_END_S = 15.0
     metavar="RUN",
     help="Go on with the run of this folder where it was saved last, instead of a new one.",
 )
-@click.option(
-    "--mode",
-    type=click.Choice(["serial", "parallel"]),
-    default="serial",
-    show_default=True,
-    help="One thread, or coordinator, collectors and learner over a transport.",
-)
+@mode_option
 @transport_option
 @sets_option
 @seed_option
@@ -217,13 +212,13 @@ def summary(result: RunResult) -> str:
     has_files = result.env_steps or (result.run_dir / "config.yaml").exists()
     if result.reason == "interrupted" and not has_files:
         return "\nInterrupted before the run began; nothing was saved."
-    folder = _shown(result.run_dir)
+    folder, curve = _shown(result.run_dir), "curve.png  " if result.evaluations else ""
     names = ", ".join(sorted(result.checkpoints)) or "none"
     lines = [
         "",
         _outcome(result),
         f"  run folder  {folder}",
-        f"              config.yaml  result.json  {_curve(result)}log/  ckpt/ ({names})",
+        f"              config.yaml  result.json  {curve}log/  ckpt/ ({names})",
     ]
     steps = []
     if result.checkpoints:
@@ -258,10 +253,6 @@ def _outcome(result: RunResult) -> str:
     if result.stopped_by is not None:
         return f"Stopped ({result.stopped_by}): {last} (best {best}) after {spent}."
     return f"Limit reached: {last} (best {best}) after {spent}."
-
-
-def _curve(result: RunResult) -> str:
-    return "curve.png  " if result.evaluations else ""
 
 
 def _shown(path: Path) -> str:

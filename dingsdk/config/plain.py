@@ -97,6 +97,33 @@ def flatten(cfg: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
+def find(cfg: Any, path: str) -> Any:
+    """Return what is at a dotted path, or None."""
+    for key in path.split("."):
+        cfg = cfg.get(key) if isinstance(cfg, Mapping) else None
+    return cfg
+
+
+def take(cfg: dict[str, Any], path: str) -> Any:
+    """Remove and return what is at a dotted path, or None."""
+    parent, _, last = path.rpartition(".")
+    section = find(cfg, parent) if parent else cfg
+    return section.pop(last, None) if isinstance(section, dict) else None
+
+
+def put(cfg: dict[str, Any], path: str, value: Any) -> None:
+    """Set what is at a dotted path, unless that leads through what is no section."""
+    section: Any = cfg
+    *parents, last = path.split(".")
+    for key in parents:
+        if section.get(key) is None:
+            section[key] = {}
+        section = section[key]
+        if not isinstance(section, dict):
+            return  # what is wrong with it is found when it is checked
+    section[last] = value
+
+
 def copy_containers(value: Any) -> Any:
     """Copy dicts and lists; what they hold is shared."""
     if isinstance(value, Mapping):

@@ -42,16 +42,7 @@ def needed_order(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
 
 
 def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
-    """Make all checks.
-
-    Args:
-        cfg: The compiled config.
-        classes: The classes of its parts by config path.
-        mode: ``serial`` or ``parallel``.
-
-    Raises:
-        ConfigError: of the first that fails.
-    """
+    """Raise the ConfigError of the first check that fails; ``classes`` are by config path."""
     run = _Run(cfg, classes, mode)
     for check in (*_ALWAYS, *(_IN_PARALLEL if mode == "parallel" else ())):
         if text := check(run):

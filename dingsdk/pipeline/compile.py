@@ -6,11 +6,12 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from easydict import EasyDict
 
 from dingsdk.config import Part, PartSection, Section, complete, save_config, to_easydict
+from dingsdk.config.plain import find, put
 from dingsdk.data.files import ensure_dir
 from dingsdk.errors import ConfigError, PluginLoadError, UnknownKeyError, UnknownPluginError
 from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, needed_order
@@ -101,12 +102,13 @@ def compile_config(
     }
     own = {place: cls for place, cls in given.items() if cls is not None}
     for (_, path), cls in own.items():
-        _section_at(user, path).setdefault("type", getattr(cls, "__name__", "own"))
+        if find(user, f"{path}.type") is None:
+            put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
     found: dict[str, Any] = {}
     manager = default_manager()
 
-    def find(kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
+    def find_class(kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
         try:
             cls = own.get((kind, path)) or manager.get(kind, type_key, import_names, path)
         except (UnknownPluginError, PluginLoadError) as error:
@@ -125,9 +127,9 @@ def compile_config(
         return cls
 
     buffers = _take_buffers(user)
-    compiled = complete(RunSection, user, find, bases=SECTION_BASES)
+    compiled = complete(RunSection, user, find_class, bases=SECTION_BASES)
     if buffers is not None:
-        named = complete(_Buffers, {"replay_buffer": buffers}, find, "policy.other")
+        named = complete(_Buffers, {"replay_buffer": buffers}, find_class, "policy.other")
         compiled["policy"]["other"]["replay_buffer"] = {
             MULTI_BUFFER: True,
             **named["replay_buffer"],
@@ -217,9 +219,7 @@ class _Buffers(Section, frozen=True, kw_only=True):
 
 def _take_buffers(user: dict[str, Any]) -> dict[str, Any] | None:
     """Take the named buffers out of a config with ``multi_buffer``; None without it."""
-    section: Any = user
-    for key in ("policy", "other", "replay_buffer"):
-        section = section.get(key) if isinstance(section, Mapping) else None
+    section = find(user, "policy.other.replay_buffer")
     if not isinstance(section, Mapping) or not section.get(MULTI_BUFFER):
         return None
     del user["policy"]["other"]["replay_buffer"]
@@ -239,25 +239,8 @@ class _NotInstalled:
         is_open = True
 
 
-def _section_at(cfg: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return the section at a dotted path, made where it is absent; else an empty one."""
-    section: Any = cfg
-    for key in path.split("."):
-        if section.get(key) is None:
-            section[key] = {}
-        section = section[key]
-        if not isinstance(section, dict):
-            return {}  # what is wrong with it is found when it is checked
-    return cast(dict[str, Any], section)
-
-
 def _derive(cfg: dict[str, Any], user: Mapping[str, Any]) -> None:
-    """Fill what follows from other values.
-
-    Args:
-        cfg: The completed config.
-        user: What was given of it.
-    """
+    """Fill what follows from other values in the completed config, of which ``user`` was given."""
     env, policy = cfg["env"], cfg["policy"]
     evaluator = policy["eval"]["evaluator"]
     for key, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):

@@ -52,14 +52,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class PlayerStatus:
-    """How one of several players of a run is doing; None where a value is not known yet.
-
-    Attributes:
-        train_iter: Iterations that its policy was trained for.
-        env_steps: Env steps collected for it.
-        last_return: Mean return of its latest evaluation.
-        best_return: Best mean return so far, of a trained policy where there is any.
-    """
+    """How one of several players of a run is doing, as in ``RunResult``; None: not known yet."""
 
     train_iter: int
     env_steps: int
@@ -397,18 +390,18 @@ class RunContext:
             return True
         return bool(train_iter >= self.cfg.policy.learn.learner.train_iterations)
 
-    def finish(self, reason: Reason, mode: Mode, env_steps: int, train_iter: int) -> RunResult:
-        """Build the result from the recorder and from the checkpoints that exist."""
-        first, status = self.recorder.progress_of(None, env_steps, train_iter), self.status()
+    def finish(self, reason: Reason, mode: Mode) -> RunResult:
+        """Build the result from the status, the recorder, and the checkpoints that exist."""
+        first, status = self.recorder.progress_of(None, 0, 0), self.status()
         return RunResult(
             reached=reason == "stop_value",
             reason=reason,
             mode=mode,
             best_return=first.best_return,
             last_return=first.last_return,
-            env_steps=int(env_steps),
-            train_iter=int(train_iter),
-            elapsed_s=self.recorder.elapsed_s,
+            env_steps=int(status.env_steps),
+            train_iter=int(status.train_iter),
+            elapsed_s=status.elapsed_s,
             run_dir=self.run_dir,
             evaluations=self.recorder.evaluations,
             checkpoints=find_checkpoints(self.run_dir),

@@ -87,7 +87,6 @@ class Over(Message, frozen=True):
     """The run is over."""
 
     reason: Reason
-    elapsed_s: float
     status: RunStatus
 
 
@@ -246,7 +245,7 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
         parent=parent,
     )
     result = parallel_pipeline(context)
-    parent.send(Over(result.reason, result.elapsed_s, context.status()))
+    parent.send(Over(result.reason, context.status()))
 
 
 def _failed(error: BaseException) -> Failed:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dingsdk.config import deep_merge_dicts
 from dingsdk.config.aliases import rename_aliases
+from dingsdk.config.plain import put, take
 from dingsdk.errors import ConfigError, UnknownEnvError, listing, nearest_name
 from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
 from dingsdk.plugins import default_manager
@@ -54,7 +55,7 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
     _convert_env(main, create.pop("env", None) or {})
     for name, path in _PARTS.items():
         part = _without_own_imports(create.pop(name, None) or {}, name)
-        _put(main, path, deep_merge_dicts(_take(main, path), part))
+        put(main, path, deep_merge_dicts(take(main, path), part))
     transports = [create.pop(name, None) or {} for name in _COMM_PARTS]
     known = listing([*_PARTS, *_COMM_PARTS, "env"])
     refused |= {f"create_config.{name}": f"known sections are {known}" for name in sorted(create)}
@@ -89,7 +90,7 @@ def _absent_sections(shape: dict[str, Any]) -> dict[str, str]:
     """Drop the sections that have no counterpart; return where one is in use, with the reason."""
     places = ("main_config", "create_config", "main_config.policy", "main_config.policy.learn")
     reasons = {f"{place}.{name}": NO_SECTION[name] for place in places for name in NO_SECTION}
-    return {path: reason for path, reason in reasons.items() if _take(shape, path)}
+    return {path: reason for path, reason in reasons.items() if take(shape, path)}
 
 
 def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
@@ -107,8 +108,8 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
     if kind == "r2d2":
         if policy.get("priority"):
             return {"policy.priority": "sequences are drawn uniformly; alpha and beta go with it"}
-        _take(policy, "unroll_len")  # the sum of the two lengths, like the next
-        _take(policy, "collect.unroll_len")
+        take(policy, "unroll_len")  # the sum of the two lengths, like the next
+        take(policy, "collect.unroll_len")
         buffer = policy["other"]["replay_buffer"]
         buffer["type"] = "sequence"
         if "learn_unroll_len" in policy:
@@ -117,8 +118,8 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
             own = {"type": "sequence", "burn_in": policy["burnin_step"], "pad": True}
             buffer["sampler"] = own
     if kind == "sac":
-        _take(policy, "model.action_space")  # there is one kind
-        width = _take(policy, "model.actor_head_hidden_size")
+        take(policy, "model.action_space")  # there is one kind
+        width = take(policy, "model.actor_head_hidden_size")
         if width is not None:
             policy["model"].setdefault("encoder_hidden_size_list", [width, width])
     model = policy.get("model")
@@ -134,15 +135,15 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
 def _convert_keys(main: dict[str, Any]) -> dict[str, str]:
     """Move and drop keys as the tables say; return what has to be refused, with the reason."""
     for old, new in MOVED.items():
-        value = _take(main, old)
+        value = take(main, old)
         if value is not None:
-            _put(main, new, value)
+            put(main, new, value)
     for path, reason in NOT_USED.items():
-        if _take(main, path) is not None:
+        if take(main, path) is not None:
             _log.info("%s is not used: %s", path, reason)
     refused = {}
     for path, (only, reason) in ONLY.items():
-        value = _take(main, path)
+        value = take(main, path)
         if value is not None and value != only and (only or not _is_off(value)):
             refused[path] = reason
     return refused
@@ -151,23 +152,6 @@ def _convert_keys(main: dict[str, Any]) -> dict[str, str]:
 def _is_off(value: Any) -> bool:
     """Whether a switch is off: falsy, or a section like ``{"use_norm": False}``."""
     return not any(value.values()) if isinstance(value, Mapping) else not value
-
-
-def _take(section: Any, path: str) -> Any:
-    """Remove and return what is at a dotted path, or None."""
-    *parents, last = path.split(".")
-    for key in parents:
-        section = section.get(key) if isinstance(section, dict) else None
-    return section.pop(last, None) if isinstance(section, dict) else None
-
-
-def _put(section: dict[str, Any], path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    for key in parents:
-        if section.get(key) is None:
-            section[key] = {}
-        section = section[key]
-    section[last] = value
 
 
 def _without_own_imports(section: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -211,7 +195,7 @@ def _convert_transport(main: dict[str, Any], comm_parts: list[dict[str, Any]]) -
             path="create_config.comm_learner.type",
         )
     for kind in kinds:
-        _put(main, "system.transport.type", kind)
+        put(main, "system.transport.type", kind)
 
 
 def _rename_types(main: dict[str, Any]) -> None:

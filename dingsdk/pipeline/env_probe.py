@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from dingsdk.config import to_easydict
+from dingsdk.config.plain import find
 from dingsdk.data import SampleBatch
 from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.list_samples import pack_samples
@@ -186,16 +187,13 @@ def _check_players(
         most = getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
         if players <= most and not (players == 1 and most > 1):
             continue
-        section: Any = cfg
-        for key in path.split("."):
-            section = section[key]
         advice = "one for envs of one player" if players == 1 else types
         if players > 2 and path.endswith("commander"):
             advice = "an env of two players"
         count = "one player" if most == 1 else "two players" if most == 2 else "several players"
         raise refusal(
-            f"{path}.type is {section['type']!r}, which plays {count}, but {cfg['env']['env_id']} "
-            f"has {players}; choose {advice}"
+            f"{path}.type is {find(cfg, path)['type']!r}, which plays {count}, but "
+            f"{cfg['env']['env_id']} has {players}; choose {advice}"
         )
     if players > 1:
         if mode != "eval":

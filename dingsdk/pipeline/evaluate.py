@@ -23,7 +23,6 @@ class EvalResult:
     """What ``evaluate`` found.
 
     Attributes:
-        env_id: The environment.
         checkpoint: The checkpoint that was played.
         train_iter: Iterations that its policy was trained for.
         returns: Undiscounted return of each episode.

@@ -15,10 +15,7 @@ class Example:
     Attributes:
         name: For ``dingsdk train NAME``.
         description: The first sentence of its file.
-        env_id: The env.
-        policy: Type of the policy.
         extra: The extra of dingsdk that it needs; empty for none.
-        is_installed: Whether that extra is installed.
         install: What to type to install it; empty where it is installed.
     """
 

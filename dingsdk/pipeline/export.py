@@ -48,13 +48,7 @@ class _Acting(nn.Module):
 
 
 def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path:
-    """Write what a policy does without exploration as a program; see ``SavedPolicy.export``.
-
-    Args:
-        policy: A ``BasePolicy`` on the CPU, which serves ``eval``.
-        observation_space: Of one observation.
-        path: Its ending says the format.
-    """
+    """Write what a policy does without exploration as a program; see ``SavedPolicy.export``."""
     target = Path(path)
     if target.suffix not in _WRITERS:
         raise ConfigError(

@@ -66,11 +66,8 @@ def name_env(env: str | Callable[..., Any]) -> str:
 def name_policy(policy: type) -> str:
     """Register a policy class under its name, and return that as its type key.
 
-    A class of that name and module, as a notebook defines it again, is replaced.
-
-    Raises:
-        ConfigTypeError: it is no class.
-        DuplicateTypeError: another policy has that name.
+    A class of that name and module, as a notebook defines it again, is replaced. Another one is a
+    DuplicateTypeError.
     """
     if not isinstance(policy, type):
         raise _wrong_type("policy", "a class", policy)

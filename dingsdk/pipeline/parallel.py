@@ -184,7 +184,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         if (lag := status.policy_lag) is not None:
             text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
             _log.info(text, lag["mean"], lag["p99"])
-        return context.finish(reason, "parallel", status.env_steps, status.train_iter)
+        return context.finish(reason, "parallel")
 
 
 def keeps_journal(context: RunContext) -> bool:

@@ -119,10 +119,8 @@ def load_policy(
         The policy. It computes on the CPU where the run's GPU is not here.
 
     Raises:
-        CheckpointMissingError, CheckpointCorruptError, CheckpointVersionError: as ``open_run``
-            and ``load_weights``.
-        UnknownPluginError: nothing installed provides the policy's type.
-        ConfigError: the run's config cannot work (any more).
+        CheckpointError: there is no such run or checkpoint, or it cannot be used.
+        ConfigError: the run's config cannot work (any more), or what it names is not installed.
 
     Example::
 
@@ -137,8 +135,7 @@ class SavedPolicy:
     """A trained policy. Not for use from several threads at once.
 
     Attributes:
-        observation_space: The gymnasium space of one observation.
-        action_space: The gymnasium space of one action.
+        observation_space, action_space: The gymnasium spaces of one observation and action.
         checkpoint: The file that the weights are from.
         train_iter: Iterations that the policy was trained for.
         config: The run's config, as plain data.

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from dingsdk import __version__
 from dingsdk.config import apply_set, load_config
 from dingsdk.config.plain import flatten, to_plain
 from dingsdk.data import Folder, decode_safetensors, encode_safetensors
@@ -49,7 +48,7 @@ from dingsdk.errors import (
     nearest_name,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
-from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, check_run_folder
+from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, check_run_folder, versions
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
@@ -475,11 +474,9 @@ def _inexact(cfg: Any, workers: Workers) -> list[str]:
 
 
 def _versions(cfg: Any) -> dict[str, str]:
-    packages = {name: version_of(name) or "" for name in ("torch", "numpy", "gymnasium")}
     return {
-        "dingsdk": __version__,
-        **packages,
-        "python": platform.python_version(),
+        **versions(),
+        "numpy": version_of("numpy") or "",
         "machine": platform.machine(),
         "torch threads": str(cfg.system.torch_threads),
     }

@@ -195,12 +195,7 @@ def write_result(
             }
             for player_id, each in result.players.items()
         },
-        "versions": {
-            "dingsdk": __version__,
-            "torch": version_of("torch"),
-            "gymnasium": version_of("gymnasium"),
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
     }
     written: dict[str, Any] = finite(record)
     for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
@@ -210,6 +205,12 @@ def write_result(
             _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
     atomic_write_json(run_dir / RESULT_NAME, written)
     return written
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a run depends on most."""
+    packages = {name: version_of(name) or "" for name in ("torch", "gymnasium")}
+    return {"dingsdk": __version__, **packages, "python": platform.python_version()}
 
 
 def _relative(checkpoints: Mapping[str, Path], run_dir: Path) -> dict[str, str]:

@@ -170,8 +170,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
             _call_last_hooks(context, each.learner)
         status = _status(context, team)
         context.status = lambda: status
-        result = context.finish(reason, "serial", team.env_steps, team.train_iter)
-        return context.conclude(result)
+        return context.conclude(context.finish(reason, "serial"))
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +104,8 @@ class Supervisor:
             raise
         finally:
             self._close()
-        over, self._status = self._over, self._over.status
-        steps = (self._status.env_steps, self._status.train_iter)
-        result = context.finish(over.reason, "parallel", *steps)
-        return replace(result, elapsed_s=over.elapsed_s)
+        self._status = self._over.status
+        return context.finish(self._over.reason, "parallel")
 
     def lose(self, worker_id: str, reason: str) -> None:
         """Tell the coordinator that a worker's process is dead."""
@@ -141,7 +138,7 @@ class Supervisor:
         is_dead = coordinator.exit_code is not None
         is_late = now - self._stopped_at > INTERRUPTED_CLOSE_S[0]
         if is_dead or is_late or not self._context.has_begun:
-            self._over = Over("interrupted", self._status.elapsed_s, self._status)
+            self._over = Over("interrupted", self._status)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Opened):

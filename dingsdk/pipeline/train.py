@@ -263,8 +263,7 @@ def run_pipeline(
             # Where a signal reaches all processes, parts fail for want of each other.
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             _log.debug("the run ended by this error", exc_info=error)
-            status = context.status()
-            result = context.finish("interrupted", mode, status.env_steps, status.train_iter)
+            result = context.finish("interrupted", mode)
             records.clear()
         if not records:
             result = conclude(result)
@@ -390,8 +389,7 @@ def _discard_unless_begun(context: RunContext) -> None:
 
 
 def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> None:
-    status = context.status()
-    result = context.finish("error", mode, status.env_steps, status.train_iter)
+    result = context.finish("error", mode)
     try:
         record = _write(context, result, error_text(error))
     except DingError as second:

@@ -227,10 +227,7 @@ def unknown(
 ) -> UnknownPluginError:
     """Return the error for a name that nothing has, with the nearest one and all known.
 
-    Args:
-        kind: What was looked among.
-        advice: Further sentences, before the list of known names.
-        **facts: More facts of the error, or others in place of its own.
+    ``advice`` stands before the list of known names; ``facts`` add to those of the error.
     """
     nearest = nearest_name(asked, known) if isinstance(asked, str) else None
     facts = {

@@ -30,13 +30,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a template makes.
-
-    Attributes:
-        group: Its kind, of ``KINDS``, or ``plugins`` for what only observes.
-        summary: What its plugin is, in one sentence.
-        mode: The mode in which a run uses it.
-    """
+    """What a template makes: a plugin of a kind (or ``plugins``: an observer), used in a mode."""
 
     group: str
     summary: str

@@ -134,7 +134,7 @@ def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "latest.json").write_text("{}")
 
-    write_result(tmp_path, context.finish("limit", "serial", 50, 8), seed=4)
+    write_result(tmp_path, context.finish("limit", "serial"), seed=4)
 
     found = json.loads((tmp_path / "result.json").read_text())
     assert (found["reason"], found["reached"], found["seed"]) == ("limit", False, 4)
@@ -148,7 +148,7 @@ def test_result_of_an_interrupted_run_has_its_policy_lag(tmp_path: Path) -> None
     lag = {"mean": 0.5, "p99": 1.0, "largest": 2.0}
     context.status = lambda: RunStatus(policy_lag=lag)
 
-    assert context.finish("interrupted", "parallel", 50, 8).policy_lag == lag
+    assert context.finish("interrupted", "parallel").policy_lag == lag
 
 
 def test_limits_count_env_steps_and_iterations(tmp_path: Path) -> None:
