@@ -353,6 +353,19 @@ __all__ = sorted(
 )
 
 
+def wrong_type(path: str, expected: str, found: object, advice: str = "") -> ConfigTypeError:
+    """Return the error of a config value at a dotted path that should be something else."""
+    kind = "null" if found is None else type(found).__name__
+    is_huge = isinstance(found, int) and found.bit_length() > 10_000
+    text = "a number of thousands of digits" if is_huge else f"{found!r:.200}"
+    return ConfigTypeError(
+        f"{path or 'config'}: expected {expected}, found {text} ({kind}){advice}",
+        path=path,
+        expected=expected,
+        found=found,
+    )
+
+
 def nearest_name(asked: str, known: Iterable[str]) -> str | None:
     """Return the known name spelled most like ``asked``, or None when none is close."""
     close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.6)

@@ -128,16 +128,11 @@ def read_kwargs(text: str) -> dict[str, Any]:
         ConfigError: it is no mapping.
     """
     from dingsdk.config import apply_set
-    from dingsdk.errors import ConfigTypeError
+    from dingsdk.errors import wrong_type
 
     found = apply_set({}, f"kwargs={text}")["kwargs"]
     if not isinstance(found, dict):
-        raise ConfigTypeError(
-            f"--kwargs is {text!r}, expected a mapping such as '{{length: 5}}'",
-            path="kwargs",
-            expected="mapping",
-            found=type(found).__name__,
-        )
+        raise wrong_type("--kwargs", "a mapping such as '{length: 5}'", text)
     return found
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dingsdk.config.completion import Configurable as Configurable
     from dingsdk.config.completion import FindClass as FindClass
     from dingsdk.config.completion import complete as complete
     from dingsdk.config.completion import config_type as config_type
     from dingsdk.config.completion import read_section as read_section
-    from dingsdk.config.configurable import Configurable as Configurable
     from dingsdk.config.files import EXAMPLES_DIR as EXAMPLES_DIR
     from dingsdk.config.files import apply_set as apply_set
     from dingsdk.config.files import dump_config as dump_config

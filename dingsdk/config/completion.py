@@ -1,4 +1,4 @@
-"""Checking a config section against its type, and filling in what it leaves out."""
+"""Checking config sections against their types, filling in the rest, and classes that read them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,32 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+from easydict import EasyDict
 
-from dingsdk.config.plain import copy_containers, deep_merge_dicts, join_key
+from dingsdk.config.plain import copy_containers, deep_merge_dicts, join_key, to_easydict
 from dingsdk.config.section import (
     LARGEST_INT,
     Field,
     Part,
     PartSection,
     Section,
+    defaults_of,
     derive,
     documentation_of,
     fields_of,
     rebase,
 )
-from dingsdk.errors import ConfigError, ConfigTypeError, UnknownKeyError, listing, nearest_name
+from dingsdk.errors import (
+    ConfigError,
+    ConfigTypeError,
+    UnknownKeyError,
+    listing,
+    nearest_name,
+    wrong_type,
+)
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -88,6 +97,36 @@ def config_type(cls: Any, base: type[Section] = PartSection) -> type[Section]:
         plain = {key: value for key, value in defaults.items() if key != "cfg_type"}
         return derive(base, plain, name)
     return type(name, (base,), {"is_open": True, "__module__": base.__module__})
+
+
+class Configurable:
+    """Mixin for classes that are built from a config section.
+
+    A class declares the type of its section as ``Config``, or states other defaults and more keys
+    in a plain dict ``config``; what it does not state is that of its bases. Both are there in
+    every class: ``config`` is made from ``Config``, and the other way round.
+    """
+
+    Config: ClassVar[type[Section]] = Section
+    config: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        stated = cls.__dict__.get("config")
+        if stated is not None:
+            plain = {key: value for key, value in stated.items() if key != "cfg_type"}
+            cls.Config = derive(cls.Config, plain, f"{cls.__name__}Config")
+        cls.config = defaults_of(cls.Config)
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return a deep copy of the defaults, plus ``cfg_type`` (``"<ClassName>Dict"``)."""
+        return to_easydict({**defaults_of(cls.Config), "cfg_type": f"{cls.__name__}Dict"})
+
+    @classmethod
+    def read(cls, cfg: Mapping[str, Any], path: str = "") -> Any:
+        """Return ``cfg`` over the defaults as an instance of ``Config``; see ``read_section``."""
+        return read_section(config_type(cls), cfg, path)
 
 
 class _Walk:
@@ -260,16 +299,8 @@ def _in_words(code: re.Match[str]) -> str:
 
 
 def _wrong(path: str, expected: str, found: Any) -> ConfigTypeError:
-    kind = "null" if found is None else type(found).__name__
-    is_huge = isinstance(found, int) and found.bit_length() > 10_000
-    text = "a number of thousands of digits" if is_huge else f"{found!r:.200}"
     advice = "; give classes and functions to train() as env= or policy=" if callable(found) else ""
-    return ConfigTypeError(
-        f"{path or 'config'}: expected {expected}, found {text} ({kind}){advice}",
-        path=path,
-        expected=expected,
-        found=found,
-    )
+    return wrong_type(path, expected, found, advice)
 
 
 def _unknown_key(

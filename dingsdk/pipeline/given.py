@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dingsdk.data.spawn import is_at_top, is_importable
-from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name
+from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.hooks import Observers
 from dingsdk.worker import LearnerHook
@@ -47,7 +47,7 @@ def name_env(env: str | Callable[..., Any]) -> str:
     if isinstance(env, str):
         return env
     if not callable(env):
-        raise _wrong_type("env", "an id, or a class or function that makes an env", env)
+        raise wrong_type("env", "an id, or a class or function that makes an env", env)
     name = getattr(env, "__name__", type(env).__name__)
     if is_at_top(env):
         return f"{env.__module__}:{name}"
@@ -70,7 +70,7 @@ def name_policy(policy: type) -> str:
     DuplicateTypeError.
     """
     if not isinstance(policy, type):
-        raise _wrong_type("policy", "a class", policy)
+        raise wrong_type("policy", "a class", policy)
     registry, name = default_manager().registry("policies"), policy.__name__
     before = registry.entry(name)
     is_own = before is not None and before.owner == policy.__module__
@@ -182,12 +182,3 @@ def _implementation(function: Callable[..., Any]) -> Callable[..., Any]:
 
     implementation: Callable[..., Any] = hookimpl(call)
     return implementation
-
-
-def _wrong_type(name: str, expected: str, found: object) -> ConfigTypeError:
-    return ConfigTypeError(
-        f"{name} is {found!r}, expected {expected}",
-        path=name,
-        expected=expected,
-        found=type(found).__name__,
-    )

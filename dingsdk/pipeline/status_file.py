@@ -22,7 +22,7 @@ from typing import Any
 from dingsdk.data.files import atomic_write_json, folder_error, open_private
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext
-from dingsdk.pipeline.rates import RunRates
+from dingsdk.pipeline.progress import RunRates
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
 from dingsdk.plugins import ask
 

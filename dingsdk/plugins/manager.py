@@ -21,13 +21,13 @@ from dingsdk.config import to_easydict
 from dingsdk.config.aliases import rename_aliases
 from dingsdk.errors import (
     ConfigError,
-    ConfigTypeError,
     PluginLoadError,
     PluginNotInstalledError,
     UnknownPluginError,
     listing,
     nearest_name,
     raised_at,
+    wrong_type,
 )
 from dingsdk.plugins import hookspecs
 from dingsdk.plugins.builtins import BUILTINS
@@ -184,7 +184,7 @@ class PluginManager:
         registry = self.registry(kind)
         where = f"{config_path}.type" if config_path else "type"
         if not isinstance(type_key, str):
-            raise _wrong_type(f"{where} names one of the {kind}", where, "str", type_key)
+            raise wrong_type(where, f"the type of one of the {kind}", type_key)
         if import_names:
             self._import_all(import_names, config_path)
         if type_key in registry:
@@ -243,12 +243,7 @@ class PluginManager:
         Both keys may be given by their aliases. A section without ``type`` is a ConfigError.
         """
         if not isinstance(cfg, Mapping):
-            raise _wrong_type(
-                f"{config_path or 'the config'} is the section of one of the {kind}",
-                config_path,
-                "mapping",
-                cfg,
-            )
+            raise wrong_type(config_path, f"the section of one of the {kind}", cfg)
         cfg = rename_aliases(cfg, config_path)
         if "type" not in cfg:
             raise ConfigError(
@@ -296,7 +291,7 @@ class PluginManager:
         where = f"{config_path}.import_names" if config_path else "import_names"
         is_list = isinstance(import_names, list | tuple)
         if not is_list or not all(isinstance(name, str) for name in import_names):
-            raise _wrong_type(f"{where} names modules", where, "list of str", import_names)
+            raise wrong_type(where, "a list of names of modules", import_names)
         for name in import_names:
             with _noted(f"named in {where}"):
                 self.load(name)
@@ -610,15 +605,6 @@ def _noted(note: str) -> Iterator[None]:
 
 def _refused(owner: str, reason: str, text: str, **facts: object) -> PluginLoadError:
     return PluginLoadError(f"plugin {owner} {text}", plugin=owner, reason=reason, **facts)
-
-
-def _wrong_type(what: str, path: str, expected: str, found: object) -> ConfigTypeError:
-    return ConfigTypeError(
-        f"{what}: expected {expected}, found {found!r}",
-        path=path,
-        expected=expected,
-        found=type(found).__name__,
-    )
 
 
 _lock = threading.RLock()

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dingsdk.pipeline.context import RunStatus
-from dingsdk.pipeline.rates import MEMORY_S, Rate, RunRates
+from dingsdk.pipeline.progress import MEMORY_S, Rate, RunRates
 
 
 def plain_rate(counts: list[tuple[float, int]], slices: int = 2000) -> float:
