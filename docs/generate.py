@@ -34,7 +34,7 @@ from dingsdk.config import (
     fields_of,
 )
 from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
-from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection, SystemSection
+from dingsdk.pipeline.sections import EnvSection, RunSection, SystemSection
 from dingsdk.plugins import (
     KINDS,
     TEMPLATES,
@@ -48,6 +48,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
 from dingsdk.plugins.templates import render
 from dingsdk.policy import BasePolicy
+from dingsdk.policy.sections import PolicySection
 from dingsdk.testing import (
     BUFFER_CAPABILITIES,
     BUFFER_RULES,
@@ -344,7 +345,7 @@ def config_page() -> str:
             continue
         seen.add((path, kind))
         for key, cls in _parts_of_repository(kind):
-            section = config_type(cls, SECTION_BASES.get(kind, PartSection))
+            section = config_type(cls, PolicySection if kind == "policies" else PartSection)
             title = f"`{path}`, type `{key}`\n\n{_first(cls)}"
             parts.append(_section_table(title, section, f"{path}."))
             waiting += _parts_in(section, f"{path}.")

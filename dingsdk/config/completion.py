@@ -44,7 +44,6 @@ def complete(
     given: Mapping[str, Any],
     find: FindClass | None = None,
     path: str = "",
-    bases: Mapping[str, type[Section]] | None = None,
 ) -> dict[str, Any]:
     """Return ``given`` with the defaults of a section below it, every key and value checked.
 
@@ -55,7 +54,6 @@ def complete(
         given: The user's values; never written to.
         find: Finds the classes of the parts inside; None leaves their sections unchecked.
         path: Dotted path of the section in the whole config, for messages.
-        bases: What every section of a kind has, by kind; PartSection for others.
 
     Raises:
         UnknownKeyError: a key that nothing reads; names the nearest spelling, or the place
@@ -64,7 +62,7 @@ def complete(
         ConfigError: a value is missing, or two contradict each other.
         UnknownPluginError: a type that nothing provides.
     """
-    walk = _Walk(find, bases or {})
+    walk = _Walk(find)
     full = walk.section(section, given, path)
     if walk.unknown:
         raise _unknown_key(*walk.unknown[0], full, path)
@@ -136,9 +134,8 @@ class _Walk:
     misplaced key belongs.
     """
 
-    def __init__(self, find: FindClass | None, bases: Mapping[str, type[Section]]) -> None:
+    def __init__(self, find: FindClass | None) -> None:
         self._find = find
-        self._bases = bases
         self.unknown: list[tuple[str, str, list[str]]] = []
 
     def section(self, section: type[Section], given: Any, path: str) -> dict[str, Any]:
@@ -196,7 +193,7 @@ class _Walk:
             return deep_merge_dicts(below, {**given, "type": type_key})
         names = given.get("import_names", default.get("import_names")) or ()
         cls = self._find(part.kind, type_key, names, path)
-        section = config_type(cls, self._bases.get(part.kind, PartSection))
+        section = config_type(cls, part.base)
         if type_key != default.get("type"):
             # These belong to another type; what both have is kept, but for parts in it.
             kept = {key for key, field in fields_of(section).items() if field.part is None}

@@ -128,7 +128,7 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
             facts ``path`` (of the file) and ``line`` where one is known.
     """
     path = Path(path_or_name)
-    if not _is_file(path):
+    if not os.path.isfile(path):  # noqa: PTH113 - Path raises for a name that is too long
         path = _example_path(path_or_name)
     suffix = path.suffix.lower()
     if suffix == ".py":
@@ -294,13 +294,6 @@ def _bounded(copy: Callable[[Any], Any], loaded: Mapping[str, Any], path: Path) 
         raise ConfigError(f"{path}: {error}", path=str(path)) from error
     copied: dict[str, Any] = copy(loaded)
     return copied
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -74,10 +74,12 @@ class Part:
     Attributes:
         kind: The registry that the section's ``type`` names a class of.
         many: Whether the field holds sections of several parts, each under its type key.
+        base: What every section of such a part has.
     """
 
     kind: str
     many: bool = False
+    base: type[Section] = PartSection
 
 
 def preset(type_key: str, **options: Any) -> Any:

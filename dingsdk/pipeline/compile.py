@@ -19,7 +19,7 @@ from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_alias
 from dingsdk.pipeline.di_engine_keys import NO_SECTION
 from dingsdk.pipeline.env_probe import add_columns, check_columns, try_env
 from dingsdk.pipeline.run_folder import make_run_folder
-from dingsdk.pipeline.sections import SECTION_BASES, EnvSection, RunSection
+from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.interfaces import check_interface
 
@@ -127,7 +127,7 @@ def compile_config(
         return cls
 
     buffers = _take_buffers(user)
-    compiled = complete(RunSection, user, find_class, bases=SECTION_BASES)
+    compiled = complete(RunSection, user, find_class)
     if buffers is not None:
         named = complete(_Buffers, {"replay_buffer": buffers}, find_class, "policy.other")
         compiled["policy"]["other"]["replay_buffer"] = {

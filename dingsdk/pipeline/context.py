@@ -359,16 +359,6 @@ class RunContext:
             },
         }
 
-    def _player_results(self, statuses: Mapping[str, PlayerStatus]) -> dict[str, PlayerResult]:
-        return {
-            player_id: PlayerResult(
-                statuses[player_id],
-                self.recorder.of(name),
-                find_checkpoints(player_folder(self.run_dir, name)),
-            )
-            for player_id, name in _names_of(statuses).items()
-        }
-
     def why_end(self, env_steps: int, train_iter: int) -> Reason | None:
         """Return ``limit`` or ``stopped`` where the training shall end now."""
         if self.is_limit_reached(env_steps, train_iter):
@@ -408,5 +398,12 @@ class RunContext:
             policy_lag=status.policy_lag,
             samples=status.samples,
             stopped_by=self.stopped_by if reason == "stopped" else None,
-            players=self._player_results(status.players),
+            players={
+                player_id: PlayerResult(
+                    status.players[player_id],
+                    self.recorder.of(name),
+                    find_checkpoints(player_folder(self.run_dir, name)),
+                )
+                for player_id, name in _names_of(status.players).items()
+            },
         )

@@ -10,13 +10,13 @@ import msgspec
 
 from dingsdk.config import (
     Field,
-    PartSection,
+    Part,
     Section,
     config_type,
     documentation_of,
     fields_of,
 )
-from dingsdk.pipeline.sections import SECTION_BASES, RunSection
+from dingsdk.pipeline.sections import RunSection
 from dingsdk.plugins import default_manager
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -60,36 +60,36 @@ def _property(field: Field, meaning: str, given: Any) -> dict[str, Any]:
             schema["default"] = field.default
         return {**described, **schema}
     if field.part.many:
-        return {**described, **_parts(field.part.kind, given)}
-    kind, default = field.part.kind, (field.default or {}).get("type")
+        return {**described, **_parts(field.part, given)}
+    part, default = field.part, (field.default or {}).get("type")
     if given is not None:
         type_key = given.get("type", default)
-        return {**described, **_part(kind, type_key, given, type_key == default)}
+        return {**described, **_part(part, type_key, given, type_key == default)}
     choices = [
-        _part(kind, key, None, key == default) for key in default_manager().builtin_types(kind)
+        _part(part, key, None, key == default) for key in default_manager().builtin_types(part.kind)
     ]
     if len(choices) == 1:
         return {**described, **choices[0]}
     return {**described, "anyOf": choices} if choices else {**described, "type": "object"}
 
 
-def _parts(kind: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    named = default_manager().builtin_types(kind) if given is None else given
+def _parts(part: Part, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    named = default_manager().builtin_types(part.kind) if given is None else given
     properties = {
-        key: _part(kind, key, None if given is None else given[key], is_default=True)
+        key: _part(part, key, None if given is None else given[key], is_default=True)
         for key in named
     }
     return {"type": "object", "properties": properties, "additionalProperties": given is None}
 
 
 def _part(
-    kind: str, type_key: str, given: Mapping[str, Any] | None, is_default: bool
+    part: Part, type_key: str, given: Mapping[str, Any] | None, is_default: bool
 ) -> dict[str, Any]:
     names = (given or {}).get("import_names") or ()
-    cls = default_manager().get(kind, type_key, names)
-    schema = _section(config_type(cls, SECTION_BASES.get(kind, PartSection)), given)
+    cls = default_manager().get(part.kind, type_key, names)
+    schema = _section(config_type(cls, part.base), given)
     schema["properties"]["type"] = {"const": type_key}
-    schema["title"] = f"{kind}: {type_key}"
+    schema["title"] = f"{part.kind}: {type_key}"
     if not is_default:
         schema["required"] = [*schema["required"], "type"]
     return schema

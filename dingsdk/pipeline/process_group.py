@@ -123,6 +123,15 @@ def how_it_ended(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
+def crashed(
+    worker_id: str, text: str, code: int, report: str, is_user_mistake: bool
+) -> WorkerCrashedError:
+    """Return the error that a process ended the run, with the output of its crash."""
+    error = WorkerCrashedError(text, worker_id=worker_id, exit_code=code, traceback=report)
+    error.is_user_mistake = is_user_mistake
+    return error
+
+
 class Deaths:
     """The deaths of a process that count against its budget, ``system.restarts``."""
 
@@ -222,14 +231,9 @@ class _Member:
             self.process = None
         self.crash_report = take_crash_report(self.crash_file)
 
-    def crashed(
-        self, message: str, code: int, *, is_user_mistake: bool = False
-    ) -> WorkerCrashedError:
-        error = WorkerCrashedError(
-            message, worker_id=self.worker_id, exit_code=code, traceback=self.crash_report
-        )
-        error.is_user_mistake = is_user_mistake or bool(self.failure.get("is_user_mistake"))
-        return error
+    def crashed(self, text: str, code: int, *, is_user_mistake: bool = False) -> WorkerCrashedError:
+        is_user_mistake = is_user_mistake or bool(self.failure.get("is_user_mistake"))
+        return crashed(self.worker_id, text, code, self.crash_report, is_user_mistake)
 
 
 class ProcessWorkers(WorkerGroup):

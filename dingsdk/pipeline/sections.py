@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -149,10 +148,6 @@ class SystemSection(Section, frozen=True, kw_only=True):
     record_schedule: bool = False
 
 
-SECTION_BASES: Mapping[str, type[Section]] = {"policies": PolicySection}
-"""What every section of a kind has, by kind."""
-
-
 class RunSection(Section, frozen=True, kw_only=True):
     """The whole config.
 
@@ -177,7 +172,7 @@ class RunSection(Section, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     env: EnvSection
     env_manager: Annotated[dict[str, Any], Part("env_managers")] = preset("vector")
-    policy: Annotated[dict[str, Any], Part("policies")]
+    policy: Annotated[dict[str, Any], Part("policies", base=PolicySection)]
     system: SystemSection = SystemSection()
 
 

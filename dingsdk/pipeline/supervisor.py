@@ -43,6 +43,7 @@ from dingsdk.pipeline.process_group import (
     LinkedProcess,
     ProcessWorkers,
     WorkerProcess,
+    crashed,
     how_it_ended,
     take_crash_report,
 )
@@ -217,7 +218,7 @@ class Supervisor:
         if not self._context.has_begun:
             is_unguarded = code == UNGUARDED
             text = UNGUARDED_TEXT if is_unguarded else f"the coordinator cannot start: {reason}"
-            raise self._crashed(text, code, is_user_mistake=is_unguarded)
+            raise self._crashed(text, code, is_unguarded)
         now = self._clock()
         budget = int(self._cfg.system.restarts)
         if self._deaths.add(now, now - self._opened_at) > budget:
@@ -227,13 +228,9 @@ class Supervisor:
         self._cfg.system.transport.update(section)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
 
-    def _crashed(
-        self, text: str, code: int, *, is_user_mistake: bool = False
-    ) -> WorkerCrashedError:
+    def _crashed(self, text: str, code: int, is_user_mistake: bool = False) -> WorkerCrashedError:
         report = take_crash_report(self._crash_file)
-        error = WorkerCrashedError(text, worker_id="coordinator", exit_code=code, traceback=report)
-        error.is_user_mistake = is_user_mistake
-        return error
+        return crashed("coordinator", text, code, report, is_user_mistake)
 
     def _send(self, message: Message) -> None:
         if self._coordinator is not None:

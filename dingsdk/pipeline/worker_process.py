@@ -105,7 +105,12 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
         target=_obey, args=(link, addresses.put, end, is_at_work), name="parent-watch", daemon=True
     )
     watch.start()
-    return work(spec, stop, lambda message: _tell(link, **message), is_at_work.set, addresses.get)
+
+    def tell(message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            link.send_bytes(json.dumps(message).encode())
+
+    return work(spec, stop, tell, is_at_work.set, addresses.get)
 
 
 def work(
@@ -175,8 +180,3 @@ def _obey(
     # A job that does not end must not outlive the run.
     threading.Event().wait(LEAVE_S)
     os._exit(1)
-
-
-def _tell(link: Connection, **message: Any) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
-        link.send_bytes(json.dumps(message).encode())
