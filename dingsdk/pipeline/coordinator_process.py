@@ -195,16 +195,16 @@ class _Observers:
         return lambda **facts: self._parent.send(Observed(hook, facts))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Context(RunContext):
     """The run, in the coordinator's process: the supervisor decides when plugins end it."""
 
-    parent: _Parent | None = None
+    parent: _Parent
 
     def why_end(self, env_steps: int, train_iter: int) -> Reason | None:
         if self.is_limit_reached(env_steps, train_iter):
             return "limit"
-        return None if self.parent is None else self.parent.reason
+        return self.parent.reason
 
 
 def _run(spec: CoordinatorSpec, link: Connection) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,16 +73,12 @@ def replay(
             f"{folder} was not trained: nothing to compare", path=str(folder)
         )
     cfg = compile_run(str(folder / CONFIG_NAME), "parallel")
-    watch = _Watch(final.iteration)
-    with (
-        tempfile.TemporaryDirectory(prefix="dingsdk-replay-") as own,
-        callbacks_registered([watch], in_processes=False),
-    ):
-        run_dir = Path(own) / "run"
-        run_dir.mkdir()
-        context = RunContext(cfg=cfg, run_dir=run_dir, replays=schedule)
-        watch.context = context
-        run_pipeline(context, "parallel", announce=announce)
+    with tempfile.TemporaryDirectory(prefix="dingsdk-replay-") as own:
+        context = RunContext(cfg=cfg, run_dir=Path(own) / "run", replays=schedule)
+        context.run_dir.mkdir()
+        watch = _Watch(final.iteration, context.stop)
+        with callbacks_registered([watch], in_processes=False):
+            run_pipeline(context, "parallel", announce=announce)
     if watch.state is None:
         return ReplayResult(final.iteration, watch.reached, ())
     different = different_leaves(dict(flatten(final.state)), dict(flatten(watch.state)))
@@ -91,9 +88,9 @@ def replay(
 class _Watch:
     """Keeps the state that the learner has after an iteration, and ends the run then."""
 
-    def __init__(self, iteration: int) -> None:
+    def __init__(self, iteration: int, stop: threading.Event) -> None:
         self._iteration = iteration
-        self.context: RunContext | None = None
+        self._stop = stop
         self.reached = 0
         self.state: Mapping[str, Any] | None = None
 
@@ -101,8 +98,7 @@ class _Watch:
         self.reached = iteration + 1
         if self.reached == self._iteration:
             self.state = map_leaves(_copied, learner.policy.state_dict())
-            if self.context is not None:
-                self.context.stop.set()
+            self._stop.set()
 
 
 def _copied(leaf: Any) -> Any:

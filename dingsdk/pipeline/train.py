@@ -184,7 +184,6 @@ def run_coordinator(
     run_dir: Path,
     on_address: Callable[[str, str], None],
     progress: ProgressFactory | None = None,
-    announce: Callable[[str], None] | None = None,
 ) -> RunResult:
     """Train with workers that come by themselves; returns as ``train`` does.
 
@@ -207,7 +206,7 @@ def run_coordinator(
     context = RunContext(cfg=cfg, run_dir=folder, on_address=on_address, resumed=resumed)
     # Who started the workers by hand has not ended them with the coordinator.
     context.rejoin_s = cfg.system.coordinator.lease_s
-    return run_pipeline(context, "parallel", progress, announce)
+    return run_pipeline(context, "parallel", progress)
 
 
 def run_pipeline(
