@@ -13,8 +13,6 @@ from typing import Any
 from dingsdk.errors import UntrustedImportError
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
-_NAMING = frozenset({"import_names", "env_id", "eval_opponent", "eval_opponents", "data"})
-"""Keys whose values name modules."""
 
 
 def named_modules(config: Any) -> set[str]:
@@ -31,9 +29,6 @@ def named_modules(config: Any) -> set[str]:
         if type(each) in _LEAVES:
             continue
         if isinstance(each, (dict, Mapping)):  # a dict is known ten times as fast
-            rest += each.values()
-            if _NAMING.isdisjoint(each):
-                continue
             names, env_id = each.get("import_names"), each.get("env_id")
             names = names if isinstance(names, (list, tuple)) else [names]
             found.update(name for name in names if isinstance(name, str))
@@ -41,6 +36,7 @@ def named_modules(config: Any) -> set[str]:
             made = [env_id, each.get("eval_opponent"), each.get("data")]
             made += opponents if isinstance(opponents, (list, tuple)) else []
             found.update(name.rpartition(":")[0] for name in made if isinstance(name, str))
+            rest += each.values()
         elif isinstance(each, (list, tuple)):
             rest += each
     return found - {""}

@@ -31,8 +31,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-import msgspec
-
 from dingsdk.config import Configurable, PartSection
 from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import DataMissingError
@@ -58,19 +56,21 @@ class WorkerInfo:
     incarnation: int = 0
 
 
-class TaskMessage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TaskMessage:
     """A task on its way to a worker."""
 
     task_id: str
     data: Mapping[str, Any]
 
 
-class TaskAnswer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TaskAnswer:
     """How a task ended. ``traceback`` is text, for people, when the task's code raised."""
 
     task_id: str
     completed: bool
-    result: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
     traceback: str = ""
 

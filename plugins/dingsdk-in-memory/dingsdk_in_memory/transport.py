@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import msgspec
-
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
 from dingsdk.worker.comm import (
@@ -201,7 +199,7 @@ class MemorySlaveEnd(SlaveEnd):
     def answer(self, answer: TaskAnswer) -> None:
         carried = self._master.carry(answer.result)
         if carried is not answer.result:
-            answer = msgspec.structs.replace(answer, result=carried)
+            answer = replace(answer, result=carried)
         self._listener().task_answered(self._worker_id, answer)
 
     def renew(self, progress: int) -> None:
