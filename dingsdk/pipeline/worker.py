@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dingsdk.envs.subprocess import SubprocessEnvManager
-from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError
+from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError, WorkerLostError
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
@@ -266,6 +266,10 @@ class ThreadWorkers(WorkerGroup):
             worker.start(address)
 
     def poll(self) -> None:
+        for worker in self._workers:
+            # A lost worker is the coordinator's to judge; this one's transport does not work.
+            if worker.failure is not None and not isinstance(worker.failure, WorkerLostError):
+                raise worker.failure
         stalled = self._transport.scheduler.stalled_job(STALL_LIMIT_S)
         if stalled is not None:
             raise TaskTimeoutError(

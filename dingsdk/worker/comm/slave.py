@@ -57,7 +57,7 @@ class Slave:
         self.scheduler = transport.scheduler
         self.rejoin_s = JOIN_TIMEOUT_S
         """How long to look for a master that is gone."""
-        self.failure: DingError | None = None
+        self.failure: Exception | None = None
         """Why it serves no more, where neither side closed."""
         self.tasks_done = 0
         """How many tasks it has answered."""
@@ -154,6 +154,12 @@ class Slave:
                 _log.warning("%s", error)
                 if not self._join_again(error):
                     return
+            except Exception as error:
+                # Of the transport: what a task raises is answered. Without a word it would only
+                # look silent to its master.
+                _log.debug("%s serves no more", self.info.worker_id, exc_info=True)
+                self.failure = error
+                return
 
     def _answer(self, answer: TaskAnswer) -> None:
         if self._is_closed:

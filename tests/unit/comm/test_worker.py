@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import ClosedError, TaskFailedError, TooManyTasksError, WorkerLostError
+from dingsdk.errors import (
+    ClosedError,
+    TaskFailedError,
+    TaskTimeoutError,
+    TooManyTasksError,
+    WorkerLostError,
+)
+from dingsdk.pipeline.worker import ThreadWorkers
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import LEFT, CommWorker, Master, TaskFunctions, WorkerInfo
 
@@ -587,3 +594,31 @@ def test_worker_whose_id_another_one_takes_stays_away_and_says_why(bench: Bench)
     assert isinstance(first.failure, WorkerLostError)
     assert bench.master.ask("w0", {"name": "ask"}, PATIENCE_S) == {"by": "the second"}
     assert (second.is_over, second.failure) == (False, None)
+
+
+def test_worker_whose_transport_raises_ends_the_run_with_that_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(answer: object) -> None:
+        raise RuntimeError("the wire is cut")
+
+    worker = bench.worker(ask=lambda task: {})
+    group = ThreadWorkers({}, bench.transport)
+    group._workers.append(worker)
+    group.poll()
+    monkeypatch.setattr(worker._joined(), "answer", refuse)
+    with pytest.raises(TaskTimeoutError):
+        bench.master.ask("w0", {"name": "ask"}, 1.0)
+    assert worker.is_over
+
+    with pytest.raises(RuntimeError, match="the wire is cut"):
+        group.poll()
+
+
+def test_worker_that_is_lost_does_not_end_the_run(bench: Bench) -> None:
+    first = bench.worker()
+    bench.worker()
+    bench.wait(lambda: first.is_over)
+    group = ThreadWorkers({}, bench.transport)
+    group._workers.append(first)
+    group.poll()
