@@ -249,6 +249,9 @@ class BattleCollector(ISerialCollector):
             list(map(game_outcome, games)),
         )
 
+    def _statistics(self) -> dict[str, Any]:
+        return {**super()._statistics(), **self._times()}
+
 
 class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
     """Starts and finishes exactly ``n_episode`` episodes of two players a call.

@@ -27,6 +27,9 @@ class WholeEpisodeCollector(ISerialCollector):
     _is_at_start = True
     """Whether every env waits for the first step of an episode."""
 
+    def _statistics(self) -> dict[str, Any]:
+        return {**super()._statistics(), **self._times()}
+
     def reset_env(self, _env: EnvManager | None = None) -> None:
         """As ``SerialWorker.reset_env``."""
         super().reset_env(_env)
