@@ -432,7 +432,7 @@ class Folder:
             raise RunFolderError(f"{self.path} is refused: {why}", path=str(self.path), reason=why)
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._users = 1  # whoever has the folder open
+        self._users = 1  # calls that are using the descriptor, and 1 until close()
 
     @contextlib.contextmanager
     def _use(self, action: str = "", name: str = "") -> Iterator[int]:

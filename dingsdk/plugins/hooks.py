@@ -61,7 +61,7 @@ class _Hooks:
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
         self._hook = hook
-        self._logged: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, ...]] = set()
 
     def has_listener(self, name: str) -> bool:
         """Whether a plugin implements ``dingsdk_<name>``, for callers with many calls to make."""
@@ -69,7 +69,7 @@ class _Hooks:
 
     def _is_new(self, *key: str) -> bool:
         is_new = key not in self._logged
-        self._logged.add(key)  # type: ignore[arg-type]
+        self._logged.add(key)
         return is_new
 
 
