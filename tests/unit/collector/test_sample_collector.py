@@ -264,6 +264,29 @@ def test_an_on_policy_surplus_is_dropped_when_the_policy_changes(
     assert iters == [1, 1]
 
 
+def test_what_a_failed_on_policy_collect_has_made_is_dropped_too(
+    make_policy, make_collector, form
+) -> None:
+    mode, calls = make_policy(8, form, on_policy=True), []
+    name = "forward_batch" if form == "columns" else "forward"
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 4:
+            raise RuntimeError("out of memory")
+        return getattr(mode, name)(*args, **kwargs)
+
+    collector, _ = make_collector(mode._replace(**{name: fail_once}), ((2,), (9,)))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        collector.collect(train_iter=0, policy_kwargs=GREEDY)
+
+    other = collector.collect(train_iter=1, policy_kwargs=GREEDY)
+
+    # Three rounds of two envs, in which one of them has ended an episode.
+    assert collector.dropped_sample_count == 6
+    assert [int(row["collect_iter"]) for row in other] == [1] * 8
+
+
 class ClosedFile:
     """A tensorboard writer whose file the end of the interpreter has closed."""
 
