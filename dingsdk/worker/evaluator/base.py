@@ -50,12 +50,13 @@ class ISerialEvaluator(SerialWorker):
         self,
         result: Any,
         train_iter: int,
-        is_better: bool,
+        is_better: Callable[[Any, Any], bool],
         save_ckpt_fn: Callable[[str], Any] | None,
     ) -> None:
         """Save the policy if it is the best one, or the first that was trained."""
-        is_trained = train_iter != 0
-        if is_trained if self._best_result[0] != is_trained else is_better:
+        is_trained, (was_trained, best) = train_iter != 0, self._best_result
+        is_best = is_better(result, best) if is_trained == was_trained else is_trained
+        if is_best:
             self._best_result = (is_trained, result)
             if save_ckpt_fn is not None:
                 save_ckpt_fn("ckpt_best")

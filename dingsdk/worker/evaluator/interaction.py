@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -151,7 +152,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         write_returns(self._tb_logger, self._instance_name, returns, train_iter)
         if is_rendering:
             self._show_video(monitor, train_iter, envstep)
-        self._note_result(mean, train_iter, mean > self._best_result[1], save_ckpt_fn)
+        self._note_result(mean, train_iter, operator.gt, save_ckpt_fn)
         self._tell_observers(mean, train_iter, envstep)
         is_reached = mean >= self._cfg.stop_value and train_iter > 0
         if is_reached:

@@ -133,7 +133,7 @@ class MetricSerialEvaluator(ISerialEvaluator):
         self._report(numbers, train_iter, envstep, f": {mean}")
         if isinstance(mean, int | float):
             self._tell_observers(float(mean), train_iter, envstep)
-        self._note_result(mean, train_iter, metric.gt(mean, self._best_result[1]), save_ckpt_fn)
+        self._note_result(mean, train_iter, metric.gt, save_ckpt_fn)
         stop = self._cfg.stop_value
         is_reached = stop != math.inf and train_iter > 0 and bool(metric.gt(mean, stop))
         return is_reached, mean
