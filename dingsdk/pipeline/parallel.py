@@ -164,6 +164,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             while not (replayed.wait(POLL_S) or context.stop.is_set()):
                 workers.poll()
         reason = _watch(context, coordinator, workers, tb_logger)
+        if reason == "limit":
+            reason = _train_out(context, coordinator, workers)
         fill = coordinator.status().buffer_count
 
         def with_fill() -> RunStatus:
@@ -265,8 +267,8 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
 
     Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples, or for every
     ``n_episode`` episodes of a buffer of episodes. The same ratio, as the buffer's limiter, keeps
-    parallel collectors from running away from the learner, and the learner from training on the
-    same few samples. A limiter that the config names is left alone.
+    parallel collectors from running away from the learner, and the learner from training more than
+    in serial mode. A limiter that the config names is left alone.
 
     Raises:
         ConfigError: the storage of the replay buffer holds no columns.
@@ -309,6 +311,7 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
             "samples_per_insert": per_insert,
             "min_size": max(int(limiter.get("min_size") or 1), batch_rows),
             "error_buffer": per_insert * slack_rows,
+            "samples_ahead": 0,
         }
         changes["policy"] = {"other": {"replay_buffer": {"limiter": limiter}}}
     return to_easydict(deep_merge_dicts(cfg, changes))
@@ -348,6 +351,18 @@ def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None
         tb_logger.add_scalar(f"pace/{worker_id}", pace.per_s, status.env_steps)
         if pace.relative is not None:
             tb_logger.add_scalar(f"relative_pace/{worker_id}", pace.relative, status.env_steps)
+
+
+def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGroup) -> Reason:
+    """Make the updates that serial mode would have made when the env steps are used up.
+
+    No wait of its own: the deadlines of each task's driver hold.
+    """
+    while not coordinator.train_out(POLL_S):
+        if context.stop.is_set():
+            return "interrupted"
+        workers.poll()
+    return "limit"
 
 
 def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: Reason) -> Reason:

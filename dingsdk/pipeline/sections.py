@@ -117,7 +117,8 @@ class SystemSection(Section, frozen=True, kw_only=True):
             workers as processes).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
-        max_env_steps: The run ends after this many collected env steps; None for no limit.
+        max_env_steps: The run ends after this many collected env steps, trained on as often as the
+            policy asks for; None for no limit.
         save_every: Seconds between two saves of all that ``train --resume`` needs (serial mode;
             parallel mode has ``journal``); ``auto`` is 60, and more where saving would take over
             2 % of the time; None saves nothing. A run that ends, or is interrupted, saves once

@@ -175,3 +175,13 @@ def test_rows_of_payloads_that_leave_whole_are_not_counted_among_those_to_free()
     assert list(ledger.take_garbage().values()) == ["a"]
     evict(torn, [3])
     assert ledger.free_rows() == {}
+
+
+def test_the_last_deleted_payloads_are_remembered_and_no_more() -> None:
+    ledger = PayloadLedger(2)
+    for name in ("a", "b", "c"):
+        number = ledger.add(name, 1)
+        assert number is not None
+        ledger.evict(np.array([number]), np.array([0]), "cleared")
+        assert ledger.take_garbage() == {number: name}
+    assert [ledger.knows(name) for name in ("a", "b", "c")] == [False, True, True]

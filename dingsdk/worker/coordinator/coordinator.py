@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -160,13 +161,16 @@ class Coordinator(Configurable, TaskControl):
             self._keeper = Keeper(journal, self._record.state_dict, hold_up, clock)
             self._state.note = self._note_task
         self._rejoin_s = rejoin_s
-        self._orphans_until = -float("inf")
+        self._orphans_until = -math.inf
         self._jobs: list[Job] = []
         self._loss: float | None = None
         self._looked_at = self._swept_at = self._owned_at = clock()
         self._has_news = False
         self._is_started = False
         self._is_closed = False
+        # Decided where tasks are driven, not by who waits for the end: a replay does the same.
+        self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
+        self._collectors_end_at = math.inf
         self._is_finishing = False
         self._policy_num = type(commander).policy_num(cfg)
         self._owed_evaluations = 0
@@ -211,6 +215,23 @@ class Coordinator(Configurable, TaskControl):
             experience.close()
         return stuck
 
+    def train_out(self, timeout_s: float) -> bool:
+        """Wait for the updates that are left once the env steps of the run are used up.
+
+        Collectors end by themselves then, or are closed with what they hold after
+        ``answer_timeout_s``.
+
+        Returns:
+            Whether no learner has a batch left to train on, or the run does not wait for that.
+        """
+        with self.condition:
+            return self.condition.wait_for(
+                lambda: (
+                    self.is_ending or not self._is_collecting_over or self._state.is_trained_out()
+                ),
+                timeout_s,
+            )
+
     def finish_evaluations(self, timeout_s: float) -> bool:
         """End the training, and evaluate what it has trained; evaluations that run count too.
 
@@ -237,7 +258,13 @@ class Coordinator(Configurable, TaskControl):
         return self._is_closed or self.failure is not None or self.system_shutdown_flag
 
     def must_end(self, state: TaskState) -> bool:
-        return self._is_halted if state.is_evaluation else self.is_ending
+        if state.is_evaluation:
+            return self._is_halted
+        return self.is_ending or self.clock() >= self._collectors_end_at
+
+    @property
+    def _is_collecting_over(self) -> bool:
+        return self._last_env_step is not None and self._state.env_steps >= self._last_env_step
 
     @property
     def _is_halted(self) -> bool:
@@ -364,13 +391,12 @@ class Coordinator(Configurable, TaskControl):
                 self.condition.notify_all()
 
     def _expire_orphans(self) -> None:
-        """Give the tasks of workers that do not come back to others."""
-        with self.condition:
-            if self.clock() < self._orphans_until and not self.is_ending:
-                return
-            for state in self._state.orphans:
-                self._take_back(state)
-                self._state.expire_orphan(state)
+        """Give the tasks of workers that do not come back to others; the condition is held."""
+        if self.clock() < self._orphans_until and not self.is_ending:
+            return
+        for state in self._state.orphans:
+            self._take_back(state)
+            self._state.expire_orphan(state)
 
     def notify(self) -> None:
         """Make every waiter look again."""
@@ -453,8 +479,9 @@ class Coordinator(Configurable, TaskControl):
         return self._state.outage.text
 
     def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
-        with self.condition:
-            self._state.outage.note(state.task_id, held_up_by)
+        if held_up_by or self.held_up_by:
+            with self.condition:
+                self._state.outage.note(state.task_id, held_up_by)
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         data_id = str(meta["data_id"])
@@ -489,16 +516,16 @@ class Coordinator(Configurable, TaskControl):
         return True
 
     def wants_end_of(self, state: TaskState) -> bool:
-        with self.condition:
-            return self._state.commander.wants_end_of(state.task_id)
+        if self._is_collecting_over and not state.is_evaluation:
+            return True
+        return self._state.commander.wants_end_of(state.task_id)
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
-        with self.condition:
-            setting = self._state.commander.get_collect_setting(state.task_id)
-            if setting is None or setting == state.collect_setting:
-                return {}
-            state.collect_setting = setting
-            return {"collect_setting": setting}
+        setting = self._state.commander.get_collect_setting(state.task_id)
+        if setting is None or setting == state.collect_setting:
+            return {}
+        state.collect_setting = setting
+        return {"collect_setting": setting}
 
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
         with self.condition:
@@ -510,8 +537,8 @@ class Coordinator(Configurable, TaskControl):
                 self.condition.notify_all()
             before = state.env_steps
             is_done = self._state.progress(state, report)
-            if state.env_steps > before:
-                self._note(Progressed(state.task_id, state.env_steps, self.elapsed_s))
+            if state.env_steps > before and self._keeper is not None:
+                self._keeper.note(Progressed(state.task_id, state.env_steps, self.elapsed_s))
             return is_done
 
     def _may_push(self, experience: Experience, state: TaskState, meta: Mapping[str, Any]) -> bool:
@@ -709,22 +736,27 @@ class Coordinator(Configurable, TaskControl):
         self._check_owner()
         self._sweep_orphans()
         self._keep_journal()
-        self._expire_orphans()
-        for role in self.roles:
-            with self.condition:
-                if self.is_ending:
-                    break
-                self._state.produce(role)
-                state = self._state.assign(role)
-            self._start(state)
+        given: list[TaskState | None] = []
         with self.condition:
-            if not self._owed_evaluations:
-                return
-            state, waits = self._state.assign_last_evaluation()
-            if not waits:
-                self._owed_evaluations = 0 if state is None else self._owed_evaluations - 1
-            self.condition.notify_all()
-        self._start(state)
+            self._expire_orphans()
+            is_over = self._is_collecting_over
+            if not is_over:
+                self._collectors_end_at = math.inf
+            elif self._collectors_end_at == math.inf:
+                self._collectors_end_at = self.clock() + self.cfg.answer_timeout_s
+            for role in () if self.is_ending else self.roles:
+                if is_over and role == "collector":
+                    continue
+                self._state.produce(role)
+                given.append(self._state.assign(role))
+            if self._owed_evaluations:
+                last, waits = self._state.assign_last_evaluation()
+                if not waits:
+                    self._owed_evaluations = 0 if last is None else self._owed_evaluations - 1
+                given.append(last)
+                self.condition.notify_all()
+        for state in given:
+            self._start(state)
 
     def _start(self, state: TaskState | None, goes_on: bool = False) -> None:
         if state is not None:
@@ -819,6 +851,18 @@ class Coordinator(Configurable, TaskControl):
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         self._jobs = [job for job in self._jobs if not job.done]
         self._jobs.append(self.scheduler.spawn(function, name))
+
+
+def _is_paced(cfg: Mapping[str, Any]) -> bool:
+    """Whether the buffer says when the learner has made as many updates as serial mode makes.
+
+    That of a replay server paces what all its clients do together.
+    """
+    policy, replay = cfg["policy"], cfg["system"].get("replay") or {}
+    if replay.get("type") == "server":
+        return False
+    limiter = policy["other"]["replay_buffer"].get("limiter") or {}
+    return bool(policy.get("on_policy") or limiter.get("samples_ahead") == 0)
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

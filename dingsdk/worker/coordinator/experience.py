@@ -551,15 +551,14 @@ class Experience:
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
         """Sample a batch without lost payloads: their rows are drawn again, a few times."""
-        lost = np.fromiter(self._lost, dtype=np.int64)
         kept: SampleBatch | None = None
         for _ in range(1 + REDRAWS):
             sample = self.buffer.sample(batch_size, cur_learner_iter=train_iter)
             if sample is None:
                 return None
             sample = _located(sample, self.columns)
-            if len(lost):
-                is_lost = np.isin(sample.columns["payload"], lost)
+            if self._lost:
+                is_lost = np.isin(sample.columns["payload"], list(self._lost))
                 good = np.flatnonzero(~is_lost.reshape(len(sample), -1).any(axis=1))
                 sample = sample.take(good)
             kept = sample if kept is None else SampleBatch.concat([kept, sample])

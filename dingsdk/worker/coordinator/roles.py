@@ -33,8 +33,8 @@ REFUSED_PAUSE_S = 0.05
 class TaskControl(Protocol):
     """What the driver of a task may ask of the coordinator.
 
-    Each driver runs on a job of its own and calls these without the condition held, but for
-    ``experience_of``.
+    Each driver runs on a job of its own and calls these without the condition held, but for those
+    that say otherwise.
     """
 
     condition: Condition
@@ -88,10 +88,16 @@ class TaskControl(Protocol):
         """Note that a collector steps its envs; the first one starts the clock of the run."""
 
     def wants_end_of(self, state: TaskState) -> bool:
-        """Return whether the commander wants a collector task to end before its last episode."""
+        """Return whether a collector task is to end now, before its last episode.
+
+        Call with the condition held.
+        """
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
-        """Return ``collect_setting`` as the commander wants it now; nothing where it is to stay."""
+        """Return ``collect_setting`` as the commander wants it now; nothing where it is to stay.
+
+        Call with the condition held.
+        """
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
         """Acknowledge a payload; False where the buffer's limiter has no room for it now.
@@ -369,9 +375,10 @@ class CollectorRole(Role):
         while answers_left and not control.must_end(state):
             demand: dict[str, Any] = {"name": "collector_data_task"}
             demand["is_held_up"] = bool(control.held_up_by)
-            if control.wants_end_of(state):
-                demand["ends_now"] = True
-            demand |= _admit(control, state) | control.new_collect_setting(state)
+            with control.condition:
+                if control.wants_end_of(state):
+                    demand["ends_now"] = True
+                demand |= _admit(control, state) | control.new_collect_setting(state)
             answer = control.ask(state, demand)
             control.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports = answer["reports"]
@@ -432,7 +439,10 @@ def _comm_section(role: Role) -> dict[str, Any]:
 
 
 def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
-    """Return how far a collector of an on-policy learner may go; waits while it may not at all."""
+    """Return how far a collector of an on-policy learner may go; waits while it may not at all.
+
+    The condition is held.
+    """
     found: dict[str, int] = {}
 
     def can_go_on() -> bool:
@@ -443,8 +453,7 @@ def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
         return experience.admission.has_outstanding(state.task_id)
 
     if not state.is_evaluation:
-        with control.condition:
-            control.condition.wait_for(can_go_on, WAIT_S)
+        control.condition.wait_for(can_go_on, WAIT_S)
     return found
 
 
@@ -477,13 +486,13 @@ def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, An
 
 
 @contextmanager
-def _waiting(state: TaskState, what: str) -> Iterator[None]:
+def _waiting(state: TaskState, what: str, wanted: int = 0) -> Iterator[None]:
     """Note what a driver waits for, for the warning that a run makes no progress."""
-    state.waits_for = what
+    state.waits_for, state.wanted = what, wanted
     try:
         yield
     finally:
-        state.waits_for = ""
+        state.waits_for, state.wanted = "", 0
 
 
 def _wait_for_data(
@@ -496,7 +505,7 @@ def _wait_for_data(
         experience = control.experience_of(state)
         return control.is_ending or experience is None or experience.can_sample(batch_size)
 
-    with _waiting(state, f"a batch of {batch_size} samples"):
+    with _waiting(state, f"a batch of {batch_size} samples", batch_size):
         while True:
             with control.condition:
                 control.condition.wait_for(can_go_on, WAIT_S)

@@ -274,6 +274,18 @@ class SchedulerState:
         state = TaskState(task["task_id"], "collector", task, self._clock())
         return self._give(state, worker), False
 
+    def is_trained_out(self) -> bool:
+        """Whether no task brings samples, and no learner has a batch left to train on."""
+        return not self._queues["learner"] and not any(
+            state.kind == "collector" or (state.role == "learner" and self._can_train(state))
+            for state in (*self.running.values(), *self.orphans)
+        )
+
+    def _can_train(self, state: TaskState) -> bool:
+        """Whether a learner trains, or is about to."""
+        experience = self.experiences.get(state.buffer_id)
+        return not state.wanted or experience is None or experience.can_sample(state.wanted)
+
     def _withdraw(self, state: TaskState) -> None:
         """Report a queued task to the commander as failed."""
         self._queues[state.role].remove(state)

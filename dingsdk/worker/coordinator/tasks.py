@@ -26,6 +26,7 @@ class TaskState:
         began_at: When this attempt had built what it needs, monotonic seconds; infinite before.
         progress: Env steps of this attempt, or train iterations of a learner.
         waits_for: What its driver waits for, other than an answer of its worker; empty for nothing.
+        wanted: Samples in the batch that the driver of a learner waits for; 0 while it does not.
         mark: Progress that earlier attempts reached.
         env_steps: Env steps reported by this attempt (collector tasks).
         lost_env_steps: Env steps of the attempts before, whose workers were lost.
@@ -42,6 +43,7 @@ class TaskState:
     began_at: float = math.inf
     progress: int = 0
     waits_for: str = ""
+    wanted: int = 0
     mark: int = 0
     env_steps: int = 0
     lost_env_steps: int = 0

@@ -132,7 +132,7 @@ class SamplesPerInsertLimiter(Limiter):
     samples_per_insert``, which is what is owed when sampling begins:
 
     * a sample of ``n`` rows is admitted if the size is at least ``min_size`` and ``owed``
-      is at least ``start - error_buffer`` after it;
+      is at least ``start - samples_ahead`` after it;
     * a push of ``n`` rows is admitted if the size is below ``min_size``, or ``owed`` is at most
       ``start + error_buffer`` after it.
 
@@ -154,12 +154,16 @@ class SamplesPerInsertLimiter(Limiter):
                 ``(push rows * samples_per_insert + batch size) / 2``, as pushes and samples could
                 block each other with less; None takes this least value for the largest sizes
                 used so far.
+            samples_ahead: Samples by which sampling may be ahead of the ratio; None takes
+                ``error_buffer``. The two together are at least ``push rows * samples_per_insert +
+                batch size``.
         """
 
         type: str = "samples_per_insert"
         samples_per_insert: Finite = 1.0
         min_size: Count = 1
         error_buffer: Finite | None = None
+        samples_ahead: NotNegative | None = None
 
     counts: ClassVar[Mapping[str, type[int | float]]] = {
         **Limiter.counts,
@@ -173,6 +177,7 @@ class SamplesPerInsertLimiter(Limiter):
         self._ratio: float = section.samples_per_insert
         self.min_size = section.min_size
         self._error_buffer: float | None = section.error_buffer
+        self._samples_ahead: float | None = section.samples_ahead
         self.largest_push = self.largest_batch = 0
 
     def can_insert(self, n: int) -> bool:
@@ -187,7 +192,8 @@ class SamplesPerInsertLimiter(Limiter):
         if self.size < self.min_size:
             return False
         owed = self.inserts * self._ratio - self.samples - n
-        return owed >= self.min_size * self._ratio - self._slack()
+        ahead = self._slack() if self._samples_ahead is None else self._samples_ahead
+        return owed >= self.min_size * self._ratio - ahead
 
     def _slack(self) -> float:
         if self._error_buffer is not None:

@@ -21,6 +21,7 @@ from dingsdk.errors import (
     TaskTimeoutError,
     WorkerLostError,
 )
+from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
@@ -68,6 +69,9 @@ class Commander:
 
     def get_last_eval_task(self) -> None:
         return None
+
+    def wants_end_of(self, task_id: str) -> bool:
+        return False
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.calls.append(("learned", info["learner_step"]))
@@ -440,6 +444,14 @@ def test_run_that_stands_still_says_so_until_it_ends(
     assert "nothing has happened" not in caplog.text
 
 
+def test_run_goes_on_when_the_worker_that_waited_has_room_again(site: Site) -> None:
+    site.coordinator.deal_with_storage(site.task(), "the disk is full")
+    site.coordinator.deal_with_storage(site.task(), "")
+    assert site.coordinator.held_up_by == ""
+    site.pass_time(site.coordinator.cfg.storage_timeout_s + 2.0, 1.0)
+    assert site.coordinator.failure is None
+
+
 def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
     def fail() -> None:
         raise KeyError("what")
@@ -457,6 +469,73 @@ def test_end_without_an_evaluation_to_make_does_not_wait(site: Site) -> None:
     site.coordinator._on_join(WorkerInfo("c0", "collector"))
     site.coordinator._dispatch_once()
     assert site.coordinator.finish_evaluations(0.0)
+
+
+def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: Site) -> None:
+    ratio = {"type": "samples_per_insert", "samples_per_insert": 1, "min_size": 4}
+    limiter = {**ratio, "error_buffer": 100, "samples_ahead": 0}
+    coordinator, collector, learner = site.coordinator, site.task(), site.task("learner")
+    evaluator, collector.env_steps = site.task(is_evaluation=True), 49
+    coordinator._last_env_step = 50
+    learner.task["replay_buffer_cfg"]["limiter"] = limiter  # type: ignore[index]
+    coordinator.open_experience(learner)
+    coordinator._state.running = {"c": collector, "l": learner}
+    asked: list[str] = []
+    site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
+    site.commander.get_learner_task = lambda: asked.append("learner")  # type: ignore[assignment, func-returns-value]
+    coordinator._on_join(WorkerInfo("c0", "collector"))
+    coordinator._on_join(WorkerInfo("l0", "learner"))
+    coordinator._dispatch_once()
+    assert (asked, coordinator.wants_end_of(collector)) == (["learner", "collector"], False)
+    collector.env_steps = 50
+    coordinator._dispatch_once()
+    assert asked == ["learner", "collector", "learner"]
+    assert not coordinator.train_out(0.0)
+    assert coordinator.wants_end_of(collector)
+    assert not coordinator.must_end(collector)
+    site.now += coordinator.cfg.answer_timeout_s  # it did not end by itself
+    assert coordinator.must_end(collector)
+    assert not coordinator.must_end(evaluator)
+    collector.env_steps = 49  # a worker was lost, and what it had collected
+    coordinator._dispatch_once()
+    assert not coordinator.must_end(collector)
+    collector.env_steps, learner.wanted = 50, 2
+    assert not coordinator.train_out(0.0)  # the collector may bring a batch yet
+    learner.wanted = 0
+
+    site.send("p", rows=8)
+    del coordinator._state.running["c"]
+    coordinator._state._ended_env_steps = 50
+    assert not coordinator.train_out(0.0)  # the learner is at work
+    learner.wanted = 2
+    for _ in range(2):  # 8 rows, of which the first 4 were needed to begin
+        assert not coordinator.train_out(0.0)
+        demand = {"batch_size": 2, "cur_learner_iter": 0}
+        assert coordinator.deal_with_learner_get_data(learner, demand) is not None
+    assert coordinator.deal_with_learner_get_data(learner, demand) is None
+    assert coordinator.train_out(0.0)
+    coordinator._state._queues["learner"].append(learner)  # lost, and to be tried again
+    assert not coordinator.train_out(0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "waits"),
+    [
+        ("cartpole-dqn", (), True),
+        ("cartpole-ppo", (), True),
+        ("cartpole-dqn", ("system.replay.type=server",), False),
+        ("cartpole-dqn", ("policy.other.replay_buffer.limiter.type=push_sample_rate",), False),
+    ],
+)
+def test_run_waits_for_updates_where_the_buffer_says_how_many_are_left(
+    tmp_path: Path, name: str, sets: tuple[str, ...], waits: bool
+) -> None:
+    sets = (*sets, "system.max_env_steps=70", "system.transport.concurrency=threads")
+    cfg = worker_config(compile_run(name, "parallel", "in_memory", sets, 0), tmp_path)
+    transport = default_manager().create("transports", cfg.system.transport, tmp_path)
+    coordinator = Coordinator(cfg, transport)
+    assert coordinator._last_env_step == (70 if waits else None)
+    transport.close()
 
 
 def test_last_evaluation_whose_worker_is_lost_is_made_anew(site: Site) -> None:

@@ -201,6 +201,9 @@ def test_rows_are_leased_as_often_as_they_are_trained_on() -> None:
     assert leased is not None
     assert [len(batch["row"]) for batch in leased["batches"]] == [5, 5, 5]
 
+    assert experience.settle(learner(), {"learner_step": 3, "lost_payloads": []})
+    assert experience.trained_rows == experience.counts().trained == 3 * 5
+
 
 def test_learner_that_went_back_to_a_checkpoint_goes_on_from_its_version() -> None:
     admission = Admission(4, 1)

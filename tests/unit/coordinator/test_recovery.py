@@ -395,6 +395,7 @@ def test_state_of_another_run_is_refused(tmp_path: Path, transport: Any) -> None
     life = Life(tmp_path / "a", transport, "naive")
     life.join("l0", "learner")
     life.give("learner")
+    life.coordinator.note_evaluation({"mean": 9.0})
     state = life.coordinator.state_dict()
     with pytest.raises(CheckpointCorruptError):
         Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict(
@@ -403,6 +404,7 @@ def test_state_of_another_run_is_refused(tmp_path: Path, transport: Any) -> None
     other = Life(tmp_path / "c", transport, "naive").coordinator
     other.load_state_dict(state)
     assert same(state["experiences"], other.state_dict()["experiences"])
+    assert other.evaluations == [{"mean": 9.0}]
     assert same(
         {"tasks": state["scheduler"]["running"]},
         {"tasks": other.state_dict()["scheduler"]["running"]},

@@ -18,6 +18,7 @@ from tensorboardX.proto.event_pb2 import Event
 from dingsdk.errors import DingError, TaskFailedError, WorkerCrashedError
 from dingsdk.pipeline.parallel import (
     _finish_evaluations,
+    _train_out,
     _with_trace,
     worker_config,
     write_collected,
@@ -176,6 +177,18 @@ def test_last_evaluations_have_a_second_for_each_player(
     assert "cut off" in caplog.text
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_last_updates_are_waited_for_until_the_run_is_interrupted(is_stopped: bool) -> None:
+    context: Any = SimpleNamespace(stop=threading.Event())
+    if is_stopped:
+        context.stop.set()
+    answers, polls = iter([False, False, True]), list[int]()
+    coordinator: Any = SimpleNamespace(train_out=lambda timeout_s: next(answers))
+    workers: Any = SimpleNamespace(poll=lambda: polls.append(1))
+    reason = _train_out(context, coordinator, workers)
+    assert (reason, len(polls)) == (("interrupted", 0) if is_stopped else ("limit", 2))
+
+
 @pytest.mark.parametrize(
     ("sets", "slack_rows"),
     [
@@ -191,3 +204,4 @@ def test_collectors_are_held_back_by_about_two_collects(
     cfg = compile_run("cartpole-dqn", "parallel", None, sets, 0)
     limiter = worker_config(cfg, tmp_path).policy.other.replay_buffer.limiter
     assert limiter.error_buffer / limiter.samples_per_insert == pytest.approx(slack_rows)
+    assert limiter.samples_ahead == 0

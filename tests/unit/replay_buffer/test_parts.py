@@ -103,6 +103,21 @@ def test_samples_per_insert_is_kept_and_nobody_blocks_for_ever(
     assert limiter.samples > 1000
 
 
+@pytest.mark.parametrize(("ahead", "most"), [(0, 10), (4, 12), (None, 20)])
+def test_sampling_is_ahead_of_the_ratio_as_far_as_allowed(ahead: float | None, most: int) -> None:
+    cfg = {"samples_per_insert": 2, "min_size": 10, "error_buffer": 20, "samples_ahead": ahead}
+    limiter = SamplesPerInsertLimiter(cfg)
+    for _ in range(10):
+        assert limiter.can_insert(2)
+        limiter.on_insert(2)
+    assert not limiter.can_insert(2)  # 44 would be owed, 20 are at the start, and 20 more may be
+    count = 0
+    while limiter.can_sample(2):
+        limiter.on_sample(2)
+        count += 1
+    assert count == most  # (40 - 20 + ahead) / 2
+
+
 def test_slack_of_the_largest_sizes_is_restored_or_refused() -> None:
     limiter, other = (SamplesPerInsertLimiter({"samples_per_insert": 1.0}) for _ in range(2))
     limiter.can_insert(30)

@@ -1,0 +1,60 @@
+"""A run that has used up its env steps has made as many updates in either mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dingsdk import train
+
+SETS = (
+    "system.max_env_steps=600",
+    "env.stop_value=1000",
+    "env.collector_env_num=4",
+    "env.evaluator_env_num=2",
+    "env.n_evaluator_episode=2",
+)
+DQN = (
+    "policy.nstep=1",
+    "policy.collect.n_sample=4",
+    "policy.learn.batch_size=16",
+    "policy.learn.update_per_collect=3",
+)
+PPO = (
+    "policy.collect.n_sample=64",
+    "policy.learn.batch_size=32",
+    "policy.learn.epoch_per_collect=2",
+)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("config", "sets", "updates", "per_collect"),
+    [
+        # From the collect on that fills a batch.
+        ("cartpole-dqn", DQN, lambda rows: 3 * (rows - 16) / 4, 3),
+        # 2 passes over a collect in 2 minibatches; a collect of parallel mode may be larger.
+        ("cartpole-ppo", PPO, lambda rows: 4 * (rows // 64), 4),
+    ],
+)
+def test_updates_follow_from_the_samples_in_both_modes(
+    tmp_path: Path,
+    config: str,
+    sets: tuple[str, ...],
+    updates: Callable[[int], float],
+    per_collect: int,
+    mode: str,
+) -> None:
+    result = train(config, mode, sets=[*SETS, *sets], seed=1, output=tmp_path)
+    assert result.reason == "limit"
+    assert result.env_steps >= 600
+    assert abs(result.train_iter - updates(result.samples.acknowledged)) <= per_collect
+
+
+def test_sampling_by_a_limiter_of_its_own_is_not_waited_for(tmp_path: Path) -> None:
+    # A buffer that always has a batch would be trained on for ever.
+    own = "policy.other.replay_buffer.limiter.type=push_sample_rate"
+    result = train("cartpole-dqn", "parallel", sets=[*SETS, *DQN, own], seed=1, output=tmp_path)
+    assert result.reason == "limit"
