@@ -47,9 +47,11 @@ class SampleCollector(ISerialCollector):
         """Build the rollout, now that env and policy are both there."""
         if self._rollout is None:
             env_num, _ = self.env.env_num, self.policy
-            self._rollout, self._writers = self._build(
-                traj_len_of(self._policy_cfg, self._default_n_sample, self._unroll_len, env_num)
-            )
+            n_sample, unroll_len = self._default_n_sample, self._unroll_len
+            traj_len = traj_len_of(self._policy_cfg, n_sample, unroll_len, env_num)
+            # Samples of several transitions each cannot be counted before they are made.
+            self._truncates = self._on_policy and traj_len is not None and unroll_len == 1
+            self._rollout, self._writers = self._build(traj_len)
             self._stocks = [[] for _ in self._writers]
 
     def _start(self, n_sample: int | None, train_iter: int) -> int:
@@ -249,8 +251,6 @@ class SampleSerialCollector(SampleCollector):
         rollout, writer = create_collecting_rollout(
             self.env, self.policy, traj_len, self._cfg.transform_obs, self._cfg.deepcopy_obs
         )
-        # Samples of several transitions each cannot be counted before they are made.
-        self._truncates = self._on_policy and traj_len is not None and self._unroll_len == 1
         self._random_actions = RandomActions(self.env.action_space, self._cfg.seed)
         return rollout, [writer]
 

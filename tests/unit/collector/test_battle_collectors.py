@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.policy.ppo import PPOPolicy
 from dingsdk.worker import create_serial_collector
 
 from .duel import DuelEnvs, Fighter
@@ -153,6 +155,81 @@ def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
         collector.collect(1, train_iter=train_iter)
 
     assert collector.dropped_sample_count == dropped
+
+
+@pytest.mark.parametrize("transform", [False, True])
+def test_players_see_floats_of_what_is_recorded_as_it_is(make_battle, transform) -> None:
+    class ByteEnvs(DuelEnvs):
+        def _obs(self, env_id: int) -> list[Any]:
+            return [each.astype(np.uint8) for each in super()._obs(env_id)]
+
+    seen: list[Any] = []
+
+    def forward(obs: dict[int, Any]) -> dict[int, Any]:
+        seen.extend(obs.values())
+        return {env_id: {"action": np.int64(0)} for env_id in obs}
+
+    modes = [Fighter(number, n_sample=4).mode()._replace(forward=forward) for number in range(2)]
+    collector = make_battle("sample_1v1", ByteEnvs(((4,),)), modes, transform_obs=transform)
+
+    (samples, _), _ = collector.collect()
+
+    given = (torch.Tensor, torch.float32) if transform else (np.ndarray, np.uint8)
+    assert {(type(obs), getattr(obs.dtype, "type", obs.dtype)) for obs in seen} == {given}
+    assert [obs.tolist() for obs in seen[:2]] == [[0, 0, 0, 0], [0, 1, 0, 0]]
+    assert {sample["obs"].dtype for sample in samples} == {torch.uint8}
+
+
+def test_on_policy_collect_of_players_cuts_where_there_is_enough(make_battle) -> None:
+    envs = DuelEnvs(((3,), (9,)))
+    policies = [
+        PPOPolicy(
+            {
+                "on_policy": True,
+                "discount_factor": 0.9,
+                "gae_lambda": 0.8,
+                "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [8]},
+                "collect": {"n_sample": 8},
+            },
+            enable_field=["collect"],
+            seed=seed,
+        )
+        for seed in (1, 2)
+    ]
+    modes = [each.collect_mode for each in policies]
+    collector = make_battle("sample_1v1", envs, modes, transform_obs=True)
+
+    data, _ = collector.collect(train_iter=0)
+    dropped = collector.dropped_sample_count
+    collector.collect(train_iter=1)
+
+    assert collector.envstep == 16
+    assert dropped == collector.dropped_sample_count == 0
+    for player, (samples, policy) in enumerate(zip(data, policies, strict=True)):
+        reward = 1.0 - player
+
+        def value(env: int, episode: int, time: int, of: Any = policy, me: int = player) -> float:
+            seen = torch.tensor([[env, me, episode, time]], dtype=torch.float32)
+            return of._network(seen)[1].item()
+
+        # Env 0 ends at 3, and the piece of its second episode is cut short; env 1's piece is full.
+        pieces = [
+            ([(0, 0, 0), (0, 0, 1), (0, 0, 2)], 0.0),
+            ([(1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 0, 3)], value(1, 0, 4)),
+            ([(0, 1, 0)], value(0, 1, 1)),
+        ]
+        expected = {}
+        for states, after in pieces:
+            advantage, following = 0.0, after
+            for state in reversed(states):
+                here = value(*state)
+                advantage = reward + 0.9 * following - here + 0.9 * 0.8 * advantage
+                expected[state], following = advantage, here
+        found = {
+            (row[0], row[2], row[3]): float(sample["advantage"])
+            for row, sample in zip(_rows(samples), samples, strict=True)
+        }
+        assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_who_only_acts_gets_no_data(make_battle) -> None:

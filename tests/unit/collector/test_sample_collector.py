@@ -248,6 +248,24 @@ def test_an_on_policy_collect_cuts_where_there_is_enough(make_policy, make_colle
     assert collector.dropped_sample_count == 0
 
 
+@pytest.mark.parametrize(
+    ("cfg", "steps"),
+    [
+        ({"traj_len_inf": True}, 18),  # three episodes of env 0 and one of env 1 end together
+        ({"collect": {"n_sample": 8, "unroll_len": 2}}, 12),  # 3 rows at 3, 4 at 4, 3 at 6
+    ],
+    ids=["whole-episodes", "samples-of-several-steps"],
+)
+def test_an_on_policy_collect_cuts_no_episode_where_policies_need_more_of_it(
+    make_policy, make_collector, form, cfg, steps
+) -> None:
+    policy = make_policy(8, form, on_policy=True, **cfg)
+    collector, counters = make_collector(policy, ((3,), (9,)))
+
+    assert len(collector.collect(train_iter=0, policy_kwargs=GREEDY)) == 8
+    assert counters.steps == steps
+
+
 def test_an_on_policy_surplus_is_dropped_when_the_policy_changes(
     make_policy, make_collector, form
 ) -> None:
