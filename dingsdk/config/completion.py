@@ -190,7 +190,8 @@ class _Walk:
         type_key = given.get("type", default.get("type"))
         if self._find is None:
             below = default if type_key == default.get("type") else {}
-            return deep_merge_dicts(below, {**given, "type": type_key})
+            same = {k: v for k, v in below.items() if not _is_of_another_type(given.get(k), v)}
+            return deep_merge_dicts(same, {**given, "type": type_key})
         names = given.get("import_names", default.get("import_names")) or ()
         cls = self._find(part.kind, type_key, names, path)
         section = config_type(cls, part.base)
@@ -203,6 +204,13 @@ class _Walk:
         if check is not None:
             check(full, path)
         return full
+
+
+def _is_of_another_type(given: Any, default: Any) -> bool:
+    """Whether a part inside a part was given with another type than that of the default."""
+    if not (isinstance(given, Mapping) and isinstance(default, Mapping)):
+        return False
+    return bool(given.get("type", default.get("type")) != default.get("type"))
 
 
 def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:

@@ -308,7 +308,6 @@ def test_rows_that_are_no_sequences_are_refused() -> None:
     [
         ({"sequence_length": 5}, "sequence_length is 5, but learn.sequence_length is 4"),
         ({"sampler": {"type": "sequence", "burn_in": 1}}, "sampler.burn_in is 1, but .* is 3"),
-        ({"sampler": None}, "sampler.burn_in is 0, but learn.burn_in is 3"),
     ],
 )
 def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
@@ -317,6 +316,23 @@ def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
 
     with pytest.raises(ConfigError, match=key):
         make(other={"replay_buffer": {"type": "sequence", **fitting, **buffer}})
+
+
+@pytest.mark.parametrize(
+    ("sampler", "wrote"),
+    [({"type": "uniform"}, "sampler.type is 'uniform'"), (None, "sampler is null")],
+)
+def test_sampler_without_a_burn_in_is_refused_by_what_the_user_wrote(sampler, wrote) -> None:
+    write = r"write sampler: \{type: sequence, burn_in: 3, pad: true\}"
+    with pytest.raises(ConfigError, match=f"other.replay_buffer.{wrote}, .*; {write}"):
+        make(
+            other={"replay_buffer": {"type": "sequence", "sequence_length": 4, "sampler": sampler}}
+        )
+
+
+def test_sampler_without_a_burn_in_will_do_where_there_is_none() -> None:
+    buffer = {"type": "sequence", "sequence_length": 4, "sampler": {"type": "of_a_plugin"}}
+    make(burn_in=0, other={"replay_buffer": buffer})
 
 
 def test_gradients_of_halves_average_to_that_of_the_whole_batch() -> None:
