@@ -58,9 +58,10 @@ def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[
     unacknowledged = samples["collected"] - acknowledged
     waiting = f", {unacknowledged:,} not" if unacknowledged else ""
     workers = workers_in_words(found["workers"])
+    elapsed = f"{found['elapsed_s']:.1f} s" if found["elapsed_s"] else "-"  # no env step yet
     lines = [
         ("run", _state(found, age_s, is_gone)),
-        ("elapsed", f"{found['elapsed_s']:.1f} s, {found['mode']}, {workers}"),
+        ("elapsed", f"{elapsed}, {found['mode']}, {workers}"),
         ("env steps", f"{found['env_steps']:,}"),
         ("iterations", f"{found['train_iter']:,}"),
         ("return", f"{_number(found['last_return'])} (best {_number(found['best_return'])})"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -89,6 +90,7 @@ class ConsoleProgress:
         console: A ``rich.console.Console``; whether it is a terminal decides the form.
         goal: The return that ends the run.
         status, columns: Give the newest snapshot, and what plugins show, in that thread.
+        clock: Of the time before the first env step, where that of the run stands at 0.
     """
 
     def __init__(
@@ -97,11 +99,14 @@ class ConsoleProgress:
         status: Callable[[], RunStatus],
         goal: float,
         columns: Callable[[], Mapping[str, Any]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
         self._status = status
         self._goal = goal
         self._columns = columns
+        self._clock = clock
+        self._began_at = clock()
         self._rates = RunRates()
         self._returns: deque[float] = deque(maxlen=SPARKS)
         self._done = threading.Event()
@@ -136,7 +141,8 @@ class ConsoleProgress:
             self._returns.append(evaluation.mean)
         of = "" if evaluation.player is None else f" of {evaluation.player}"
         self._console.print(
-            f"[{evaluation.elapsed_s:6.1f} s] evaluation{of}: mean return {evaluation.mean:.1f} "
+            f"[{self._time(evaluation.elapsed_s)}] evaluation{of}: "
+            f"mean return {evaluation.mean:.1f} "
             f"({evaluation.min:.0f} to {evaluation.max:.0f}, {evaluation.episodes} episodes) "
             f"after {evaluation.env_steps:,} env steps, iteration {evaluation.train_iter:,}",
             highlight=False,
@@ -171,8 +177,14 @@ class ConsoleProgress:
             f"{_duration(left)} left" if left is not None else "",
             *(f"{name} {_value(value)}" for name, value in self._columns().items()),
         ]
-        line = f"[{status.elapsed_s:6.1f} s] " + ", ".join(part for part in parts if part)
+        line = f"[{self._time(status.elapsed_s)}] " + ", ".join(part for part in parts if part)
         return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
+
+    def _time(self, elapsed_s: float) -> str:
+        """Return the time since the first env step; before it, since the run began to start."""
+        if elapsed_s > 0:
+            return f"{elapsed_s:6.1f} s"
+        return f"starting, {self._clock() - self._began_at:.1f} s"
 
     def _render(self) -> Any:
         from rich.console import Group
@@ -181,7 +193,7 @@ class ConsoleProgress:
 
         status = self._status()
         steps_per_s, updates_per_s, left = self._rates.of(status)
-        best = f"best {_number(status.best_return)}"
+        best, elapsed = f"best {_number(status.best_return)}", self._time(status.elapsed_s)
         shown = f"{_number(status.last_return)} ({best}) {sparkline(self._returns)}".rstrip()
         cells = [
             ("env steps", f"{status.env_steps:,}"),
@@ -194,7 +206,7 @@ class ConsoleProgress:
             ("exploration", _exploration(status) or "-"),
             ("buffer", f"{status.buffer_fill:,}/{status.buffer_capacity:,}"),
             ("policy", f"v{status.train_iter}{_lag(status)}"),
-            ("elapsed", f"{status.elapsed_s:.1f} s, {workers_in_words(status.workers)}"),
+            ("elapsed", f"{elapsed.lstrip()}, {workers_in_words(status.workers)}"),
             ("left", "-" if left is None else _duration(left)),
             *((name, _value(value)) for name, value in self._columns().items()),
         ]

@@ -278,12 +278,13 @@ def _warn_of_short_pieces(cfg: Any) -> None:
 
     env_num = cfg.env.collector_env_num
     traj_len = traj_len_of(policy, collect.n_sample, collect.unroll_len, env_num)
-    if traj_len is not None and traj_len < (policy.nstep or 1):
+    nstep = policy.nstep or 1  # a plugin's policy may leave it to another library
+    if traj_len is not None and traj_len < nstep:
         _log.warning(
-            "policy.nstep is %d, but no sample spans more than %d steps: trajectories are cut "
-            "after policy.collect.n_sample %d / env.collector_env_num %d; for more raise n_sample "
-            "or use fewer envs",
-            policy.nstep,
+            "policy.nstep is %d, but the longest sample spans %d: trajectories are cut after "
+            "policy.collect.n_sample %d / env.collector_env_num %d; for more raise n_sample or use "
+            "fewer envs",
+            nstep,
             traj_len,
             collect.n_sample,
             env_num,

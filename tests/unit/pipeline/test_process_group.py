@@ -10,9 +10,10 @@ import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.data.spawn import UNGUARDED
-from dingsdk.errors import WorkerCrashedError
-from dingsdk.pipeline.process_group import ProcessWorkers
+from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.pipeline.process_group import ProcessWorkers, WorkerProcess
 from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec
+from dingsdk.plugins import Snapshot
 
 
 class Process:
@@ -329,3 +330,36 @@ def test_processes_that_were_started_before_the_coordinator_are_told_its_address
     assert site.newest("learner-0").calls == ["http://here"]
     assert site.count("collector-0") == 2
     assert site.newest("collector-0").spec.address == "http://here"
+
+
+class Refusing:
+    """Raises an error where it is pickled."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+def spec_of(run_dir: Path, value: Any) -> WorkerSpec:
+    return WorkerSpec(
+        "collector", "c0", {"env": value}, "", run_dir, run_dir / "crash", Snapshot((), ())
+    )
+
+
+@pytest.mark.parametrize("value", [lambda: 0, Refusing(TypeError("no")), Refusing(ValueError())])
+def test_config_that_is_no_plain_data_is_refused_as_the_user_s(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be handed to a worker process") as caught:
+        WorkerProcess(spec_of(tmp_path, value))
+    assert caught.value.path == "config"
+    assert caught.value.__cause__ is not None
+
+
+def test_process_that_the_system_has_no_room_for_is_no_mistake_of_the_config(
+    tmp_path: Path,
+) -> None:
+    full = OSError(24, "Too many open files")
+    with pytest.raises(OSError, match="Too many open files") as caught:
+        WorkerProcess(spec_of(tmp_path, Refusing(full)))
+    assert caught.value is full

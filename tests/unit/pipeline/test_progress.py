@@ -50,6 +50,10 @@ def shown(status: RunStatus, *, is_terminal: bool, returns: tuple[float, ...] = 
     with ConsoleProgress(console, lambda: status, 500.0, lambda: columns) as progress:
         for mean in returns:
             progress.on_evaluation(Evaluation(1.0, 10, 1, mean, mean, mean, 1))
+    return without_codes(out)
+
+
+def without_codes(out: io.StringIO) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
 
 
@@ -102,6 +106,22 @@ def test_evaluation_is_one_line_that_names_its_player_and_only_the_first_ones_ar
         "10 env steps, iteration 2",
     ]
     assert list(progress._returns) == [20.04]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_time_before_the_first_env_step_is_that_of_the_start(is_terminal: bool) -> None:
+    out, now = io.StringIO(), [100.0]
+    console = Console(file=out, force_terminal=is_terminal, width=300)
+    with ConsoleProgress(console, RunStatus, 500.0, clock=lambda: now[0]) as progress:
+        now[0] = 103.25
+        progress.on_evaluation(Evaluation(0.0, 0, 0, 9.0, 9.0, 9.0, 1))
+        now[0] = 104.5
+
+    text = without_codes(out)
+    assert "[starting, 3.2 s] evaluation: mean return 9.0 " in text
+    last = r"elapsed +starting, 4.5 s, 1 worker" if is_terminal else r"\[starting, 4.5 s\] 0 env "
+    assert re.search(last, text)
+    assert "[   0.0 s]" not in text
 
 
 @pytest.mark.parametrize("is_moving", [False, True])

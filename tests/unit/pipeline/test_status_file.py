@@ -66,6 +66,12 @@ def test_status_of_a_run_under_way_can_be_read_and_printed(tmp_path: Path) -> No
     ]
 
 
+def test_status_has_no_time_before_the_first_env_step(tmp_path: Path) -> None:
+    context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=RunStatus)
+    StatusFile(context, "parallel").write()
+    assert shown(tmp_path).splitlines()[1] == "elapsed       -, parallel, 1 worker"
+
+
 def test_status_tells_returns_players_and_what_holds_the_run_up(tmp_path: Path) -> None:
     status = RunStatus(
         env_steps=4000,

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from easydict import EasyDict
 
 from dingsdk.errors import CheckpointMissingError, ConfigError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.resume import changed_config
-from dingsdk.pipeline.train import compile_run, train
+from dingsdk.pipeline.train import _saved, _warn_of_short_pieces, compile_run, train
 from dingsdk.worker import LearnerHook
 
 SETS = (
@@ -104,8 +105,24 @@ def test_nstep_beyond_the_pieces_that_are_collected_is_told(
 
     train("cartpole-dqn", sets=(*SETS, *sizes, *short), seed=0, output=tmp_path)
 
-    told = [each for each in caplog.messages if "no sample spans more than 4 steps" in each]
+    told = [each for each in caplog.messages if "the longest sample spans 4:" in each]
     assert len(told) == warns
+
+
+def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    cfg = compile_run("cartpole-dqn")
+    for nstep, warns in ((200, True), (None, False)):
+        caplog.clear()
+        _warn_of_short_pieces(cfg | {"policy": EasyDict(cfg.policy, nstep=nstep)})
+        assert bool(caplog.messages) == warns
+
+
+def test_what_is_saved_is_said_before_a_run_is_broken_off(tmp_path: Path) -> None:
+    assert _saved(tmp_path) == "no checkpoint was saved"
+    result = run(tmp_path, Failing("after_iter", sends_signal=True))
+    path = result.checkpoints["latest"]
+    assert str(path) in _saved(result.run_dir)
+    assert _saved(result.run_dir).startswith("saved before: ")
 
 
 def test_resumed_run_may_join_another_cluster() -> None:
