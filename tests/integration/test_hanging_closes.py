@@ -19,6 +19,7 @@ from dingsdk.pipeline.train import train
 from dingsdk.plugins import default_manager
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.collector.sample import SampleSerialCollector
+from dingsdk.worker.comm import learner as comm_learner
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.learner.base import BaseLearner
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
@@ -176,3 +177,27 @@ def test_parallel_run_leaves_it_behind_too(
     result = train("cartpole-dqn", "parallel", "in_memory", sets, output=tmp_path)
     assert (result.reason, result.train_iter) == ("limit", 4)
     assert Hanging.closed_in
+
+
+@pytest.mark.parametrize(
+    "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
+)
+def test_hook_that_does_not_close_in_a_worker_is_left_behind_and_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    transport: str,
+) -> None:
+    monkeypatch.setattr(comm_learner, "HOOK_CLOSE_S", 0.5)  # not in a process of its own
+    hooks = default_manager().registry("learner_hooks")
+    hooks.register("hanging", HangingHook, force_overwrite=True)
+    hook = "policy.learn.learner.hook.mine={type: hanging, position: after_iter}"
+    result = train("cartpole-dqn", "parallel", transport, (*SETS, hook), output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 4)
+    named = f"learner, in type 'hanging' of learner_hooks, from {__name__} did not return in time"
+    said = caplog.text + capfd.readouterr().err
+    assert said.count(named) == 1
+    assert "does not end" not in said
+    assert "is lost" not in said

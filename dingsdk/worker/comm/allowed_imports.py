@@ -12,6 +12,8 @@ from typing import Any
 
 from dingsdk.errors import UntrustedImportError
 
+_LISTS = frozenset({"import_names", "eval_opponents"})
+_NAMING = _LISTS | {"env_id", "eval_opponent", "data"}
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
@@ -29,14 +31,13 @@ def named_modules(config: Any) -> set[str]:
         if type(each) in _LEAVES:
             continue
         if isinstance(each, (dict, Mapping)):  # a dict is known ten times as fast
-            names, env_id = each.get("import_names"), each.get("env_id")
-            names = names if isinstance(names, (list, tuple)) else [names]
-            found.update(name for name in names if isinstance(name, str))
-            opponents = each.get("eval_opponents")
-            made = [env_id, each.get("eval_opponent"), each.get("data")]
-            made += opponents if isinstance(opponents, (list, tuple)) else []
-            found.update(name.rpartition(":")[0] for name in made if isinstance(name, str))
-            rest += each.values()
+            for key in _NAMING & each.keys():
+                value = each[key]
+                is_list = key in _LISTS and isinstance(value, (list, tuple))
+                names = [name for name in (value if is_list else [value]) if isinstance(name, str)]
+                is_module = key == "import_names"
+                found.update(names if is_module else (name.rpartition(":")[0] for name in names))
+            rest += [value for value in each.values() if type(value) not in _LEAVES]
         elif isinstance(each, (list, tuple)):
             rest += each
     return found - {""}

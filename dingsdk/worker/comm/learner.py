@@ -53,6 +53,8 @@ SERVE_TIMEOUT_S = 20.0
 none yet."""
 LEARN_TIMEOUT_S = 3600.0
 """Bound on one learn task; the master's deadline is shorter, and the lease shorter still."""
+HOOK_CLOSE_S = 4.0
+"""How long a hook may take to close: less than a job that is stopped (``CLOSE_TIMEOUT_S``)."""
 
 
 class SendPolicyHook(LearnerHook):
@@ -333,6 +335,7 @@ class BaseCommLearner(CommWorker):
             _log.warning(text, self.info.worker_id, checkpoints)
         self._to_take = left
         learner: Any = create_learner(cfg, exp_name=str(folder))
+        learner.hook_close_s = HOOK_CLOSE_S
         if left < 1:
             learner.train_iterations = 0  # which no config may say
         learner.get_data = self.data_source

@@ -272,18 +272,17 @@ class CommWorker(Configurable, Slave, ABC):
         Keeps the lease renewed meanwhile. Returns False when the time is over; an ended job
         ends the wait as well, but for one that ``outlasts_job``.
         """
-        deadline = self._clock() + timeout_s
-        while True:
-            left = deadline - self._clock()
-            if self.condition.wait_for(
-                lambda: predicate() or self.is_stopping or (self.job_ended and not outlasts_job),
-                max(0.0, min(left, POLL_S, self._renewal_s)),
-            ):
-                return predicate()
+        left, deadline = timeout_s, self._clock() + timeout_s
+        while not self.condition.wait_for(
+            lambda: predicate() or self.is_stopping or (self.job_ended and not outlasts_job),
+            max(0.0, min(left, POLL_S, self._renewal_s)),
+        ):
             if left <= 0:
                 return False
             # Renewing may wait for the master, and whoever stops the job needs the condition.
             self._call_unlocked(self.renew)
+            left = deadline - self._clock()
+        return predicate()
 
     def _is_alive(self, now: float) -> bool:
         is_idle = self._job is None or self.job_ended or self._waiting > 0

@@ -18,6 +18,7 @@ import msgspec
 
 from dingsdk.config import Configurable, Count, PartSection, Section, Whole, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
+from dingsdk.data.deadline import returns_within, warn_of_left
 from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -25,6 +26,7 @@ from dingsdk.errors import (
     PolicyOutputTypeError,
 )
 from dingsdk.plugins import observe
+from dingsdk.plugins.blame import registered_as
 from dingsdk.policy.base import LearnMode
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
 from dingsdk.worker.learner.hooks import (
@@ -175,7 +177,7 @@ class BaseLearner(Configurable):
         self._draw: Callable[[], Any] | None = None
         self._is_done = False
         self._is_running = False
-        self._is_closed = False
+        self._is_closed = self._is_released = False
         # A close during ``start`` leaves the logs to it; one of the two must release them.
         self._state_lock = threading.Lock()
 
@@ -194,6 +196,9 @@ class BaseLearner(Configurable):
             need_text=self.is_logging,
         )
         self._own_tb_logger = own_tb_logger
+        self.hook_close_s: float | None = None
+        """Seconds after which a hook that does not return from ``close()`` is left behind, in a
+        thread of its own. None: it is closed in the caller's thread, and may take any time."""
         self.tb_logger = tb_logger if tb_logger is not None else own_tb_logger
         if policy is not None:
             self.policy = policy
@@ -347,9 +352,7 @@ class BaseLearner(Configurable):
         """
         with self._state_lock:
             self._is_closed = True
-            is_running = self._is_running
-        if not is_running:
-            self._release()
+        self._release()
 
     def call_hook(self, position: str) -> None:
         """Run the hooks of one position in order."""
@@ -442,9 +445,7 @@ class BaseLearner(Configurable):
     def _end(self) -> None:
         with self._state_lock:
             self._is_running = False
-            is_closed = self._is_closed
-        if is_closed:
-            self._release()
+        self._release()
 
     def _train_loop(self) -> None:
         assert self._draw is not None
@@ -483,7 +484,12 @@ class BaseLearner(Configurable):
             error.add_note(f"No checkpoint {EXCEPTION} was saved: {second}")
 
     def _release(self) -> None:
-        own, self._own_tb_logger = self._own_tb_logger, None
+        """Release logs and hooks, once, where it is closed and does not run."""
+        with self._state_lock:
+            if self._is_released or self._is_running or not self._is_closed:
+                return
+            self._is_released = True
+        own = self._own_tb_logger
         with ExitStack() as stack:  # those of others are released too, even if one hangs
             if own is not None:
                 stack.callback(own.close)
@@ -491,10 +497,13 @@ class BaseLearner(Configurable):
             for hook in reversed([each for found in self._hooks.values() for each in found]):
                 stack.callback(self._close_hook, hook)
 
-    @staticmethod
-    def _close_hook(hook: LearnerHook) -> None:
+    def _close_hook(self, hook: LearnerHook) -> None:
         try:
-            hook.close()
+            if self.hook_close_s is None:
+                hook.close()
+            elif not returns_within(self.hook_close_s, hook.close):
+                who = registered_as(type(hook)) or f"the hook {hook.name!r}"
+                warn_of_left("policy.learn.learner", who)
         except Exception as error:
             _log.warning("the learner hook %r could not be closed: %s", hook.name, error)
 

@@ -119,7 +119,10 @@ class LearnerHook(Hook):
         """
 
     def close(self) -> None:
-        """Release what the hook holds: called when the learner is closed, maybe twice."""
+        """Release what the hook holds: called when the learner is closed, maybe twice.
+
+        In a worker it has 4 s, in a thread of its own, and is left behind after that.
+        """
 
 
 def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:

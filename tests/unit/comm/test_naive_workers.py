@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
+from dingsdk.errors import TaskFail
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
 from dingsdk.worker import Coordinator
@@ -73,6 +74,13 @@ def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> No
     assert cluster.coordinator.close() == []
     for worker in (collector, learner):
         worker.close()
+
+
+def test_naive_worker_refuses_a_task_that_it_does_not_know(cluster: Cluster) -> None:
+    worker = NaiveCollector(cluster.transport)
+    with pytest.raises(TaskFail) as caught:
+        worker._process_task({"name": "nonsense"})
+    assert caught.value.result == {"message": "task name error"}
 
 
 class EndlessCollector(NaiveCollector):

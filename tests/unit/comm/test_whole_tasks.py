@@ -229,7 +229,9 @@ def test_task_that_is_to_end_sends_all_and_the_next_one_goes_on_with_its_episode
         assert unfinished is not None
 
 
-def test_collector_stores_a_payload_again_until_there_is_room(bench: Bench, monkeypatch) -> None:
+def test_collector_stores_a_payload_again_until_there_is_room(
+    bench: Bench, monkeypatch, caplog
+) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.collector.STORAGE_PAUSE_S", 0.01)
     bench.publish()
     refusals = [3]
@@ -247,6 +249,7 @@ def test_collector_stores_a_payload_again_until_there_is_room(bench: Bench, monk
     assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
     assert refusals == [0]
     assert bench.collector._held_up_by == ""
+    assert caplog.text.count("the disk is full; trying again every") == 1
 
 
 def test_reports_leave_when_what_they_report_is_stored(bench: Bench, monkeypatch) -> None:
@@ -363,13 +366,14 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     with pytest.raises(TaskFailedError, match="no task"):
         bench.learn([0] * BATCH)
 
-    longer = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 9}}
-    for resume, begins_at in ((True, 5), (False, 0)):
+    # Who goes on from a checkpoint ends where it would have without a break.
+    longer = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 7}}
+    for resume, begins_at, is_done in ((True, 5, False), (True, 6, True), (False, 0, False)):
         bench.ask("l0", "learner_start_task", task_info={**longer, "resume": resume})
         demand = bench.ask("l0", "learner_get_data_task")
         assert demand["cur_learner_iter"] == begins_at
         info = bench.learn([0] * BATCH, payloads={payload["data_id"]: 7})["info"]
-        assert (info["learner_step"], info["learner_done"]) == (begins_at + 1, False)
+        assert (info["learner_step"], info["learner_done"]) == (begins_at + 1, is_done)
         bench.ask("l0", "learner_close_task")
 
     # Who was at the limit when it was lost trains no more.

@@ -356,3 +356,75 @@ def test_close_twice_releases_the_logs_once(make_learner, scripted):
     assert learner.logger.handlers == []
     assert other.tb_logger is learner.tb_logger
     other.tb_logger.add_scalar("still/open", 1.0, 0)
+
+
+def test_hook_that_does_not_close_is_left_behind_and_each_is_closed_once(
+    make_learner, scripted, caplog
+):
+    gate, closed = threading.Event(), []
+
+    class Hook(LearnerHook):
+        def __call__(self, engine):
+            pass
+
+        def close(self):
+            closed.append(self.name)
+            if self.name == "hangs":
+                gate.wait(30)
+
+    learner = make_learner(scripted(lambda data: {}), QUIET)
+    learner.hook_close_s = 2.0
+    for name in ("hangs", "quick"):
+        learner.register_hook(Hook(name, 50, position="after_iter"))
+    try:
+        learner.close()
+        learner.close()
+    finally:
+        gate.set()
+
+    assert closed == ["hangs", "quick"]
+    left = [each for each in caplog.messages if "did not return in time" in each]
+    assert len(left) == 1
+    assert "policy.learn.learner, in the hook 'hangs'" in left[0]
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_error_of_a_hook_that_closes_is_logged(make_learner, scripted, caplog, is_limited):
+    class Hook(LearnerHook):
+        def __call__(self, engine):
+            pass
+
+        def close(self):
+            raise OSError("no disk")
+
+    learner = make_learner(scripted(lambda data: {}), QUIET)
+    learner.hook_close_s = 30.0 if is_limited else None
+    learner.register_hook(Hook("mine", 50, position="after_iter"))
+    learner.close()
+
+    assert "the learner hook 'mine' could not be closed: no disk" in caplog.text
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_hooks_are_closed_after_the_training_that_close_ends(make_learner, scripted, closes):
+    """By the thread that trains, after the hooks after the run; else by ``close()`` alone."""
+    order = []
+
+    class Hook(LearnerHook):
+        def __call__(self, engine):
+            if closes:
+                engine.close()
+            order.append(self.position)
+
+        def close(self):
+            order.append("close")
+
+    learner = make_learner(scripted(lambda data: {}), {**QUIET, "train_iterations": 1})
+    learner.get_data = lambda size: [{"x": 0.0}]
+    for position in ("after_iter", "after_run"):
+        learner.register_hook(Hook(position, 50, position=position))
+    learner.start()
+
+    assert order == ["after_iter", "after_run", *(["close"] * 2 if closes else [])]
+    learner.close()
+    assert order == ["after_iter", "after_run", "close", "close"]
