@@ -8,6 +8,10 @@ from types import CodeType, FrameType
 from dingsdk.errors import DingError
 from dingsdk.plugins.inventory import added_entries
 from dingsdk.plugins.manager import default_manager
+from dingsdk.plugins.registry import Entry
+
+_CONTRACT = "dingsdk.worker.comm.transport"
+"""The module with the bases of the ends and stores of transports."""
 
 
 def error_text(error: BaseException) -> str:
@@ -25,22 +29,43 @@ def part_of(error: BaseException) -> str:
     """Return ``"type 'x' of samplers, from <plugin>"``, the part in whose code an error was raised.
 
     It is the innermost part whose own code the error passed. A transport runs the jobs of all
-    others, so it is named only where nothing of dingsdk lies between. A DingError that dingsdk
-    raised says itself what is wrong, and may be about a part that has returned. ``""`` for these,
-    and for errors of dingsdk itself.
+    others, so it is named only where nothing of dingsdk lies between; its ends and stores, which
+    are no parts, count as its code. A DingError that dingsdk raised says itself what is wrong, and
+    may be about a part that has returned. ``""`` for these, and for errors of dingsdk itself.
     """
     parts = [each for each in added_entries(default_manager()) if each[2].target]
-    has_left_core = False
+    has_left_core, transport = False, ""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "dingsdk":
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == "dingsdk":
             if isinstance(error, DingError):
                 return ""
+            if transport:
+                return transport
             has_left_core = True
             continue
         for kind, key, entry in parts:
-            if _is_code_of(entry.target, frame) and not (has_left_core and kind == "transports"):
-                return f"type {key!r} of {kind}, from {entry.owner}"
+            is_transport = kind == "transports"
+            if _is_code_of(entry.target, frame) and not (has_left_core and is_transport):
+                return _described(kind, key, entry)
+            if is_transport and not has_left_core and _is_end_of(entry.target, frame):
+                transport = transport or _described(kind, key, entry)
+    return "" if isinstance(error, DingError) else transport
+
+
+def registered_as(cls: type) -> str:
+    """Return ``"type 'x' of learner_hooks, from <plugin>"`` of a part's class.
+
+    ``""`` for a class of dingsdk itself, and for one that is not registered.
+    """
+    for kind, key, entry in added_entries(default_manager()):
+        if entry.target is cls:
+            return _described(kind, key, entry)
     return ""
+
+
+def _described(kind: str, key: str, entry: Entry) -> str:
+    return f"type {key!r} of {kind}, from {entry.owner}"
 
 
 def _is_code_of(target: object, frame: FrameType) -> bool:
@@ -49,3 +74,16 @@ def _is_code_of(target: object, frame: FrameType) -> bool:
     if not isinstance(target, type):
         return getattr(target, "__code__", None) is code
     return bool(code.co_argcount) and isinstance(frame.f_locals.get(code.co_varnames[0]), target)
+
+
+def _is_end_of(target: object, frame: FrameType) -> bool:
+    """Whether a frame runs a method of an end or a store that comes with a transport."""
+    if not isinstance(target, type) or not frame.f_code.co_argcount:
+        return False
+    cls = type(frame.f_locals.get(frame.f_code.co_varnames[0]))
+    is_of_contract = any(base.__module__ == _CONTRACT for base in cls.__mro__)
+    return is_of_contract and _package_of(cls) in map(_package_of, target.__mro__)
+
+
+def _package_of(cls: type) -> str:
+    return cls.__module__.rpartition(".")[0] or cls.__module__

@@ -64,11 +64,10 @@ class Connection:
             try:
                 link = self._linked(deadline)
                 status, headers, answer = self._exchange(link, target, body, authorization)
-            except (OSError, HTTPError, http.client.HTTPException, LinkError) as error:
+            except BaseException as error:
                 self._hang_up()
-                raise LinkError(str(error) or type(error).__name__) from error
-            except BaseException:
-                self._hang_up()
+                if isinstance(error, OSError | HTTPError | http.client.HTTPException | LinkError):
+                    raise LinkError(str(error) or type(error).__name__) from error
                 raise
             if headers.get("connection", "").lower() == "close":
                 self._hang_up()

@@ -135,6 +135,37 @@ def test_unsigned_answer_is_told_by_its_status_and_a_longer_one_than_asked_for_i
     assert told in str(caught.value)
 
 
+LATE_S = 0.3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",  # not signed
+        b"HTTP/1.1 200 OK\r\nContent-Length: none\r\n\r\n",
+        b"",  # none before the deadline
+    ],
+    ids=["foreign", "broken", "late"],
+)
+def test_connection_is_ended_after_what_is_no_answer(answer: bytes) -> None:
+    ends: list[bytes] = []
+
+    def speak(link: socket.socket, over: threading.Event) -> None:
+        read_request(link)
+        link.sendall(answer)
+        link.settimeout(10.0)
+        ends.append(link.recv(1))
+
+    impostor = Impostor(speak)
+    connection = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
+    with pytest.raises(LinkError):
+        connection.post("/v1/join", b"{}", SIGNER, time.monotonic() + (5.0 if answer else LATE_S))
+    impostor.close()  # which waits until it has heard of that
+    heard = list(ends)
+    connection.close()
+    assert heard == [b""]
+
+
 def test_redirect_is_not_followed(
     transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

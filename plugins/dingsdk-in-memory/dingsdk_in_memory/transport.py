@@ -112,7 +112,8 @@ class MemoryMasterEnd(MasterEnd):
         return ADDRESS
 
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        message = TaskMessage(task.task_id, self.carry(task.data))
+        carried = self.carry(task.data)
+        message = task if carried is task.data else TaskMessage(task.task_id, carried)
         with self.condition:
             mailbox = self.mailboxes.get(worker_id)
             if mailbox is None or self.joins[worker_id] != incarnation:
@@ -193,7 +194,7 @@ class MemorySlaveEnd(SlaveEnd):
             self._master.condition.wait_for(
                 lambda: bool(self._mailbox) or self._shut or self._is_dropped, timeout_s
             )
-            self._check()
+            self.check()
             return self._mailbox.popleft() if self._mailbox else None
 
     def answer(self, answer: TaskAnswer) -> None:
@@ -204,10 +205,6 @@ class MemorySlaveEnd(SlaveEnd):
 
     def renew(self, progress: int) -> None:
         self._listener().worker_renewed(self._worker_id, progress)
-
-    def check(self) -> None:
-        with self._master.condition:
-            self._check()
 
     def close(self, timeout_s: float = 5.0) -> None:
         if self._is_closed:
@@ -224,7 +221,8 @@ class MemorySlaveEnd(SlaveEnd):
     def _is_dropped(self) -> bool:
         return self._master.mailboxes.get(self._worker_id) is not self._mailbox
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        # Without the lock: each part is one look, and what is found may be over at once anyway.
         if self._shut:
             raise self._closed()
         if self._mailbox is None or self._is_dropped:
@@ -235,9 +233,8 @@ class MemorySlaveEnd(SlaveEnd):
             )
 
     def _listener(self) -> MasterListener:
-        with self._master.condition:
-            self._check()
-            listener = self._master.listener
+        self.check()
+        listener = self._master.listener
         assert listener is not None  # join waited for it
         return listener
 

@@ -15,12 +15,13 @@ import pytest
 from dingsdk_ray import cluster
 from dingsdk_ray.far import UNSENT_BYTES, FarDataStore
 from dingsdk_ray.frames import SMALL_BYTES, joined
+from dingsdk_ray.gateway import Gateway
 from dingsdk_ray.transport import RayTransport, parse_address
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk import SampleBatch
-from dingsdk.data import decode_batch
+from dingsdk.data import decode_batch, encode_batch
 from dingsdk.errors import (
     ConfigError,
     InsecureBindError,
@@ -29,6 +30,7 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.run_folder import held
 from dingsdk.pipeline.train import compile_run
+from dingsdk.worker.comm.requests import LinkError
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,31 @@ def test_gateway_knows_whether_its_run_is_under_way(tmp_path: Path) -> None:
     with held(tmp_path):
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
+
+
+class UnwatchedGateway(Gateway):
+    """A gateway of this process, which is no actor that could be ended."""
+
+    def _watch(self) -> None:
+        pass
+
+
+def test_gateway_without_a_coordinator_says_so_and_serves_payloads(tmp_path: Path) -> None:
+    """Of a run that is resumed, before the next coordinator has opened."""
+    gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
+    try:
+        with pytest.raises(LinkError, match="no coordinator has opened yet"):
+            gateway.request("/join", b"{}", 5.0)
+        batch = SampleBatch({"obs": np.arange(3)})
+        buffers, info = encode_batch(batch)
+        gateway.put({"p0": joined(buffers, info.size_bytes)})
+        assert (gateway.count(), gateway.has("p0", 0.0), gateway.has("p1", 0.0)) == (1, True, False)
+        assert decode_batch(memoryview(gateway.get("p0", info.digest, 0.0))) == batch
+        gateway.delete(["p0"])
+        assert gateway.count() == 0
+    finally:
+        gateway._transport.close()
+        gateway._transport.remove_data()
 
 
 class CallsOfOneProcess:

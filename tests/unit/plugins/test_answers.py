@@ -190,15 +190,20 @@ def test_forgotten_mark_is_named_though_other_hooks_are_marked() -> None:
     assert f"({__file__}, line {line})" in str(caught.value)
 
 
-def test_argument_that_a_hook_does_not_have_is_named_with_the_nearest() -> None:
+def test_argument_that_a_hook_does_not_have_is_named_with_the_nearest_if_any_is_near() -> None:
     class Misspelt:
         @hookimpl
         def dingsdk_after_iter(self, iteratoin: int) -> None: ...
 
-    with pytest.raises(PluginLoadError) as caught:
-        PluginManager().register_plugin(Misspelt(), "acme")
+    class Unknown:
+        @hookimpl
+        def dingsdk_after_iter(self, zebra: int) -> None: ...
 
+    with pytest.raises(PluginLoadError, match=r"not have; did you mean iteration\? It") as caught:
+        PluginManager().register_plugin(Misspelt(), "acme")
     assert (caught.value.reason, caught.value.nearest) == ("unknown argument", "iteration")
+    with pytest.raises(PluginLoadError, match=r"does not have\. It has: "):
+        PluginManager().register_plugin(Unknown(), "acme")
 
 
 def test_argument_with_a_default_is_the_plugins_own() -> None:

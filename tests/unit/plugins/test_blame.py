@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, WorkerLostError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.blame import raised_in
+from dingsdk.worker.comm import PolicyStore
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +115,54 @@ def test_transport_that_runs_jobs_of_the_core_is_not_named(manager: PluginManage
     manager.registry("transports").register("mine", Part)
     assert suffix(Part(CORE["Base"]().draw).pass_on) == ""
     assert suffix(Part().decode) == f" (raised in type 'mine' of transports, from {__name__})"
+
+
+class Store(PolicyStore):
+    """A store of the transport `Part`, of whose package it is."""
+
+    def __init__(self, inner: Callable[[], Any]) -> None:
+        self.inner = inner
+
+    def publish(self, policy_id: str, state: Any, version: int) -> None:
+        self.inner()
+
+    def newest(self, policy_id: str, newer_than: int | None = None) -> None: ...
+
+    def discard(self, policy_id: str) -> None: ...
+
+
+class Helper:
+    """In the same module, but nothing that a transport gives out."""
+
+    def refuse(self) -> None:
+        json.loads("{")
+
+
+def publishing(inner: Callable[[], Any], cls: type[Store] = Store) -> Callable[[], Any]:
+    """Return what a part does that publishes over such a store."""
+    return Other(lambda: CORE["call"](lambda: cls(inner).publish("p", {}, 1))).pass_on
+
+
+def test_error_of_a_store_names_its_transport(manager: PluginManager) -> None:
+    assert suffix(publishing(Helper().refuse)) == ""
+    manager.registry("transports").register("mine", Part)
+    named = f" (raised in type 'mine' of transports, from {__name__})"
+
+    assert suffix(publishing(Helper().refuse)) == named
+    manager.registry("samplers").register("outer", Other)
+    assert suffix(publishing(Helper().refuse)) == named
+
+
+def test_what_a_store_is_not_to_blame_for_does_not_name_its_transport(
+    manager: PluginManager,
+) -> None:
+    def refuse() -> None:
+        raise WorkerLostError("no coordinator answers", worker_id="w0")
+
+    manager.registry("transports").register("mine", Part)
+    elsewhere = type("Elsewhere", (Store,), {"__module__": "elsewhere"})
+    assert suffix(publishing(refuse)) == ""
+    assert suffix(lambda: Store(refuse).publish("p", {}, 1)) == ""
+    assert suffix(publishing(CORE["Base"]().draw)) == ""
+    assert suffix(publishing(Helper().refuse, elsewhere)) == ""
+    assert suffix(Helper().refuse) == ""
