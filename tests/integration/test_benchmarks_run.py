@@ -21,7 +21,7 @@ COMMANDS = {
     "plugins": ["--installed", "3", "--repeats", "1"],
     "policy_lag": ["--seconds", "6", "--repeats", "1"],
     "replay_server": ["--seconds", "0.1", "--rounds", "1", "--rows", "20000"],
-    "simulator": [],
+    "simulator": ["--seconds", "10", "--repeats", "1"],
     "startup": ["--repeats", "1"],
     "time_to_solve": ["--seeds", "1", "--set", "env.stop_value=1", "--transports", "in_memory"],
     "train": ["--jobs", "dqn", "--env-steps", "600", "--seeds", "1", "--contenders", "serial"],

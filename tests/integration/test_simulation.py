@@ -26,6 +26,7 @@ from dingsdk.testing.simulation import (
     simulate,
 )
 from dingsdk.testing.simulation.__main__ import main as command
+from dingsdk.testing.simulation.world import SimulatedProcess, World
 
 from ..mutants.simulation_mutants import MUTANTS
 from ..mutants.simulation_search import PAGE, page, read, search, simulate_with
@@ -111,6 +112,29 @@ def test_command_searches_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[
 def test_same_seed_does_the_same_again() -> None:
     assert outcome(5) == outcome(5)
     assert outcome(5) != outcome(6)
+
+
+def test_sleep_of_a_stopped_process_lasts_its_time() -> None:
+    world = World(0)
+    process = SimulatedProcess(world, "p", lambda job, error: None)
+    condition, times, notes = process.scheduler.condition(), [], []
+
+    def wait_and_sleep() -> None:
+        with condition:
+            condition.wait_for(lambda: bool(notes), 2.0)
+        times.append(world.now)
+        process.sleep(5.0)
+        times.append(world.now)
+
+    def notify() -> None:
+        notes.append(1)
+        condition.notify_all()
+
+    process.scheduler.spawn(wait_and_sleep, "job")
+    world.at(0.5, lambda: setattr(process, "resumes_at", 10.0))
+    world.at(1.0, notify)  # it is woken, and its deadline passes, while it is stopped
+    world.run(20.0)
+    assert times == [10.0, 15.0]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -76,6 +76,7 @@ TORN_WITHIN_S, TORN_AMONG = 15.0, 8
 QUIET_S = 45.0
 """How long nothing may happen before the coordinator has to have said why."""
 
+P = ParamSpec("P")
 TransportMaker = Callable[[SimulatedProcess, SimulatedDisk], SimulatedTransport]
 
 
@@ -113,22 +114,6 @@ class Setting:
     has_journal: bool = False
     on_policy: bool = False
     max_policy_lag: int = 0
-
-
-class _Judging:
-    """Notes what the oracle raises inside, and lets the job go on."""
-
-    def __init__(self, fail: Callable[[str, BaseException], None]) -> None:
-        self._fail = fail
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, AssertionError):
-            self._fail(str(error), error)
-            return True
-        return False
 
 
 @functools.cache
@@ -305,7 +290,6 @@ class Simulation:
         self._unreachable_since: dict[str, float] = {}
         self._policies_read: dict[tuple[str, str], int] = {}
         self._close_began: float | None = None
-        self.judging = _Judging(self.fail)
 
     def run(self) -> None:
         """Simulate the run to its end.
@@ -331,13 +315,11 @@ class Simulation:
     def _run_until(self, until: float) -> None:
         while self.world.now < until and not self._has_ended:
             self._pass(min(until - self.world.now, CHECK_S))
-            with self.judging:
-                self._check()
+            self.judge(self._check)
             self._raise()
 
     def _pass(self, seconds: float) -> None:
-        with self.judging:
-            self.world.run(self.world.now + seconds)
+        self.judge(self.world.run, self.world.now + seconds)
         self._raise()
 
     @property
@@ -348,6 +330,13 @@ class Simulation:
         """Note that a promise was broken; the run ends by it at the next check."""
         if not self._why:
             self._why, self._cause, self._failed_at = why, cause, self.world.now
+
+    def judge(self, check: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call what raises where a promise was broken; note that, and let the job go on."""
+        try:
+            check(*args, **kwargs)
+        except AssertionError as error:
+            self.fail(str(error), error)
 
     _cause: BaseException | None = None
     _failed_at = 0.0
@@ -409,10 +398,9 @@ class Simulation:
         One that was gone, or not to be seen in time, is left out by the coordinator.
         """
         may_vanish = self._harmed | (set(data_ids) if self._is_ever_late else set())
-        with self.judging:
-            self.oracle.acknowledge(
-                each for each in data_ids if each in self.oracle.live or each not in may_vanish
-            )
+        live = self.oracle.live
+        known = [each for each in data_ids if each in live or each not in may_vanish]
+        self.judge(self.oracle.acknowledge, known)
 
     def trained(self, batch: SampleBatch, train_iter: int) -> None:
         """Note what a learner trains on."""
@@ -422,12 +410,11 @@ class Simulation:
             # is at when an hour is over for its clock.
             jumps = sum(each.kind == "jump" for each in self.faults)
             max_use, max_lag = self.learners_made + jumps, self.setting.max_policy_lag
-        with self.judging:
-            self.oracle.trained(batch.columns["sample"].tolist(), train_iter, max_use, max_lag)
+        samples = batch.columns["sample"].tolist()
+        self.judge(self.oracle.trained, samples, train_iter, max_use, max_lag)
 
     def _deleted(self, data_id: str) -> None:
-        with self.judging:
-            self.oracle.deleted(data_id)
+        self.judge(self.oracle.deleted, data_id)
 
     def policy_read(self, worker_id: str, path: str, found: Mapping[str, Any]) -> None:
         """Check that a policy is whole, and none older than the last."""
@@ -488,8 +475,7 @@ class Simulation:
 
     def _open(self, coordinator: _WatchedCoordinator) -> None:
         coordinator.start()
-        with self.judging:
-            coordinator.tell_oracle()
+        self.judge(coordinator.tell_oracle)
         self._is_up, self._up_since = True, self.world.now
         self._moved = None, self.world.now
 
@@ -922,8 +908,7 @@ class _WatchedCoordinator(Coordinator):
         def push_rows(rows: SampleBatch, envstep: int) -> None:
             names[int(rows.columns["payload"][0])] = self._pushed
             if self._is_current:
-                with simulation.judging:
-                    oracle.entered(self._pushed, len(rows))
+                simulation.judge(oracle.entered, self._pushed, len(rows))
             elif self._is_told:
                 simulation.fail(f"a coordinator that was replaced acknowledges {self._pushed}")
             buffer_push(rows, envstep)
@@ -933,12 +918,11 @@ class _WatchedCoordinator(Coordinator):
             if not self._is_current:
                 return
             numbers, gone = columns["payload"].tolist(), columns["row"].tolist()
-            with simulation.judging:
-                if len(set(numbers)) == 1:  # as most often
-                    oracle.left(names[numbers[0]], gone, reason)
-                    return
-                for number, row in zip(numbers, gone, strict=True):
-                    oracle.left(names[number], [row], reason)
+            if len(set(numbers)) == 1:  # as most often
+                simulation.judge(oracle.left, names[numbers[0]], gone, reason)
+                return
+            for number, row in zip(numbers, gone, strict=True):
+                simulation.judge(oracle.left, names[number], [row], reason)
 
         settle = experience.settle
 

@@ -6,6 +6,7 @@ is due at the same time happens in an order that the seed decides.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -20,8 +21,6 @@ LEAST_WAIT_S = 1e-6
 MOST_AT_ONCE = 20_000
 PREEMPTED_SHARE = 0.02
 """Of the times that a job takes a lock: how often others run first."""
-_ANY = -1
-"""In place of the number of a wait: of any, or of none."""
 
 
 class ProcessKilled(BaseException):
@@ -54,10 +53,8 @@ class World:
         self.servers: dict[str, tuple[SimulatedProcess, Callable[[Any], Any]]] = {}
         self.network = Network(self)
         self._hub = getcurrent()
-        self._due: list[
-            tuple[float, float, int, Callable[[], object], SimulatedJob | None, int]
-        ] = []
-        """Time, chance, number, what to call; and during which wait of a job alone."""
+        self._due: list[tuple[float, float, int, Callable[[], object], SimulatedJob | None]] = []
+        """Time, chance, number, what to call; and whose it is."""
         self._chance = self.random.random
         self._number = 0
         self._until = 0.0
@@ -65,28 +62,18 @@ class World:
         """How many things have happened since time went on the last time."""
 
     def at(
-        self,
-        when: float,
-        action: Callable[[], object],
-        job: SimulatedJob | None = None,
-        wait: int = _ANY,
-    ) -> int:
+        self, when: float, action: Callable[[], object], job: SimulatedJob | None = None
+    ) -> None:
         """Call ``action`` at a time; it may not wait.
 
         Args:
             when: Seconds since the beginning.
             action: Returns at once. That of a job returns whether the job is to run.
             job: Whose action it is.
-            wait: Number of the job's wait during which alone it is called; 0 for that of this
-                event.
-
-        Returns:
-            The number of the event.
         """
         self._number = number = self._number + 1
         # Equal times are common: wakes are due at once.
-        heappush(self._due, (when, self._chance(), number, action, job, wait or number))
-        return number
+        heappush(self._due, (when, self._chance(), number, action, job))
 
     def run(self, until: float) -> None:
         """Let time pass; raises AssertionError where it does not."""
@@ -102,18 +89,16 @@ class World:
         """
         self.current, due, until = None, self._due, self._until
         while due:
-            now, _, _, action, job, wait = due[0]
-            if now > until or not (is_hub or job):
+            now, _, _, action, job = due[0]
+            if now > until or (job is None and not is_hub):
                 return None
             heappop(due)
-            if job is not None and wait != _ANY and job.wait != wait:
-                continue  # most waits end before their deadlines
+            self.events += 1
             if now > self.now:
                 self.now, self._at_once = now, 0
+            elif (at_once := self._at_once) < MOST_AT_ONCE:
+                self._at_once = at_once + 1
             else:
-                self._at_once += 1
-            self.events += 1
-            if self._at_once > MOST_AT_ONCE:
                 raise AssertionError("time stands still: jobs wait for nothing again and again")
             if action() and job is not None:
                 return job
@@ -124,11 +109,6 @@ class World:
         self.current = job
         job.switch()
         self.current = None
-
-    def sleep(self, job: SimulatedJob, seconds: float) -> None:
-        """Let the current job wait; returns when the time is over."""
-        self.at(self.now + seconds, job.go_on, job)
-        self.park()
 
     def new_greenlet(self, run: Callable[[], None]) -> greenlet:
         """Return a greenlet that goes back to the world when it waits."""
@@ -159,8 +139,9 @@ class SimulatedJob(Job):
     """A job of a simulated process.
 
     Attributes:
-        wait: Number of its wait, 0 while it does not wait; what it waits for is in ``condition``,
-            ``predicate`` and ``deadline``.
+        is_waiting: Whether it waits for what is in ``condition``, ``predicate`` and ``deadline``.
+        is_woken: Whether it is about to look for that.
+        alarm_at: When it is to look whether its deadline is over; infinite for never.
     """
 
     condition: SimulatedCondition
@@ -174,7 +155,8 @@ class SimulatedJob(Job):
         """Whether others may run where it takes a lock."""
         self.holds = 0
         """Conditions that it holds."""
-        self.wait = 0
+        self.is_waiting = self.is_woken = False
+        self.alarm_at = math.inf
         self.is_met = False
         """Whether its last wait ended because of what it waited for."""
         self._function = function
@@ -211,16 +193,36 @@ class SimulatedJob(Job):
         if process.resumes_at > world.now:
             world.at(process.resumes_at, self.go_on, self)
             return False
-        if self.wait:
+        if self.is_waiting:
+            self.is_woken = False
             self.is_met = self.predicate()
             if not self.is_met and world.now < self.deadline:
                 self.condition.waiters.append(self)
                 return False
-            self.wait = 0
+            self.is_waiting = False
         return True
 
-    def time_is_over(self) -> bool:
+    def wake(self) -> bool:
+        """As ``go_on``, unless it has looked since it was woken."""
+        return self.is_woken and self.go_on()
+
+    def set_alarm(self, at: float) -> None:
+        """Look at a time whether the deadline is over."""
+        # One for all waits: most end before their deadlines, and would leave an event each.
+        self.alarm_at = at
+        self.process.world.at(at, self._alarm, self)
+
+    def _alarm(self) -> bool:
         """As ``go_on``, where what it waits for has not come in time."""
+        now = self.process.world.now
+        if now < self.alarm_at:
+            return False  # an earlier one took its place
+        self.alarm_at = math.inf
+        if not self.is_waiting:
+            return False
+        if now < self.deadline:
+            self.set_alarm(self.deadline)
+            return False
         self.condition.forget(self)
         return self.go_on()
 
@@ -272,10 +274,11 @@ class SimulatedCondition:
         self._is_held = False
         if self._is_notified:
             self._look()
-        job.condition, job.predicate, job.deadline = self, predicate, deadline
         self.waiters.append(job)
-        job.wait = world.at(deadline, job.time_is_over, job, 0)
-        job.holds = 0
+        job.condition, job.predicate, job.deadline = self, predicate, deadline
+        job.is_waiting, job.holds = True, 0
+        if deadline < job.alarm_at:
+            job.set_alarm(deadline)
         try:
             world.park()
         finally:
@@ -296,9 +299,10 @@ class SimulatedCondition:
         # Most look in vain; those are not worth an event.
         waiters, self.waiters = self.waiters, []
         for job in waiters:
-            if (wait := job.wait) and not job.process.is_dead:
+            if job.is_waiting and not job.process.is_dead:
                 if job.predicate():
-                    self._world.at(self._world.now, job.go_on, job, wait)
+                    job.is_woken = True
+                    self._world.at(self._world.now, job.wake, job)
                 else:
                     self.waiters.append(job)
 
@@ -315,7 +319,8 @@ class SimulatedScheduler(Scheduler):
         self._process = process
 
     def clock(self) -> float:
-        return self._process.world.now + self._process.clock_offset_s
+        process = self._process
+        return process.world.now + process.clock_offset_s
 
     def spawn(self, function: Callable[[], None], name: str) -> SimulatedJob:
         process = self._process
@@ -384,8 +389,11 @@ class SimulatedProcess:
         """Let a job wait, as one that computes: nothing ends it early."""
         world, job = self.world, self.world.current
         assert job is not None
+        end = world.now + seconds
         if seconds > 0:
-            world.sleep(job, seconds)
+            world.at(end, job.go_on, job)
+        while world.now < end:  # what woke its last wait while it was stopped may come now
+            world.park()
 
     def listen(self, address: str, handle: Callable[[Any], Any]) -> None:
         """Answer requests to an address: ``handle(message)`` is called on a job for each."""
