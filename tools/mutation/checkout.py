@@ -107,6 +107,8 @@ class Checkout:
                 for name in names:
                     if line.startswith(f"{name} "):
                         return name
+        if "ImportError while loading conftest" in text:
+            return f"{tests[0].file} (its conftest.py)"
         # A mutant that breaks an import fails the collection; otherwise pytest ran nothing.
         if code in (4, 5) or "test session starts" not in text:
             raise RuntimeError(text)

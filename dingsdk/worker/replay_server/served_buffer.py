@@ -211,7 +211,6 @@ class ServedBuffer(RowListener):
         """The last insert of each client, the client that was heard last at the end."""
         self._entering = threading.local()
         self._saving = threading.Lock()
-        self._rows_path = Path()
         self._folder: Folder | None = None
         self._log: InsertLog | None = None
         self._is_closed = False
@@ -221,7 +220,6 @@ class ServedBuffer(RowListener):
                 self._folder = stack.enter_context(Folder(path))
                 taken = f"another replay server uses {path}; give this one a folder of its own"
                 stack.enter_context(locked_folder(self._folder.path, taken))
-                self._rows_path = self._folder.path / ROWS_FOLDER
                 self._log = InsertLog(self._folder)
                 stack.callback(self._log.close)
                 self._recover(self._folder, self._log)
@@ -296,7 +294,8 @@ class ServedBuffer(RowListener):
             with log.next_file() as rotate, self.table.snapshot():
                 number, numbers = rotate(), dict(self._numbers)
             if self.table.push_count:
-                persistence.save(self._rows_path, self.table, SEGMENT_ROWS, SEGMENT_BYTES)
+                rows = folder.path / ROWS_FOLDER
+                persistence.save(rows, self.table, SEGMENT_ROWS, SEGMENT_BYTES)
             pointer = {"log": number, "numbers": numbers}
             text = encode_json(_POINTER_KIND, pointer)
             folder.write_atomic(POINTER_NAME, [text], durable=True)
@@ -330,8 +329,9 @@ class ServedBuffer(RowListener):
         begun = time.monotonic()
         folder.sweep()
         pointer = _read_pointer(folder)
-        if (self._rows_path / persistence.MANIFEST).exists():
-            self.table.resume_data(str(self._rows_path))
+        saved = folder.path / ROWS_FOLDER
+        if (saved / persistence.MANIFEST).exists():
+            self.table.resume_data(str(saved))
         self._numbers.update(pointer.numbers)
         at = self.table.push_count
         waiting: Record | None = None

@@ -357,6 +357,20 @@ def test_a_safetensors_file_whose_offsets_lie_is_refused() -> None:
         assert caught.value.where == "tensors"
 
 
+def test_a_safetensors_file_that_holds_its_digest_twice_is_refused() -> None:
+    content = bytes(encode_safetensors("state", {"a": torch.ones(2)}))
+    digest = re.search(b"sha256:[0-9a-f]{64}", content)
+    assert digest is not None
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header[digest[0].decode()] = {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]}
+    more = json.dumps(header).encode()
+    with pytest.raises(DataCorruptError) as caught:
+        decode_safetensors("state", len(more).to_bytes(8, "little") + more + content[8 + length :])
+    assert caught.value.where == "digest"
+    assert "once" in str(caught.value)
+
+
 def test_numbers_that_safetensors_lacks_are_refused_by_it() -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         encode_safetensors("state", {"a": np.zeros(2, np.complex128)})

@@ -451,6 +451,10 @@ def test_a_folder_that_is_closed_during_a_call_is_let_go_by_the_call(tmp_path: P
     assert descriptors() == before
 
 
+def test_a_folder_shows_its_path(folder: PrivateDir) -> None:
+    assert repr(folder) == f"PrivateDir('{folder.path}')"
+
+
 def test_free_space_is_that_of_the_disk(folder: PrivateDir) -> None:
     disk = os.statvfs(folder.path)
     assert abs(folder.free_bytes() - disk.f_bavail * disk.f_frsize) < 1 << 30

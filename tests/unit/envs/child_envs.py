@@ -64,9 +64,29 @@ class ChildEnv(gym.Env[Any, Any]):
         return np.array([self._drawn, self._time], np.float32)
 
 
+class NotingEnv(ChildEnv):
+    """Makes an empty file in a folder when it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def close(self) -> None:
+        (self._folder / f"closed-{os.getpid()}-{id(self)}").touch()
+
+
 def fail() -> None:
     """Make no env."""
     raise RuntimeError("no env can be made")
+
+
+def make_once(folder: Path) -> ChildEnv:
+    """Make an env, but no second one."""
+    try:
+        (folder / "made").touch(exist_ok=False)
+    except FileExistsError:
+        raise RuntimeError("the licence is used up") from None
+    return ChildEnv()
 
 
 def hang(gate: Path) -> None:

@@ -17,21 +17,19 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    ("env_id", "name"),
+    ("env_id", "extra"),
     [
-        ("LunarLander-v3", "box2d"),
-        ("BipedalWalker-v3", "box2d"),
-        ("Hopper-v5", "mujoco"),
-        ("envpool:Pong-v5", "envpool"),
-        ("ALE/Pong-v5", "atari"),
-        ("ale_py:ALE/Pong-v5", "atari"),
-        ("pettingzoo.classic.tictactoe_v3:env", "multiagent"),
+        ("LunarLander-v3", Extra("box2d", "Box2D")),
+        ("BipedalWalker-v3", Extra("box2d", "Box2D")),
+        ("Hopper-v5", Extra("mujoco", "mujoco")),
+        ("envpool:Pong-v5", Extra("envpool", "envpool")),
+        ("ALE/Pong-v5", Extra("atari", "ale_py")),
+        ("ale_py:ALE/Pong-v5", Extra("atari", "ale_py")),
+        ("pettingzoo.classic.tictactoe_v3:env", Extra("multiagent", "pettingzoo")),
     ],
 )
-def test_env_of_an_extra_is_known(env_id: str, name: str) -> None:
-    extra = extra_of(env_id)
-    assert extra is not None
-    assert extra.name == name
+def test_env_of_an_extra_is_known(env_id: str, extra: Extra) -> None:
+    assert extra_of(env_id) == extra
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -139,6 +140,18 @@ def test_process_that_is_lost_too_often_ends_the_run(launch: Launch) -> None:
     assert (caught.value.env_id, caught.value.failures) == (0, 2)
 
 
+def test_process_whose_envs_cannot_be_made_again_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    env_fn = functools.partial(importlib.import_module("child_envs").make_once, tmp_path)
+    with create_env_manager({**SYNC, "max_retry": 5}, [env_fn]) as manager:
+        manager.launch()
+        with pytest.raises(EnvError, match="the licence is used up"):
+            manager.step({0: EXIT})
+        assert manager.closed
+
+
 @pytest.mark.slow
 def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
@@ -246,6 +259,31 @@ def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
     manager.launch()
     assert manager.step({0: STEP})[0].reward == 1.0
     manager.close()
+
+
+def test_envs_are_closed_with_their_manager_and_its_descriptors_are_given_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    env_fn = functools.partial(importlib.import_module("child_envs").NotingEnv, tmp_path)
+
+    def count_descriptors() -> int:
+        gc.collect()
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    counts = []
+    for launches in (1, 2):  # what a first process leaves open serves all others
+        manager = create_env_manager({**SYNC, "envs_per_process": 2}, [env_fn] * 3)
+        before = count_descriptors()
+        manager.launch()
+        assert manager.step({0: STEP, 2: STEP}).keys() == {0, 2}
+        memory = manager._memory.name  # type: ignore[attr-defined]
+        assert memory in Path("/proc/self/maps").read_text()
+        manager.close()
+        counts.append(count_descriptors() - before)
+        assert len(list(tmp_path.glob("closed-*"))) == 3 * launches
+        assert memory not in Path("/proc/self/maps").read_text()
+    assert counts[1] == 0
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ import pytest
 from dingsdk.errors import NonFiniteError
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
+from dingsdk.worker.collector.env_pool import EnvPool
+from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.comm import Master
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference import InferenceClient, InferenceServer, client, role
@@ -423,3 +425,79 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     assert files() == []
     master.close()
     transport.close()
+
+
+class Asked(InferenceClient):
+    """Writes down what is asked of the server: id, version and whether no newer one will do."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir, "collector-0")
+        self.asked: list[tuple[str, int, bool]] = []
+
+    def acting(self, act: Any, asked: Any) -> Any:
+        remote_act = super().acting(act, asked)
+
+        def noted_act(*args: Any, **kwargs: Any) -> Any:
+            self.asked.append(asked())
+            return remote_act(*args, **kwargs)
+
+        return noted_act
+
+
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_rows_of_a_collector_are_of_the_version_that_the_server_acted_with(
+    tmp_path: Path, on_policy: bool
+) -> None:
+    policy = {
+        "type": "dqn",
+        "on_policy": on_policy,
+        "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [8]},
+        "collect": {"n_sample": 32, "unroll_len": 1, "collector": {"type": "sample"}},
+    }
+    server_side = DQNPolicy({**policy, "cuda": False}, enable_field=["collect"], seed=2)
+    model = server_side.collect_mode.state_dict()["model"]
+    store = Store()
+    store.publish("p", model, 7)
+    sent: list[Any] = []
+
+    def collect(pool: EnvPool, client: Asked, version: int) -> ZerglingParallelCollector:
+        """Play a task with the policy of that version."""
+        collector = ZerglingParallelCollector(
+            {
+                **ZerglingParallelCollector.default_config(),
+                "env": {
+                    "env_id": "CartPole-v1",
+                    "collector_env_num": 2,
+                    "collector_episode_num": 1,
+                },
+                "env_manager": {"type": "in_process"},
+                "policy": {**policy, "cuda": True},  # the server's device, not that of collectors
+                "collect_setting": {"eps": 0.0},
+                "eval_flag": False,
+                "policy_update_path": "p",
+                "exp_name": str(tmp_path),
+                "seed": 11,
+                "env_pool": pool,
+                "inference": client,
+            }
+        )
+        news = [{"model": model, "iter": version}]
+        collector.get_policy_update_info = lambda path: news.pop() if news else None
+        collector.await_admission = lambda steps: (10**6, version)
+        collector.send_metadata = lambda meta: None
+        collector.send_stepdata = lambda data_id, batch: sent.append(batch)
+        collector.yield_turn = lambda: None
+        collector.start()
+        collector.close()
+        return collector
+
+    serves = serving(tmp_path, store, policy)
+    with serves, closing(Asked(tmp_path)) as client, closing(EnvPool()) as pool:
+        first = collect(pool, client, 3 if not on_policy else 7)
+        collected = [int(each) for batch in sent for each in batch.columns["collect_iter"]]
+        assert set(client.asked) == {("p", 7 if on_policy else 3, on_policy)}
+        assert collected == [7] * first.get_finish_info()["step_count"]
+        client.asked.clear()
+        second = collect(pool, client, 5)
+        assert second.policy is first.policy
+        assert set(client.asked) == {("p", 5, on_policy)}

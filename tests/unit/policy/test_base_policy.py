@@ -250,7 +250,10 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
 
-    with pytest.raises(ConfigError, match=r"policy\.compile is true.*g\+\+"):
+    with pytest.raises(ConfigError, match=r"policy\.compile is true.*neither g\+\+ nor"):
+        Own({"compile": True})
+    monkeypatch.setenv("CXX", "my-compiler")
+    with pytest.raises(ConfigError, match="neither my-compiler nor clang"):
         Own({"compile": True})
 
 

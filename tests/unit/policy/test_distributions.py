@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from dingsdk.errors import ConfigError
-from dingsdk.policy import PPOPolicy
+from dingsdk.policy import PPOPolicy, SACPolicy
 from dingsdk.policy.distributions import Categorical, Gaussian, make_distribution
 
 BOUNDED = {"action_shape": 2, "action_low": [-1.0, 0.0], "action_high": [3.0, 0.5]}
@@ -169,3 +169,10 @@ def test_actions_that_a_config_describes_wrongly_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         PPOPolicy({"model": {"obs_shape": 3, **model}})
+
+
+def test_observations_of_more_dimensions_are_refused_by_what_they_are() -> None:
+    images = spaces.Box(0, 255, (3, 8, 8), np.uint8)
+    with pytest.raises(ConfigError, match="a Box of one dimension") as caught:
+        SACPolicy.model_from_spaces(images, spaces.Box(-1.0, 1.0, (2,)))
+    assert f"the observation space {images}" in str(caught.value)

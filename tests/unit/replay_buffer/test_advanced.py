@@ -432,8 +432,9 @@ def test_beta_moves_to_1_by_a_step_a_sample_and_can_be_set() -> None:
         found.append(buffer.beta)
         buffer.sample(1, 0)
     assert found == [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]
-    buffer.beta = 0.25
-    assert buffer.beta == 0.25
+    for beta in (0.25, 0.0, 1.0):
+        buffer.beta = beta
+        assert buffer.beta == beta
     with pytest.raises(ConfigError):
         buffer.beta = 1.5
 

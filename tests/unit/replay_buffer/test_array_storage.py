@@ -79,6 +79,7 @@ def test_a_single_row_is_stored_as_a_list_of_one_is(row: dict[str, Any]) -> None
         (a_row(obs={"pos": 1}), "obs"),
         (a_row(action=0.5), "action"),
         (a_row(action=2**63), "action"),
+        (a_row(obs=np.array([0, 0, 0, 1e39])), "obs"),
         (a_row(reward=1e39), "reward"),
         (a_row(reward=np.float64(1e39)), "reward"),
         (a_row(reward="1"), "reward"),

@@ -358,6 +358,15 @@ def test_columns_that_were_growing_when_their_process_died_are_reopened(
         assert held(buffer) == [episode_of(k) for k in range(75 - CAPACITY, 75)]
 
 
+def test_room_of_episodes_that_left_is_used_again_after_reopening(tmp_path: Path) -> None:
+    folder, storage, sizes = tmp_path / "rows", {"type": "memmap"}, []
+    for n in range(4 * CAPACITY):
+        with opened(folder, storage) as buffer:
+            buffer.push([episode(n, 3)], 0)
+        sizes.append((folder / "column-0000.bin").stat().st_size)
+        assert sizes[-1] == sizes[min(n, CAPACITY)]
+
+
 def test_episodes_and_rows_do_not_share_a_folder(tmp_path: Path) -> None:
     storage = {"type": "memmap", "path": str(tmp_path / "rows")}
     with make(storage=storage) as buffer:

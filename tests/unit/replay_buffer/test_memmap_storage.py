@@ -178,11 +178,12 @@ def test_a_byte_of_a_column_that_changes_is_read_as_it_is(tmp_path: Path) -> Non
         assert storage.take(positions[1:]) == rows_of(1, 20)
 
 
-def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", [10_000, -1], ids=["beyond all rows", "to one place"])
+def test_links_that_cannot_be_are_refused(tmp_path: Path, link: int) -> None:
     with opened(tmp_path / "rows", next_of="obs") as storage:
         filled(storage, 20)
     links = tmp_path / "rows" / "links.bin"
-    links.write_bytes(np.full(CAPACITY, 10_000, np.int32).tobytes())
+    links.write_bytes(np.full(CAPACITY, link, np.int32).tobytes())
     with (
         opened(tmp_path / "rows", next_of="obs", reopen=True) as storage,
         pytest.raises(CheckpointCorruptError),

@@ -37,6 +37,14 @@ def actions(rows: Any) -> list[int]:
     return [int(each["action"]) for each in rows]
 
 
+def test_a_size_may_be_an_integer_of_numpy() -> None:
+    buffer = make_buffer()
+    buffer.push(batch(1, 2, 3, 4), 0)
+    sampled = buffer.sample(np.int64(3), 0)  # type: ignore[arg-type]
+    assert sampled is not None
+    assert len(sampled) == 3
+
+
 # Pushing --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,143 @@
+"""A folder of files of rows: what is deleted, and when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dingsdk.errors import CheckpointCorruptError
+from dingsdk.worker.replay_buffer.storage import mapped_folder
+from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
+
+BYTES = np.dtype(np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[MappedFolder]:
+    made = MappedFolder(tmp_path / "rows")
+    yield made
+    made.close()
+
+
+def disk_bytes(path: Path) -> int:
+    return path.stat().st_blocks * 512 if path.exists() else 0
+
+
+def test_created_file_has_nothing_of_one_that_was_left_there(folder: MappedFolder) -> None:
+    """Of a creation that was not finished; or of a link, whose target stays as it is."""
+    elsewhere = folder.path.parent / "elsewhere"
+    elsewhere.write_bytes(b"x" * 100)
+    (folder.path / "left.bin").write_bytes(b"x" * 100)
+    (folder.path / "link.bin").symlink_to(elsewhere)
+    os.link(elsewhere, folder.path / "hard.bin")
+
+    for name in ("left.bin", "link.bin", "hard.bin", "new.bin"):
+        mapped = folder.map(name, (5, 8), BYTES, "create")
+        assert not mapped.any()
+        assert (folder.path / name).stat().st_size == 40
+        mapped[:] = 7
+
+    assert elsewhere.read_bytes() == b"x" * 100
+    for name in ("left.bin", "link.bin", "hard.bin", "new.bin"):
+        assert (folder.map(name, (5, 8), BYTES, "open") == 7).all()
+
+
+def test_slots_are_created_anew_too(folder: MappedFolder) -> None:
+    (folder.path / "slots.bin").write_bytes(b"x" * 100)
+    slots = folder.slots("slots.bin", 40, "create")
+    assert slots.read(100, 0) == bytes(40)
+
+
+def test_discarded_file_is_gone_and_one_that_is_not_there_may_be_discarded(
+    folder: MappedFolder,
+) -> None:
+    mapped = folder.map("old.bin", (8,), BYTES, "create")
+    folder.map("other.bin", (8,), BYTES, "create")
+    folder.discard("old.bin")
+    folder.discard("old.bin")
+
+    assert sorted(each.name for each in folder.path.glob("*.bin")) == ["other.bin"]
+    assert folder.size_bytes("old.bin") == 0
+    assert (mapped == 0).all()  # who has mapped it reads on
+    with pytest.raises(CheckpointCorruptError, match=r"old\.bin is missing"):
+        folder.map("old.bin", (8,), BYTES, "open")
+
+
+def test_space_held_back_by_a_process_that_was_killed_is_given_back(folder: MappedFolder) -> None:
+    spare = folder.path / "spare.bin"
+    spare.write_bytes(b"x" * (1 << 20))
+
+    folder.hold_spare(1 << 16)
+
+    assert 1 << 16 <= disk_bytes(spare) < 1 << 20
+    assert spare.stat().st_size == 1 << 16
+
+
+def test_space_is_held_back_until_it_is_released_and_can_be_held_again(
+    folder: MappedFolder,
+) -> None:
+    spare = folder.path / "spare.bin"
+    for _ in range(2):
+        folder.hold_spare(1 << 16)
+        folder.hold_spare(1 << 17)
+        folder.hold_spare(1 << 16)  # there is more already
+        assert disk_bytes(spare) >= 1 << 17
+        folder.release_spare()
+        assert not spare.exists()
+    folder.release_spare()
+
+
+def test_close_releases_the_space_and_lets_others_use_the_folder(folder: MappedFolder) -> None:
+    folder.hold_spare(1 << 16)
+    folder.close()
+    folder.close()
+    assert list(folder.path.glob("*.bin")) == []
+    MappedFolder(folder.path).close()
+
+
+def test_erased_folder_has_no_rows_and_what_is_no_file_of_rows_stays(folder: MappedFolder) -> None:
+    folder.map("obs.bin", (8,), BYTES, "create")
+    folder.hold_spare(1 << 16)
+    folder.write_header({"rows": 8})
+    (folder.path / "notes.txt").write_text("mine")
+    assert MappedFolder.is_taken(folder.path)
+
+    folder.erase()
+
+    assert not MappedFolder.is_taken(folder.path)
+    assert folder.read_header() is None
+    names = {each.name for each in folder.path.iterdir()}
+    assert "notes.txt" in names
+    assert not {name for name in names if name.endswith((".bin", ".json"))}
+    folder.hold_spare(1 << 16)  # not taken for the space that was erased
+    assert disk_bytes(folder.path / "spare.bin") >= 1 << 16
+    folder.write_header({"rows": 9})
+    assert folder.read_header() == {"rows": 9}
+    assert folder.read_record() == {"tail": 0, "valid_count": 0, "shift": 0}
+
+
+def test_folder_whose_erasing_is_cut_off_holds_no_rows(
+    folder: MappedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whichever file: the header, which says that there are rows, is deleted first."""
+    for name in ("a.bin", "z.bin"):
+        folder.map(name, (8,), BYTES, "create")
+    folder.write_header({"rows": 8})
+    unlink, deleted = folder._folder.unlink, list[str]()
+
+    def unlink_one(name: str) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        deleted.append(name)
+        unlink(name)
+
+    monkeypatch.setattr(folder._folder, "unlink", unlink_one)
+    with pytest.raises(KeyboardInterrupt):
+        folder.erase()
+    assert deleted == [mapped_folder._HEADER]
+    assert not MappedFolder.is_taken(folder.path)
+    monkeypatch.undo()
