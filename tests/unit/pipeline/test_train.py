@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from easydict import EasyDict
 
 from dingsdk.errors import CheckpointMissingError, ConfigError
 from dingsdk.pipeline import signals
@@ -113,7 +112,8 @@ def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCapture
     cfg = compile_run("cartpole-dqn")
     for nstep, warns in ((200, True), (None, False)):
         caplog.clear()
-        _warn_of_short_pieces(cfg | {"policy": EasyDict(cfg.policy, nstep=nstep)})
+        cfg.policy.nstep = nstep
+        _warn_of_short_pieces(cfg)
         assert bool(caplog.messages) == warns
 
 
