@@ -54,7 +54,7 @@ none yet."""
 LEARN_TIMEOUT_S = 3600.0
 """Bound on one learn task; the master's deadline is shorter, and the lease shorter still."""
 HOOK_CLOSE_S = 4.0
-"""How long a hook may take to close: less than a job that is stopped (``CLOSE_TIMEOUT_S``)."""
+"""How long hooks may take to close: less than a job that is stopped (``CLOSE_TIMEOUT_S``)."""
 
 
 class SendPolicyHook(LearnerHook):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ from dingsdk.worker.run_logger import TensorboardLogger, build_logger
 
 _log = logging.getLogger(__name__)
 
+LEAST_CLOSE_S = 0.1
+"""What a hook has to close where others have used up the time of all."""
 _SAVE_HOOK = "save_ckpt_after_run"
 _OWN_VARS = ("train_time", "data_time")
 
@@ -197,8 +199,9 @@ class BaseLearner(Configurable):
         )
         self._own_tb_logger = own_tb_logger
         self.hook_close_s: float | None = None
-        """Seconds after which a hook that does not return from ``close()`` is left behind, in a
-        thread of its own. None: it is closed in the caller's thread, and may take any time."""
+        """Seconds that all hooks together have to return from ``close()``, each in a thread of its
+        own; those that do not are left behind. None: they are closed in the caller's thread, and
+        may take any time."""
         self.tb_logger = tb_logger if tb_logger is not None else own_tb_logger
         if policy is not None:
             self.policy = policy
@@ -489,19 +492,21 @@ class BaseLearner(Configurable):
             if self._is_released or self._is_running or not self._is_closed:
                 return
             self._is_released = True
-        own = self._own_tb_logger
+        own, limit_s = self._own_tb_logger, self.hook_close_s
+        until = None if limit_s is None else monotonic() + limit_s
         with ExitStack() as stack:  # those of others are released too, even if one hangs
             if own is not None:
                 stack.callback(own.close)
             stack.callback(self.logger.close)
             for hook in reversed([each for found in self._hooks.values() for each in found]):
-                stack.callback(self._close_hook, hook)
+                stack.callback(self._close_hook, hook, until)
 
-    def _close_hook(self, hook: LearnerHook) -> None:
+    @staticmethod
+    def _close_hook(hook: LearnerHook, until: float | None) -> None:
         try:
-            if self.hook_close_s is None:
+            if until is None:
                 hook.close()
-            elif not returns_within(self.hook_close_s, hook.close):
+            elif not returns_within(max(LEAST_CLOSE_S, until - monotonic()), hook.close):
                 who = registered_as(type(hook)) or f"the hook {hook.name!r}"
                 warn_of_left("policy.learn.learner", who)
         except Exception as error:

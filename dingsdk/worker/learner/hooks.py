@@ -121,7 +121,8 @@ class LearnerHook(Hook):
     def close(self) -> None:
         """Release what the hook holds: called when the learner is closed, maybe twice.
 
-        In a worker it has 4 s, in a thread of its own, and is left behind after that.
+        In a worker all hooks together have 4 s, each in a thread of its own, and are left behind
+        after that.
         """
 
 
