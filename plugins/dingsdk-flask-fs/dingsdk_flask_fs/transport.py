@@ -153,7 +153,6 @@ class FlaskFSTransport(RequestTransport):
         for each in (self._data_store, self._policy_store, self._folder):
             if each is not None:
                 each.close()
-        self._folder = None
 
     def remove_data(self) -> None:
         if not self.cfg.keep_data:

@@ -6,22 +6,24 @@ import contextlib
 import os
 import socket
 import threading
+import weakref
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from dingsdk_ray import cluster
 from dingsdk_ray.far import UNSENT_BYTES, FarDataStore
-from dingsdk_ray.frames import SMALL_BYTES, joined
+from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 from dingsdk_ray.gateway import Gateway
 from dingsdk_ray.transport import RayTransport, parse_address
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk import SampleBatch
-from dingsdk.data import decode_batch, encode_batch
+from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
 from dingsdk.errors import (
     ConfigError,
     InsecureBindError,
@@ -195,6 +197,60 @@ def test_gateway_without_a_coordinator_says_so_and_serves_payloads(tmp_path: Pat
         gateway.delete(["p0"])
         assert gateway.count() == 0
     finally:
+        gateway._transport.close()
+        gateway._transport.remove_data()
+
+
+class Reference:
+    """Of an object in Ray's store, which keeps it as long as this is there."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+
+
+def test_gateway_stores_a_version_once_and_lets_it_go_when_the_policy_is_discarded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stored: list[weakref.ref[Reference]] = []
+
+    def put(frame: Any) -> Reference:
+        made = Reference(frame)
+        stored.append(weakref.ref(made))
+        return made
+
+    def newest(newer_than: int | None = None) -> Any:
+        found = gateway.newest("p", newer_than)
+        if found is None:
+            return None
+        version, (reference,) = found
+        frame = memoryview(reference.frame)
+        return version, decode_frame(POLICY, frame, max_bytes=len(frame))["w"].tolist()
+
+    def publish(version: int) -> None:
+        buffers, info = encode_frame(POLICY, {"w": torch.full((2,), float(version))})
+        gateway.publish("p", version, joined(buffers, info.size_bytes))
+
+    monkeypatch.setattr("ray.put", put)
+    gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
+    other = RayTransport({}, tmp_path)
+    try:
+        assert newest() is None
+        publish(3)
+        for _ in range(2):
+            assert (newest(), newest(2), newest(3)) == ((3, [3.0, 3.0]), (3, [3.0, 3.0]), None)
+        assert len(stored) == 1
+        publish(4)
+        assert newest(3) == (4, [4.0, 4.0])
+        assert [each() is None for each in stored] == [True, False]
+        gateway.discard("p")
+        assert stored[1]() is None
+        publish(1)
+        assert newest() == (1, [1.0, 1.0])
+        other.policy_store().discard("p")  # of the coordinator
+        assert newest() is None
+        assert stored[2]() is None
+    finally:
+        other.close()
         gateway._transport.close()
         gateway._transport.remove_data()
 

@@ -222,3 +222,11 @@ def test_on_policy_learner_that_waits_publishes_a_damaged_version_again_once(
         learner._catch_up()
     assert found == sent
     assert asked == ([("p", 4)] if is_on_policy else [])
+
+
+def test_ranks_of_a_task_are_ended_with_it_and_not_with_the_next(learner: BaseCommLearner) -> None:
+    ends: list[str] = []
+    learner._ranks = SimpleNamespace(close=lambda: ends.append("end"))  # type: ignore[assignment]
+    for _ in range(2):
+        assert learner.stop_job(1.0)
+    assert ends == ["end"]

@@ -284,7 +284,8 @@ def test_observers_are_told_of_each_evaluation(make_evaluator, policy) -> None:
     plugins.register_plugin(Listener(), "listener")
     with use_manager(plugins):
         make_evaluator(policy, lengths=(4,)).eval(train_iter=3, envstep=50)
-    assert told == [("evaluator", 4.0, 3, 50)]
+        make_evaluator(policy, lengths=(2,)).eval()
+    assert told == [("evaluator", 4.0, 3, 50), ("evaluator", 2.0, -1, -1)]
 
 
 def test_arguments_for_the_policy_are_handed_on(make_evaluator, policy) -> None:

@@ -118,15 +118,18 @@ def test_observers_are_told_of_a_number(make_evaluator) -> None:
 
     class Observer:
         @hookimpl
-        def dingsdk_after_evaluate(self, source: str, mean_return: float, train_iter: int) -> None:
-            told.append((source, mean_return, train_iter))
+        def dingsdk_after_evaluate(
+            self, source: str, mean_return: float, train_iter: int, envstep: int
+        ) -> None:
+            told.append((source, mean_return, train_iter, envstep))
 
     plugins = PluginManager()
     plugins.register_plugin(Observer(), "observer")
     with use_manager(plugins):
-        make_evaluator([_batch(1)]).eval(train_iter=2)
+        make_evaluator([_batch(1)]).eval(train_iter=2, envstep=8)
         make_evaluator([_batch(1)], Accuracy(as_dict=True)).eval(train_iter=2)
-    assert told == [("evaluator", 0.25, 2)]
+        make_evaluator([_batch(2)]).eval()
+    assert told == [("evaluator", 0.25, 2, 8), ("evaluator", 0.5, -1, -1)]
 
 
 def test_data_and_policy_may_come_later(make_evaluator, tmp_path) -> None:

@@ -327,6 +327,78 @@ class TestFiles:
         assert "the run goes on" in record.getMessage()
 
 
+class Called:
+    """Stands in for a package that takes seconds to import: any attribute, each call noted."""
+
+    def __init__(self, name="", calls=None):
+        self.name, self.calls = name, [] if calls is None else calls
+
+    def __getattr__(self, name):
+        return Called(f"{self.name}.{name}".lstrip("."), self.calls)
+
+    def __call__(self, *args, **kwargs):
+        self.calls.append((self.name, args, kwargs))
+        return Called(f"{self.name}()", self.calls)
+
+    def of(self, name):
+        return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
+
+
+class TestTrackers:
+    def test_mlflow_gets_each_variable_with_its_iteration(
+        self, scripted, make_learner, tmp_path, monkeypatch
+    ):
+        mlflow = Called()
+        monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+        args = {"ext_args": {"freq": 2, "experiment": "tests"}}
+        learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(mlflow=args))
+        for envstep in (8, 16, 24):
+            learner.train([{}], envstep)
+        learner.close()
+        learner.close()
+
+        ((_, client),) = mlflow.of("MlflowClient")
+        database = tmp_path / "run" / "log" / "learner" / "mlflow.db"
+        assert client == {"tracking_uri": f"sqlite:///{database}"}
+        assert mlflow.of("MlflowClient().get_experiment_by_name") == [(("tests",), {})]
+        ((_, run),) = mlflow.of("MlflowClient().create_run")
+        assert run == {"run_name": "run"}
+        metrics = [args for args, _ in mlflow.of("entities.Metric")]
+        kept = [(name, value, at) for name, value, _, at in metrics if name != "train_time"]
+        assert kept == [
+            ("env_steps", 8.0, 0),
+            ("loss", 1.0, 0),
+            ("env_steps", 24.0, 2),
+            ("loss", 3.0, 2),
+        ]
+        assert {now.name for _, _, now, _ in metrics} == {"utils.time.get_current_time_millis()"}
+        sent = [kwargs["metrics"] for _, kwargs in mlflow.of("MlflowClient().log_batch")]
+        assert [len(rows) for rows in sent] == [3, 3]
+        assert len(mlflow.of("MlflowClient().set_terminated")) == 1
+
+    def test_wandb_gets_the_variables_of_an_iteration_together(
+        self, scripted, make_learner, tmp_path, monkeypatch
+    ):
+        wandb = Called()
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+        args = {"ext_args": {"freq": 2, "name": "mine"}}
+        learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(wandb=args))
+        for envstep in (8, 16, 24):
+            learner.train([{}], envstep)
+        learner.close()
+        learner.close()
+
+        ((_, run),) = wandb.of("init")
+        assert (run["project"], run["name"], run["mode"]) == ("dingsdk", "mine", "offline")
+        assert run["dir"] == str(tmp_path / "run" / "log" / "learner")
+        logged = [(kwargs["step"], args[0]) for args, kwargs in wandb.of("init().log")]
+        assert [(step, each["env_steps"], each["loss"]) for step, each in logged] == [
+            (0, 8, 1.0),
+            (2, 24, 3.0),
+        ]
+        assert len(wandb.of("init().finish")) == 1
+
+
 def run_alone(source, tmp_path):
     """Run a script in a process of its own: trackers start threads and helper processes."""
     script = tmp_path / "script.py"

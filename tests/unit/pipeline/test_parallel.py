@@ -18,6 +18,7 @@ from tensorboardX.proto.event_pb2 import Event
 from dingsdk.errors import DingError, TaskFailedError, WorkerCrashedError
 from dingsdk.pipeline.parallel import (
     _finish_evaluations,
+    _make_workers,
     _train_out,
     _with_trace,
     worker_config,
@@ -25,6 +26,8 @@ from dingsdk.pipeline.parallel import (
     write_paces,
 )
 from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker import worker_ids
+from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
@@ -175,6 +178,34 @@ def test_last_evaluations_have_a_second_for_each_player(
     assert _finish_evaluations(context, coordinator, "limit") == "limit"
     assert coordinator.waited_s == pytest.approx(allowed_s)
     assert "cut off" in caplog.text
+
+
+def test_workers_that_a_transport_starts_are_told_of_the_run(tmp_path: Path) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", None, ["system.restarts=3"], 0)
+    launched: list[Any] = []
+    specs: list[WorkerSpec] = []
+    lost: list[str] = []
+
+    def start_worker(spec: WorkerSpec) -> Any:
+        specs.append(spec)
+        return SimpleNamespace(exit_code=-9, messages=lambda: (), close=lambda: None)
+
+    class Starting:
+        """A transport that starts workers."""
+
+        starts_workers, places = True, ("processes",)
+
+    transport: Any = Starting()
+    transport.launch, transport.start_worker = launched.extend, start_worker
+    master: Any = SimpleNamespace(workers=(), lose=lambda name, reason: lost.append(name))
+    context: Any = SimpleNamespace(workers=None, on_address=None, run_dir=tmp_path)
+    group = _make_workers(context, cfg, transport, master)
+    group.start("address")
+    group.poll()
+    assert launched == [(spec.role, spec.worker_id) for spec in specs] == worker_ids(cfg)
+    assert {spec.run_dir for spec in specs} == {tmp_path}
+    assert specs[0].cfg["system"]["restarts"] == 3
+    assert lost == [spec.worker_id for spec in specs]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

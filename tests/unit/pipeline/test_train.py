@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,16 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import CheckpointMissingError, ConfigError
+from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.resume import changed_config
-from dingsdk.pipeline.train import _saved, _warn_of_short_pieces, compile_run, train
+from dingsdk.pipeline.train import (
+    _greet_replay_server,
+    _saved,
+    _warn_of_short_pieces,
+    compile_run,
+    train,
+)
 from dingsdk.worker import LearnerHook
 
 SETS = (
@@ -115,6 +122,18 @@ def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCapture
         cfg.policy.nstep = nstep
         _warn_of_short_pieces(cfg)
         assert bool(caplog.messages) == warns
+
+
+@pytest.mark.parametrize(("timeout_s", "greet_s"), [(0.01, 600.0), (600.0, 0.01)])
+def test_replay_server_that_is_not_there_is_told_after_the_shorter_time(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, greet_s: float
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
+    monkeypatch.setattr("dingsdk.pipeline.train.GREET_S", greet_s)
+    begun = time.monotonic()
+    with pytest.raises(ServerLostError, match="cannot be reached"):
+        _greet_replay_server(SimpleNamespace(address="127.0.0.1:1", path="", timeout_s=timeout_s))
+    assert time.monotonic() - begun < 10.0
 
 
 def test_what_is_saved_is_said_before_a_run_is_broken_off(tmp_path: Path) -> None:

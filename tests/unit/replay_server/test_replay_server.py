@@ -837,6 +837,17 @@ def test_taken_port_is_refused(server: ReplayServer, tmp_path: Path) -> None:
         ReplayServer({"port": port}, SMALL, tmp_path / "other")
 
 
+def test_config_that_says_nothing_saves_each_minute(server: ReplayServer) -> None:
+    assert server.cfg == type(server.cfg)(
+        host="127.0.0.1",
+        port=0,
+        max_connections=256,
+        max_message_bytes=256 << 20,
+        request_timeout_s=30.0,
+        save_every_s=60.0,
+    )
+
+
 def test_wrong_config_is_refused_before_anything_listens(tmp_path: Path) -> None:
     with pytest.raises(UnknownKeyError, match="port"):
         ReplayServer({"prot": 1}, SMALL, tmp_path)
