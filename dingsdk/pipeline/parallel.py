@@ -74,6 +74,8 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.1
 SCHEDULE_NAME = "schedule.bin"
 PACES_S = 5.0
+AHEAD_ROWS, AHEAD_UPDATES = 1024, 256
+"""How far collectors may be ahead of the learner, in samples and in the updates owed for them."""
 """Interval at which the paces of workers are written to tensorboard."""
 CLOSE_S = (10.0, 8.0, 5.0)
 INTERRUPTED_CLOSE_S = (2.5, 3.0, 0.5)
@@ -302,8 +304,10 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
         # The largest payload: one is almost full when every env's trajectory is cut. Whole episodes
         # have any length.
         payload_rows = count + env_num * traj_len if traj_len else 2 * (env_num + 1) * count
-        # Rows that are ahead were collected with a policy that has not learned from those before.
-        slack_rows = max(1024, payload_rows + math.ceil(batch_rows / per_insert))
+        # Rows that are ahead were collected with a policy that has not learned from those before:
+        # as many as keep the learner busy.
+        ahead = min(AHEAD_ROWS, AHEAD_UPDATES * batch_rows / per_insert)
+        slack_rows = math.ceil(max(ahead, payload_rows + batch_rows / per_insert))
         if is_of_episodes:
             slack_rows = 2 * count * cfg.system.collector_num
         limiter = {

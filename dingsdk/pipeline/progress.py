@@ -60,7 +60,8 @@ class RunRates:
     def of(self, status: RunStatus) -> tuple[float, float, float | None]:
         """Return env steps and train iterations a second, and the seconds left at these rates.
 
-        Those are until the first limit is reached; None without one.
+        Those are until the first limit is reached; None without one, or while a run that has
+        reached one has not ended.
         """
         steps_per_s = self._env_steps.of(status.env_steps, status.elapsed_s)
         updates_per_s = self._updates.of(status.train_iter, status.elapsed_s)
@@ -68,10 +69,9 @@ class RunRates:
             (status.max_env_steps, status.env_steps, steps_per_s),
             (status.max_train_iter, status.train_iter, updates_per_s),
         )
-        left = (
-            max(0, most - now) / rate for most, now, rate in limits if most is not None and rate
-        )
-        return steps_per_s, updates_per_s, min(left, default=None)
+        left = [(most - now) / rate for most, now, rate in limits if most is not None and rate]
+        is_known = min(left, default=0.0) > 0
+        return steps_per_s, updates_per_s, min(left) if is_known else None
 
 
 class Progress(Protocol):
@@ -130,10 +130,10 @@ class ConsoleProgress:
         self._done.set()
         self._thread.join(timeout=5)
         if self._live is not None:
-            self._live.update(self._render(), refresh=True)
+            self._live.update(self._render(is_over=True), refresh=True)
             self._live.stop()
         else:
-            self._print_line()
+            self._print_line(is_over=True)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Print one line for an evaluation; a terminal keeps it above the live table."""
@@ -157,13 +157,13 @@ class ConsoleProgress:
             else:
                 self._print_line()
 
-    def _print_line(self) -> None:
+    def _print_line(self, *, is_over: bool = False) -> None:
         status = self._status()
         if status != self._printed:  # it stands still while the parts of the run are closed
             self._printed = status
-            self._console.print(self._line(status), highlight=False, markup=False)
+            self._console.print(self._line(status, is_over), highlight=False, markup=False)
 
-    def _line(self, status: RunStatus) -> str:
+    def _line(self, status: RunStatus, is_over: bool) -> str:
         steps_per_s, updates_per_s, left = self._rates.of(status)
         parts = [
             f"{status.env_steps:,} env steps ({steps_per_s:,.0f}/s)",
@@ -174,7 +174,7 @@ class ConsoleProgress:
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",
             f"policy v{status.train_iter}{_lag(status)}",
             workers_in_words(status.workers),
-            f"{_duration(left)} left" if left is not None else "",
+            f"{_duration(left)} left" if left is not None else _last_phase(status, is_over),
             *(f"{name} {_value(value)}" for name, value in self._columns().items()),
         ]
         line = f"[{self._time(status.elapsed_s)}] " + ", ".join(part for part in parts if part)
@@ -186,7 +186,7 @@ class ConsoleProgress:
             return f"{elapsed_s:6.1f} s"
         return f"starting, {self._clock() - self._began_at:.1f} s"
 
-    def _render(self) -> Any:
+    def _render(self, *, is_over: bool = False) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -207,7 +207,7 @@ class ConsoleProgress:
             ("buffer", f"{status.buffer_fill:,}/{status.buffer_capacity:,}"),
             ("policy", f"v{status.train_iter}{_lag(status)}"),
             ("elapsed", f"{elapsed.lstrip()}, {workers_in_words(status.workers)}"),
-            ("left", "-" if left is None else _duration(left)),
+            ("left", _last_phase(status, is_over) or "-" if left is None else _duration(left)),
             *((name, _value(value)) for name, value in self._columns().items()),
         ]
         table = Table.grid(padding=(0, 2))
@@ -228,6 +228,13 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(finite), max(finite)
     steps = (len(_BARS) - 1) / ((high - low) or 1.0)
     return "".join(_BARS[round((value - low) * steps)] for value in finite)
+
+
+def _last_phase(status: RunStatus, is_over: bool) -> str:
+    """Return what a run does that has used up its env steps, and has not ended."""
+    most = status.max_env_steps
+    is_collected = most is not None and status.env_steps >= most
+    return "training on what was collected" if is_collected and not is_over else ""
 
 
 def workers_in_words(count: int) -> str:

@@ -140,6 +140,13 @@ class BaseParallelCommander(Configurable, ABC):
     def get_learner_task(self) -> Task | None:
         """Return the next learner task, or None while there is none to do."""
 
+    def get_eval_task(self) -> Task | None:
+        """Return a collector task that evaluates, where an evaluation is due, or None.
+
+        Called instead of ``get_collector_task`` once enough was collected, while learners go on.
+        """
+        return None
+
     def get_last_eval_task(self) -> Task | None:
         """Return the collector task that evaluates what a run has trained, or None for none.
 

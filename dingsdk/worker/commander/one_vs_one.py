@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,18 +255,16 @@ class OneVsOneCommander(BaseParallelCommander):
         if self._without_learner() or self.first.has_reached_goal:
             return None  # an opponent without a learner has no policy yet
         training = [each for each in self._commanders.values() if each.is_training]
-        for each in sorted(training, key=lambda each: (not each.is_to_evaluate, each.turn)):
-            task = each.get_collector_task()
-            if task is not None:
-                return task
-        return None
+        turns = sorted(training, key=lambda each: (not each.is_to_evaluate, each.turn))
+        return _first_of(each.get_collector_task for each in turns)
+
+    def get_eval_task(self) -> Task | None:
+        if self.first.has_reached_goal:
+            return None
+        return _first_of(each.get_eval_task for each in self._commanders.values())
 
     def get_last_eval_task(self) -> Task | None:
-        for each in self._commanders.values():
-            task = each.get_last_eval_task()
-            if task is not None:
-                return task
-        return None
+        return _first_of(each.get_last_eval_task for each in self._commanders.values())
 
     def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
         owner = self._owner(task_id)
@@ -577,3 +575,8 @@ def create_league(policy_cfg: Mapping[str, Any], seed: int | None) -> OneVsOneLe
         "leagues", policy_cfg["other"]["league"], seed=seed, config_path="policy.other.league"
     )
     return league
+
+
+def _first_of(asked: Iterable[Callable[[], Task | None]]) -> Task | None:
+    """Return the first task that somebody has."""
+    return next((task for ask in asked if (task := ask()) is not None), None)

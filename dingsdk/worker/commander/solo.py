@@ -112,12 +112,25 @@ class SoloCommander(BaseParallelCommander):
         return task
 
     def get_collector_task(self) -> Task | None:
+        # With one place, evaluations that last longer than their interval would take it all.
+        is_to_collect = not (self._collector_tasks or self._has_collected)
+        evaluation = None if is_to_collect else self.get_eval_task()
         learner = self._current
-        if self.has_reached_goal or learner is None or not self._collector_space.acquire_space():
+        if evaluation is not None or learner is None or self.has_reached_goal:
+            return evaluation
+        if not self._collector_space.acquire_space():
             return None
-        is_evaluation = self._is_eval_due()
-        self._has_collected = not is_evaluation
-        return self._collector_task(learner, is_evaluation=is_evaluation)
+        self._has_collected = True
+        return self._collector_task(learner, is_evaluation=False)
+
+    def get_eval_task(self) -> Task | None:
+        learner = self._current
+        if self.has_reached_goal or learner is None or not self._is_eval_due():
+            return None
+        if not self._collector_space.acquire_space():
+            return None
+        self._has_collected = False
+        return self._collector_task(learner, is_evaluation=True)
 
     def get_last_eval_task(self) -> Task | None:
         learner, is_evaluated = self._newest, self._evaluated_iter >= self._newest_iter
@@ -238,9 +251,6 @@ class SoloCommander(BaseParallelCommander):
 
     def _is_eval_due(self) -> bool:
         if any(task.is_evaluation for task in self._collector_tasks.values()):
-            return False
-        if not (self._collector_tasks or self._has_collected):
-            # With one place, evaluations that last longer than their interval would take it all.
             return False
         return self._schedule.is_due(self._newest_iter, self.envstep)
 

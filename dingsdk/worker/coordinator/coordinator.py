@@ -746,8 +746,9 @@ class Coordinator(Configurable, TaskControl):
                 self._collectors_end_at = self.clock() + self.cfg.answer_timeout_s
             for role in () if self.is_ending else self.roles:
                 if is_over and role == "collector":
-                    continue
-                self._state.produce(role)
+                    self._state.produce_evaluation()
+                else:
+                    self._state.produce(role)
                 given.append(self._state.assign(role))
             if self._owed_evaluations:
                 last, waits = self._state.assign_last_evaluation()

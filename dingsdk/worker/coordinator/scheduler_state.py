@@ -22,7 +22,7 @@ from dingsdk.errors import (
     WorkerLostError,
 )
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
-from dingsdk.worker.commander.base import BaseParallelCommander
+from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.journal import Fact, Given, Over, Queued, TaskRecord
 from dingsdk.worker.coordinator.pace import PaceBoard
@@ -227,10 +227,19 @@ class SchedulerState:
 
     def produce(self, role: str) -> None:
         """Ask for a task when a worker is idle and none is queued: tasks go out fresh."""
+        self._produce(role, lambda: self._roles[role].next_task(self.commander))
+
+    def produce_evaluation(self) -> None:
+        """As ``produce``, of collectors that evaluate alone; others that wait are withdrawn."""
+        for state in [each for each in self._queues["collector"] if not each.is_evaluation]:
+            self._withdraw(state)
+        self._produce("collector", self.commander.get_eval_task)
+
+    def _produce(self, role: str, ask: Callable[[], Task | None]) -> None:
         queue = self._queues[role]
         if queue or not self.pool.has_idle(role):
             return
-        task = self._roles[role].next_task(self.commander)
+        task = ask()
         if task is not None:
             queue.append(state := TaskState(task["task_id"], role, task, self._clock()))
             if self.note is not None:

@@ -383,6 +383,19 @@ def test_player_that_has_trained_out_plays_on_as_an_opponent(make_commander: Any
     assert task["collector_cfg"]["policy_update_path"] == [first["policy_id"]]
 
 
+def test_both_players_are_evaluated_while_they_train_on(make_commander: Any) -> None:
+    commander = make_commander(league=TWO)
+    assert commander.get_eval_task() is None
+    learners = start_two(commander)
+    found = []
+    for learner in learners:
+        train(commander, learner, 15)
+    while (task := commander.get_eval_task()) is not None:
+        assert task["collector_cfg"]["eval_flag"]
+        found.append(task.get("player"))
+    assert found == [None, "player_1"]
+
+
 def test_state_of_two_players_goes_on(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     first, second = start_two(commander)

@@ -214,6 +214,29 @@ def test_one_task_is_to_end_where_an_evaluation_that_is_due_has_no_place(command
     assert not commander.wants_end_of(third)
 
 
+def test_evaluations_go_on_by_the_clock_where_nothing_is_collected_any_more(main_config, clock):
+    commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
+    assert commander.get_eval_task() is None  # nothing to evaluate
+    learner = start(commander)
+    assert commander.get_eval_task() is None  # not due
+    for train_iter in (5, 6):
+        train(commander, learner, train_iter)
+        clock.now += 11
+        evaluation = commander.get_eval_task()
+        assert evaluation["collector_cfg"]["eval_flag"]
+        assert commander.get_eval_task() is None  # no place, and one at a time
+        commander.finish_collector_task(evaluation["task_id"], eval_result(train_iter=train_iter))
+    train(commander, learner, 7)
+    clock.now += 11
+    collect(commander)  # after an evaluation, as there is one place
+    commander.finish_collector_task(
+        commander.get_eval_task()["task_id"], eval_result(480.0, train_iter=7)
+    )
+    train(commander, learner, 8)
+    clock.now += 11
+    assert commander.get_eval_task() is None  # the goal is reached
+
+
 def test_no_task_ends_for_an_evaluation_where_there_is_one_place(main_config, clock):
     commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
     learner = start(commander)

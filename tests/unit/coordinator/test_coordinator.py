@@ -67,6 +67,9 @@ class Commander:
     def get_collector_task(self) -> None:
         return None
 
+    def get_eval_task(self) -> None:
+        return None
+
     def get_last_eval_task(self) -> None:
         return None
 
@@ -482,6 +485,7 @@ def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: 
     coordinator._state.running = {"c": collector, "l": learner}
     asked: list[str] = []
     site.commander.get_collector_task = lambda: asked.append("collector")  # type: ignore[assignment, func-returns-value]
+    site.commander.get_eval_task = lambda: asked.append("evaluation")  # type: ignore[attr-defined]
     site.commander.get_learner_task = lambda: asked.append("learner")  # type: ignore[assignment, func-returns-value]
     coordinator._on_join(WorkerInfo("c0", "collector"))
     coordinator._on_join(WorkerInfo("l0", "learner"))
@@ -489,7 +493,7 @@ def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: 
     assert (asked, coordinator.wants_end_of(collector)) == (["learner", "collector"], False)
     collector.env_steps = 50
     coordinator._dispatch_once()
-    assert asked == ["learner", "collector", "learner"]
+    assert asked == ["learner", "collector", "learner", "evaluation"]
     assert not coordinator.train_out(0.0)
     assert coordinator.wants_end_of(collector)
     assert not coordinator.must_end(collector)

@@ -449,6 +449,21 @@ def test_task_that_nobody_has_begun_gives_its_place_to_the_last_evaluation(site:
     assert not site.state.has_task("t")
 
 
+def test_where_nothing_is_collected_any_more_only_evaluations_go_out(site: Site) -> None:
+    site.open_buffer()
+    site.commander.get_eval_task = lambda: {**EVALUATING, "task_id": "e", "buffer_id": "b"}  # type: ignore[attr-defined]
+    site.state.produce_evaluation()
+    assert not site.state.has_task("e")  # nobody is idle
+    site.join("c0")
+    site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
+    site.state.produce("collector")
+    site.state.produce_evaluation()
+    assert site.commander.failed == [("collector", "t")]
+    state = site.state.assign("collector")
+    assert state is not None
+    assert (state.task_id, state.is_evaluation) == ("e", True)
+
+
 def test_run_that_owes_no_evaluation_gets_none(site: Site) -> None:
     site.join("c0")
     assert site.state.assign_last_evaluation() == (None, False)

@@ -227,6 +227,9 @@ def test_last_updates_are_waited_for_until_the_run_is_interrupted(is_stopped: bo
         (("policy.collect.n_sample=3000",), 3000 + 8 * 375 + 188),
         (("policy.traj_len_inf=true",), 2 * 9 * 512 + 32),
         (("policy.collect.n_sample=64",), 1024),
+        # 256 updates, as the learner needs a minute for those of 1,024 rows.
+        (("policy.collect.n_sample=64", "policy.learn.update_per_collect=64"), 256),
+        (("policy.collect.n_sample=16", "policy.learn.update_per_collect=256"), 16 + 8 * 2 + 1),
     ],
 )
 def test_collectors_are_held_back_by_about_two_collects(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import re
@@ -160,6 +161,24 @@ def test_sparkline_goes_from_the_lowest_value_to_the_highest(
     values: list[float], bars: str
 ) -> None:
     assert sparkline(values) == bars
+
+
+def test_run_that_has_collected_enough_says_that_it_trains_on_until_it_ends() -> None:
+    trains_on = "training on what was collected"
+    status = dataclasses.replace(STATUS, env_steps=120_000)
+    assert shown(status, is_terminal=True).splitlines()[-2].endswith("left         -             ")
+
+    out = io.StringIO()
+    console = Console(file=out, width=300)
+    with ConsoleProgress(console, lambda: status, 500.0) as progress:
+        console.print(progress._render())
+        assert re.search(rf"left +{trains_on}", out.getvalue())
+        out.truncate(0)
+        progress._print_line()
+        status = dataclasses.replace(status, train_iter=3_001)
+    running, last = out.getvalue().splitlines()
+    assert running.endswith(f", {trains_on}")
+    assert last.endswith("3 workers")
 
 
 @pytest.mark.parametrize(
