@@ -12,7 +12,13 @@ import pytest
 
 from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.data.list_samples import pack_samples
-from dingsdk.errors import ClosedError, DataMissingError, SchemaMismatchError
+from dingsdk.errors import (
+    ClosedError,
+    DataMissingError,
+    SchemaMismatchError,
+    WorkerCrashedError,
+    WorkerLostError,
+)
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import BaseCommLearner, Master
 from dingsdk.worker.comm.learner import _with_lists
@@ -230,3 +236,56 @@ def test_ranks_of_a_task_are_ended_with_it_and_not_with_the_next(learner: BaseCo
     for _ in range(2):
         assert learner.stop_job(1.0)
     assert ends == ["end"]
+
+
+@pytest.mark.parametrize("traceback", ["", "of its code"])
+def test_task_whose_rank_died_begins_again_unless_its_code_raised(
+    learner: BaseCommLearner, traceback: str
+) -> None:
+    saved: list[str] = []
+
+    def start() -> None:
+        raise WorkerCrashedError("rank 1 is gone", worker_id="l0", traceback=traceback)
+
+    learner._learner = SimpleNamespace(
+        start=start, save_checkpoint=lambda: saved.append("saved"), train_iter=5
+    )
+    expected = WorkerCrashedError if traceback else WorkerLostError
+    with pytest.raises(expected, match="rank 1 is gone"):
+        learner._train()
+    assert saved == ([] if traceback else ["saved"])
+
+
+def test_announced_payloads_are_looked_for_for_half_a_second(learner: BaseCommLearner) -> None:
+    now, asked = [100.0], list[tuple[Any, ...]]()
+    learner._clock = lambda: now[0]
+    learner._learner = SimpleNamespace(collector_envstep=0)
+    learner.data_store = SimpleNamespace(  # type: ignore[assignment]
+        get=lambda *given: asked.append(given), get_verified=lambda *given: asked.append(given)
+    )
+    learner._take_news({"payloads": {"late": 2}})
+    for digest, later_s in ((None, 0.0), ("d1", 0.25), (None, 1.0)):
+        now[0] = 100.0 + later_s
+        learner._load_payload("late", digest)
+    assert asked == [("late", 0.5), ("late", "d1", 0.25), ("late", 0.0)]
+
+
+def test_replay_server_without_a_batch_is_asked_for_twenty_seconds(
+    learner: BaseCommLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.learner.REPLAY_PAUSE_S", 0.0)
+    now, asked = [0.0], list[tuple[int, int, float]]()
+    learner._clock = lambda: now[0]
+
+    def sample(size: int, *, train_iter: int, timeout_s: float) -> Any:
+        asked.append((size, train_iter, timeout_s))
+        now[0] += 7.0
+        return "batch" if len(asked) == 5 else None
+
+    client: Any = SimpleNamespace(sample=sample)
+    assert learner._sample(client, 4) is None
+    assert asked == [(4, 5, 0.0)] * 3  # the workers of this run take turns
+    assert learner._sample(client, 4) == "batch"
+    learner.is_stopping = True
+    assert learner._sample(client, 4) is None
+    assert len(asked) == 5

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,10 +19,10 @@ from dingsdk.errors import (
     ProtocolError,
     StaleEpochError,
 )
-from dingsdk.worker.comm.requests.handler import Mailbox
+from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
-from dingsdk.worker.comm.requests.messages import decode_request
-from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
+from dingsdk.worker.comm.requests.messages import Join, Request, Turn, decode_request
+from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 LOG = "dingsdk.worker.comm.requests.link"
 
@@ -93,3 +97,85 @@ def test_closed_mailbox_takes_no_task() -> None:
     assert box.put(TaskMessage("t0", {}))
     box.close()
     assert not box.put(TaskMessage("t1", {}))
+
+
+class NotingCondition(threading.Condition):
+    """Notes how long it was to wait, and waits for nothing."""
+
+    def __init__(self, waited: list[float | None]) -> None:
+        super().__init__()
+        self.waited = waited
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        self.waited.append(timeout)
+        return predicate()
+
+
+class Handling(MasterListener):
+    """A handler, and what it tells."""
+
+    def __init__(self, max_polls: int = 1) -> None:
+        self.waited: list[float | None] = []
+        self.told: list[tuple[str, int | str]] = []
+        scheduler: Any = SimpleNamespace(condition=lambda: NotingCondition(self.waited))
+        self.handler = RequestHandler(
+            self, "r", 1, max_bytes=1 << 20, max_polls=max_polls, scheduler=scheduler
+        )
+        self.seqs = itertools.count(1)
+
+    def ask(self, kind: str, worker: str, inc: int, body: Any, idem: str = "") -> Any:
+        seq = 0 if kind == "join" else next(self.seqs)
+        request = Request("r", 1, worker, inc, seq, idem or f"{inc}-{seq}", kind, body)
+        return json.loads(self.handler.handle(request))
+
+    def join(self, worker: str, idem: str) -> int:
+        return int(self.ask("join", worker, 0, Join("collector", {}), idem)["inc"])
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self.told.append((info.worker_id, info.incarnation))
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        raise NotImplementedError
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        self.told.append((worker_id, reason))
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("max_polls", "waited"), [(1, [3.0, 3.0]), (0, [0.05, 0.05])])
+def test_request_beyond_those_that_may_wait_is_answered_soon(
+    max_polls: int, waited: list[float]
+) -> None:
+    site = Handling(max_polls)
+    inc = site.join("w0", "a")
+    for _ in range(2):
+        site.ask("turn", "w0", inc, Turn([], 0, 1, 3.0))
+    site.ask("turn", "w0", inc, Turn([], 0, 1, 0.01))
+    assert site.waited == [*waited, 0.01]
+
+
+def test_join_that_is_sent_again_is_the_same_one_as_long_as_it_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.requests.handler.JOINS_KEPT", 2)
+    site = Handling()
+    joins = (("w0", "a"), ("w1", "b"), ("w1", "b"), ("w2", "c"), ("w1", "b"), ("w2", "c"))
+    assert [site.join(*each) for each in joins] == [1, 2, 2, 3, 2, 3]
+    assert site.join("w0", "a") == 4
+    assert site.told == [
+        ("w0", 1),
+        ("w1", 2),
+        ("w2", 3),
+        ("w0", "replaced by a new incarnation"),
+        ("w0", 4),
+    ]
+
+
+def test_request_that_was_overtaken_or_is_repeated_gets_no_tasks() -> None:
+    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
+    for number in range(2):
+        box.put(TaskMessage(f"t{number}", {}))
+    for seq, ack, count in ((2, 0, 2), (2, 0, 0), (1, 0, 0), (3, 1, 1)):
+        assert len(box.fetch(seq, ack, want=9, wait_s=0.0)) == count

@@ -23,7 +23,9 @@ from dingsdk.plugins import default_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker.comm import BaseCommCollector, BaseCommLearner, Master
 from dingsdk.worker.comm.collector import announced_columns
-from dingsdk.worker.comm.learner import SendPolicyHook
+from dingsdk.worker.comm.learner import HOOK_CLOSE_S, SendPolicyHook
+from dingsdk.worker.comm.row_store import RowStore
+from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 
 PATIENCE_S = 30.0
@@ -146,6 +148,7 @@ def test_evaluated_policy_is_published_under_the_id_of_its_task(bench: Bench) ->
     assert np.array_equal(
         *(np.asarray(next(iter(model.values()))) for model in (found[1], evaluated[1]))
     )
+    assert bench.collector._policy_model is None  # its memory is free
 
 
 def test_column_that_no_sample_has_ends_the_task_by_name(bench: Bench) -> None:
@@ -309,6 +312,26 @@ def test_full_store_is_tried_again_after_a_pause_when_the_collector_has_ended(
     assert min(second - first, third - second) >= pause_s
 
 
+def test_collector_tells_another_coordinator_what_is_delivered_and_first_what_is_unheard(
+    bench: Bench,
+) -> None:
+    collector, is_over = bench.collector, threading.Event()
+    collector._task_info = {"task_id": "t1", "buffer_id": "b1"}
+    collector.start_job(is_over.wait, is_over.set, "collector")
+    delivered = {"delivered_steps": 5, "policy_iter": 2}
+    collector.send_metadata({"data_id": "d0", "policy_iter": 2, "cur_step": 1})
+    collector._delivered = delivered
+    ids = {"task_id": "t1", "buffer_id": "b1"}
+
+    for _ in range(2):  # until it asks for more, nobody knows whether the report has come
+        reports = bench.ask("c0", "collector_data_task")["reports"]
+        assert [report["data_id"] for report in reports] == ["d0"]
+        assert bench.ask("c0", "collector_go_on_task", task_id="t1") == {"admitted_steps": 0, **ids}
+    collector._reports.clear()
+    found = bench.ask("c0", "collector_go_on_task", task_id="t1")
+    assert found == {"admitted_steps": 0, **delivered, **ids}
+
+
 def test_collect_policy_is_called_as_the_last_data_task_says(bench: Bench) -> None:
     bench.publish()
     bench.collect()
@@ -411,6 +434,24 @@ def test_learner_that_goes_on_for_another_coordinator_reports_all_it_has_trained
         assert bench.learner.condition.wait_for(lambda: bench.learner._is_idle, PATIENCE_S)
     closed = bench.ask("l0", "learner_close_task")
     assert [closed["info"][name] for name in counts] == [4, 0, []]
+
+
+def test_learner_that_was_asked_for_nothing_goes_on_and_the_next_task_has_rows_of_its_own(
+    bench: Bench,
+) -> None:
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    found = bench.ask("l0", "learner_go_on_task", task_id="t2")
+    assert (found["info"], found["known"].tolist()) == (None, [])
+    assert bench.learner._learner.hook_close_s == HOOK_CLOSE_S < CLOSE_TIMEOUT_S
+
+    closed: list[RowStore] = []
+    rows = bench.learner._rows
+    assert rows is not None
+    rows.close = lambda: closed.append(rows)  # type: ignore[method-assign]
+    assert bench.learner.stop_job()  # as where its master gave it up
+    bench.ask("l0", "learner_start_task", task_info=task)
+    assert closed == [rows]
 
 
 def test_learner_holds_what_it_is_told_to(bench: Bench) -> None:

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dingsdk.errors import (
     ClosedError,
+    ProtocolError,
     TaskFailedError,
     TaskTimeoutError,
     TooManyTasksError,
@@ -19,7 +21,7 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.worker import ThreadWorkers
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm import LEFT, CommWorker, Master, TaskFunctions, WorkerInfo
+from dingsdk.worker.comm import LEFT, CommWorker, Master, Slave, TaskFunctions, WorkerInfo
 
 PATIENCE_S = 20.0
 
@@ -622,3 +624,38 @@ def test_worker_that_is_lost_does_not_end_the_run(bench: Bench) -> None:
     group = ThreadWorkers({}, bench.transport)
     group._workers.append(first)
     group.poll()
+
+
+def test_joining_again_renews_the_lease(bench: Bench) -> None:
+    slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}), clock=lambda: bench.now)
+    renewed: list[float] = []
+    end: Any = SimpleNamespace(
+        lease_s=9.0,
+        join=lambda info, timeout_s: None,
+        check=lambda: None,
+        renew=lambda progress: renewed.append(bench.now),
+    )
+    slave._end = end
+    assert slave._join_again(WorkerLostError("gone"))
+    for _ in range(4):
+        slave.renew()
+        bench.now += 1.5
+    assert renewed == [1003.0]
+
+
+def test_task_that_cannot_be_sent_is_not_an_open_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise ProtocolError("no plain data", where="task")
+
+    worker = bench.worker(good=lambda task: {}, bad=lambda task: {}["x"])
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.transport.master_end(), "send", refuse)
+        for _ in range(65):  # more than may be open
+            with pytest.raises(ProtocolError):
+                bench.master.ask("w0", {"name": "good"}, PATIENCE_S)
+    bench.master.ask("w0", {"name": "good"}, PATIENCE_S)
+    with pytest.raises(TaskFailedError, match="KeyError"):
+        bench.master.ask("w0", {"name": "bad"}, PATIENCE_S)
+    assert worker.tasks_done == 2

@@ -47,6 +47,10 @@ def test_each_env_plays_its_quota_and_player_0_counts(
     if partial_step:
         assert envs.steps == 22
     assert not evaluator.eval(train_iter=0, envstep=8)[0]  # of an untrained policy
+    told: list[tuple[float, int, int]] = []
+    evaluator._tell_observers = lambda *given: told.append(given)
+    assert not evaluator.eval()[0]
+    assert told == [(5.5, -1, -1)]
 
 
 def test_a_second_evaluation_begins_anew_and_may_be_no_better(make_evaluator) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -362,6 +363,69 @@ def test_server_that_does_not_answer_costs_one_deadline(
         assert collector.act() == by_itself
         assert collector.act() == by_itself
         assert idle._requests.qsize() == 1  # the second was not sent
+
+
+def test_folder_without_a_server_is_looked_at_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "RETRY_S", PATIENCE_S)
+    with Collector(tmp_path, policy_of(5), 1) as collector:
+        looks: list[int] = []
+        monkeypatch.setattr(collector.client, "_connected", lambda: looks.append(1))
+        for _ in range(3):
+            collector.act()
+        assert looks == [1]
+
+
+def test_server_that_is_gone_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "RETRY_S", 0.0)
+    store, own = Store(), policy_of(5)
+    publish(store, policy_of(2), 9)
+    with Collector(tmp_path, own, 3) as collector:
+        with serving(tmp_path, store):
+            collector.act()
+            (file,) = (tmp_path / FOLDER).glob("*.address")
+            address = file.read_bytes()
+        file.touch(0o600)
+        file.write_bytes(address)  # as of one that was killed
+        for _ in range(3):
+            assert collector.act() == best(own)
+    assert caplog.text.count("collector-0 acts by itself") == 1
+
+
+def test_collectors_are_spread_over_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.Link, "to_server", lambda address, *given: address)
+    names = [f"collector-{number}" for number in range(30)]
+    with (
+        closing(InferenceServer(CFG, Store(), tmp_path, "a")),
+        closing(InferenceServer(CFG, Store(), tmp_path, "b")),
+    ):
+        first, again = ([InferenceClient(tmp_path, n)._connected() for n in names] for _ in "12")
+        both = {file.read_text() for file in (tmp_path / FOLDER).glob("*.address")}
+    assert first == again
+    assert set(first) == both
+    assert min(first.count(address) for address in both) >= 5  # type: ignore[arg-type]
+
+
+def test_collector_that_takes_no_answer_is_cut_off_alone(tmp_path: Path) -> None:
+    store, told = Store(), list[str]()
+    publish(store, policy_of(2), 1)
+
+    def fail(*given: object, timeout_s: float) -> None:
+        raise TimeoutError("it does not read")
+
+    late: Any = SimpleNamespace(send=fail, shut_down=lambda: told.append("cut off"))
+    good: Any = SimpleNamespace(send=lambda *given, timeout_s: told.append("answered"))
+    with closing(InferenceServer(CFG, store, tmp_path, "inference-0")) as server:
+        head = client.Act("p", 1, False)
+        group = [server_module._Request(link, head, OBS, {"eps": 0.0}, 16) for link in (late, good)]
+        server._answer(group)
+        assert (server.request_count, server.batch_count) == (2, 1)
+    assert told == ["cut off", "answered"]
 
 
 def test_stranger_is_not_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,21 @@ def test_full_ring_keeps_the_newest_rows_over_a_restart(tmp_path: Path) -> None:
         assert held(buffer) == list(range(31 * 64 - 1000, 31 * 64))
         stats = buffer.figures()
         assert stats["pushed"] == stats["count"] + stats["overwritten"]
+
+
+def test_checkpoints_leave_no_open_file_and_a_start_no_half_written_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        buffer.save()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for number in (2, 3):
+            put(buffer, number, 64 * number)
+            buffer.save()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+    half = tmp_path / "replay" / f".tmp-{'0' * 16}"
+    half.touch()
+    with opened(tmp_path):
+        assert not half.exists()
 
 
 def test_refused_rows_in_the_log_are_not_taken_later(tmp_path: Path) -> None:
@@ -597,6 +613,88 @@ def test_closing_wakes_who_waits_for_rows(tmp_path: Path) -> None:
     assert len(errors) == 1
 
 
+def test_client_that_closes_ends_the_call_that_waits_for_rows(
+    server: ReplayServer, client: ReplayClient
+) -> None:
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.sample(1, timeout_s=60.0)
+        except ClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not server.buffer.table._waiting:
+        time.sleep(0.01)
+    client.close()
+    assert client._link is None
+    thread.join(20.0)
+    assert len(errors) == 1
+    assert server.buffer.table._waiting  # the server did not end the call
+
+
+def test_answer_of_a_call_that_was_interrupted_is_not_that_of_the_next(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    client.insert(rows(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(wire.Link, "receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.sample(4)
+    assert client.stats()["count"] == 64
+
+
+def test_server_that_cannot_be_reached_is_tried_again_after_pauses_that_grow(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, pauses = [50.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    def refuse(timeout_s: float) -> Any:
+        raise ConnectionRefusedError("nobody listens")
+
+    module = "dingsdk.worker.replay_server.client"
+    monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(f"{module}.random", SimpleNamespace(uniform=lambda least, most: most))
+    monkeypatch.setattr(client, "_connected", refuse)
+    with pytest.raises(ServerLostError, match=f"at {client.address} cannot be reached: nobody"):
+        client.stats()
+    # Of its 10 s the last ones are too few for another pause.
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8] + [1.0] * 8)
+
+
+def test_calls_wait_for_the_server_as_long_as_their_work_may_take(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[tuple[str, float]] = []
+
+    def exchange(request: Any, frame: Any, wait_s: float) -> Any:
+        waited.append((type(request).__name__, wait_s))
+        return wire.Done(), memoryview(b"".join(wire.encode_value(wire.INFO_KIND, {})))
+
+    monkeypatch.setattr(client, "_exchange", exchange)
+    client.insert(rows(0))
+    client.update({})
+    client.stats()
+    client.save()
+    client.save(timeout_s=5.0)
+    assert waited == [
+        ("Insert", 0.0),
+        ("Update", 0.0),
+        ("Ask", 0.0),
+        ("Save", 60.0),
+        ("Save", 5.0),
+    ]
+
+
 def test_closed_client_says_so(client: ReplayClient) -> None:
     client.close()
     client.close()
@@ -691,6 +789,34 @@ def test_checkpoint_is_written_by_itself_and_one_that_fails_ends_nothing(
     assert "no checkpoint: no room" in caplog.text
 
 
+def test_checkpoints_are_written_by_the_clock_and_only_after_inserts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waited, saved = [100.0], list[float](), list[float]()
+    table = SimpleNamespace(push_count=5)
+    pushed_at = {100.5, 103.0, 107.0}
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        now[0] += seconds
+        table.push_count += now[0] in pushed_at
+        return now[0] >= 110.0
+
+    monkeypatch.setattr(
+        "dingsdk.worker.replay_server.server.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    server: Any = SimpleNamespace(
+        cfg=SimpleNamespace(save_every_s=2.5),
+        buffer=SimpleNamespace(
+            table=table, is_save_due=False, save=lambda: saved.append(now[0] - 100.0)
+        ),
+        _stop=SimpleNamespace(wait=wait),
+    )
+    ReplayServer._save(server, 4)  # one row was there before the thread ran
+    assert waited == [1.0, 1.0, 0.5] * 4
+    assert saved == [2.5, 7.5]
+
+
 def test_checkpoint_is_due_once_the_log_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -754,6 +880,19 @@ def test_little_is_read_of_who_has_not_shown_to_know_the_secret(size: int, is_re
             assert (asked, len(frame)) == (wire.Ask(), size)
         else:
             with pytest.raises(ProtocolError, match="at most 4096"):
+                link.receive(wire.Ask, 10.0)
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(16 << 10, True), ((16 << 10) + 64, False)])
+def test_head_of_a_message_has_at_most_16_kib(size: int, is_read: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(struct.pack("<4sIQ", wire.MAGIC, size, 0) + b'{"type":"Ask"}'.ljust(size))
+        link = wire.Link(ours, 1 << 20)
+        if is_read:
+            assert link.receive(wire.Ask, 10.0)[0] == wire.Ask()
+        else:
+            with pytest.raises(ProtocolError, match="no message"):
                 link.receive(wire.Ask, 10.0)
 
 

@@ -134,7 +134,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                     is_news = (run, epoch) != (error.run, error.epoch)
                     run, epoch = error.run, error.epoch
                     # Ours, if it was dropped while its answer was on the way, is over.
-                    idem = idem if is_news else secrets.token_hex(16)
+                    idem = secrets.token_hex(16)
                     if is_news:
                         continue
                 why = str(error)
