@@ -7,25 +7,31 @@ import os
 import socket
 import threading
 import weakref
+from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 from dingsdk_ray import cluster
-from dingsdk_ray.far import UNSENT_BYTES, FarDataStore
+from dingsdk_ray.far import UNSENT_BYTES, FarDataStore, GatewayCalls, GatewayGoneError
 from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 from dingsdk_ray.gateway import Gateway
 from dingsdk_ray.transport import RayTransport, parse_address
+from dingsdk_ray.workers import KILLED, RayWorker, Workers
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.run_memory import is_held
 
 from dingsdk import SampleBatch
 from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
 from dingsdk.errors import (
+    ClosedError,
     ConfigError,
+    DataMissingError,
     InsecureBindError,
     PluginNotInstalledError,
     StorageFullError,
@@ -312,3 +318,260 @@ def test_section_is_read_with_resources_by_role(tmp_path: Path) -> None:
     assert section.resources["learner"]["num_gpus"] == 1
     with pytest.raises(ConfigError, match="num_gpu"):
         RayTransport({"resources": {"learner": {"num_gpu": 1}}}, tmp_path)
+
+
+class Actor:
+    """An actor whose methods are answered by the test: ``futures`` has those that were called."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.answers: list[Any] = []
+        self.called = threading.Semaphore(0)
+
+    def __getattr__(self, method: str) -> Any:
+        return self.bound(method, "")
+
+    def bound(self, method: str, group: str) -> Any:
+        def remote(*args: Any) -> Any:
+            future: Future[Any] = Future()
+            self.futures.append(future)
+            self.calls.append((method, *args, group) if group else (method, *args))
+            if self.answers:
+                answer = self.answers.pop(0)
+                if isinstance(answer, BaseException):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+            self.called.release()
+            return SimpleNamespace(future=lambda: future)
+
+        return SimpleNamespace(
+            remote=remote, options=lambda concurrency_group: self.bound(method, concurrency_group)
+        )
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
+    """The gateways that are found, one after the other; the last one at the end."""
+    found: list[Actor] = []
+
+    def get_actor(name: str, namespace: str) -> Actor:
+        assert (name, namespace) == ("run", cluster.NAMESPACE)
+        found.append(Actor())
+        return found[-1]
+
+    monkeypatch.setattr("ray.get_actor", get_actor)
+    return found
+
+
+def answering(calls: GatewayCalls, actors: list[Actor], *answers: Any) -> Actor:
+    """Return the gateway, which gives these answers to the next calls."""
+    calls._actor = calls._actor or ray.get_actor("run", namespace=cluster.NAMESPACE)
+    actors[-1].answers += answers
+    return actors[-1]
+
+
+def test_gateway_that_died_is_looked_up_again_and_one_that_is_late_is_not(
+    actors: list[Actor],
+) -> None:
+    calls = GatewayCalls("run")
+    answering(calls, actors, 1)
+    assert calls.call("count", timeout_s=5.0) == 1
+    with pytest.raises(GatewayGoneError, match="did not answer count in time"):
+        calls.call("count", timeout_s=0.0)
+    answering(calls, actors, ray.exceptions.ActorUnavailableError("busy", None))
+    with pytest.raises(GatewayGoneError, match="count: "):
+        calls.call("count", timeout_s=5.0)
+    assert len(actors) == 1
+    answering(calls, actors, ray.exceptions.ActorDiedError())
+    with pytest.raises(GatewayGoneError):
+        calls.call("count", timeout_s=5.0)
+    assert calls._actor is None
+    answering(calls, actors, 2)
+    assert calls.call("get", "p0", None, timeout_s=5.0, waits=True) == 2
+    assert len(actors) == 2
+    assert actors[1].calls == [("get", "p0", None, "waits")]
+    assert calls._waits == {}
+
+
+def test_gateway_is_asked_again_until_the_time_is_over(
+    actors: list[Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_ray.far._RETRY_S", 0.01)
+    calls = GatewayCalls("run")
+    gone = ray.exceptions.ActorUnavailableError("busy", None)
+    gateway = answering(calls, actors, gone, gone, 3)
+    assert calls.insist("delete", ["p0"], timeout_s=30.0) == 3
+    assert gateway.calls == [("delete", ["p0"])] * 3
+    answering(calls, actors, gone, 4)
+    with pytest.raises(GatewayGoneError):
+        calls.insist("count", timeout_s=0.0)
+
+
+def test_calls_under_way_end_for_the_one_that_cancels_and_all_with_the_close(
+    actors: list[Actor],
+) -> None:
+    calls, mine, ended = GatewayCalls("run"), object(), list[tuple[str, str]]()
+    gateway = answering(calls, actors)
+
+    def wait(name: str, owner: object) -> None:
+        try:
+            calls.call(name, timeout_s=60.0, owner=owner)
+        except (GatewayGoneError, ClosedError) as error:
+            ended.append((name, type(error).__name__))
+
+    threads = [
+        threading.Thread(target=wait, args=each) for each in (("mine", mine), ("other", object()))
+    ]
+    for thread in threads:
+        thread.start()
+        assert gateway.called.acquire(timeout=20.0)
+    calls.cancel(mine)
+    threads[0].join(20.0)
+    assert ended == [("mine", "GatewayGoneError")]
+    calls.close()
+    threads[1].join(20.0)
+    assert ended[1:] == [("other", "ClosedError")]
+    with pytest.raises(ClosedError):
+        calls.call("count", timeout_s=1.0)
+
+
+class ScriptedCalls:
+    """Answers calls of a gateway in order, and notes how long they may take."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[Any, ...]] = []
+
+    def call(self, method: str, *args: Any, timeout_s: float, waits: bool) -> Any:
+        self.asked.append((method, *args, timeout_s, waits))
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def test_payload_that_is_not_there_is_asked_for_until_the_deadline_a_while_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dingsdk_ray.far.time", SimpleNamespace(monotonic=lambda: now[0]))
+    missing = DataMissingError("no payload", data_id="p0")
+
+    class Slow(ScriptedCalls):
+        def call(self, method: str, *args: Any, timeout_s: float, waits: bool) -> Any:
+            now[0] += args[-1]
+            return super().call(method, *args, timeout_s=timeout_s, waits=waits)
+
+    calls: Any = Slow(False, False, False)
+    assert not FarDataStore(calls, 7.0).has("p0", 12.0)
+    assert calls.asked == [
+        ("has", "p0", 5.0, 12.0, True),
+        ("has", "p0", 5.0, 12.0, True),
+        ("has", "p0", 2.0, 9.0, True),
+    ]
+    calls = Slow(missing, missing)
+    with pytest.raises(DataMissingError):
+        FarDataStore(calls, 7.0).get("p0", 8.0)
+    assert [each[3:] for each in calls.asked] == [(5.0, 12.0, True), (3.0, 10.0, True)]
+    calls = Slow(False)
+    assert not FarDataStore(calls, 7.0).has("p0", 0.0)
+    assert calls.asked == [("has", "p0", 0.0, 7.0, False)]
+    calls = Slow(True)
+    assert FarDataStore(calls, 7.0).has("p0", 12.0)
+    assert len(calls.asked) == 1
+
+
+def test_payloads_wait_for_a_flush_until_they_are_a_megabyte(tmp_path: Path) -> None:
+    sent: list[list[str]] = []
+    calls: Any = SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))
+    store = FarDataStore(calls, 1.0)
+    rows = SampleBatch({"obs": np.zeros(UNSENT_BYTES // 2 - 4096, np.uint8)})
+    size = store.put_soon("p0", rows).size_bytes
+    assert UNSENT_BYTES // 4 < size <= UNSENT_BYTES // 2
+    rest = UNSENT_BYTES - 2 * size
+    store.put_soon("p1", rows)
+    assert (sent, store._unsent_bytes) == ([], UNSENT_BYTES - rest)
+    store.put_soon("p2", rows)
+    assert (sent, store._unsent_bytes) == ([["p0", "p1"]], size)
+
+    def refuse(*given: Any, **limits: Any) -> None:
+        raise StorageFullError("full", path="ray", reason="object_store")
+
+    calls.insist, insist = refuse, calls.insist
+    with pytest.raises(StorageFullError):
+        store.flush()
+    assert store._unsent_bytes == size
+    store.put_soon("p3", rows)
+    calls.insist = insist
+    store.put_soon("p4", rows)
+    assert sent[1:] == [["p2", "p3"]]
+
+
+class Refs:
+    """Stands for Ray: which references are there, and what they hold."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there: dict[str, Any] = {}
+        monkeypatch.setattr("ray.wait", self.wait)
+        monkeypatch.setattr("ray.get", self.get)
+
+    def wait(self, refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        return [r for r in refs if r in self.there], [r for r in refs if r not in self.there]
+
+    def get(self, ref: str, timeout: float) -> Any:
+        if isinstance(self.there[ref], BaseException):
+            raise self.there[ref]
+        return self.there[ref]
+
+
+def started() -> RayWorker:
+    run, joined = (SimpleNamespace(remote=lambda *given, n=name: n) for name in ("run", "joined"))
+    spec: Any = None
+    return RayWorker(SimpleNamespace(run=run, wait_joined=joined), spec)
+
+
+def test_worker_tells_once_that_it_joined_and_once_why_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refs, worker = Refs(monkeypatch), started()
+    assert (list(worker.messages()), worker.exit_code) == ([], None)
+    refs.there["joined"] = None
+    assert [list(worker.messages()) for _ in "12"] == [[{"event": "joined"}], []]
+    end = {"code": 1, "event": "failed", "text": "it broke"}
+    refs.there["run"] = end
+    assert [list(worker.messages()) for _ in "12"] == [[end], []]
+    assert worker.exit_code == 1
+
+    early = started()  # it never joined
+    assert (list(early.messages()), early.exit_code) == ([end], 1)
+    refs.there["run"] = {"code": 0}
+    assert (list(started().messages()), started().exit_code) == ([], 0)
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_actor_that_died_is_a_killed_worker(
+    monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    refs, worker = Refs(monkeypatch), started()
+    error = ray.exceptions.ActorDiedError() if has_room else ray.exceptions.OutOfMemoryError("x")
+    refs.there["run"] = error
+    assert worker.exit_code == KILLED
+    (message,) = worker.messages()
+    assert message["event"] == "failed"
+    assert message["text"].startswith("its actor died" if has_room else "out of memory")
+
+
+def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
+
+    def demand(cpus: float, gpus: float = 0.0) -> dict[str, Any]:
+        return {"num_cpus": cpus, "num_gpus": gpus, "resources": {}}
+
+    roles = [("learner-0", demand(2.0, 1.0)), ("collector-0", demand(1.0))]
+    Workers([*roles, ("collector-1", demand(1.0))], "", 1.0)
+    with pytest.raises(ConfigError, match="no room for evaluator-0, which takes"):
+        Workers([*roles, ("evaluator-0", demand(0.5))], "", 1.0)
+    with pytest.raises(ConfigError, match=r"1 disk .*3 CPU, 1 GPU is free"):
+        Workers([("learner-0", {**demand(1.0), "resources": {"disk": 1.0}})], "", 1.0)
