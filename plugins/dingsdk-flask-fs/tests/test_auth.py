@@ -104,6 +104,16 @@ def test_replay_is_refused_as_long_as_its_time_is_good() -> None:
     assert 2 * SKEW_S <= max(held) <= 3 * SKEW_S + 3
 
 
+def test_sessions_are_forgotten_though_the_clock_was_set_back() -> None:
+    clock = Clock()
+    verifier = Verifier(SECRET, clock)
+    for now in (clock.now, clock.now - 86400.0, clock.now - 86400.0 + 4 * SKEW_S):
+        clock.now = now
+        header = Signer(SECRET, clock).sign("POST", "/v1/turn", b"body")[0]
+        verifier.verify(header, "POST", "/v1/turn", b"body")
+    assert len(verifier._sessions) == 2  # that of the day before seems to be of the future
+
+
 def test_requests_may_overtake_each_other_within_the_window() -> None:
     signer, verifier = Signer(SECRET), Verifier(SECRET)
     headers = [signer.sign("POST", "/v1/turn", b"body")[0] for _ in range(WINDOW + 2)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs.server import HttpServer
+from dingsdk_flask_fs.server import HttpServer, _Channel, _Dispatcher
 
 SOON_S = 0.5
 """Less than the loop sleeps by itself when it was not woken."""
@@ -28,6 +30,65 @@ def link() -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", server.port), 5.0) as link:
         yield link
     assert server.close()
+
+
+def slow_peer(age_s: float | None) -> Any:
+    """A connection whose request has been on its way for so long."""
+    peer: Any = _Channel.__new__(_Channel)
+    peer.begun_at = None if age_s is None else time.monotonic() - age_s
+    peer.will_close, peer.total_outbufs_len = False, 0
+    return peer
+
+
+@pytest.mark.parametrize(("count", "closed"), [(11, [60.0]), (12, [5.0, 60.0])])
+def test_requests_have_less_time_where_connections_run_short(
+    count: int, closed: list[float]
+) -> None:
+    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20, read_s=30.0)
+    peers = {age_s: slow_peer(age_s) for age_s in (None, 0.0, 5.0, 60.0)}
+    server._map = dict(enumerate([*peers.values(), *[None] * (count - 4)]))
+    server._sweep()
+    assert [age_s for age_s, peer in peers.items() if peer.will_close] == closed
+    assert server.close()
+
+
+def test_connection_is_not_late_between_two_requests() -> None:
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
+    server.start(app)
+    with socket.create_connection(("127.0.0.1", server.port), 5.0) as link:
+        deadline = time.monotonic() + 5.0
+        for is_late in (True, False, True):
+            if is_late:
+                link.sendall(b"GET /0 HTTP/1.1\r\n")  # the rest is on its way
+            else:
+                link.sendall(b"Host: 127.0.0.1\r\n\r\n")
+                assert sizes_of(link, 1) == [0]
+            while [each.begun_at is not None for each in server._channels()] != [is_late]:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+    assert server.close()
+
+
+def test_answers_may_wait_to_be_sent_for_a_time_after_the_close() -> None:
+    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
+    peer = slow_peer(None)
+    server._map = {0: peer}
+    for size, left_s, has_unsent in ((7, 60.0, True), (0, 60.0, False), (7, -1.0, False)):
+        peer.total_outbufs_len, server._flush_until = size, time.monotonic() + left_s
+        assert server._has_unsent() is has_unsent
+    assert server.close()
+
+
+def test_requests_that_no_thread_took_are_cancelled_at_the_end() -> None:
+    dispatcher, cancelled = _Dispatcher(), list[int]()
+    for number in range(3):
+        dispatcher.add_task(SimpleNamespace(cancel=lambda n=number: cancelled.append(n)))
+    assert dispatcher.end(time.monotonic())
+    assert cancelled == [0, 1, 2]
 
 
 def ask(link: socket.socket, *sizes: int) -> None:

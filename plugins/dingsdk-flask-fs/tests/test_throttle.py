@@ -149,6 +149,10 @@ def test_memory_is_bounded_and_the_oldest_is_forgotten() -> None:
     assert len(throttle) == 8
     assert throttle.wait_s("10.0.0.1", "stranger") == 0.0
     assert throttle.wait_s("10.0.0.99", "stranger") > 0.0
+    for n in (92, 100):  # the oldest one fails again, so that another one is
+        throttle.note_failure(f"10.0.0.{n}", "stranger")
+    waiting = [n for n in range(92, 101) if throttle.wait_s(f"10.0.0.{n}", "stranger") > 0.0]
+    assert waiting == [92, *range(94, 101)]
 
 
 @pytest.mark.parametrize(

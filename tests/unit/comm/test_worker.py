@@ -14,6 +14,7 @@ import pytest
 from dingsdk.errors import (
     ClosedError,
     ProtocolError,
+    TaskFail,
     TaskFailedError,
     TaskTimeoutError,
     TooManyTasksError,
@@ -659,3 +660,20 @@ def test_task_that_cannot_be_sent_is_not_an_open_one(
     with pytest.raises(TaskFailedError, match="KeyError"):
         bench.master.ask("w0", {"name": "bad"}, PATIENCE_S)
     assert worker.tasks_done == 2
+
+
+@pytest.mark.parametrize("how", ["stop", "go_on"])
+def test_job_that_was_kept_for_another_master_is_so_once(bench: Bench, how: str) -> None:
+    over, worker = threading.Event(), bench.worker()
+    worker._task_info = {"task_id": "t1", "payload_prefix": "p"}
+    worker.start_job(until(over), over.set, "the first")
+    assert worker._kept_task() == {"task_id": "t1", "payload_prefix": "p"}
+    if how == "stop":
+        worker.stop_job()
+        over.clear()
+        worker.start_job(until(over), over.set, "the second")
+    else:
+        worker.go_on_with_job("t1")
+    with pytest.raises(TaskFail, match="w0 runs the"), worker.building({}):
+        raise AssertionError("it is busy")
+    assert worker.has_job

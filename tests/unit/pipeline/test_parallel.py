@@ -6,31 +6,39 @@ import dataclasses
 import logging
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.errors import DingError, TaskFailedError, WorkerCrashedError
+from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import (
     _finish_evaluations,
     _make_workers,
+    _Results,
+    _status,
     _train_out,
     _with_trace,
     worker_config,
     write_collected,
     write_paces,
 )
+from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import worker_ids
 from dingsdk.pipeline.worker_process import WorkerSpec
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
+from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -206,6 +214,50 @@ def test_workers_that_a_transport_starts_are_told_of_the_run(tmp_path: Path) -> 
     assert {spec.run_dir for spec in specs} == {tmp_path}
     assert specs[0].cfg["system"]["restarts"] == 3
     assert lost == [spec.worker_id for spec in specs]
+
+
+def test_best_evaluation_of_a_run_is_told_and_kept(tmp_path: Path) -> None:
+    told: list[Any] = []
+    noted: list[Mapping[str, Any]] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_after_evaluate(
+            self, source: str, mean_return: float, train_iter: int, envstep: int
+        ) -> None:
+            told.append((source, mean_return, train_iter, envstep))
+
+    context = RunContext(cfg={}, run_dir=tmp_path)
+    plugins = PluginManager()
+    plugins.register_plugin(Observer(), "observer")
+    with ExitStack() as stack, use_manager(plugins):
+        results = _Results(context, stack)
+        results.coordinator = SimpleNamespace(  # type: ignore[assignment]
+            status=status, note_evaluation=noted.append
+        )
+        for train_iter, returns in ((1, [2.0, 4.0]), (2, []), (3, [1.0, 3.0])):
+            info = {"reward_raw": returns, "train_iter": train_iter, "task_id": "t1"}
+            results.evaluated(info, {"w": np.full(2, train_iter)})
+    assert told == [("t1", 3.0, 1, 10), ("t1", 2.0, 3, 10)]
+    assert [each["mean"] for each in noted] == [3.0, 2.0]
+    assert list(find_checkpoints(tmp_path)) == ["best"]
+    best = load_checkpoint(find_checkpoints(tmp_path)["best"])
+    assert (best.iteration, best.envstep, best.state["model"]["w"].tolist()) == (1, 10, [1, 1])
+
+
+@pytest.mark.parametrize(("players", "buffers"), [(0, 1), (1, 1), (3, 3)])
+def test_status_counts_the_buffers_and_workers_of_all_players(
+    tmp_path: Path, players: int, buffers: int
+) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", None, (), 0)
+    now = dataclasses.replace(
+        status(), players={f"p{number}": PlayerProgress(1, 2) for number in range(players)}
+    )
+    coordinator: Any = SimpleNamespace(status=lambda: now, running_tasks=lambda: ())
+    found = _status(RunContext(cfg=cfg, run_dir=tmp_path), coordinator)
+    size = cfg.policy.other.replay_buffer.replay_buffer_size
+    assert (found.buffer_capacity, found.workers) == (buffers * size, 3)
+    assert (found.env_steps, found.train_iter, len(found.players)) == (10, 7, players)
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

@@ -18,6 +18,7 @@ import pytest
 from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.resume import changed_config
+from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.train import (
     _greet_replay_server,
     _saved,
@@ -76,6 +77,7 @@ def test_part_that_fails_leaves_a_checkpoint_and_the_reason(tmp_path: Path) -> N
     assert list(run_dir.glob("ckpt/*exception*"))
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["reason"], result["mode"]) == ("error", "serial")
+    assert json.loads((run_dir / STATUS_NAME).read_text())["reason"] == "error"
 
 
 def test_config_that_is_given_as_a_mapping_stays_as_it_is() -> None:
