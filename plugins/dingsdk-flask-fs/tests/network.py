@@ -35,10 +35,10 @@ class Proxy:
         with link, socket.create_connection(("127.0.0.1", self._port)) as master:
             self._links.append(master)
             try:
-                while request := _message(link):
+                while request := read_message(link):
                     # The master's own name, as the client knows only the proxy's.
                     master.sendall(request)
-                    reply = _message(master)
+                    reply = read_message(master)
                     target = request.split(b" ", 2)[1]
                     if target in self.swallow:
                         self.swallow.remove(target)
@@ -60,7 +60,7 @@ class Proxy:
             thread.join(5.0)
 
 
-def _message(link: socket.socket) -> bytes:
+def read_message(link: socket.socket) -> bytes:
     """Read one HTTP message; empty at the end of the connection."""
     received = b""
     while b"\r\n\r\n" not in received:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from dingsdk_flask_fs.auth import Signer
-from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError
+from dingsdk_flask_fs.auth import Signer, Verifier
+from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError, _left
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.data import Secret
@@ -17,9 +18,10 @@ from dingsdk.errors import AuthError, WorkerLostError
 from dingsdk.worker.comm import WorkerInfo
 
 from .conftest import SECRET
-from .network import IMPOSTORS, Impostor, read_request
+from .network import IMPOSTORS, Impostor, read_message, read_request
 
-SIGNER = Signer(Secret(SECRET.encode(), source="test", is_explicit=True))
+KEY = Secret(SECRET.encode(), source="test", is_explicit=True)
+SIGNER, VERIFIER = Signer(KEY), Verifier(KEY)
 
 
 @pytest.fixture(params=IMPOSTORS, ids=lambda behaviour: behaviour.__name__)
@@ -56,6 +58,33 @@ def test_answer_that_is_not_signed_is_not_believed(
     with pytest.raises(AuthError, match="did not sign"):
         end.join(WorkerInfo("w0", "collector"), 5.0)
     impostor.close()
+
+
+@pytest.mark.parametrize(("header", "links"), [(b"", 1), (b"Connection: Close\r\n", 3)])
+def test_connection_ends_where_the_master_says_so(header: bytes, links: int) -> None:
+    dialled: list[socket.socket] = []
+
+    def answer(link: socket.socket, over: threading.Event) -> None:
+        dialled.append(link)
+        while nonce := re.search(rb"nonce=([^,]*),", read_message(link)):
+            mac = VERIFIER.sign_answer(nonce[1].decode(), 200, b"{}").encode()
+            link.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
+                b"%sX-Ding-Mac: %s\r\n\r\n{}" % (header, mac)
+            )
+
+    impostor = Impostor(answer)
+    link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
+    for _ in range(3):
+        assert link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 5.0).status == 200
+    link.close()
+    impostor.close()
+    assert len(dialled) == links
+
+
+@pytest.mark.parametrize("left_s", [5000.0, float("inf")])
+def test_wait_on_a_socket_is_an_hour_at_most(left_s: float) -> None:
+    assert _left(time.monotonic() + left_s) == 3600.0
 
 
 def test_headers_that_are_cut_off_are_an_error_and_no_noise(

@@ -11,7 +11,12 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.data.spawn import UNGUARDED
 from dingsdk.errors import ConfigError, WorkerCrashedError
-from dingsdk.pipeline.process_group import ProcessWorkers, WorkerProcess
+from dingsdk.pipeline.process_group import (
+    Deaths,
+    ProcessWorkers,
+    WorkerProcess,
+    take_crash_report,
+)
 from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec
 from dingsdk.plugins import Snapshot
 
@@ -256,6 +261,19 @@ def test_output_of_a_crash_is_kept_and_an_empty_file_is_removed(site: Site) -> N
     site.pass_s(0.0)
     assert site.group.crash_report("learner-0") == "Segmentation fault in a.c"
     assert [path.name for path in log.iterdir()] == ["learner-0.crash"]
+
+
+def test_report_of_a_crash_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "w0.crash"
+    path.write_text("x" * (1 << 20))
+    assert len(take_crash_report(path)) == 64 << 10
+    assert path.exists()
+
+
+def test_deaths_count_for_less_than_ten_minutes() -> None:
+    deaths = Deaths()
+    counts = [deaths.add(now, 0.0) for now in (0.0, 100.0, 599.0, 600.0, 1198.0)]
+    assert counts == [1, 2, 3, 3, 3]
 
 
 def test_process_that_the_master_gave_up_and_that_stays_away_is_killed(

@@ -24,6 +24,7 @@ from dingsdk.pipeline.train import (
     _saved,
     _warn_of_short_pieces,
     compile_run,
+    run_coordinator,
     train,
 )
 from dingsdk.worker import LearnerHook
@@ -136,6 +137,24 @@ def test_replay_server_that_is_not_there_is_told_after_the_shorter_time(
     with pytest.raises(ServerLostError, match="cannot be reached"):
         _greet_replay_server(SimpleNamespace(address="127.0.0.1:1", path="", timeout_s=timeout_s))
     assert time.monotonic() - begun < 10.0
+
+
+def test_coordinator_by_itself_gives_workers_of_before_a_lease_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(
+        "dingsdk.pipeline.train.run_pipeline",
+        lambda context, *given: found.append((context, given)),
+    )
+    sets = ["system.coordinator.lease_s=7"]
+    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", sets, 0)
+    addresses: list[str] = []
+    run_coordinator(cfg, tmp_path / "run", lambda address, note: addresses.append(address))
+    ((context, given),) = found
+    assert (context.rejoin_s, context.run_dir, context.resumed) == (7.0, tmp_path / "run", None)
+    context.on_address("http://127.0.0.1:1", "")
+    assert (given, addresses) == (("parallel", None), ["http://127.0.0.1:1"])
 
 
 def test_what_is_saved_is_said_before_a_run_is_broken_off(tmp_path: Path) -> None:
