@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 import weakref
 from concurrent.futures import Future
 from importlib import metadata
@@ -575,3 +576,125 @@ def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -
         Workers([*roles, ("evaluator-0", demand(0.5))], "", 1.0)
     with pytest.raises(ConfigError, match=r"1 disk .*3 CPU, 1 GPU is free"):
         Workers([("learner-0", {**demand(1.0), "resources": {"disk": 1.0}})], "", 1.0)
+
+
+def test_worker_gets_what_its_role_takes_and_no_cpu_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[dict[str, Any]] = []
+
+    class Remote:
+        def options(self, **given: Any) -> Any:
+            chosen.append(given)
+            run = SimpleNamespace(remote=lambda *given: "ref")
+            return SimpleNamespace(remote=lambda: SimpleNamespace(run=run, wait_joined=run))
+
+    monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 3.0})
+    monkeypatch.setattr("ray.remote", lambda **given: lambda cls: Remote())
+    demand = {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
+    workers = Workers([("a-0", demand), ("a-1", {**demand, "num_cpus": 2.0})], "", 1.0)
+    for name in ("a-0", "a-1"):
+        spec: Any = SimpleNamespace(worker_id=name)
+        workers.start(spec)
+    assert chosen == [
+        {"max_concurrency": 4, "num_cpus": 0},
+        {"max_concurrency": 4, "num_cpus": 2.0},
+    ]
+
+
+def test_gateway_keeps_the_connections_that_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
+    made: list[Any] = []
+    broken = [False, False, True, False]
+    posted: list[tuple[Any, ...]] = []
+
+    def post(target: str, body: bytes, key: str, deadline: float) -> str:
+        posted.append((target, body, key))
+        assert 4.0 < deadline - time.monotonic() <= 5.0
+        if broken[len(posted) - 1]:
+            raise LinkError("cut off")
+        return "answer"
+
+    def connection() -> Any:
+        made.append(SimpleNamespace(post=post))
+        return made[-1]
+
+    fake: Any = SimpleNamespace(secret=lambda: "key", connection=connection)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway, "_transport", fake)
+            for is_broken in broken:
+                if is_broken:
+                    with pytest.raises(LinkError):
+                        gateway.request("/turn", b"{}", 5.0)
+                else:
+                    assert gateway.request("/turn", b"{}", 5.0) == "answer"
+        assert posted == [("/turn", b"{}", "key")] * 4
+        assert (len(made), gateway._idle) == (2, made[1:])
+    finally:
+        gateway._transport.close()
+        gateway._transport.remove_data()
+
+
+def test_gateway_ends_after_three_looks_at_a_folder_that_nobody_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    held = iter([True, False, False, True, False, False, False])
+    killed: list[Any] = []
+    monkeypatch.setattr("dingsdk_ray.gateway.LOOK_S", 0.0)
+    monkeypatch.setattr("dingsdk_ray.gateway.is_held", lambda run_dir: next(held))
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(current_actor="me"))
+    monkeypatch.setattr("ray.kill", lambda actor, no_restart: killed.append((actor, no_restart)))
+    gateway: Any = SimpleNamespace(_transport=SimpleNamespace(run_dir=tmp_path))
+    Gateway._watch(gateway)
+    assert (killed, list(held)) == ([("me", True)], [])
+
+
+def test_cluster_is_joined_once_with_room_for_all_workers_and_left_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    joined: list[tuple[str, Any]] = []
+    left: list[int] = []
+    made: list[Any] = []
+    monkeypatch.setattr(
+        cluster, "connect", lambda address, **given: joined.append((address, given))
+    )
+    monkeypatch.setattr(cluster, "disconnect", lambda: left.append(1))
+    monkeypatch.setattr(
+        "dingsdk_ray.workers.Workers",
+        lambda *given: made.append(given) or SimpleNamespace(close=int),
+    )
+    section = {"resources": {"learner": {"num_cpus": 2.5}}, "start_timeout_s": 7.0}
+    transport = RayTransport(section, tmp_path)
+    transport.launch([("learner", "learner-0"), ("collector", "collector-0")])
+    transport._connect()
+    ((address, options),) = joined
+    assert (address, options["num_cpus"], options["shows_logs"]) == ("local", 3.5, True)
+    ((demands, placement, timeout_s),) = made
+    assert [(name, each["num_cpus"]) for name, each in demands] == [
+        ("learner-0", 2.5),
+        ("collector-0", 1.0),
+    ]
+    assert (placement, timeout_s) == ("", 7.0)
+    for _ in range(2):
+        transport.close()
+    assert left == [1]
+    transport.remove_data()
+
+
+def test_ray_is_stopped_with_its_last_user_and_the_environment_is_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped: list[int] = []
+    monkeypatch.setattr("ray.shutdown", lambda: stopped.append(1))
+    monkeypatch.setattr(cluster, "_users", 2)
+    monkeypatch.setattr(cluster, "_started", {"RAY_A": None, "RAY_B": "before"})
+    monkeypatch.setenv("RAY_A", "during")
+    monkeypatch.setenv("RAY_B", "during")
+    cluster.disconnect()
+    assert (stopped, os.environ["RAY_A"]) == ([], "during")
+    cluster.disconnect()
+    assert (stopped, cluster._started) == ([1], None)
+    assert ("RAY_A" in os.environ, os.environ["RAY_B"]) == (False, "before")

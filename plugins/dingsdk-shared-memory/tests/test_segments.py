@@ -369,6 +369,25 @@ def test_free_slots_that_are_kept_are_limited(
         writer.delete(f"p{index}")
     add(writer, "last", bytes(LARGE))
     assert 1 <= files(tmp_path, "slot") <= 2
+    assert writer._maps.keys() == {path.name for path in (tmp_path / "s").glob("*.slot")}
+
+
+def test_maps_of_slots_are_limited_and_go_with_the_slots(
+    tmp_path: Path, writer: Segments, reader: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_shared_memory.segments.MOST_MAPS", 2)
+    monkeypatch.setattr("dingsdk_shared_memory.segments.FREE_BYTES", 0)
+    names = [f"p{index}" for index in range(3)]
+    for name in names:
+        add(writer, name, name.encode() * LARGE)
+    for name in names:
+        assert bytes(reader.read(name) or b"") == name.encode() * LARGE
+    assert (len(writer._maps), len(reader._maps)) == (2, 2)
+    for name in names:
+        writer.delete(name)
+    add(writer, "last", bytes(3 * LARGE))
+    assert reader.ids() == ["last"]
+    assert reader._maps.keys() == set()
 
 
 def test_reader_that_comes_late_does_not_see_the_next_payload_in_a_slot(

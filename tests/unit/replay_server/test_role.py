@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from dingsdk import ReplayClient
 from dingsdk.data import derive_seed
 from dingsdk.plugins import default_manager
+from dingsdk.worker.comm import Master
 from dingsdk.worker.replay_server.role import ReplayServerRole, ReplayWorker
+
+from .serving import rows
 
 
 def worker_of(tmp_path: Path, transport: dict[str, Any], enabled: Any, seed: Any) -> ReplayWorker:
@@ -52,3 +56,28 @@ def test_buffer_without_a_seed_takes_that_of_the_run(
 def test_it_is_not_replaced_while_others_work_with_what_it_holds(tmp_path: Path) -> None:
     worker = worker_of(tmp_path, {"type": "in_memory"}, "auto", 0)
     assert (worker.has_job, worker.info.role) == (True, "replay-server")
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_server_serves_from_the_start_and_leaves_a_checkpoint_if_it_should(
+    tmp_path: Path, enabled: bool
+) -> None:
+    transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
+    master = Master(
+        transport.master_end(),
+        transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda info, reason: None,
+    )
+    buffer_cfg = {"type": "naive", "replay_buffer_size": 100}
+    worker = ReplayWorker(transport, "replay-server-0", buffer_cfg, is_kept=enabled)
+    worker.start(master.start())
+    with ReplayClient(path=tmp_path / "replay") as client:
+        client.insert(rows(0))
+        assert client.stats()["count"] == 64
+    assert worker.close()
+    assert worker.close()
+    assert (tmp_path / "replay" / "checkpoint.json").exists() == enabled
+    master.close()
+    transport.close()
