@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dingsdk_shared_memory.run_memory import OWNER, ROOT, folder_of, remove_stale
+from dingsdk_shared_memory.run_memory import OWNER, ROOT, RunMemory, folder_of, remove_stale
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.data import encode_json
@@ -25,7 +25,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 
-from .conftest import a_batch
+from .conftest import a_batch, open_files
 
 
 def test_folder_of_another_run_is_refused_in_one_line(
@@ -158,6 +158,20 @@ def test_path_that_is_too_long_for_a_socket_is_refused(run_dir: Path, length: in
         transport.close()
         transport.remove_data()
     assert not transport.data_dir.exists()
+
+
+def test_folder_that_was_removed_while_it_was_opened_is_made_again(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shm"
+    found = iter([False, False, True])
+    monkeypatch.setattr("dingsdk_shared_memory.run_memory._is_same", lambda *given: next(found))
+    before = open_files()
+    memory = RunMemory(path, run_dir)
+    assert open_files() == before + 2  # the folder, and its lock
+    memory.close()
+    memory.close()
+    assert open_files() == before
 
 
 def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dingsdk_shared_memory.channel import GREETING, Channel
@@ -17,7 +19,7 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.errors import AuthError, ConfigError, ProtocolError
 from dingsdk.worker.comm import TaskMessage, WorkerInfo
-from dingsdk.worker.comm.requests import ForeignAnswerError, Secret, find_secret
+from dingsdk.worker.comm.requests import ForeignAnswerError, LinkError, Secret, find_secret
 
 from .conftest import Listener
 
@@ -194,3 +196,17 @@ def test_task_larger_than_a_message_is_refused_where_it_is_sent(served: Served) 
     with pytest.raises(ProtocolError, match="max_message_bytes"):
         served.end.send("w", 1, TaskMessage("t", {"blob": "a" * (5 << 20)}))
     worker.close()
+
+
+def test_message_may_begin_at_any_time_and_its_rest_has_so_long() -> None:
+    timeouts: list[float | None] = []
+    chunks = [b"\3\0", b"\0\0ab", b"c\3\0", b"\0\0def", b"\4\0\0\0"]
+    sock: Any = SimpleNamespace(settimeout=timeouts.append, recv=lambda count: chunks.pop(0))
+    channel = Channel(sock, 3)
+    assert channel.receive(None, 60.0) == b"abc"
+    assert timeouts.pop(0) is None
+    assert channel.receive(None, 60.0) == b"def"  # it has begun
+    with pytest.raises(LinkError, match="a message of 4 bytes; at most 3"):
+        channel.receive(time.monotonic() + 60.0)
+    assert len(timeouts) == 4
+    assert all(each is not None and 50.0 < each <= 60.0 for each in timeouts)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -443,6 +445,23 @@ def test_slots_of_a_dead_writer_stay_as_long_as_their_payloads(tmp_path: Path) -
     keeper.sweep(lambda name: True, 0.0)
     assert list((tmp_path / "s").iterdir()) == []
     keeper.close()
+
+
+def test_payload_that_a_writer_made_right_before_it_died_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    keeper, dead = opened(path), opened(path)
+    add(dead, "a", b"a")
+    os.utime(path, (0, 0))
+    assert keeper.ids() == ["a"]
+    last = opened(path)
+    add(last, "b", b"b")
+    last.close()
+    os.utime(path, (0, 0))  # as within one tick of the file system's clock
+    keeper.clear_dead()
+    with closing(opened(path)) as late:
+        assert sorted(late.ids()) == ["a", "b"]
+    for each in (keeper, dead):
+        each.close()
 
 
 def test_no_room_for_a_segment_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
