@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from dingsdk_in_memory.transport import InMemoryTransport
 
 from dingsdk import SampleBatch
 from dingsdk.errors import ConfigError, ConflictError, DataMissingError, WorkerLostError
-from dingsdk.worker.comm import Master, Slave, WorkerInfo
+from dingsdk.worker.comm import LEFT, Master, Slave, WorkerInfo
 
 
 def test_join_without_a_master_gives_up_at_its_deadline(transport: InMemoryTransport) -> None:
@@ -21,6 +23,24 @@ def test_join_without_a_master_gives_up_at_its_deadline(transport: InMemoryTrans
     with pytest.raises(WorkerLostError):
         end.join(WorkerInfo("w0", "collector"), timeout_s=0.1)
     assert time.monotonic() - started < 6.0
+
+
+def test_worker_that_leaves_a_master_that_closed_is_not_reported(
+    transport: InMemoryTransport,
+) -> None:
+    told: list[Any] = []
+    listener: Any = SimpleNamespace(
+        worker_joined=lambda info: told.append(info.worker_id),
+        worker_left=lambda worker_id, reason: told.append(reason),
+    )
+    master = transport.master_end()
+    ends = [transport.slave_end(master.open(listener)) for _ in range(2)]
+    for number, end in enumerate(ends):
+        end.join(WorkerInfo(f"w{number}", "collector"), timeout_s=5.0)
+    ends[0].close()
+    master.close()
+    ends[1].close()
+    assert told == ["w0", "w1", LEFT]
 
 
 def test_worker_that_has_not_joined_is_told_that_it_is_not_known(

@@ -91,6 +91,14 @@ def test_old_versions_go_and_their_memory_is_written_again(
     assert len(list(folder.glob("*.slot"))) == 4  # three that stay, one to write
 
 
+def test_store_keeps_nothing_of_a_policy_that_it_discarded(publisher: SharedPolicyStore) -> None:
+    publisher.publish("p", weights(1), 1)
+    assert is_whole(publisher.newest("p"), 1)
+    publisher.discard("p")
+    assert publisher.newest("p") is None
+    assert publisher._returned.newest("p") is None
+
+
 def test_damaged_newest_version_falls_back_and_is_counted_once(
     publisher: SharedPolicyStore, reader: SharedPolicyStore
 ) -> None:

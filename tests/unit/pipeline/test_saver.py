@@ -1,12 +1,18 @@
-"""When a serial run is saved, by a clock that the test sets."""
+"""When a serial run is saved, by a clock that the test sets, and what else a save has."""
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from dingsdk.data.capture import capture
+from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import resume
 from dingsdk.pipeline.resume import RunSaver
@@ -102,3 +108,106 @@ def test_run_that_is_not_to_be_saved_never_is(clock: Clock) -> None:
     assert saver.go_on(5000.0) == []
     saver.save()
     assert saver.written_at == []
+
+
+class Bare(RunSaver):
+    """Of a run without players."""
+
+    def __init__(self, run_dir: Path) -> None:
+        system = SimpleNamespace(save_every=None, torch_threads=1)
+        cfg: Any = SimpleNamespace(system=system, seed=7)
+        self.resumed: list[Any] = []
+        recorder = SimpleNamespace(resume=lambda *given: self.resumed.append(given))
+        context: Any = SimpleNamespace(cfg=cfg, run_dir=run_dir, recorder=recorder)
+        self.team = SimpleNamespace(members=[], turn=0)
+        team: Any = self.team
+        super().__init__(context, team)
+
+    def _state(self) -> Any:
+        return SimpleNamespace(plain=lambda: {"x": 1})
+
+
+def test_half_a_save_is_replaced_and_two_whole_ones_are_kept(tmp_path: Path) -> None:
+    saver, folder = Bare(tmp_path), tmp_path / "resume"
+    half = folder / "000001" / "half"
+    half.mkdir(parents=True)
+    saver._write(1)
+    assert not half.exists()
+    for number in (2, 3):
+        saver._write(number)
+    assert sorted(path.name for path in folder.iterdir()) == ["000002", "000003"]
+    assert Bare(tmp_path)._last == 3
+
+
+def test_random_streams_and_turns_go_on_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "to_plain", lambda cfg: {"a": 1})
+    monkeypatch.setattr(resume, "_versions", lambda cfg: {})
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    streams = {
+        "python": capture(random.getstate()),
+        "numpy": capture(np.random.get_state(legacy=False)),
+        "torch": torch.get_rng_state(),
+    }
+    expected = draw()
+    state: Any = SimpleNamespace(
+        parts={"learner": {"train_iter": 5}},
+        resumes=["the one before"],
+        versions={},
+        turn=2,
+        evaluations=[],
+        elapsed_s=1.5,
+        streams=streams,
+    )
+    save: Any = SimpleNamespace(number=3, state=state)
+    saver = Bare(tmp_path)
+    saver.resume(save)
+    assert draw() == expected
+    assert (saver.team.turn, saver.resumed) == (2, [([], 1.5)])
+    assert saver._resumes == ["the one before", {"train_iter": 5, "save": 3, "config": {"a": 1}}]
+
+
+@pytest.mark.parametrize(("index", "branch"), [(0, ("resume", 3)), (1, ("resume", 3, 1))])
+def test_episodes_that_begin_anew_are_others_for_each_save_and_player(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int, branch: tuple[str | int, ...]
+) -> None:
+    seeded: list[Any] = []
+    resets: list[str] = []
+    monkeypatch.setattr(resume, "seed_envs", lambda *given: seeded.append(given))
+
+    def nothing(*given: Any) -> None:
+        pass
+
+    def worker(name: str) -> Any:
+        env = SimpleNamespace(get_state=nothing, name=name)
+        return SimpleNamespace(env=env, reset_env=lambda: resets.append(name))
+
+    buffers: list[str] = []
+    workers: Any = SimpleNamespace(
+        learner=SimpleNamespace(policy=SimpleNamespace(load_state_dict=nothing)),
+        buffer=SimpleNamespace(load_data=buffers.append),
+        collector=worker("collector"),
+        evaluator=worker("evaluator"),
+        samples=lambda: SimpleNamespace(evicted={"old": 5}),
+    )
+    state: Any = SimpleNamespace(
+        policy={"state": {}, "acting_state": None},
+        parts={},
+        envs={"collector": None, "evaluator": None},
+        updates_left=4,
+        samples={"collected": 8, "trained": 6, "evicted": {"old": 1}},
+    )
+    save: Any = SimpleNamespace(number=3, path=tmp_path)
+    Bare(tmp_path)._resume_player(workers, state, save, index)
+    seed = derive_seed(7, *branch)
+    names = ["collector", "evaluator"]
+    assert [(env.name, *given) for env, *given in seeded] == [(name, seed, name) for name in names]
+    assert resets == names
+    assert buffers == [str(tmp_path / ("buffer-1" if index else "buffer"))]
+    assert (workers.updates_left, workers.collected, workers.trained) == (4, 8, 6)
+    # The buffer counts 5 by now: 4 more than were evicted when it was saved.
+    assert workers.evicted_before["old"] == 1 - 4

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.errors import ConfigError
-from dingsdk.pipeline.worker import place_of, worker_ids
+from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker import place_of, run_worker, worker_ids
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import Place, Transport
 
@@ -65,3 +69,31 @@ def test_every_worker_has_an_id_of_its_own_and_the_learner_comes_first() -> None
         ("collector", "collector-0"),
         ("collector", "collector-1"),
     ]
+
+
+def test_worker_looks_for_a_lost_coordinator_as_long_as_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", "in_memory", ["system.rejoin_s=12.5"], 0)
+    begun: list[tuple[str, float]] = []
+    closed: list[str] = []
+
+    class Worker:
+        """A worker whose coordinator ends at once."""
+
+        rejoin_s, is_over, failure, tasks_done = 0.0, True, None, 0
+
+        def start(self, address: str) -> None:
+            begun.append((address, self.rejoin_s))
+
+        def close(self) -> None:
+            closed.append("worker")
+
+    role = SimpleNamespace(create_worker=lambda transport, worker_id: Worker(), resumes=False)
+    monkeypatch.setattr("dingsdk.pipeline.worker.create_role", lambda name, cfg: role)
+    joined: list[str] = []
+    stop = threading.Event()
+    is_again = run_worker(
+        "collector", cfg, "memory", "c0", tmp_path, stop, lambda: joined.append("c0")
+    )
+    assert (is_again, joined, begun, closed) == (False, ["c0"], [("memory", 12.5)], ["worker"])
