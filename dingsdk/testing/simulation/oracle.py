@@ -70,14 +70,20 @@ class SampleOracle:
         """Note that rows left the buffer; raise if one was not there, or had to stay."""
         live, is_given_up = self.live[data_id], data_id in self.given_up
         may_leave = self.may_leave_for is None or is_given_up or reason in self.may_leave_for
-        for row in rows:
-            if row not in live:
-                raise SamplesLostError(f"row {row} of payload {data_id!r} left the buffer twice")
-            if not may_leave:
-                raise SamplesLostError(f"row {row} of payload {data_id!r} is thrown away: {reason}")
-            if reason == "trained" and not self.uses[self.announced[data_id][row]]:
-                raise SamplesLostError(f"row {row} of payload {data_id!r} left before any training")
-            live.remove(row)
+        gone = set(rows)
+        if len(gone) < len(rows) or not gone <= live:
+            raise SamplesLostError(
+                f"of rows {rows} of payload {data_id!r} one left the buffer twice"
+            )
+        if not may_leave:
+            raise SamplesLostError(f"rows {rows} of payload {data_id!r} are thrown away: {reason}")
+        if reason == "trained":
+            samples = self.announced[data_id]
+            if not all(self.uses[samples[row]] for row in gone):
+                raise SamplesLostError(
+                    f"rows {rows} of payload {data_id!r} left before any training"
+                )
+        live -= gone
         self.live_count -= len(rows)
         self.evicted[reason] += len(rows)
         self.given_up_rows += len(rows) * is_given_up
@@ -143,9 +149,9 @@ class SampleOracle:
             max_lag: How many iterations older the policy may be that collected it; None for any.
         """
         for sample in set(samples):
-            self.uses[sample] += 1
-            if max_use is not None and self.uses[sample] > max_use:
-                raise SamplesLostError(f"sample {sample} is trained on {self.uses[sample]} times")
+            self.uses[sample] = uses = self.uses[sample] + 1
+            if max_use is not None and uses > max_use:
+                raise SamplesLostError(f"sample {sample} is trained on {uses} times")
             if sample not in self._known:
                 raise SamplesLostError(f"a learner trains on {sample}, which nobody announced")
             lag = train_iter - self._policy_iters[sample]

@@ -787,13 +787,14 @@ class Simulation:
                 self._start_worker(name)
 
     def _check_leases(self) -> None:
-        now = self.world.now
+        now, silent_since = self.world.now, self._unreachable_since
+        if not silent_since or "coordinator" in silent_since:
+            return
+        # It is judged from when the coordinator goes on, if that was stopped or is another.
+        awake_at = max(self._up_since, self.processes["coordinator"].resumes_at)
         for name in self.coordinator.master.workers:
-            # It is judged from when the coordinator goes on, if that was stopped or is another.
-            awake_at = max(self._up_since, self.processes["coordinator"].resumes_at)
-            since = max(awake_at, self._unreachable_since.get(name, now))
-            is_judge_awake = "coordinator" not in self._unreachable_since
-            if now - since > LOST_WITHIN_S and is_judge_awake:
+            since = max(awake_at, silent_since.get(name, now))
+            if now - since > LOST_WITHIN_S:
                 raise AssertionError(f"{name} cannot be reached since {since:.1f} s, and is joined")
 
     def _progress(self) -> dict[str, int]:

@@ -344,6 +344,8 @@ def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, N
     wanted = dict.fromkeys(names)
     if "priority" in samples.columns:
         wanted["priority"] = None
+    if not wanted:
+        return {}
     found: dict[str, NDArray[Any]] = {}
     for name in wanted:
         column = samples.columns.get(name)

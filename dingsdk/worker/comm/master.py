@@ -40,13 +40,9 @@ class TaskStatus(enum.Enum):
     COMPLETED = "completed"
     FAILED = "failed"
 
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing more becomes of the task."""
-        return self in _FINAL
-
 
 _FINAL = (TaskStatus.START_FAILED, TaskStatus.COMPLETED, TaskStatus.FAILED)
+"""Nothing more becomes of such a task."""
 
 
 class Task:
@@ -94,7 +90,7 @@ class Task:
             TaskTimeoutError: it did not within ``timeout_s``.
         """
         with self._condition:
-            if not self._condition.wait_for(lambda: self.status.is_final, timeout_s):
+            if not self._condition.wait_for(lambda: self.status in _FINAL, timeout_s):
                 raise TaskTimeoutError(
                     f"task {self._name} on worker {self.worker_id} gave no answer within "
                     f"{timeout_s:.1f} s",
@@ -154,7 +150,7 @@ class Task:
         self, status: TaskStatus, result: Mapping[str, Any], error: DingError | None
     ) -> None:
         with self._condition:
-            if self.status.is_final:
+            if self.status in _FINAL:
                 return  # an answer that comes after the task was given up changes nothing
             self.status, self.result, self.error = status, result, error
             callbacks = [callback for when, callback in self._callbacks if when is status]

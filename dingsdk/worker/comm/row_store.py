@@ -169,12 +169,13 @@ class RowStore:
             else:
                 if number in self._kept:
                     batch = batch.take(self._kept[number])
-                start = self._allocate(len(batch))
+                size = len(batch)
+                start = self._allocate(size)
                 self._write(start, batch)
-                self._head = start + len(batch)
+                self._head = start + size
                 bisect.insort(self._extents, (start, self._head, number))
                 self._offsets[number] = start
-                self.rows += len(batch)
+                self.rows += size
         reasons = {number: self._lost[number] for number in numbers if number in self._lost}
         if reasons:
             raise PayloadsLostError(

@@ -197,8 +197,8 @@ class Slave:
         return True
 
     def _run(self, task: TaskMessage) -> TaskAnswer:
-        worker_id = self.info.worker_id
-        observe().before_task(worker_id=worker_id, task=task.data)
+        worker_id, observers = self.info.worker_id, observe()
+        observers.before_task(worker_id=worker_id, task=task.data)
         try:
             result = self._process_task(task.data)
             answer = TaskAnswer(task.task_id, True, {} if result is None else result)
@@ -213,7 +213,7 @@ class Slave:
             message, text = error_text(error), _formatted(error)
             answer = TaskAnswer(task.task_id, False, result, message, text)
         self.tasks_done += 1
-        observe().after_task(worker_id=worker_id, task=task.data, outcome=answer)
+        observers.after_task(worker_id=worker_id, task=task.data, outcome=answer)
         return answer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -260,7 +261,7 @@ class PayloadLedger:
         live = 0
         for number, payload in self._payloads.items():
             live += payload.left
-            is_pinned = leased is None or payload.pins == leased[number]
+            is_pinned = leased is None or payload.pins == leased.get(number, 0)
             # Bytes are counted in a third of the time of np.count_nonzero, for a few rows.
             if payload.left != payload.live.tobytes().count(1) or not is_pinned:
                 raise SamplesLostError(
@@ -542,8 +543,10 @@ class Experience:
             raise SamplesLostError(
                 f"tasks {sorted(self._leases)} have leases, and {sorted(running)} run"
             )
-        leases = (lease.pinned for leases in self._leases.values() for lease in leases)
-        self.ledger.check(self.count_rows(), Counter(each for pinned in leases for each in pinned))
+        leased: Counter[int] = Counter()
+        for lease in itertools.chain.from_iterable(self._leases.values()):
+            leased.update(lease.pinned)
+        self.ledger.check(self.count_rows(), leased)
 
     def close(self) -> None:
         """Close the buffer, or leave it behind."""

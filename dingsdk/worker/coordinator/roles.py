@@ -444,6 +444,8 @@ def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
     The condition is held.
     """
     found: dict[str, int] = {}
+    if state.is_evaluation or not isinstance(control.experience_of(state), OnPolicyExperience):
+        return found
 
     def can_go_on() -> bool:
         experience = control.experience_of(state)
@@ -452,8 +454,7 @@ def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
         found.update(experience.admit(state))
         return experience.admission.has_outstanding(state.task_id)
 
-    if not state.is_evaluation:
-        control.condition.wait_for(can_go_on, WAIT_S)
+    control.condition.wait_for(can_go_on, WAIT_S)
     return found
 
 

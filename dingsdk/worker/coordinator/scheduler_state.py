@@ -130,7 +130,7 @@ class StorageOutage:
     @property
     def text(self) -> str:
         """The error of the worker that waits longest; empty where nobody waits."""
-        return next(iter(self._waiting.values()), "")
+        return next(iter(self._waiting.values())) if self._waiting else ""
 
     def note(self, task_id: str, why: str) -> None:
         """Note why a task's worker waits; empty where it does not."""
@@ -608,7 +608,7 @@ class SchedulerState:
 
     def samples(self) -> SampleCounts:
         """What became of the samples of the run."""
-        waiting = sum(sum(state.waiting.values()) for state in self.running.values())
+        waiting = sum(sum(each.waiting.values()) for each in self.running.values() if each.waiting)
         return self.samples_in_buffers() + SampleCounts(waiting + self.unacknowledged_rows)
 
     @property

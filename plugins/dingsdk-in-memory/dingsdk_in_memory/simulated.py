@@ -5,12 +5,15 @@ It has no network, so nothing goes wrong with connections.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, ParamSpec
 
 from dingsdk.testing.simulation import SimulatedProcess, SimulatedTransport
 from dingsdk.worker.comm import MasterEnd, PolicyStore, SlaveEnd, TaskAnswer, WorkerInfo
 from dingsdk_in_memory.stores import MemoryPolicyStore
 from dingsdk_in_memory.transport import MemoryMasterEnd, MemorySlaveEnd
+
+P = ParamSpec("P")
 
 
 class SimulatedInMemory(SimulatedTransport):
@@ -42,32 +45,23 @@ class _SlaveEnd(MemorySlaveEnd):
         self._process = process
 
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
-        with _Whole(self._process):
-            super().join(info, timeout_s)
+        self._as_one(super().join, info, timeout_s)
 
     def answer(self, answer: TaskAnswer) -> None:
-        with _Whole(self._process):
-            super().answer(answer)
+        self._as_one(super().answer, answer)
 
     def renew(self, progress: int) -> None:
-        with _Whole(self._process):
-            super().renew(progress)
+        self._as_one(super().renew, progress)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        with _Whole(self._process):
-            super().close(timeout_s)
+        self._as_one(super().close, timeout_s)
 
-
-class _Whole:
-    """Keeps the current job from being preempted."""
-
-    def __init__(self, process: SimulatedProcess) -> None:
-        job = process.world.current
+    def _as_one(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call something, and let no other job run meanwhile, unless it waits."""
+        job = self._process.world.current
         assert job is not None  # only jobs have a connection
-        self._job, self._before = job, job.is_preemptive
-
-    def __enter__(self) -> None:
-        self._job.is_preemptive = False
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._job.is_preemptive = self._before
+        before, job.is_preemptive = job.is_preemptive, False
+        try:
+            call(*args, **kwargs)
+        finally:
+            job.is_preemptive = before

@@ -192,7 +192,7 @@ class MemorySlaveEnd(SlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._master.condition:
             self._master.condition.wait_for(
-                lambda: bool(self._mailbox) or self._shut or self._is_dropped, timeout_s
+                lambda: bool(self._mailbox) or self._is_cut_off, timeout_s
             )
             self.check()
             return self._mailbox.popleft() if self._mailbox else None
@@ -218,19 +218,23 @@ class MemorySlaveEnd(SlaveEnd):
         return self._is_closed or self._master.is_closed
 
     @property
-    def _is_dropped(self) -> bool:
-        return self._master.mailboxes.get(self._worker_id) is not self._mailbox
+    def _is_cut_off(self) -> bool:
+        # Asked several times a message, so in one step: closed, never joined, or dropped.
+        master, mailbox = self._master, self._mailbox
+        is_closed = self._is_closed or master.is_closed
+        return is_closed or mailbox is None or master.mailboxes.get(self._worker_id) is not mailbox
 
     def check(self) -> None:
         # Without the lock: each part is one look, and what is found may be over at once anyway.
+        if not self._is_cut_off:
+            return
         if self._shut:
             raise self._closed()
-        if self._mailbox is None or self._is_dropped:
-            replaced = self._worker_id in self._master.mailboxes
-            why = "another worker has joined under its id" if replaced else "the master gave it up"
-            raise WorkerLostError(
-                f"worker {self._worker_id!r}: {why}", worker_id=self._worker_id, replaced=replaced
-            )
+        replaced = self._worker_id in self._master.mailboxes
+        why = "another worker has joined under its id" if replaced else "the master gave it up"
+        raise WorkerLostError(
+            f"worker {self._worker_id!r}: {why}", worker_id=self._worker_id, replaced=replaced
+        )
 
     def _listener(self) -> MasterListener:
         self.check()
