@@ -1,13 +1,18 @@
-"""What a comm collector tells its collector of policies."""
+"""What a comm collector tells its collector of policies, and a replay server of samples."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 from dingsdk.config import to_easydict
+from dingsdk.data import SampleBatch
+from dingsdk.errors import BufferFullError, StorageFullError
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.comm.collector import BaseCommCollector
 
@@ -28,4 +33,39 @@ def test_each_policy_has_versions_of_its_own(tmp_path: Path) -> None:
     store.publish("trained", {"w": torch.zeros(1)}, 8)
     assert worker.get_policy_update_info("trained")["iter"] == 8
     assert worker.get_policy_update_info("past") is None
+    transport.close()
+
+
+def test_samples_wait_for_the_limiter_and_for_room_of_a_replay_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REPLAY_PAUSE_S", "STORAGE_PAUSE_S"):
+        monkeypatch.setattr(f"dingsdk.worker.comm.collector.{name}", 0.0)
+    cfg = to_easydict({"system": {"transport": {"type": "in_memory"}}})
+    transport = make_transport(cfg, tmp_path)
+    worker: Any = BaseCommCollector({}, transport, "collector-0")
+    monkeypatch.setattr(worker, "_is_overdue", lambda: False)
+    errors: list[Exception] = [
+        BufferFullError("the limiter"),
+        StorageFullError("no room", path="p"),
+        BufferFullError("the limiter"),
+    ]
+    held_up_by: list[str] = []
+    inserted: list[Any] = []
+
+    def insert(samples: SampleBatch, timeout_s: float) -> None:
+        held_up_by.append(worker._held_up_by)
+        if errors:
+            raise errors.pop(0)
+        inserted.append((samples.columns["collect_iter"].tolist(), timeout_s))
+
+    worker.replay = SimpleNamespace(insert=insert, close=lambda: None)
+    samples = SampleBatch({"x": np.zeros(2)})
+    assert worker._insert(samples, 7)
+    assert inserted == [([7, 7], 0.0)]  # the workers of this run take turns
+    assert held_up_by == ["", "", "no room", "no room"]
+    assert worker._held_up_by == ""
+    worker.is_stopping = True
+    assert not worker._insert(samples, 8)
+    assert len(inserted) == 1
     transport.close()

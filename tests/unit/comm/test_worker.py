@@ -677,3 +677,10 @@ def test_job_that_was_kept_for_another_master_is_so_once(bench: Bench, how: str)
     with pytest.raises(TaskFail, match="w0 runs the"), worker.building({}):
         raise AssertionError("it is busy")
     assert worker.has_job
+
+
+def test_renewals_while_a_task_is_built_end_with_that(bench: Bench) -> None:
+    worker = bench.worker()
+    with worker.building({}):
+        assert "w0-renewals" in {thread.name for thread in threading.enumerate()}
+    assert "w0-renewals" not in {thread.name for thread in threading.enumerate()}

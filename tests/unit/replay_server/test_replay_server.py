@@ -465,6 +465,7 @@ def test_server_that_closes_ends_its_connections_and_then_saves_if_it_should(
 
     monkeypatch.setattr(ServedBuffer, "save", save)
     server.close(has_checkpoint=has_checkpoint)
+    assert not server._saver.is_alive()
     assert ended == [True] * has_checkpoint
     link.close()
 
@@ -693,6 +694,24 @@ def test_calls_wait_for_the_server_as_long_as_their_work_may_take(
         ("Save", 60.0),
         ("Save", 5.0),
     ]
+
+
+def test_client_may_be_silent_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float | None]] = []
+    receive = wire.Link.receive
+
+    def note(link: wire.Link, kind: Any, timeout_s: float, idle_s: float | None = None) -> Any:
+        if kind is wire.Request:
+            asked.append((timeout_s, idle_s))
+        return receive(link, kind, timeout_s, idle_s)
+
+    monkeypatch.setattr(wire.Link, "receive", note)
+    with (
+        ReplayServer({"request_timeout_s": 7.0}, SMALL, tmp_path) as server,
+        ReplayClient(server.address, tmp_path) as client,
+    ):
+        client.stats()
+    assert set(asked) == {(7.0, 3600.0)}
 
 
 def test_closed_client_says_so(client: ReplayClient) -> None:
