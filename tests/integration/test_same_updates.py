@@ -53,6 +53,18 @@ def test_updates_follow_from_the_samples_in_both_modes(
     assert abs(result.train_iter - updates(result.samples.acknowledged)) <= per_collect
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_collect_that_was_begun_is_ended_and_trained_on(tmp_path: Path, mode: str) -> None:
+    sizes = (
+        "policy.collect.n_sample=256",
+        "policy.learn.batch_size=64",
+        "system.max_env_steps=300",
+    )
+    result = train("cartpole-ppo", mode, sets=[*SETS, *PPO, *sizes], seed=1, output=tmp_path)
+    assert result.env_steps >= 512
+    assert result.train_iter == 2 * 8  # collects, minibatches of both passes
+
+
 def test_sampling_by_a_limiter_of_its_own_is_not_waited_for(tmp_path: Path) -> None:
     # A buffer that always has a batch would be trained on for ever.
     own = "policy.other.replay_buffer.limiter.type=push_sample_rate"

@@ -170,6 +170,8 @@ class Coordinator(Configurable, TaskControl):
         self._is_closed = False
         # Decided where tasks are driven, not by who waits for the end: a replay does the same.
         self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
+        self._last_collects: dict[str, int] | None = None
+        """Of each buffer, how many collects it has when the env steps are used up."""
         self._collectors_end_at = math.inf
         self._is_finishing = False
         self._policy_num = type(commander).policy_num(cfg)
@@ -227,7 +229,9 @@ class Coordinator(Configurable, TaskControl):
         with self.condition:
             return self.condition.wait_for(
                 lambda: (
-                    self.is_ending or not self._is_collecting_over or self._state.is_trained_out()
+                    self.is_ending
+                    or not self._has_used_up_env_steps
+                    or (self._is_collecting_over and self._state.is_trained_out())
                 ),
                 timeout_s,
             )
@@ -263,8 +267,31 @@ class Coordinator(Configurable, TaskControl):
         return self.is_ending or self.clock() >= self._collectors_end_at
 
     @property
-    def _is_collecting_over(self) -> bool:
+    def _has_used_up_env_steps(self) -> bool:
         return self._last_env_step is not None and self._state.env_steps >= self._last_env_step
+
+    @property
+    def _is_collecting_over(self) -> bool:
+        return self._last_collects is not None and all(
+            each.collects >= self._last_collects.get(buffer_id, 0)
+            for buffer_id, each in self._state.experiences.items()
+        )
+
+    def _look_at_env_steps(self) -> bool:
+        """Return whether collectors are to end, which the collects under way outlast."""
+        if not self._has_used_up_env_steps:
+            self._last_collects = None
+        elif self._last_collects is None:
+            self._last_collects = {
+                buffer_id: each.collects + each.is_in_collect
+                for buffer_id, each in self._state.experiences.items()
+            }
+        is_over = self._is_collecting_over
+        if not is_over:
+            self._collectors_end_at = math.inf
+        elif self._collectors_end_at == math.inf:
+            self._collectors_end_at = self.clock() + self.cfg.answer_timeout_s
+        return is_over
 
     @property
     def _is_halted(self) -> bool:
@@ -739,11 +766,7 @@ class Coordinator(Configurable, TaskControl):
         given: list[TaskState | None] = []
         with self.condition:
             self._expire_orphans()
-            is_over = self._is_collecting_over
-            if not is_over:
-                self._collectors_end_at = math.inf
-            elif self._collectors_end_at == math.inf:
-                self._collectors_end_at = self.clock() + self.cfg.answer_timeout_s
+            is_over = self._look_at_env_steps()
             for role in () if self.is_ending else self.roles:
                 if is_over and role == "collector":
                     self._state.produce_evaluation()

@@ -355,6 +355,17 @@ class Experience:
         the buffer, and count as evicted for that reason, when they are overwritten."""
         buffer.add_remove_listener(self._on_removed)
 
+    @property
+    def collects(self) -> int:
+        """How many trainings that have all their rows there were, where each takes all there are;
+        0 elsewhere."""
+        return 0
+
+    @property
+    def is_in_collect(self) -> bool:
+        """Whether there are rows, or some to come, which no training will have without others."""
+        return False
+
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
         """Acknowledge a payload: all its rows become samples. False: it was known already."""
         rows = int(meta["rows"])

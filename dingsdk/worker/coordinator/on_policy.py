@@ -112,6 +112,11 @@ class Admission:
         grant = self._grants.get(task_id)
         return grant is not None and grant.outstanding > 0
 
+    @property
+    def is_any_outstanding(self) -> bool:
+        """Whether a collector has steps left to take, or to report."""
+        return any(grant.outstanding for grant in self._grants.values())
+
     def expect(self, task_id: str) -> None:
         """Hold trainings back for a task of an earlier coordinator, until it is back or forgotten.
 
@@ -316,6 +321,17 @@ class OnPolicyExperience(Experience):
         self.admission = Admission(n_sample, max_lag, least_steps)
         self._train_iter = 0
         super().__init__(RowQueue(self.admission))
+
+    @property
+    def collects(self) -> int:
+        has_rows = self.buffer.waiting >= self.admission.n_sample
+        return self.admission.newest + self.buffer.is_training + has_rows
+
+    @property
+    def is_in_collect(self) -> bool:
+        waiting = self.buffer.waiting
+        is_begun = waiting > 0 or self.admission.is_any_outstanding
+        return is_begun and waiting < self.admission.n_sample
 
     def admit(self, state: TaskState) -> dict[str, int]:
         """Return the limits to send to a collector.

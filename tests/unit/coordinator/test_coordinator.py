@@ -28,6 +28,7 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST, _report_pace
+from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.served import ServedExperience
 
@@ -474,6 +475,33 @@ def test_end_without_an_evaluation_to_make_does_not_wait(site: Site) -> None:
     assert site.coordinator.finish_evaluations(0.0)
 
 
+def test_collecting_is_over_when_the_collects_under_way_are_whole(site: Site) -> None:
+    coordinator, found = site.coordinator, list[bool]()
+    b, c = OnPolicyExperience(4, 0), OnPolicyExperience(4, 0)
+    coordinator._state.experiences |= {"b": b, "c": c}
+    coordinator._last_env_step = 10
+    rows = iter(range(9))
+
+    def push(experience: OnPolicyExperience, count: int) -> None:
+        meta = {"data_id": str(next(rows)), "rows": count, "policy_iter": 0}
+        experience.push(meta, 0)
+        found.append(coordinator._look_at_env_steps())
+
+    push(b, 3)
+    coordinator._state._ended_env_steps = 10
+    push(c, 4)  # whole at once: none that is under way
+    assert not coordinator.train_out(0.0)
+    push(b, 1)
+    push(b, 1)  # belongs to the next, which nobody waits for
+    assert found == [False, False, True, True]
+    coordinator._state._ended_env_steps = 9  # a worker was lost, and what it had collected
+    push(c, 1)
+    coordinator._state._ended_env_steps = 10
+    push(c, 2)
+    push(c, 1)
+    assert found[4:] == [False, True, True]
+
+
 def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: Site) -> None:
     ratio = {"type": "samples_per_insert", "samples_per_insert": 1, "min_size": 4}
     limiter = {**ratio, "error_buffer": 100, "samples_ahead": 0}
@@ -510,6 +538,7 @@ def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: 
     site.send("p", rows=8)
     del coordinator._state.running["c"]
     coordinator._state._ended_env_steps = 50
+    coordinator._dispatch_once()
     assert not coordinator.train_out(0.0)  # the learner is at work
     learner.wanted = 2
     for _ in range(2):  # 8 rows, of which the first 4 were needed to begin

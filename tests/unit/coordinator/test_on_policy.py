@@ -347,3 +347,31 @@ def test_last_rows_of_a_training_get_as_many_steps_as_one_sample_has() -> None:
     assert admission.admit("a", 0, is_training=False) == 12
     admission.report("a", 12, 0)
     assert admission.admit("a", 10, is_training=False) == 18
+
+
+def test_collect_is_under_way_from_its_first_grant_until_it_has_all_rows() -> None:
+    experience, found = OnPolicyExperience(4, 0), list[tuple[int, bool]]()
+
+    def look() -> None:
+        found.append((experience.collects, experience.is_in_collect))
+
+    look()
+    collector = TaskState("c", "collector", {"buffer_id": "b"})
+    assert experience.admit(collector)["admitted_steps"] == 4
+    look()
+    for rows in (3, 1):
+        experience.push({"data_id": str(rows), "rows": rows, "policy_iter": 0}, 0)
+        look()
+    experience.admission.report("c", 4, 0)
+    state = learner()
+    assert experience.lease(state, 1, 8, 0) is not None
+    look()
+    experience.settle(state, {"learner_step": 1, "lost_payloads": [], "priority_info": {}})
+    look()
+    assert found == [(0, False), (0, True), (0, True), (1, False), (1, False), (1, False)]
+
+
+def test_rows_that_are_too_few_are_a_collect_under_way_without_a_grant_too() -> None:
+    experience = OnPolicyExperience(4, 0)
+    experience.push({"data_id": "a", "rows": 3, "policy_iter": 0}, 0)
+    assert (experience.collects, experience.is_in_collect) == (0, True)
