@@ -428,6 +428,8 @@ def test_learner_that_goes_on_for_another_coordinator_reports_all_it_has_trained
     kept = bench.ask("l0", "learner_go_on_task", task_id="t2")["info"]
     assert [kept[name] for name in counts] == [2, 0, [[8, "missing"]]]
     assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 2
+    # Who asks for the next demand has heard how far it is.
+    assert bench.ask("l0", "learner_go_on_task", task_id="t2")["info"] is None
     answer = bench.learn(list(range(BATCH)), list(range(BATCH)))
     assert [answer["info"][name] for name in counts] == [3, 1, []]
     with bench.learner.condition:  # it trains on the last one
