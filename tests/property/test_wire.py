@@ -212,3 +212,9 @@ def test_special_floats_numpy_scalars_and_tuples_travel() -> None:
     assert found["e"].dtype == np.dtype("<i4")
     assert found["e"].tolist() == [0, 1, 2]
     assert found["e"].flags.writeable
+
+
+def test_integer_of_too_many_digits_is_named() -> None:
+    with pytest.raises(ProtocolError, match="an integer of more than 64 bits") as caught:
+        decode_message(b'{"a": ' + b"9" * 5000 + b"}")
+    assert caught.value.facts["where"] == "$"

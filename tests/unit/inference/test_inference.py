@@ -565,3 +565,10 @@ def test_rows_of_a_collector_are_of_the_version_that_the_server_acted_with(
         second = collect(pool, client, 5)
         assert second.policy is first.policy
         assert set(client.asked) == {("p", 5, on_policy)}
+
+
+def test_server_without_requests_waits_a_while_for_the_first(tmp_path: Path) -> None:
+    with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0")) as idle:
+        began = time.monotonic()
+        assert idle._take() == []
+        assert time.monotonic() - began >= 0.9 * server_module.POLL_S

@@ -33,6 +33,12 @@ def stems_in(folder):
 
 
 class TestRoundTrip:
+    def test_a_checkpoint_says_which_torch_wrote_it(self, tmp_path):
+        save_checkpoint(tmp_path, "a", {}, iteration=1, envstep=1)
+        with safetensors.safe_open(tmp_path / f"a{checkpoints.SUFFIX}", "pt") as file:
+            manifest = json.loads(file.metadata()["dingsdk"])
+        assert str(torch.__version__) in json.dumps(manifest)
+
     def test_of_a_torch_module_and_its_optimizer(self, tmp_path):
         torch.manual_seed(0)
         module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

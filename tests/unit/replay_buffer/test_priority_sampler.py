@@ -236,6 +236,14 @@ def test_a_wrong_state_changes_nothing(
     assert sampler.max_priority == 2.0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_weight_is_taken(kind: type[PrioritySampler]) -> None:
+    sampler = sampler_of([1.0, 2.0], kind)
+    largest = sampler._tree.largest_weight
+    sampler.load_state_dict({**sampler.state_dict(), "weights": [largest, 1.0]})
+    assert sampler.state_dict()["weights"].tolist() == [largest, 1.0]
+
+
 @pytest.mark.parametrize(
     "change",
     [{"sorted": [2.0, 1.0]}, {"sorted": [1.0, float("nan")]}, {"new": -1}, {"assigned": 1.5}],

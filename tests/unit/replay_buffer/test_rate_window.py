@@ -290,3 +290,14 @@ def test_limits_can_be_changed_while_a_push_waits_for_them() -> None:
         assert pushed.is_set()
         # What went through before still counts.
         assert not buffer.can_push(64)
+
+
+def test_a_sample_as_large_as_what_was_pushed_since_the_last_is_admitted_after_a_pause() -> None:
+    clock = Clock()
+    limiter = make(clock, min=2.0, window_seconds=1.0)
+    limiter.on_insert(100)
+    limiter.on_sample(1)
+    limiter.on_insert(8)
+    clock.now_s += 1000.0  # all is forgotten but what was pushed since then
+    assert limiter.can_sample(4)
+    assert not limiter.can_sample(5)

@@ -153,6 +153,12 @@ def test_rows_without_an_id_are_refused(tmp_path: Path, rows: Rows) -> None:
     assert used.stats().tracked == 0
 
 
+def test_row_without_an_id_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SchemaMismatchError, match=r"data_id of row 1") as caught:
+        UsedData(tmp_path).check([{"data_id": "a"}, {}])
+    assert (caught.value.facts["row"], caught.value.facts["found"]) == (1, "none")
+
+
 def test_a_symbolic_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
