@@ -458,6 +458,7 @@ def test_where_nothing_is_collected_any_more_only_evaluations_go_out(site: Site)
     site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
     site.state.produce("collector")
     site.state.produce_evaluation()
+    site.state.produce_evaluation()
     assert site.commander.failed == [("collector", "t")]
     state = site.state.assign("collector")
     assert state is not None
