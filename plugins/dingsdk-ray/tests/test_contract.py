@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import ray
+from dingsdk_ray import gateway
 from dingsdk_ray.gateway import QUICK_CALLS, WAITING_CALLS, Gateway
 from dingsdk_ray.transport import RayTransport
 
@@ -26,6 +27,8 @@ class Gateways:
 
     def __init__(self) -> None:
         self._made: dict[Path, Gateway] = {}
+        # A gateway ends its actor a minute after the end of its run; others live in this one.
+        gateway.LOOK_S = 1e6
 
     def call(self, section: Mapping[str, Any], run_dir: Path, method: str, *args: Any) -> Any:
         if method == "open":
