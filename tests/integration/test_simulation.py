@@ -396,10 +396,6 @@ def test_payloads_stay_until_the_journal_says_that_they_were_trained_on() -> Non
     fails(name, [full, kill], setting)
 
 
-def test_run_trains_out_when_its_env_steps_are_used_up() -> None:
-    fails("the collects that have to end are chosen again and again", [], ON_POLICY)
-
-
 def test_every_defect_can_be_made() -> None:
     for each in MUTANTS:
         with each.applied():

@@ -453,14 +453,6 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "True",
         ),
     ],
-    "The env steps of the run are used up": [
-        Mutant(
-            "the collects that have to end are chosen again and again",
-            f"{_COORDINATOR}.coordinator:Coordinator._look_at_env_steps",
-            "elif self._last_collects is None:",
-            "else:",
-        ),
-    ],
     "Nothing happens": [
         Mutant(
             "nothing happens, and nobody says so",

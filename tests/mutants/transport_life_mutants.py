@@ -51,9 +51,8 @@ class JoinsWithoutPatience(MemorySlaveEnd):
 @mutant(19)
 class WakesNobodyAtItsClose(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
-        self._is_closed = True
+        known, self._is_closed = not self._is_cut_off, True
         with self._master.condition:
-            known = not self._is_dropped
             if known:
                 self._master.mailboxes.pop(self._worker_id, None)
         if known and self._master.listener is not None:

@@ -70,7 +70,7 @@ class LooksForTasksAtTheDeadline(MemorySlaveEnd):
     def next_task(self, timeout_s: float) -> TaskMessage | None:
         with self._master.condition:
             if not self._mailbox:
-                self._master.condition.wait_for(lambda: self._shut or self._is_dropped, timeout_s)
+                self._master.condition.wait_for(lambda: self._is_cut_off, timeout_s)
         return super().next_task(0.0)
 
 
@@ -202,7 +202,7 @@ class ReplacesInSilence(MemorySlaveEnd):
 @mutant(15)
 class ClosesTheNewOneToo(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
-        if not self._is_closed and self._is_dropped:
+        if not self._shut and self._is_cut_off:
             self._master.leave(self._worker_id, "it left")
         super().close(timeout_s)
 
@@ -210,8 +210,8 @@ class ClosesTheNewOneToo(MemorySlaveEnd):
 @mutant(16)
 class LeavesInSilence(MemorySlaveEnd):
     def close(self, timeout_s: float = 5.0) -> None:
-        self._is_closed = True
+        is_known, self._is_closed = not self._is_cut_off, True
         with self._master.condition:
-            if not self._is_dropped:
+            if is_known:
                 self._master.mailboxes.pop(self._worker_id, None)
             self._master.condition.notify_all()

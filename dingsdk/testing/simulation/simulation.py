@@ -62,8 +62,6 @@ SETTLED_S = 45.0
 """Time after the last fault, in which all has to go well again."""
 LATE_S = 4.0
 """How late a message may be, and what follows from it."""
-TRAINED_OUT_S = 60.0
-"""How soon the updates that are left have to be made, once the env steps are used up."""
 CLOSE_S = 10.0
 REJOIN_S = 60.0
 MOST_LOSSES = 3
@@ -268,7 +266,7 @@ class Simulation:
         """Iteration of the newest checkpoint of each folder."""
         self.payload_rows, self.task_rows = ROWS, TASK_ROWS
         self.processes: dict[str, SimulatedProcess] = {}
-        self.coordinator: _WatchedCoordinator
+        self.coordinator: Coordinator
         self._workers: dict[str, CommWorker] = {}
         self._why = ""
         self._slow: dict[str, float] = {}
@@ -312,8 +310,6 @@ class Simulation:
             before = self._progress()
             self._run_until(self.world.now + SETTLED_S / 3)
             self._check_progress(before, self._progress())
-            if self.setting.on_policy or self.setting.is_limited:  # others could train for ever
-                self._train_out()
         self._close()
 
     def _run_until(self, until: float) -> None:
@@ -822,14 +818,6 @@ class Simulation:
                 self.fail(f"{name} stands still at {after[name]}")
         self._raise()
 
-    def _train_out(self) -> None:
-        self.coordinator.use_up_env_steps()
-        until = self.world.now + TRAINED_OUT_S
-        while not self.coordinator.is_trained_out:
-            if self.world.now >= until:
-                self.fail(f"it trains on {TRAINED_OUT_S} s after the env steps are used up")
-            self._run_until(self.world.now + CHECK_S)
-
     def _close(self) -> None:
         self._close_began = self.world.now
         self.oracle.may_leave_for = None
@@ -886,15 +874,6 @@ class _WatchedCoordinator(Coordinator):
         samples = self.status().samples
         self._is_told = True
         self._simulation.oracle.recovered(live, samples.acknowledged, samples.evicted)
-
-    def use_up_env_steps(self) -> None:
-        """Let the run have as many env steps as it has now."""
-        self._last_env_step = self.status().env_steps
-
-    @property
-    def is_trained_out(self) -> bool:
-        """Whether collectors have ended, and no learner has a batch left to train on."""
-        return self._is_collecting_over and self._state.is_trained_out()
 
     @property
     def _is_current(self) -> bool:

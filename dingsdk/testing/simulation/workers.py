@@ -69,7 +69,7 @@ class _Collecting(AdmittedCollecting):
 
     def __init__(self, worker: SimulatedCollector) -> None:
         self._worker = worker
-        self._has_closed = self._ends_soon = False
+        self._has_closed = False
         self._steps = self._payloads = 0
         self._policy_iter = -1
         self._pending: list[int] = []
@@ -86,7 +86,7 @@ class _Collecting(AdmittedCollecting):
         path = str(worker._task_info["collector_cfg"]["policy_update_path"])
         is_on_policy = simulation.setting.on_policy
         self._update_one(path)
-        while not (self._is_closed or self._ends_soon) and self._steps < simulation.task_rows:
+        while not self._is_closed and self._steps < simulation.task_rows:
             if is_on_policy and not self._is_admitted(path, self._steps):
                 break
             rows = simulation.payload_rows
@@ -135,9 +135,6 @@ class _Collecting(AdmittedCollecting):
         steps = self._steps
         progress = {"cur_episode": 0, "cur_sample": steps, "cur_step": steps}
         return {**progress, "collector_done": False}
-
-    def end_soon(self) -> None:
-        self._ends_soon = True
 
     def close(self) -> None:
         self._has_closed = True
