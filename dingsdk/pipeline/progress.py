@@ -60,8 +60,7 @@ class RunRates:
     def of(self, status: RunStatus) -> tuple[float, float, float | None]:
         """Return env steps and train iterations a second, and the seconds left at these rates.
 
-        Those are until the first limit is reached; None without one, or while a run that has
-        reached one has not ended.
+        Those are until the first limit is reached; None without one.
         """
         steps_per_s = self._env_steps.of(status.env_steps, status.elapsed_s)
         updates_per_s = self._updates.of(status.train_iter, status.elapsed_s)
@@ -69,9 +68,10 @@ class RunRates:
             (status.max_env_steps, status.env_steps, steps_per_s),
             (status.max_train_iter, status.train_iter, updates_per_s),
         )
-        left = [(most - now) / rate for most, now, rate in limits if most is not None and rate]
-        is_known = min(left, default=0.0) > 0
-        return steps_per_s, updates_per_s, min(left) if is_known else None
+        left = (
+            max(0, most - now) / rate for most, now, rate in limits if most is not None and rate
+        )
+        return steps_per_s, updates_per_s, min(left, default=None)
 
 
 class Progress(Protocol):
@@ -174,7 +174,7 @@ class ConsoleProgress:
             f"buffer {status.buffer_fill:,}/{status.buffer_capacity:,}",
             f"policy v{status.train_iter}{_lag(status)}",
             workers_in_words(status.workers),
-            f"{_duration(left)} left" if left is not None else _last_phase(status, is_over),
+            _last_phase(status, is_over) or ("" if left is None else f"{_duration(left)} left"),
             *(f"{name} {_value(value)}" for name, value in self._columns().items()),
         ]
         line = f"[{self._time(status.elapsed_s)}] " + ", ".join(part for part in parts if part)
@@ -207,7 +207,7 @@ class ConsoleProgress:
             ("buffer", f"{status.buffer_fill:,}/{status.buffer_capacity:,}"),
             ("policy", f"v{status.train_iter}{_lag(status)}"),
             ("elapsed", f"{elapsed.lstrip()}, {workers_in_words(status.workers)}"),
-            ("left", _last_phase(status, is_over) or "-" if left is None else _duration(left)),
+            ("left", _last_phase(status, is_over) or ("-" if left is None else _duration(left))),
             *((name, _value(value)) for name, value in self._columns().items()),
         ]
         table = Table.grid(padding=(0, 2))

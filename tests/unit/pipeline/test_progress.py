@@ -166,7 +166,7 @@ def test_sparkline_goes_from_the_lowest_value_to_the_highest(
 def test_run_that_has_collected_enough_says_that_it_trains_on_until_it_ends() -> None:
     trains_on = "training on what was collected"
     status = dataclasses.replace(STATUS, env_steps=120_000)
-    assert shown(status, is_terminal=True).splitlines()[-2].endswith("left         -             ")
+    assert shown(status, is_terminal=True).splitlines()[-2].rstrip().endswith("left         0 s")
 
     out = io.StringIO()
     console = Console(file=out, width=300)
@@ -178,7 +178,7 @@ def test_run_that_has_collected_enough_says_that_it_trains_on_until_it_ends() ->
         status = dataclasses.replace(status, train_iter=3_001)
     running, last = out.getvalue().splitlines()
     assert running.endswith(f", {trains_on}")
-    assert last.endswith("3 workers")
+    assert last.endswith("3 workers, 0 s left")
 
 
 @pytest.mark.parametrize(
