@@ -74,9 +74,9 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.1
 SCHEDULE_NAME = "schedule.bin"
 PACES_S = 5.0
+"""Interval at which the paces of workers are written to tensorboard."""
 AHEAD_ROWS, AHEAD_UPDATES = 1024, 256
 """How far collectors may be ahead of the learner, in samples and in the updates owed for them."""
-"""Interval at which the paces of workers are written to tensorboard."""
 CLOSE_S = (10.0, 8.0, 5.0)
 INTERRUPTED_CLOSE_S = (2.5, 3.0, 0.5)
 """How long tasks, then workers, then the transport may take to end; together 6 s where the user

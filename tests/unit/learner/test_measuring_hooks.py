@@ -344,6 +344,13 @@ class Called:
         return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
 
 
+def train_three_times(learner):
+    for envstep in (8, 16, 24):
+        learner.train([{}], envstep)
+    learner.close()
+    learner.close()
+
+
 class TestTrackers:
     def test_mlflow_gets_each_variable_with_its_iteration(
         self, scripted, make_learner, tmp_path, monkeypatch
@@ -352,10 +359,7 @@ class TestTrackers:
         monkeypatch.setitem(sys.modules, "mlflow", mlflow)
         args = {"ext_args": {"freq": 2, "experiment": "tests"}}
         learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(mlflow=args))
-        for envstep in (8, 16, 24):
-            learner.train([{}], envstep)
-        learner.close()
-        learner.close()
+        train_three_times(learner)
 
         ((_, client),) = mlflow.of("MlflowClient")
         database = tmp_path / "run" / "log" / "learner" / "mlflow.db"
@@ -383,10 +387,7 @@ class TestTrackers:
         monkeypatch.setitem(sys.modules, "wandb", wandb)
         args = {"ext_args": {"freq": 2, "name": "mine"}}
         learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(wandb=args))
-        for envstep in (8, 16, 24):
-            learner.train([{}], envstep)
-        learner.close()
-        learner.close()
+        train_three_times(learner)
 
         ((_, run),) = wandb.of("init")
         assert (run["project"], run["name"], run["mode"]) == ("dingsdk", "mine", "offline")
