@@ -52,6 +52,7 @@ class Loader(yaml.SafeLoader):
     """
 
     _depth = 0
+    _merged = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As PyYAML, with a limit on the depth."""
@@ -65,9 +66,18 @@ class Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: Any) -> None:
-        """As PyYAML, with a limit on the number of merged keys."""
+        """As PyYAML, with a limit on the number of keys that are merged in the whole file."""
+        for key, value in node.value:
+            if key.tag.endswith(":merge"):
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if isinstance(source, yaml.MappingNode):
+                        self.flatten_mapping(source)
+                        self._merged += len(source.value)
+                        self._check_merged(node)
         super().flatten_mapping(node)
-        if len(node.value) > MAX_VALUES:
+
+    def _check_merged(self, node: Any) -> None:
+        if self._merged > MAX_VALUES:
             problem = f"the merges (<<) give more than {MAX_VALUES:,} keys"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 

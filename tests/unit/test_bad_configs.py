@@ -31,6 +31,16 @@ def merge_bomb() -> str:
     return "\n".join(lines)
 
 
+def chain_of_merges() -> str:
+    lines = [f"m{i}: &m{i} {{<<: *m{i - 1}, k{i}: 1}}" for i in range(1, 4_000)]
+    return "\n".join(["m0: &m0 {k0: 1}", *lines])
+
+
+def many_merges_of_one() -> str:
+    keys = ", ".join(f"k{i}: 1" for i in range(1_000))
+    return f"a: &a {{{keys}}}\nb: {{<<: [{','.join(['*a'] * 30_000)}]}}"
+
+
 def long_text_bomb() -> str:
     return f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 10_000)}]"
 
@@ -54,6 +64,8 @@ create_config = {}
 CONFIGS = {
     "alias bomb.yaml": alias_bomb(),
     "merge bomb.yaml": merge_bomb(),
+    "merge chain.yaml": chain_of_merges(),
+    "many merges.yaml": many_merges_of_one(),
     "text bomb.yaml": long_text_bomb(),
     "alias chain.yaml": chain_of_aliases(),
     "self reference.yaml": "env: &e {x: *e}",
@@ -93,7 +105,8 @@ sys.exit(code)
     "name",
     [
         "alias bomb.yaml",
-        "merge bomb.yaml",
+        "merge chain.yaml",
+        "many merges.yaml",
         "deep map.yaml",
         "long number.json",
         "long name.yaml",
