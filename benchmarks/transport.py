@@ -23,9 +23,10 @@ Sections:
                   against bare copies through shared memory. All encode and decode the same frames,
                   copy pieces of 2.9 KB in and out, and acknowledge, 256 under way. All write pieces
                   one by one and announce some at once: 64 here, 16 or 1 by faster-fifo; iceoryx2
-                  has no such call. Ours are announced through a coordinator in a third process, as
-                  in a run. Floor: only the frames, the copies and a pipe between two processes,
-                  without ids, errors, leases, or memory that outlives its processes;
+                  has no such call. faster-fifo also carries them as its users have it: as dicts of
+                  columns, which it pickles. Ours are announced through a coordinator in a third
+                  process, as in a run. Floor: only the frames, the copies and a pipe between two
+                  processes, without ids, errors, leases, or memory that outlives its processes;
                   the goals are compared with what it reaches.
     memory        in_memory: pieces moved a second against pieces collected a second.
 

@@ -194,10 +194,11 @@ def _send_iceoryx2(publisher: Any, content: bytes) -> None:
     sample.assume_init().send()
 
 
-def faster_fifo(kind: str, seconds: float, a_put: int) -> float | None:
+def faster_fifo(kind: str, seconds: float, a_put: int, pickled: bool = False) -> float | None:
     """Return pieces a second through faster-fifo, as frames; None where it is not installed.
 
     They are put ``a_put`` at a time, and taken and acknowledged as many as are there.
+    ``pickled``: not as frames, but as dicts of columns, which the queue pickles.
     """
     try:
         from faster_fifo import Queue
@@ -205,34 +206,39 @@ def faster_fifo(kind: str, seconds: float, a_put: int) -> float | None:
         return None
     size = 2 * WINDOW * (encode_batch(piece(kind))[1].size_bytes + 1024)
     pieces, acks, is_over = Queue(size), Queue(1 << 20), SPAWN.Event()
-    args = kind, pieces, acks, is_over, a_put
+    args = kind, pieces, acks, is_over, a_put, pickled
     process = SPAWN.Process(target=_fill_fifo, args=args, daemon=True)
     process.start()
     home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
     counts: list[tuple[float, int]] = []
     started = time.perf_counter()
     while not counts or counts[-1][0] < seconds + 0.5:
-        frames = pieces.get_many(timeout=30.0)
-        for frame in frames:
-            for column, values in decode_batch(frame).columns.items():
+        found = pieces.get_many(timeout=30.0)
+        for each in found:
+            columns = each if pickled else decode_batch(each).columns
+            for column, values in columns.items():
                 home[column][...] = values
-        acks.put(len(frames))
+        acks.put(len(found))
         if not counts:
             started = time.perf_counter()
-        counts.append((time.perf_counter() - started, len(frames)))
+        counts.append((time.perf_counter() - started, len(found)))
     is_over.set()
     process.join(5.0)
     process.kill()
     return median_rate(counts)
 
 
-def _fill_fifo(kind: str, pieces: Any, acks: Any, is_over: Any, a_put: int) -> None:
+def _fill_fifo(kind: str, pieces: Any, acks: Any, is_over: Any, a_put: int, pickled: bool) -> None:
     from queue import Empty
 
     batch, under_way = piece(kind), 0
+
+    def content() -> Any:
+        return batch.columns if pickled else b"".join(encode_batch(batch)[0])
+
     while not is_over.is_set():
         if under_way < WINDOW:
-            pieces.put_many([b"".join(encode_batch(batch)[0]) for _ in range(a_put)])
+            pieces.put_many([content() for _ in range(a_put)])
             under_way += a_put
             continue
         try:

@@ -30,6 +30,7 @@ NAMES = {
     "iceoryx2": "iceoryx2, frames",
     "faster-fifo": "faster-fifo, 16 frames a put",
     "faster-fifo, one": "faster-fifo, a frame a put",
+    "faster-fifo, pickled": "faster-fifo, 16 dicts a put",
     "memcpy": "copy into 16 buffers in turn",
 }
 GOALS = {"cartpole": {"iceoryx2": 0.8, "faster-fifo": 3.0}, "atari": {"memcpy": 0.8}}
@@ -46,6 +47,7 @@ def shared_memory(bench: Bench) -> None:
                 "iceoryx2": peers.iceoryx2(kind, bench.seconds) if kind == "cartpole" else None,
                 "faster-fifo": _fifo(kind, bench.seconds, peers.AN_ACK),
                 "faster-fifo, one": _fifo(kind, bench.seconds, 1),
+                "faster-fifo, pickled": _fifo(kind, bench.seconds, peers.AN_ACK, pickled=True),
                 "memcpy": _copies(kind, bench.seconds / 4) if kind == "atari" else None,
             }
             for name, rate in found.items():
@@ -74,8 +76,8 @@ def _tell(kind: str, rates: Mapping[str, list[float]], bench: Bench) -> None:
             bench.report.lacks(f"{name} is not installed: benchmarks/requirements-peers.txt")
 
 
-def _fifo(kind: str, seconds: float, a_put: int) -> float | None:
-    return peers.faster_fifo(kind, seconds, a_put) if kind == "cartpole" else None
+def _fifo(kind: str, seconds: float, a_put: int, pickled: bool = False) -> float | None:
+    return peers.faster_fifo(kind, seconds, a_put, pickled) if kind == "cartpole" else None
 
 
 def writer(address: str, folder: str, argument: tuple[str, str]) -> None:
