@@ -7,6 +7,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,8 @@ class InferenceClient:
             return True
         if time.monotonic() < self._retry_at:
             return False
-        try:
+        with suppress(OSError, DingError):
             self._link = self._connected()
-        except (OSError, DingError) as error:
-            self._hang_up(error)
         if self._link is None:
             self._retry_at = time.monotonic() + RETRY_S
             return False
