@@ -98,7 +98,7 @@ class InferenceServer:
         self._file = f"{name}{SUFFIX}"
         self._secret = create_secret(self._folder)
         listener = socket.create_server(("127.0.0.1", 0))
-        address = format_address(*listener.getsockname()[:2])
+        address = format_address(*listener.getsockname())
         self._connections = Connections(
             listener,
             lambda sock: Link(sock, MAX_BYTES),
