@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dingsdk.data import derive_seed
 from dingsdk.errors import NonFiniteError
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
@@ -572,3 +573,46 @@ def test_server_without_requests_waits_a_while_for_the_first(tmp_path: Path) -> 
         began = time.monotonic()
         assert idle._take() == []
         assert time.monotonic() - began >= 0.9 * server_module.POLL_S
+
+
+def test_server_that_is_closed_runs_no_more(tmp_path: Path) -> None:
+    server = InferenceServer(CFG, Store(), tmp_path, "inference-0")
+    server.close()
+    advanced = []
+
+    def advance() -> None:
+        advanced.append(True)
+        server.stop()
+
+    server.run(advance)
+    assert advanced == []
+
+
+def test_each_task_explores_with_a_seed_of_its_own_from_that_of_the_run() -> None:
+    made: Any = role.InferenceRole({}, {"seed": 7, "policy": CFG})
+    commander: Any = None
+    first, second = made.next_task(commander), made.next_task(commander)
+    assert first["seed"] == derive_seed(7, "inference", first["task_id"])
+    assert first["seed"] != second["seed"]
+
+
+def test_task_counts_as_started_once_the_worker_has_built_it_and_is_polled_until_it_must_end() -> (
+    None
+):
+    done: list[Any] = []
+    must_end = iter([False, False, True])
+    control = SimpleNamespace(
+        ask=lambda state, task, *limit: done.append((task["name"], *limit)),
+        deal_with_task_started=lambda state: done.append(state),
+        must_end=lambda state: next(must_end),
+    )
+    state: Any = object()
+    made: Any = role.InferenceRole({}, {})
+    made.drive(control, state, {"task_id": "t"})
+    assert done == [
+        ("inference_start_task", "start_timeout_s"),
+        state,
+        ("inference_poll_task",),
+        ("inference_poll_task",),
+        ("inference_close_task",),
+    ]
