@@ -23,6 +23,7 @@ from dingsdk import ReplayClient, ReplayServer
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     AuthError,
+    BufferClosedError,
     BufferFullError,
     CheckpointCorruptError,
     CheckpointError,
@@ -40,7 +41,9 @@ from dingsdk.errors import (
     StorageFullError,
     UnknownKeyError,
 )
+from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import link as wire
+from dingsdk.worker.replay_server import served_buffer
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
 from .serving import numbers, rows
@@ -310,6 +313,13 @@ def test_checkpoints_leave_no_open_file_and_a_start_no_half_written_one(tmp_path
         assert not half.exists()
 
 
+def test_closed_buffer_leaves_no_open_file(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    opened(tmp_path).close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_refused_rows_in_the_log_are_not_taken_later(tmp_path: Path) -> None:
     wrong = memoryview(
         b"".join(
@@ -377,6 +387,25 @@ def test_damaged_pointer_is_refused(
     (tmp_path / "replay" / "checkpoint.json").write_bytes(text)
     with pytest.raises(error, match=r"checkpoint\.json"):
         opened(tmp_path)
+
+
+def test_buffer_that_cannot_be_recovered_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as buffer:
+        buffer.save()
+    (tmp_path / "replay" / "checkpoint.json").write_bytes(b"{")
+    made = []
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        made.append(create_buffer(*args, **kwargs))
+        return made[0]
+
+    monkeypatch.setattr(served_buffer, "create_buffer", create)
+    with pytest.raises(CheckpointCorruptError):
+        opened(tmp_path)
+    with pytest.raises(BufferClosedError):
+        made[0].push(rows(0), 0)
 
 
 def test_checkpoint_of_another_buffer_is_refused(tmp_path: Path) -> None:
@@ -567,6 +596,18 @@ def test_rest_of_a_message_is_late_where_its_time_was_over_before() -> None:
         theirs.sendall(wire.MAGIC)  # the begin of a header
         with pytest.raises(TimeoutError, match="rest of a message"):
             wire.Link(ours, 100).receive(wire.Hello, 0.0, 5.0)
+
+
+@pytest.mark.parametrize(("idle_s", "expected"), [(None, 0.02), (0.01, 0.01)])
+def test_message_that_does_not_begin_is_late_after_the_time_for_that(
+    idle_s: float | None, expected: float
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(5.0)
+        with pytest.raises(TimeoutError):
+            wire.Link(ours, 100).receive(wire.Hello, 0.02, idle_s)
+        assert ours.gettimeout() == expected
 
 
 def test_message_larger_than_allowed_is_refused(tmp_path: Path) -> None:
