@@ -685,7 +685,7 @@ def test_answer_of_a_call_that_was_interrupted_is_not_that_of_the_next(
 
     client.insert(rows(0))
     with monkeypatch.context() as patch:
-        patch.setattr(wire.Link, "receive", interrupt)
+        patch.setattr(client._link, "receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             client.sample(4)
     assert client.stats()["count"] == 64
