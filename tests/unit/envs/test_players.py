@@ -191,13 +191,14 @@ def test_opponent_that_ends_the_game_makes_the_player_lose() -> None:
     assert (reward, terminated) == (-1, True)
 
 
-def test_episode_of_one_player_ends_where_it_leaves() -> None:
-    env = OpponentEnv(PlayersEnv(Sums((1, 9))), "random")
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_episode_of_one_player_ends_where_it_leaves(is_cut: bool) -> None:
+    env = OpponentEnv(PlayersEnv(Sums((1, 9), truncates=is_cut)), "random")
     env.reset(seed=0)
 
     *_, terminated, truncated, _ = env.step(0)
 
-    assert (terminated, truncated) == (True, False)
+    assert (terminated, truncated) == (not is_cut, is_cut)
 
 
 def test_random_opponent_makes_legal_moves_by_its_seed() -> None:
