@@ -241,6 +241,17 @@ def test_retry_by_reset_keeps_the_instance(counter_cls: Any) -> None:
         assert counter_cls.made == made
 
 
+def test_env_without_a_space_is_named_as_it_is_under_its_wrappers() -> None:
+    env = gym.Wrapper(CartPoleEnv())
+    guard.check_spaces(env)
+    env.action_space = 2  # type: ignore[assignment]
+
+    with pytest.raises(EnvError, match="CartPoleEnv has the action_space 2, ") as caught:
+        guard.check_spaces(env)
+
+    assert caught.value.failures == 1
+
+
 @pytest.mark.parametrize("cfg", GUARDED)
 def test_env_that_cannot_be_reset_fails_the_launch(cfg: dict[str, Any]) -> None:
     with pytest.raises(EnvError, match="failed 3 times") as caught:
