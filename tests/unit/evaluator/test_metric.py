@@ -166,6 +166,20 @@ def test_ranks_share_their_mean(make_evaluator, tmp_path, as_dict) -> None:
         dist.destroy_process_group()
 
 
+def test_result_is_the_mean_over_all_ranks(make_evaluator, monkeypatch) -> None:
+    import torch.distributed as dist
+
+    def add_the_other_ranks(values: torch.Tensor) -> None:
+        values += torch.tensor([1.25])
+
+    monkeypatch.setattr(dist, "all_reduce", add_the_other_ranks)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    evaluator = make_evaluator([_batch(3)], multi_gpu=True)
+    evaluator.policy.get_attribute = {"device": "cpu"}.__getitem__
+
+    assert evaluator.eval() == (False, (0.75 + 1.25) / 4)
+
+
 def test_evaluations_are_due_every_50_iterations(make_evaluator) -> None:
     evaluator = make_evaluator([_batch(1)])
     due = [at for at in range(120) if evaluator.should_eval(at)]
