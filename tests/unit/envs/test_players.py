@@ -193,12 +193,13 @@ def test_opponent_that_ends_the_game_makes_the_player_lose() -> None:
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_episode_of_one_player_ends_where_it_leaves(is_cut: bool) -> None:
-    env = OpponentEnv(PlayersEnv(Sums((1, 9), truncates=is_cut)), "random")
+    game = Sums((1, 9), truncates=is_cut)
+    env = OpponentEnv(PlayersEnv(game), "random")
     env.reset(seed=0)
 
     *_, terminated, truncated, _ = env.step(0)
 
-    assert (terminated, truncated) == (not is_cut, is_cut)
+    assert (terminated, truncated, game._time) == (not is_cut, is_cut, 1)
 
 
 def test_random_opponent_makes_legal_moves_by_its_seed() -> None:
