@@ -197,3 +197,8 @@ def test_logs_are_averaged_and_sequences_joined() -> None:
     merged = {"loss": 2.0, "name": "a", "[scalars]q": {"x": 1.5}, "priority": [1.0, 2.0, 3.0, 4.0]}
     assert merge_logs(logs) == merged
     assert merge_logs([[each, each] for each in logs]) == [merged, merged]
+
+
+@pytest.mark.parametrize("logs", [["a", "b"], [True, False], [None, 3.0]])
+def test_what_is_no_number_is_logged_as_the_first_rank_has_it(logs: list[object]) -> None:
+    assert merge_logs(logs) is logs[0]
