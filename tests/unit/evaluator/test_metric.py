@@ -12,6 +12,7 @@ import torch
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker import IMetric, MetricSerialEvaluator
+from dingsdk.worker.evaluator.base import returns_of
 
 
 class Accuracy(IMetric):
@@ -184,3 +185,15 @@ def test_evaluations_are_due_every_50_iterations(make_evaluator) -> None:
     evaluator = make_evaluator([_batch(1)])
     due = [at for at in range(120) if evaluator.should_eval(at)]
     assert due == [0, 50, 100]
+
+
+def test_returns_are_those_of_the_episodes_or_the_metric() -> None:
+    assert returns_of({"eval_episode_return": [np.float32(1.5), 2], "other": 3}) == [1.5, 2.0]
+    assert returns_of(np.float64(0.25)) == [0.25]
+
+
+@pytest.mark.parametrize("result", [{"acc": 1.0}, None, [1.0, 2.0]])
+def test_metric_that_is_no_number_has_no_returns(result: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        returns_of(result)
+    assert caught.value.path == "policy.eval.evaluator.data"

@@ -486,6 +486,10 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
 
     ask("start", task_info=task)
     assert len(files()) == 1
+    monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.2)
+    began = time.monotonic()
+    ask("poll")
+    assert time.monotonic() - began >= 0.2, "the master would ask again at once"
     worker.close()
     assert files() == []
     master.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import create_policy, torch_threads
+from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.aggregator import LearnerAggregator, merge_logs, split_batch
 
 CFG: dict[str, Any] = {
@@ -152,6 +154,24 @@ def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
             ranks.learn_mode.forward(next(batches(1)))
     assert caught.value.exit_code == -signal.SIGKILL
+
+
+def test_a_rank_that_hangs_is_killed_at_the_deadline_of_the_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aggregator, "CLOSE_S", 0.1)
+    ranks = LearnerAggregator(policy(), CFG, 2)
+    (first,) = ranks._ranks
+    pid = first._process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+    began = time.monotonic()
+    ranks.close()
+
+    assert time.monotonic() - began < 30.0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 @pytest.mark.slow
