@@ -251,6 +251,14 @@ def _example_path(name: str | os.PathLike[str]) -> Path:
     found = examples.get(str(name))
     if found is not None:
         return found
+    inside = Path(name) / "config.yaml"
+    if os.path.isfile(inside):  # noqa: PTH113 - Path raises for a name that is too long
+        raise ConfigError(
+            f"{str(name)!r} is a folder, not a config file; the config in it is "
+            f"{str(inside)!r}",
+            path=str(name),
+            nearest=str(inside),
+        )
     nearest = nearest_name(str(name), examples)
     advice = f"; did you mean {nearest!r}?" if nearest else "."
     raise ConfigError(

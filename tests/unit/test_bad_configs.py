@@ -154,6 +154,16 @@ def test_name_of_a_config_that_is_too_long_for_a_file_is_one_line(tmp_path: Path
         load_config("n" * 300)
 
 
+def test_a_run_folder_in_place_of_a_config_names_the_config_of_that_run(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("{}")
+
+    with pytest.raises(ConfigError, match="is a folder") as error:
+        load_config(tmp_path)
+
+    assert error.value.facts["nearest"] == str(config)
+
+
 @pytest.mark.parametrize("text", ["9" * 5_000, "[" * 20_000, "&a [*a]", "{1: 2}"])
 def test_bad_override_is_one_short_line(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
