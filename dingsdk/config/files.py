@@ -254,8 +254,7 @@ def _example_path(name: str | os.PathLike[str]) -> Path:
     inside = Path(name) / "config.yaml"
     if os.path.isfile(inside):  # noqa: PTH113 - Path raises for a name that is too long
         raise ConfigError(
-            f"{str(name)!r} is a folder, not a config file; the config in it is "
-            f"{str(inside)!r}",
+            f"{str(name)!r} is a folder, not a config file; the config in it is {str(inside)!r}",
             path=str(name),
             nearest=str(inside),
         )

@@ -61,7 +61,11 @@ def runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
 def learner_task(
     cfg: Mapping[str, Any], task_id: str, buffer_id: str, policy_id: str, *, number: int
 ) -> dict[str, Any]:
-    """Return a learner task in plain data of its own; ids as ``collector_task``."""
+    """Return a learner task in plain data of its own; ids as ``collector_task``.
+
+    The first learner begins with the weights with which serial mode begins, later ones with others.
+    """
+    branch = ("learner", number) if number else ("policy",)
     learner_cfg = to_plain(cfg["policy"]["learn"]["learner"])
     learner_cfg["exp_name"] = str(cfg["exp_name"])
     return {
@@ -71,7 +75,7 @@ def learner_task(
         "learner_cfg": learner_cfg,
         "replay_buffer_cfg": buffer_section(cfg),
         "policy": to_plain(cfg["policy"]),
-        "seed": derive_seed(int(cfg["seed"]), "learner", number),
+        "seed": derive_seed(int(cfg["seed"]), *branch),
     }
 
 
