@@ -220,6 +220,10 @@ def test_from_rows_names_the_key_and_the_row(rows: list[Any], key: str, row: int
     assert {"expected", "found"} <= set(caught.value.facts)
 
 
+def test_default_of_a_row_is_not_taken_where_the_column_is() -> None:
+    assert SampleBatch({"a": np.array([4, 5])})[1].setdefault("a", 9) == 5
+
+
 def test_nothing_makes_no_batch() -> None:
     with pytest.raises(SchemaMismatchError):
         SampleBatch.from_rows([])
@@ -242,6 +246,13 @@ def test_concat_names_the_column_that_differs(other: dict[str, Any], key: str) -
     with pytest.raises(SchemaMismatchError) as caught:
         SampleBatch.concat([SampleBatch({"a": np.zeros(2, np.float32)}), SampleBatch(other)])
     assert (caught.value.key, caught.value.row) == (key, 1)
+
+
+def test_concat_expects_what_the_first_batch_has() -> None:
+    batches = [SampleBatch({"a": np.zeros((2, 3), dtype)}) for dtype in (np.float32, np.int64)]
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch.concat(batches)
+    assert (caught.value.expected, caught.value.found) == ("float32[3]", "int64[3]")
 
 
 def test_concat_names_a_nested_column_that_only_one_has() -> None:
