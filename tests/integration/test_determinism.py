@@ -90,7 +90,9 @@ def test_both_modes_begin_with_the_same_weights(tmp_path: Path, config: str) -> 
     for mode in ("serial", "parallel"):
         run = train(config, mode=mode, sets=[*sets, f"exp_name={mode}"], output=tmp_path).run_dir
         saved = load_file(run / "ckpt" / "ckpt_best.safetensors")
-        weights.append({name: each for name, each in saved.items() if name.startswith("state.model.")})
+        weights.append(
+            {name: each for name, each in saved.items() if name.startswith("state.model.")}
+        )
     serial, parallel = weights
     assert serial.keys() == parallel.keys() != set()
     for name, expected in serial.items():
