@@ -218,3 +218,27 @@ def test_as_many_values_as_are_allowed_pass() -> None:
     check_bounds({"a": "x" * 9_999_700})
     with pytest.raises(ConfigError):
         check_bounds({"a": "x" * 9_999_900})
+
+
+def test_as_many_merged_keys_as_are_allowed_pass(tmp_path: Path) -> None:
+    keys = ", ".join(f"k{i}: 1" for i in range(1_000))
+    path = tmp_path / "cfg.yaml"
+
+    path.write_text(f"a: &a {{{keys}}}\nb: {{<<: [{','.join(['*a'] * 100)}]}}")
+    assert load_config(path)["b"] == {f"k{i}": 1 for i in range(1_000)}
+
+    path.write_text(f"a: &a {{{keys}}}\nb: {{<<: [{','.join(['*a'] * 101)}]}}")
+    with pytest.raises(ConfigError, match="100,000 keys") as caught:
+        load_config(path)
+    assert caught.value.line == 2
+
+
+def test_file_as_large_as_is_allowed_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cfg.json"
+
+    path.write_text('{"a": 1}'.ljust(1_048_576))
+    assert load_config(path) == {"a": 1}
+
+    path.write_text('{"a": 1}'.ljust(1_048_577))
+    with pytest.raises(ConfigError, match="1,048,577 bytes"):
+        load_config(path)
