@@ -198,12 +198,17 @@ def test_error_in_a_module_that_a_python_config_calls_names_the_line_of_the_conf
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-@pytest.mark.parametrize("text", ["", "- 1\n- 2\n", "just text\n"])
-def test_file_that_holds_no_mapping_is_a_type_error(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "found"), [("", "NoneType"), ("- 1\n- 2\n", "list"), ("just text\n", "str")]
+)
+def test_file_that_holds_no_mapping_is_a_type_error(tmp_path: Path, text: str, found: str) -> None:
     (tmp_path / "c.yaml").write_text(text)
 
-    with pytest.raises(ConfigTypeError):
+    with pytest.raises(ConfigTypeError) as caught:
         load_config(tmp_path / "c.yaml")
+
+    facts = (caught.value.path, caught.value.expected, caught.value.found)
+    assert facts == (str(tmp_path / "c.yaml"), "mapping", found)
 
 
 def test_file_that_is_no_text_is_a_config_error(tmp_path: Path) -> None:
@@ -245,8 +250,10 @@ def test_python_file_without_the_sections_says_which_are_missing(tmp_path: Path)
     assert caught.value.missing == ["create_config"]
 
     path.write_text("main_config = {}\ncreate_config = 3\n")
-    with pytest.raises(ConfigTypeError):
+    with pytest.raises(ConfigTypeError) as wrong:
         load_config(path)
+    facts = (wrong.value.path, wrong.value.expected, wrong.value.found)
+    assert facts == ("create_config", "mapping", "int")
 
 
 def test_absent_file_and_other_suffix_are_config_errors(tmp_path: Path) -> None:
