@@ -19,6 +19,7 @@ from dingsdk.config import (
     to_easydict,
     to_plain,
 )
+from dingsdk.config.plain import find, flatten, put, take
 from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError
 
 SCALARS = (
@@ -380,3 +381,45 @@ def test_plain_of_easydict_is_the_config_again(cfg: dict[str, Any]) -> None:
 
     assert plain == cfg
     assert type(plain) is dict
+
+
+# values by their path
+
+
+def test_flatten_gives_values_by_their_path_and_keeps_empty_sections() -> None:
+    cfg: dict[str, Any] = {"a": {"b": {"c": 1}, "d": {}}, "e": [{"f": 2}], "g": None}
+
+    assert flatten(cfg) == {"a.b.c": 1, "a.d": {}, "e": [{"f": 2}], "g": None}
+    assert flatten(cfg["a"], "x") == {"x.b.c": 1, "x.d": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "left"),
+    [
+        ("a", {"b": 1}, {"z": 2}),
+        ("a.b", 1, {"a": {}, "z": 2}),
+        ("a.c", None, {"a": {"b": 1}, "z": 2}),
+        ("a.b.c", None, {"a": {"b": 1}, "z": 2}),
+        ("x.y", None, {"a": {"b": 1}, "z": 2}),
+        ("x", None, {"a": {"b": 1}, "z": 2}),
+    ],
+)
+def test_find_gives_the_value_or_none_and_take_also_removes_it(
+    path: str, value: Any, left: dict[str, Any]
+) -> None:
+    cfg = {"a": {"b": 1}, "z": 2}
+
+    assert find(cfg, path) == value
+    assert cfg == {"a": {"b": 1}, "z": 2}
+
+    assert take(cfg, path) == value
+    assert cfg == left
+
+
+def test_put_makes_sections_and_leaves_what_is_no_section() -> None:
+    cfg: dict[str, Any] = {"a": {"b": 1}, "n": None}
+
+    for path in ("a.c", "a.b.d", "x.y.z", "n.m", "top"):
+        put(cfg, path, 5)
+
+    assert cfg == {"a": {"b": 1, "c": 5}, "n": {"m": 5}, "x": {"y": {"z": 5}}, "top": 5}
