@@ -267,6 +267,14 @@ def test_absent_file_and_other_suffix_are_config_errors(tmp_path: Path) -> None:
         load_config(tmp_path / "c.toml")
 
 
+def test_misspelled_example_is_told_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'cartpole-dqn'\?") as caught:
+        load_config("cartpole-dqm")
+
+    assert (caught.value.path, caught.value.nearest) == ("cartpole-dqm", "cartpole-dqn")
+    assert caught.value.known == sorted(caught.value.known)
+
+
 def test_key_that_is_no_text_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("eps:\n  1000: 0.1\n")
 
