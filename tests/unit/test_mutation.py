@@ -13,8 +13,8 @@ import pytest
 
 from tools.mutation.__main__ import EQUIVALENT, area_of
 from tools.mutation.checkout import Checkout
+from tools.mutation.coverage_map import CoverageMap, Tree
 from tools.mutation.coverage_map import Test as RecordedTest
-from tools.mutation.coverage_map import Tree
 from tools.mutation.mutants import mutants_of
 
 CHECKOUT = Path(__file__).parents[2]
@@ -118,6 +118,12 @@ TESTS = {
     "tests/test_zero.py": "from dingsdk.add import add\ndef test_zero(): assert add(0, 0) == 0\n",
     "tests/test_broken.py": "def test_broken(): assert False\n",
 }
+
+
+def test_tests_that_cannot_run_are_not_taken_for_tests_that_notice_nothing(tmp_path: Path) -> None:
+    coverage_map = CoverageMap(tmp_path / "coverage", Tree(CHECKOUT), ())
+    with pytest.raises(RuntimeError, match="no test ran: .*false"):
+        coverage_map.record(["tests/unit/test_errors.py"], tmp_path, Path("/bin/false"), 1)
 
 
 @pytest.mark.slow

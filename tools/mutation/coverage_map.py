@@ -21,6 +21,8 @@ from typing import Any
 from coverage import CoverageData
 
 PLUGIN = "tools.mutation.pytest_plugin"
+_NO_TESTS = 5
+"""With which pytest ends where the selection leaves no test."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +131,11 @@ class CoverageMap:
         return stale
 
     def record(self, test_files: list[str], checkout: Path, python: Path, jobs: int) -> None:
-        """Run the tests of these files under coverage and keep what they covered."""
+        """Run the tests of these files under coverage and keep what they covered.
+
+        Raises:
+            RuntimeError: pytest could not run.
+        """
         data = checkout / ".mutation-coverage"
         data.mkdir(exist_ok=True)
         for old in data.iterdir():
@@ -149,10 +155,14 @@ class CoverageMap:
             str(python), "-m", "pytest", "-q", "-p", PLUGIN, "-n", str(jobs), "--dist", "loadfile",
             "--timeout", "600", *self._selection, *test_files,
         ]  # fmt: skip
-        subprocess.run(command, cwd=checkout, env=environment, check=False, stdout=sys.stderr)
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, check=False, stdout=sys.stderr
+        )
         reports: dict[str, dict[str, Any]] = {}
         for file in data.glob("tests-*.json"):
             reports |= json.loads(file.read_text())
+        if not reports and done.returncode != _NO_TESTS:
+            raise RuntimeError(f"no test ran: {' '.join(command[:3])} ended with {done.returncode}")
         lines = _covered_lines(data, checkout)
         for name in test_files:
             self._keep(name, reports, lines)
