@@ -92,11 +92,12 @@ def test_mailbox_refuses_what_skips_a_task_or_an_answer() -> None:
     assert told == answers[:2]
 
 
-def test_closed_mailbox_takes_no_task() -> None:
+def test_closed_mailbox_takes_and_gives_no_task() -> None:
     box = Mailbox("w0", 1, 1 << 20, threading.Condition())
     assert box.put(TaskMessage("t0", {}))
     box.close()
     assert not box.put(TaskMessage("t1", {}))
+    assert box.fetch(seq=1, ack=0, want=1, wait_s=0.0) == []
 
 
 class NotingCondition(threading.Condition):
@@ -179,3 +180,19 @@ def test_request_that_was_overtaken_or_is_repeated_gets_no_tasks() -> None:
         box.put(TaskMessage(f"t{number}", {}))
     for seq, ack, count in ((2, 0, 2), (2, 0, 0), (1, 0, 0), (3, 1, 1)):
         assert len(box.fetch(seq, ack, want=9, wait_s=0.0)) == count
+
+
+def test_request_that_is_overtaken_while_it_waits_gets_no_tasks() -> None:
+    later: list[list[bytes]] = []
+
+    class Overtaking(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            if not later:
+                later.append([])
+                box.put(TaskMessage("t0", {}))
+                later.append(box.fetch(seq=2, ack=0, want=1, wait_s=0.0))
+            return predicate()
+
+    box = Mailbox("w0", 1, 1 << 20, Overtaking())
+    assert box.fetch(seq=1, ack=0, want=1, wait_s=1.0) == []
+    assert len(later[1]) == 1

@@ -82,7 +82,7 @@ class Mailbox:
             self._condition.wait_for(
                 lambda: bool(self._tasks) or self.is_closed or self._turn != seq, wait_s
             )
-            if self.is_closed or self._turn != seq:
+            if self._turn != seq:
                 return []
             return [task for _, task in first_that_fit(self._tasks, self._max_bytes, want)]
 
