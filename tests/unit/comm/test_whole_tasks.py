@@ -27,6 +27,7 @@ from dingsdk.worker.comm.learner import HOOK_CLOSE_S, SendPolicyHook
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
 from dingsdk.worker.commander.tasks import collector_task, learner_task
+from dingsdk.worker.learner.aggregator import RANK_S
 
 PATIENCE_S = 30.0
 ROWS, BATCH = 32, 8
@@ -454,6 +455,32 @@ def test_learner_that_was_asked_for_nothing_goes_on_and_the_next_task_has_rows_o
     assert bench.learner.stop_job()  # as where its master gave it up
     bench.ask("l0", "learner_start_task", task_info=task)
     assert closed == [rows]
+
+
+@pytest.mark.parametrize(("lease_s", "rank_s"), [(None, RANK_S), (7.0, 7.0)])
+def test_learner_of_two_ranks_trains_through_their_aggregator(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, lease_s: float | None, rank_s: float
+) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    class Ranks:
+        def __init__(self, *given: Any) -> None:
+            made.append(given)
+            self.learn_mode = given[0]._replace(forward=self)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("dingsdk.worker.comm.learner.LearnerAggregator", Ranks)
+    monkeypatch.setattr(bench.learner._end, "lease_s", lease_s)
+    bench.learner.learner_num = 2
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    ((mode, policy_cfg, *others),) = made
+    assert isinstance(bench.learner._learner.policy.forward, Ranks)
+    assert callable(mode.forward)
+    assert policy_cfg == task["policy"]
+    assert others == [2, rank_s, None]
 
 
 def test_learner_holds_what_it_is_told_to(bench: Bench) -> None:
