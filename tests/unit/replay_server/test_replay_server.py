@@ -490,6 +490,8 @@ def test_server_that_closes_ends_its_connections_and_then_saves_if_it_should(
     def save(buffer: ServedBuffer) -> None:
         with pytest.raises(ConnectionError):
             link.receive(wire.Reply, 10.0)
+        with pytest.raises(ConnectionError):
+            socket.create_connection(wire.parse_address(server.address), 10.0)
         ended.append(True)
 
     monkeypatch.setattr(ServedBuffer, "save", save)
