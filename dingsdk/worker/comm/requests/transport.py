@@ -34,7 +34,7 @@ are at the end of a run; one that is busy with a task, within ``slave_end.PRESEN
 class Server(Protocol):
     """What hands requests to the handler."""
 
-    def close(self, timeout_s: float = 5.0) -> bool:
+    def close(self, timeout_s: float) -> bool:
         """End all connections; return whether that was done in time."""
 
 
