@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from dingsdk.data import PrivateDir
 from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     StorageFullError,
 )
 from dingsdk.worker.comm.files.data_store import FileDataStore
+from dingsdk.worker.comm.files.pool import FilePool
 
 from .payloads import file_of, large, mapped, piece
 
@@ -50,6 +52,7 @@ def test_deleted_files_are_written_again(tmp_path: Path) -> None:
     kept = store.get("a")
     inodes = {path.stat().st_ino for path in (tmp_path / "run" / "data").rglob("*.ding")}
     store.delete("abcde")
+    assert len(store) == 0
     assert len(list((tmp_path / "run" / "pool-small").iterdir())) == 3
     store.put("f", piece(7, rows=3))
     assert len(list((tmp_path / "run" / "pool-small").iterdir())) == 2
@@ -64,6 +67,58 @@ def test_a_file_that_may_be_mapped_is_not_kept(store: FileDataStore, tmp_path: P
     store.put("mapped", mapped())
     store.delete(["large", "mapped"])
     assert len(list((tmp_path / "run").glob("pool*/*"))) == 1
+
+
+def test_a_deleted_file_with_another_name_is_not_kept(store: FileDataStore, tmp_path: Path) -> None:
+    store.put("p", piece())
+    other = tmp_path / "other"
+    other.hardlink_to(file_of(store, tmp_path, "p"))
+    content = other.read_bytes()
+    store.delete(["p"])
+    assert len(store) == 0
+    assert list((tmp_path / "run").glob("pool*/*")) == []
+    store.put("q", piece(1))
+    assert other.read_bytes() == content
+
+
+def test_a_full_pool_looks_for_room_again_after_a_while(tmp_path: Path) -> None:
+    now = [0.0]
+    with PrivateDir(tmp_path / "data") as data, PrivateDir(tmp_path / "pool") as folder:
+        pool = FilePool(folder, 2, 64, lambda: now[0])
+
+        def gives(name: str) -> bool:
+            data.write_atomic(name, [b"content"])
+            found = data.stat(name)
+            assert found is not None
+            return pool.give(data, name, found)
+
+        assert [gives(f"{name}.ding") for name in "abc"] == [True, True, False]
+        assert data.names() == ["c.ding"]
+        assert pool.empty() == 2
+        assert not gives("c.ding")
+        now[0] = 0.01
+        assert [gives(f"{name}.ding") for name in "cde"] == [True, True, False]
+        now[0] = 1.0
+        assert not gives("e.ding")
+        assert len(folder.names()) == 2
+
+
+def test_an_empty_pool_is_listed_again_after_a_while(tmp_path: Path) -> None:
+    now = [0.0]
+    with PrivateDir(tmp_path / "data") as data, PrivateDir(tmp_path / "pool") as folder:
+        pool = FilePool(folder, 9, 64, lambda: now[0])
+
+        def writes(*names: str) -> list[bool]:
+            return [pool.write(data, f"{name}.ding", [b"content"]) for name in names]
+
+        assert writes("a") == [False]
+        for name in ("x.ding", "y.ding", "z.ding"):
+            folder.write_atomic(name, [b"old"])
+        assert writes("a") == [False]
+        now[0] = 0.01
+        assert writes("a", "b", "c", "d") == [True, True, True, False]
+        assert data.names() == ["a.ding", "b.ding", "c.ding"]
+        assert bytes(data.read("a.ding", 64)) == b"content"
 
 
 def test_a_planted_file_in_the_pool_is_not_written_through(
