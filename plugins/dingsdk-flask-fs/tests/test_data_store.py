@@ -68,10 +68,10 @@ def test_a_payload_outlives_its_file_and_its_store(
 def test_the_same_again_is_fine_and_another_content_is_a_conflict(
     store: FileDataStore, tmp_path: Path
 ) -> None:
-    store.put("p", piece(1))
+    info = store.put("p", piece(1))
     before = file_of(store, tmp_path, "p").stat()
     for _ in range(3):
-        store.put("p", piece(1))
+        assert store.put("p", piece(1)) == info
     with pytest.raises(ConflictError) as caught:
         store.put("p", piece(2))
     assert caught.value.data_id == "p"
@@ -88,6 +88,14 @@ def test_concurrent_repeats_store_one_payload(store: FileDataStore) -> None:
         thread.join(5.0)
     assert list(store.ids()) == ["p"]
     assert store.get("p") == piece(1)
+
+
+def test_store_has_what_was_put_until_it_is_deleted(store: FileDataStore) -> None:
+    assert not store.has("p", 0.0)
+    store.put("p", piece())
+    assert store.has("p", 0.0)
+    store.delete(["p"])
+    assert not store.has("p", 0.0)
 
 
 def test_a_damaged_payload_put_again_is_whole_again(store: FileDataStore, tmp_path: Path) -> None:
