@@ -122,7 +122,7 @@ TESTS = {
 
 def test_tests_that_cannot_run_are_not_taken_for_tests_that_notice_nothing(tmp_path: Path) -> None:
     coverage_map = CoverageMap(tmp_path / "coverage", Tree(CHECKOUT), ())
-    with pytest.raises(RuntimeError, match="no test ran: .*false"):
+    with pytest.raises(RuntimeError, match="no test ran: /bin/false"):
         coverage_map.record(["tests/unit/test_errors.py"], tmp_path, Path("/bin/false"), 1)
 
 
