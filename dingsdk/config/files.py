@@ -9,7 +9,7 @@ import os
 import re
 import runpy
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,13 @@ def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
             name = errno.errorcode[error.errno]
             raise StorageFullError(text, path=str(target), reason=name) from error
         raise RunFolderError(text, path=str(target)) from error
+
+
+def check_sets(sets: Sequence[str]) -> Sequence[str]:
+    """Return overrides for ``apply_set`` as they are; ConfigError for one text in their place."""
+    if isinstance(sets, str):
+        raise ConfigError(f"sets is a list of overrides: write sets=[{sets!r:.200}]", path="sets")
+    return sets
 
 
 def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:

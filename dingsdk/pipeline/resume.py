@@ -29,6 +29,7 @@ import torch
 from msgspec import structs
 
 from dingsdk.config import apply_set, load_config
+from dingsdk.config.files import check_sets
 from dingsdk.config.plain import flatten, to_plain
 from dingsdk.data import Folder, decode_safetensors, encode_safetensors
 from dingsdk.data.capture import capture, revive
@@ -251,7 +252,7 @@ def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, 
     """Return the config of a saved run with overrides; ConfigError for a key that cannot change."""
     config = save.config if isinstance(save, JournaledRun) else save.state.config
     changed = copy.deepcopy(config)
-    for assignment in sets:
+    for assignment in check_sets(sets):
         path = assignment.partition("=")[0].strip()
         if path not in CHANGEABLE:
             raise ConfigError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
+from dingsdk.config.files import check_sets
 from dingsdk.data.spawn import leave_if_importing, spawn_context
 from dingsdk.errors import ConfigError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
@@ -325,7 +326,7 @@ def compile_run(
         user = deep_merge_dicts(user, {"env": {"env_id": name_env(env)}})
     if policy is not None:
         user = deep_merge_dicts(user, {"policy": {"type": name_policy(policy)}})
-    for assignment in sets:
+    for assignment in check_sets(sets):
         apply_set(user, assignment)
     if transport is not None:
         apply_set(user, f"system.transport.type={transport}")

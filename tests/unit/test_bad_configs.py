@@ -242,3 +242,10 @@ def test_file_as_large_as_is_allowed_is_read(tmp_path: Path) -> None:
     path.write_text('{"a": 1}'.ljust(1_048_577))
     with pytest.raises(ConfigError, match="1,048,577 bytes"):
         load_config(path)
+
+
+def test_one_text_in_place_of_a_list_of_overrides_is_told_how_to_write_it() -> None:
+    from dingsdk.pipeline.train import compile_run
+
+    with pytest.raises(ConfigError, match=r"sets=\['system.max_env_steps=9'\]"):
+        compile_run("cartpole-dqn", "serial", sets="system.max_env_steps=9")
