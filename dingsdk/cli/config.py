@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dingsdk.cli.completion import complete_config, mode_option, sets_option
-from dingsdk.errors import DingError
+from dingsdk.errors import ConfigError, DingError
 
 
 @click.group("config", short_help="Show, compare and check configs.")
@@ -44,10 +44,14 @@ def diff(one: str, other: str, mode: Any) -> None:
     from dingsdk.config.plain import flatten, to_plain
     from dingsdk.pipeline.train import compile_run
 
-    shown = [
-        {path: json.dumps(value, ensure_ascii=False) for path, value in flatten(plain).items()}
-        for plain in (to_plain(compile_run(each, mode)) for each in (one, other))
-    ]
+    shown = []
+    for config in (one, other):
+        try:
+            plain = to_plain(compile_run(config, mode))
+        except ConfigError as error:
+            raise ConfigError(f"{config}: {error}", **error.facts) from error
+        values = flatten(plain).items()
+        shown.append({path: json.dumps(value, ensure_ascii=False) for path, value in values})
     left, right = (defaultdict(lambda: "(absent)", each) for each in shown)
     found = [path for path in dict.fromkeys((*left, *right)) if left[path] != right[path]]
     for path in found:

@@ -95,6 +95,18 @@ def test_differences_name_keys_that_only_one_has(capsys: pytest.CaptureFixture[s
     assert any(line.startswith("policy.learn.entropy_weight: (absent) | ") for line in lines)
 
 
+def test_difference_names_the_config_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("env: {env_id: CartPole-v1}\npolicy: {type: dqn, nstpe: 1}\n")
+
+    assert main(["config", "diff", "cartpole-dqn", str(wrong)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(wrong) in line
+    assert "policy.nstpe" in line
+
+
 def test_false_and_zero_are_different(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = "env: {{env_id: CartPole-v1, kwargs: {{render_mode: null, sutton_barto_reward: {}}}}}\n"
     for name, value in (("zero", "0"), ("false", "false")):
