@@ -19,7 +19,13 @@ import pytest
 import ray
 import torch
 from dingsdk_ray import cluster
-from dingsdk_ray.far import UNSENT_BYTES, FarDataStore, GatewayCalls, GatewayGoneError
+from dingsdk_ray.far import (
+    UNSENT_BYTES,
+    FarDataStore,
+    FarPolicyStore,
+    GatewayCalls,
+    GatewayGoneError,
+)
 from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 from dingsdk_ray.gateway import Gateway
 from dingsdk_ray.transport import RayTransport, parse_address
@@ -482,6 +488,18 @@ def test_payload_that_is_not_there_is_asked_for_until_the_deadline_a_while_at_a_
     calls = Slow(True)
     assert FarDataStore(calls, 7.0).has("p0", 12.0)
     assert len(calls.asked) == 1
+
+
+def test_policy_goes_to_the_gateway_with_its_id_and_version() -> None:
+    asked: list[Any] = []
+    calls: Any = SimpleNamespace(insist=lambda *given, **limits: asked.append((given, limits)))
+    policies = FarPolicyStore(calls, 7.0)
+    policies.publish("p", {"w": np.arange(3.0)}, 5)
+    ((method, policy_id, version, frame), limits) = asked.pop()
+    assert (method, policy_id, version, limits) == ("publish", "p", 5, {"timeout_s": 7.0})
+    assert decode_frame(POLICY, frame)["w"].tolist() == [0.0, 1.0, 2.0]
+    assert policies.newest("p", 5) is None
+    assert asked == [(("newest", "p", 5), {"timeout_s": 7.0})]
 
 
 def test_payloads_wait_for_a_flush_until_they_are_a_megabyte(tmp_path: Path) -> None:

@@ -312,6 +312,26 @@ def test_summary_of_a_solved_run_names_its_files() -> None:
     ]
 
 
+def test_summary_of_a_run_that_a_plugin_stopped_says_why() -> None:
+    result = RunResult(
+        reached=False,
+        reason="stopped",
+        mode="serial",
+        best_return=90.0,
+        last_return=80.0,
+        env_steps=1_234,
+        train_iter=56,
+        elapsed_s=7.0,
+        run_dir=Path("r"),
+        stopped_by="enough seen",
+    )
+
+    assert summary(result).splitlines()[1] == (
+        "Stopped (enough seen): mean return 80.0 (best 90.0) after 1,234 env steps, "
+        "56 iterations, 7.0 s."
+    )
+
+
 def test_plugins_table_is_not_cut_in_a_pipe_and_says_why_a_type_cannot_be_used(
     tmp_path: Path,
 ) -> None:

@@ -591,3 +591,24 @@ def test_straggler_is_named_and_told_when_it_has_caught_up(
         ("WARNING", "collector c0 is a straggler: 12.5 per s, 0.25 of the median of the others"),
         ("INFO", "collector c0 has caught up: 50 per s"),
     ]
+
+
+def test_task_is_told_of_once_it_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, "system.coordinator.max_attempts=2")
+    try:
+        state = site.task()
+        site.coordinator.open_experience(state)
+        site.coordinator._run(state)  # its worker has not joined: it is lost
+        assert caplog.messages == []
+        again = site.coordinator._state._queues[state.role][-1]
+        again.worker = state.worker
+        site.coordinator._run(again)
+        ((level, text),) = [(each.levelname, each.getMessage()) for each in caplog.records]
+        assert level == "ERROR"
+        assert "w0" in text
+        assert site.coordinator.failure is None
+    finally:
+        site.coordinator.close()
+        site.transport.close()

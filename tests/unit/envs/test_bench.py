@@ -13,7 +13,7 @@ import yaml
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvSpeed, bench_env
-from dingsdk.envs.bench import KINDS, _finalists, _most_envs, step_for
+from dingsdk.envs.bench import KINDS, _finalists, _measure_kind, _most_envs, step_for
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.errors import EnvError, UnknownEnvError
 
@@ -80,6 +80,14 @@ def test_envs_are_as_many_as_can_be_made_in_the_time(monkeypatch: pytest.MonkeyP
         return importlib.import_module("checked_envs").Good()
 
     assert _most_envs(make_slow) == 16
+
+
+def test_speed_of_a_manager_is_its_best_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([30.0, 40.0, 20.0, 10.0])
+    monkeypatch.setattr("dingsdk.envs.bench.step_for", lambda manager, seconds: next(found))
+    good = importlib.import_module("checked_envs").Good
+    kinds = _measure_kind("in_process", good, [1, 2], float("inf"))
+    assert [(each.env_num, each.steps_per_s) for each in kinds] == [(2, 40.0), (1, 20.0)]
 
 
 def test_best_of_each_manager_is_compared_again_unless_it_is_hopeless() -> None:

@@ -33,6 +33,7 @@ def test_env_fn_is_picklable_and_makes_equal_envs() -> None:
     env_fn = EnvFn({"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 7}, "seed": 1})
     again = pickle.loads(pickle.dumps(env_fn))  # noqa: S301 - what async does with it
     assert again == env_fn
+    assert len({again, env_fn, EnvFn({"env_id": "CartPole-v1"})}) == 2
     env: Any = again()
     env.reset(seed=0)
     assert sum(1 for _ in iter(lambda: env.step(0)[3] or env.step(1)[3], True)) == 3

@@ -51,6 +51,11 @@ def test_players_change_seats_from_episode_to_episode() -> None:
     assert reward.tolist() == [1, -1, 0]
 
 
+def test_one_player_alone_is_a_game_too() -> None:
+    env = PlayersEnv(Sums((2,)))
+    assert (env.player_num, env.reset(seed=0)[0].tolist()) == (1, [[0, 0, -1]])
+
+
 def test_player_that_leaves_early_is_told_apart() -> None:
     env = PlayersEnv(Sums((1, 2)))
     env.reset(seed=0)

@@ -600,6 +600,14 @@ def test_rest_of_a_message_is_late_where_its_time_was_over_before() -> None:
             wire.Link(ours, 100).receive(wire.Hello, 0.0, 5.0)
 
 
+def test_rest_of_a_message_has_its_own_time_and_not_that_of_a_silence() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(wire.MAGIC)  # the begin of a header
+        with pytest.raises(TimeoutError):
+            wire.Link(ours, 100).receive(wire.Hello, 0.05, 3600.0)
+
+
 @pytest.mark.parametrize(("idle_s", "expected"), [(None, 0.02), (0.01, 0.01)])
 def test_message_that_does_not_begin_is_late_after_the_time_for_that(
     idle_s: float | None, expected: float
