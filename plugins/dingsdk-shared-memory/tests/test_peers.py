@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from dingsdk_shared_memory.channel import GREETING, Channel
+from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.errors import AuthError, ConfigError, ProtocolError
@@ -210,3 +211,10 @@ def test_message_may_begin_at_any_time_and_its_rest_has_so_long() -> None:
         channel.receive(time.monotonic() + 60.0)
     assert len(timeouts) == 4
     assert all(each is not None and 50.0 < each <= 60.0 for each in timeouts)
+
+
+def test_connection_that_was_closed_dials_no_more(tmp_path: Path) -> None:
+    connection = Connection(str(tmp_path / "socket"), 1 << 20)
+    connection.close()
+    with pytest.raises(LinkError, match="the connection is closed"):
+        connection.post("/v1/turn", b"", SECRET, time.monotonic() + 5.0)

@@ -57,6 +57,32 @@ def launch(monkeypatch: pytest.MonkeyPatch, gate: Path) -> Launch:
     return launch_
 
 
+def test_episodes_that_a_time_limit_cuts_are_truncated() -> None:
+    env_fns = make_env_fns({"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 3}}, 2)
+    with create_env_manager(SYNC, env_fns) as manager:
+        manager.seed(0)
+        manager.launch()
+        found = [manager.step_batch(np.array([0, 1])) for _ in range(4)]
+    assert [each.truncated.tolist() for each in found] == [[i == 2] * 2 for i in range(4)]
+    assert not any(each.terminated.any() for each in found)
+
+
+def test_rewards_that_an_env_shapes_in_a_list_of_its_own_replace_those_of_the_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+    class Shaping(importlib.import_module("child_envs").ChildEnv):  # type: ignore[misc]
+        def reward_shaping(self, transitions: list[dict[str, Any]]) -> Any:
+            return [{"reward": each["reward"] * 2} for each in transitions]
+
+    rows = kept = [{"reward": 1.0}, {"reward": 2.0}]
+    with create_env_manager({"type": "in_process"}, [Shaping]) as manager:
+        manager.launch()
+        manager.reward_shaping(0, rows)
+    assert kept == [{"reward": 2.0}, {"reward": 4.0}]
+
+
 def pid_of(manager: EnvManager, env_id: int) -> int:
     pid: int = manager.step({env_id: TELL})[env_id].info["pid"]
     return pid

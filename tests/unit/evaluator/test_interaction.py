@@ -422,10 +422,11 @@ def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 # moviepy leaves the pipes of an ffmpeg open that has ended before it is told to.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_mp4_shows_the_frames_that_it_was_given(tmp_path) -> None:
+@pytest.mark.parametrize(("height", "width"), [(33, 51), (34, 51), (33, 52)])
+def test_mp4_shows_the_frames_that_it_was_given(tmp_path, height, width) -> None:
     from moviepy import VideoFileClip
 
-    frames = np.zeros((6, 3, 33, 51), np.uint8)
+    frames = np.zeros((6, 3, height, width), np.uint8)
     frames[3:, 0] = 255  # red from the fourth frame on
     write_mp4(tmp_path / "episode.mp4", frames, fps=10)
 

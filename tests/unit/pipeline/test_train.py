@@ -127,6 +127,17 @@ def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCapture
         assert bool(caplog.messages) == warns
 
 
+@pytest.mark.parametrize("key", ["on_policy", "traj_len_inf"])
+def test_pieces_that_are_as_long_as_episodes_or_trained_on_at_once_are_told_nothing(
+    caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    cfg = compile_run("cartpole-dqn")
+    cfg.policy.nstep = 200
+    cfg.policy[key] = True
+    _warn_of_short_pieces(cfg)
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(("timeout_s", "greet_s"), [(0.01, 600.0), (600.0, 0.01)])
 def test_replay_server_that_is_not_there_is_told_after_the_shorter_time(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, greet_s: float

@@ -204,3 +204,39 @@ def test_a_state_that_prioritizes_a_row_that_left_and_not_one_that_is_there_is_r
     with pytest.raises(CheckpointCorruptError, match="do not match"):
         buffer.load_state_dict(state)
     assert buffer.count() == 4
+
+
+def _push_later(buffer: Any, rows: int) -> threading.Thread:
+    """Push on a thread; return once the push waits for the limiter."""
+    thread = threading.Thread(
+        target=buffer.push, args=(batch(*range(rows)), 0), kwargs={"timeout_s": 60.0}, daemon=True
+    )
+    thread.start()
+    deadline = time.monotonic() + 20.0
+    while not buffer._waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return thread
+
+
+def test_a_sample_that_asks_for_more_than_any_before_admits_a_push_that_waits() -> None:
+    # The room on each side is half of the largest push and the largest batch together.
+    limiter = {"type": "samples_per_insert", "min_size": 20}
+    buffer = make_buffer(replay_buffer_size=64, limiter=limiter)
+    for i in range(20):
+        buffer.push(batch(i), 0)
+    thread = _push_later(buffer, 4)
+    assert len(buffer.sample(8, 0, timeout_s=6.0)) == 8
+    thread.join(20.0)
+    assert buffer.count() == 24
+
+
+def test_a_push_that_waits_goes_on_once_the_buffer_is_cleared() -> None:
+    limiter = {"type": "samples_per_insert", "error_buffer": 1.0}
+    buffer = make_buffer(limiter=limiter)
+    buffer.push(batch(0), 0)
+    thread = _push_later(buffer, 2)
+    buffer.clear()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert buffer.count() == 2

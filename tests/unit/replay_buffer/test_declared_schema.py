@@ -10,6 +10,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
+from dingsdk.pipeline.train import compile_run
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
 SCHEMA = {
@@ -80,3 +81,10 @@ def test_a_schema_that_is_none_is_named(tmp_path: Path, schema: Any, path: str) 
     with pytest.raises(ConfigError) as caught:
         make(schema, tmp_path)
     assert caught.value.path == path
+
+
+def test_a_schema_that_is_none_is_named_before_a_run_begins() -> None:
+    storage = 'policy.other.replay_buffer.storage={"type": "array", "schema": {"x": "wide"}}'
+    with pytest.raises(ConfigError) as caught:
+        compile_run("cartpole-dqn", sets=(storage,))
+    assert caught.value.path == "policy.other.replay_buffer.storage.schema.x"
