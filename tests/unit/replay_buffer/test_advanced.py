@@ -402,6 +402,14 @@ def test_ranges_count_only_rows_that_are_left() -> None:
     assert seen == {3, 4}
 
 
+@pytest.mark.parametrize("iters", [[4], [4, 0], [0, 4, 4]])
+def test_each_row_of_a_push_has_its_own_age(iters: list[int]) -> None:
+    buffer = make_buffer(max_staleness=5)
+    buffer.push(batch(*range(len(iters)), collect_iter=np.array(iters)), 0)
+    seen = {column(buffer.sample(1, 6), "action")[0] for _ in range(60)}
+    assert seen == {row for row, at in enumerate(iters) if at}
+
+
 def test_samples_are_copies_with_uses_of_their_own() -> None:
     for storage in STORAGES:
         buffer = make_buffer(storage={"type": storage})

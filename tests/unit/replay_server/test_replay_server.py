@@ -313,6 +313,15 @@ def test_checkpoints_leave_no_open_file_and_a_start_no_half_written_one(tmp_path
         assert not half.exists()
 
 
+def test_checkpoint_of_small_rows_has_a_file_for_16_thousand(tmp_path: Path) -> None:
+    with opened(tmp_path, replay_buffer_size=40_000) as buffer:
+        for number in range(4):
+            put(buffer, number + 1, 10_000 * number, 10_000)
+        buffer.save()
+        found = list((tmp_path / "replay" / served_buffer.ROWS_FOLDER).glob("rows-*"))
+        assert len(found) == 3, found
+
+
 def test_closed_buffer_leaves_no_open_file(tmp_path: Path) -> None:
     opened(tmp_path).close()
     before = len(list(Path("/proc/self/fd").iterdir()))
