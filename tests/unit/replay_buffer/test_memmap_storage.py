@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 from .pushing_process import CAPACITY, push, rows_of
@@ -279,6 +280,7 @@ import sys
 import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import StorageFullError
+from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 storage = MemmapStorage({"path": sys.argv[1]}, 1_000_000)
@@ -335,3 +337,19 @@ def test_a_folder_that_is_in_use_leaves_no_file_open(tmp_path: Path) -> None:
             ):
                 other.recovered()
         assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_room_on_the_disk_is_asked_for_many_pushes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def reserve(folder: MappedFolder, sizes: Mapping[str, int]) -> None:
+        asked.append(sum(sizes.values()))
+        plain(folder, sizes)
+
+    plain = MappedFolder.reserve
+    monkeypatch.setattr(MappedFolder, "reserve", reserve)
+    with opened(tmp_path / "rows", 1000) as storage:
+        filled(storage, 1000)
+    assert len(asked) == 2  # for the columns, and for the marks
