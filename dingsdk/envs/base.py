@@ -196,7 +196,6 @@ class EnvManager(Configurable, ABC):
         self._episodes = np.zeros(self._env_num, dtype=np.int64)
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
-        self._player_num = 0
         self._set_players(0)
 
     def __enter__(self) -> Self:

@@ -502,6 +502,28 @@ def test_policy_goes_to_the_gateway_with_its_id_and_version() -> None:
     assert asked == [(("newest", "p", 5), {"timeout_s": 7.0})]
 
 
+def test_payloads_of_just_a_megabyte_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[str]] = []
+    calls: Any = SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))
+    store = FarDataStore(calls, 1.0)
+    rows = SampleBatch({"obs": np.zeros(100, np.uint8)})
+    size = store.put_soon("p0", rows).size_bytes
+    monkeypatch.setattr("dingsdk_ray.far.UNSENT_BYTES", 2 * size)
+    store.put_soon("p1", rows)
+    assert sent == []
+    store.put_soon("p2", rows)
+    assert sent == [["p0", "p1"]]
+
+
+def test_worker_on_another_node_has_one_store_for_its_payloads(tmp_path: Path) -> None:
+    transport = RayTransport({"address": "auto"}, tmp_path)
+    transport._far = GatewayCalls("run")
+    found = transport._find_data_store()
+    assert isinstance(found, FarDataStore)
+    assert transport._find_data_store() is found
+    transport.close()
+
+
 def test_payloads_wait_for_a_flush_until_they_are_a_megabyte(tmp_path: Path) -> None:
     sent: list[list[str]] = []
     calls: Any = SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))

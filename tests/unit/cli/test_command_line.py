@@ -312,6 +312,27 @@ def test_summary_of_a_solved_run_names_its_files() -> None:
     ]
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_summary_says_how_to_get_tensorboard_where_it_is_missing(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"tensorboard": object()} if is_installed else {}
+    monkeypatch.setattr("dingsdk.cli.train.importlib.util.find_spec", found.get)
+    result = RunResult(
+        reached=True,
+        reason="stop_value",
+        mode="serial",
+        best_return=1.0,
+        last_return=1.0,
+        env_steps=1,
+        train_iter=0,
+        elapsed_s=1.0,
+        run_dir=Path("r"),
+    )
+    hint = "" if is_installed else "   (pip install tensorboard)"
+    assert summary(result).splitlines()[-1] == f"  next        tensorboard --logdir r{hint}"
+
+
 def test_summary_of_a_run_that_a_plugin_stopped_says_why() -> None:
     result = RunResult(
         reached=False,

@@ -220,3 +220,14 @@ def test_random_actions_lie_in_the_space_and_repeat_with_the_seed(space: Any) ->
 def test_random_actions_without_a_seed_are_new_each_time() -> None:
     first, second = (RandomActions(gym.spaces.Discrete(1000), None).draw(50) for _ in range(2))
     assert first.tolist() != second.tolist()
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_random_actions_go_on_where_their_state_was_taken(space: Any) -> None:
+    drawn = RandomActions(space, 3)
+    drawn.draw(7)
+    state = drawn.state_dict()
+    expected = drawn.draw(20)
+    again = RandomActions(space, 4)
+    again.load_state_dict(state)
+    np.testing.assert_array_equal(again.draw(20), expected)

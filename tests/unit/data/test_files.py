@@ -222,7 +222,7 @@ def test_links_and_files_are_no_folders(tmp_path: Path, folder: PrivateDir) -> N
         with pytest.raises(RunFolderError):
             PrivateDir(path)
     for kind in (PrivateDir, Folder):
-        with kind(folder.path) as opened, pytest.raises(RunFolderError):
+        with kind(folder.path) as opened, pytest.raises(RunFolderError, match=r"open .*link"):
             opened.sub("link")
         with pytest.raises(RunFolderError):
             kind(tmp_path / "absent", create=False)

@@ -545,3 +545,16 @@ def test_processes_and_memory_go_with_a_killed_manager(tmp_path: Path) -> None:
     while (Path("/dev/shm") / memory).exists():
         assert time.monotonic() < deadline
         os.sched_yield()
+
+
+def test_process_that_would_run_the_users_script_again_is_told_from_one_that_died(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with launch(SYNC, 1) as manager:
+        (group,) = manager._groups  # type: ignore[attr-defined]
+        os.kill(group.process.pid, signal.SIGKILL)
+        group.process.join(10.0)
+        monkeypatch.setattr("dingsdk.data.spawn.UNGUARDED", -signal.SIGKILL)
+        with pytest.raises(ConfigError) as caught:
+            group.answer()
+        assert caught.value.path == "env_manager.type"

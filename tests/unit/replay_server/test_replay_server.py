@@ -601,6 +601,16 @@ def test_message_that_comes_byte_by_byte_is_late_at_its_deadline() -> None:
         theirs.close()
 
 
+def test_peer_that_goes_before_a_message_or_within_one_is_told_apart() -> None:
+    for sent, text in ((b"", "connection$"), (wire.MAGIC, "connection within a message$")):
+        ours, theirs = socket.socketpair()
+        with ours:
+            theirs.sendall(sent)
+            theirs.close()
+            with pytest.raises(ConnectionResetError, match=f"the peer closed the {text}"):
+                wire.Link(ours, 100).receive(wire.Hello, 5.0)
+
+
 def test_rest_of_a_message_is_late_where_its_time_was_over_before() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -720,6 +730,7 @@ def test_server_that_cannot_be_reached_is_tried_again_after_pauses_that_grow(
         now[0] += seconds
 
     def refuse(timeout_s: float) -> Any:
+        assert timeout_s == 60.0 - now[0]
         raise ConnectionRefusedError("nobody listens")
 
     module = "dingsdk.worker.replay_server.client"
