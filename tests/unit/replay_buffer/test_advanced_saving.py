@@ -105,6 +105,24 @@ def test_marks_are_dropped_by_a_buffer_that_keeps_none(tmp_path: Path) -> None:
             buffer.push(batch(*range(8)), 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "cfg", "is_kept"),
+    [
+        (NaiveReplayBuffer, {}, False),
+        (AdvancedReplayBuffer, {}, False),
+        (AdvancedReplayBuffer, {"max_use": 5}, True),
+        (AdvancedReplayBuffer, {"max_staleness": 5}, True),
+    ],
+)
+def test_marks_are_written_only_where_rows_leave_early(
+    tmp_path: Path, kind: type[Any], cfg: dict[str, Any], is_kept: bool
+) -> None:
+    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
+    with kind({"replay_buffer_size": 8, "storage": storage, **cfg}) as buffer:
+        buffer.push(batch(0), 0)
+        assert (tmp_path / "rows" / "marks.bin").exists() == is_kept
+
+
 def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     command = [sys.executable, str(Path(__file__).parent / "sampling_process.py"), str(folder)]

@@ -352,4 +352,4 @@ def test_room_on_the_disk_is_asked_for_many_pushes_at_once(
     monkeypatch.setattr(MappedFolder, "reserve", reserve)
     with opened(tmp_path / "rows", 1000) as storage:
         filled(storage, 1000)
-    assert len(asked) == 2  # for the columns, and for the marks
+    assert len(asked) == 2  # for the columns, and for the cursor
