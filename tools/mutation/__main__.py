@@ -210,8 +210,8 @@ def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
     else:
         tests, limit_s = coverage_map.tests_of_line(mutant.path, mutant.line), LONGEST_S
     if not tests:
-        # It may run in a process that is killed, or once while tests are imported.
-        tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S / 5
+        # It may be compiled, or run in a process that is killed, or once at an import.
+        tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S / 2
     tests.sort(key=lambda test: test.duration_s)
     total_s = 0.0
     chosen: list[Test] = []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data import SampleBatch, encode_batch
+from dingsdk.data import PrivateDir, SampleBatch, encode_batch
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -104,6 +104,22 @@ def test_a_damaged_payload_put_again_is_whole_again(store: FileDataStore, tmp_pa
     store.put("p", piece(1))
     assert store.get("p") == piece(1)
     assert store.corrupt_count == 1
+
+
+def test_payload_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(
+    store: FileDataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("p", piece())
+    file = file_of(store, tmp_path, "p")
+
+    def view(*given: Any, **options: Any) -> bytes:
+        file.unlink(missing_ok=True)
+        return b"half of it"
+
+    monkeypatch.setattr(PrivateDir, "view", view)
+    with pytest.raises(DataMissingError):
+        store.get("p", 0.0)
+    assert store.corrupt_count == 0
 
 
 def test_delete_takes_the_named_and_ignores_the_unknown(store: FileDataStore) -> None:

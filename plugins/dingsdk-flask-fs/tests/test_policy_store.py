@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data import decode_frame, decode_json, encode_json
+from dingsdk.data import Folder, decode_frame, decode_json, encode_json
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -121,6 +121,22 @@ def test_a_durable_version_and_its_pointer_survive_a_power_cut(
     store.close()
     for name in ("000000000001.ding", "LATEST.json"):
         assert log.is_durable(folder_of(tmp_path) / name) is is_durable
+
+
+def test_discard_takes_the_pointer_before_the_versions_that_it_leads_to(
+    publisher: FilePolicyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[list[str]] = []
+
+    def remove_tree(policies: Folder, name: str) -> None:
+        left.append(sorted(each.name for each in folder_of(tmp_path).iterdir()))
+        plain(policies, name)
+
+    plain = Folder.remove_tree
+    monkeypatch.setattr(Folder, "remove_tree", remove_tree)
+    publisher.publish("p", weights(1), 1)
+    publisher.discard("p")
+    assert left == [["000000000001.ding"]]
 
 
 def test_discard_forgets_a_policy_and_the_next_one_starts_anew(

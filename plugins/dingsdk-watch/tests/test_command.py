@@ -105,7 +105,6 @@ def test_watch_serves_until_it_is_told_to_end(start: Start, run_folder: Path, nu
     assert process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.slow
 def test_watch_that_another_program_started_ends_with_it(start: Start, run_folder: Path) -> None:
     process = start("watch", "--until-closed", run_folder, stdin=subprocess.PIPE)
     port, token = address_of(process)

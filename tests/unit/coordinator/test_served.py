@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dingsdk.worker.coordinator.served import ServedExperience
 from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.sample_counts import SampleCounts
 
 FIGURES = {"pushed": 90, "sampled": 64, "overwritten": 20, "cleared": 0, "count": 70}
 
@@ -40,3 +41,8 @@ def test_rows_that_were_announced_can_be_sampled_before_the_server_was_heard_of(
     experience.push({"data_id": "a", "rows": 3}, 0)
     assert experience.can_sample(3)
     assert not experience.can_sample(4)
+
+
+def test_server_that_was_not_heard_of_has_no_rows() -> None:
+    counts = ServedExperience().counts()
+    assert counts == SampleCounts()

@@ -66,6 +66,12 @@ def test_to_tensor_converts_by_kind() -> None:
     assert found["z"].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("flip", [np.s_[::-1], np.s_[:, ::-1], np.s_[::-1, ::-1]])
+def test_arrays_that_run_backwards_become_tensors(flip: Any) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)[flip]
+    assert to_tensor(array).tolist() == array.tolist()
+
+
 def test_to_tensor_honours_its_options() -> None:
     found = to_tensor({"a": 1, "k": 2, "t": torch.ones(1)}, torch.float64, ignore_keys=["k"])
     assert found["a"].dtype == torch.float64

@@ -353,3 +353,20 @@ def test_room_on_the_disk_is_asked_for_many_pushes_at_once(
     with opened(tmp_path / "rows", 1000) as storage:
         filled(storage, 1000)
     assert len(asked) == 2  # for the columns, and for the cursor
+
+
+def test_folder_that_cannot_be_used_is_free_again(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 10)
+    header = tmp_path / "rows" / "header.json"
+    whole = header.read_bytes()
+    header.write_bytes(whole[:-9])
+    cfg = {"path": str(tmp_path / "rows"), "reopen": True}
+    storage = MemmapStorage(cfg, CAPACITY)
+    with pytest.raises(CheckpointCorruptError):
+        storage.recovered()
+    header.write_bytes(whole)
+    with opened(tmp_path / "rows", reopen=True) as again:
+        assert again.recovered() is not None
+    assert storage.recovered() is not None
+    storage.close()

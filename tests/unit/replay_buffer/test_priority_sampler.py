@@ -222,6 +222,8 @@ def test_a_loaded_state_draws_the_same(kind: type[PrioritySampler]) -> None:
         ({"weights": [1e308, 1e308]}, CheckpointCorruptError),
         ({"priorities": [0.0, 1.0]}, CheckpointCorruptError),
         ({"priorities": "ab"}, CheckpointCorruptError),
+        ({"priorities": [[1.0], [2.0]], "weights": [[1.0], [2.0]]}, CheckpointCorruptError),
+        ({"priorities": [1.0] * 3, "weights": [1.0] * 3}, CheckpointCorruptError),
         ({"state": "zz"}, CheckpointCorruptError),
     ],
 )

@@ -1082,3 +1082,10 @@ def test_wrong_config_is_refused_before_anything_listens(tmp_path: Path) -> None
         ReplayServer({"prot": 1}, SMALL, tmp_path)
     with pytest.raises(ConfigError, match="replay_buffer_size"):
         ReplayServer({}, {**SMALL, "replay_buffer_size": 0}, tmp_path)
+
+
+def test_closed_buffer_gives_no_rows(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+    with pytest.raises(BufferClosedError):
+        buffer.table.sample(1, 0)
