@@ -44,7 +44,7 @@ from dingsdk.errors import (
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import link as wire
 from dingsdk.worker.replay_server import served_buffer
-from dingsdk.worker.replay_server.served_buffer import ServedBuffer
+from dingsdk.worker.replay_server.served_buffer import InsertLog, ServedBuffer
 
 from .serving import numbers, rows
 
@@ -1084,8 +1084,19 @@ def test_wrong_config_is_refused_before_anything_listens(tmp_path: Path) -> None
         ReplayServer({}, {**SMALL, "replay_buffer_size": 0}, tmp_path)
 
 
-def test_closed_buffer_gives_no_rows(tmp_path: Path) -> None:
+def test_buffer_is_closed_before_the_log_that_it_writes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def close_log(log: InsertLog) -> None:
+        with pytest.raises(BufferClosedError):
+            buffer.table.sample(1, 0)
+        closed.append("log")
+        plain(log)
+
+    plain = InsertLog.close
+    monkeypatch.setattr(InsertLog, "close", close_log)
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
-    with pytest.raises(BufferClosedError):
-        buffer.table.sample(1, 0)
+    assert closed == ["log"]
