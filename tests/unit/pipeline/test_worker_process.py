@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dingsdk.config import to_plain
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, UnknownPluginError
 from dingsdk.pipeline.process_group import WorkerProcess
 from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker import run_worker
 from dingsdk.pipeline.worker_process import WorkerSpec
-from dingsdk.plugins import default_manager
+from dingsdk.plugins import PluginManager, default_manager, hookimpl, use_manager
 
 PATIENCE_S = 60.0
 
@@ -71,3 +73,23 @@ def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path
 def test_config_that_is_no_plain_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="plain data"):
         WorkerProcess(spec(tmp_path, made_here=lambda: None))
+
+
+def test_plugins_are_told_of_a_worker_and_of_its_end(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_configure(self, config: Any) -> None:
+            told.append(config.policy.type)
+
+        @hookimpl
+        def dingsdk_unconfigure(self) -> None:
+            told.append("over")
+
+    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs")
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Observer(), "observer")
+        with pytest.raises(UnknownPluginError, match="colector"):
+            run_worker("colector", cfg, "http://127.0.0.1:9", "w-0", tmp_path, threading.Event())
+    assert told == ["dqn", "over"]
