@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 
 from dingsdk import errors
-from dingsdk.errors import DingError, TaskFail, TaskFailedError, UnknownPluginError, nearest_name
+from dingsdk.errors import (
+    DingError,
+    TaskFail,
+    TaskFailedError,
+    UnknownPluginError,
+    nearest_name,
+    raised_at,
+)
 
 ALL = [
     each
@@ -71,3 +80,16 @@ def test_same_call_may_succeed_later_for_these_errors_alone() -> None:
 def test_nearest_name_needs_some_likeness() -> None:
     assert nearest_name("in_memroy", ["flask_fs", "in_memory"]) == "in_memory"
     assert nearest_name("zzz", ["flask_fs", "in_memory"]) is None
+
+
+def test_place_of_an_error_is_in_the_module_that_was_asked_for_or_else_where_it_was_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_outer.py").write_text("import acme_inner\ndef go():\n    acme_inner.go()\n")
+    (tmp_path / "acme_inner.py").write_text("def go():\n    raise KeyError('x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyError) as caught:
+        importlib.import_module("acme_outer").go()
+    inner, outer = f" ({tmp_path}/acme_inner.py, line 2)", f" ({tmp_path}/acme_outer.py, line 3)"
+    found = [raised_at(caught.value, name) for name in ("", "acme_inner", "acme_outer", "acme_x")]
+    assert found == [inner, inner, outer, inner]
