@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -304,8 +305,17 @@ def _in_words(code: re.Match[str]) -> str:
 
 
 def _wrong(path: str, expected: str, found: Any) -> ConfigTypeError:
-    advice = "; give classes and functions to train() as env= or policy=" if callable(found) else ""
-    return wrong_type(path, expected, found, advice)
+    return wrong_type(path, expected, found, _advice(expected, found))
+
+
+def _advice(expected: str, found: Any) -> str:
+    if callable(found):
+        return "; give classes and functions to train() as env= or policy="
+    if "text" in expected and isinstance(found, (int, float)) and abs(found) < 1e15:
+        return f'; in quotes it is text: "{json.dumps(found)}"'
+    if "number" in expected and isinstance(found, str) and found.lower().lstrip("+-") == "inf":
+        return "; YAML spells infinity .inf"
+    return ""
 
 
 def _unknown_key(

@@ -28,6 +28,7 @@ from dingsdk.config import (
     read_section,
 )
 from dingsdk.errors import ConfigError, ConfigTypeError, UnknownKeyError
+from dingsdk.pipeline.train import compile_run
 
 
 class Inner(Section, frozen=True, kw_only=True):
@@ -195,6 +196,24 @@ def test_class_or_function_for_a_number_comes_with_advice(found: Any, is_advised
         completed({"size": found})
 
     assert ("train() as env= or policy=" in str(caught.value)) == is_advised
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("exp_name=123", '(int); in quotes it is text: "123"'),
+        ("exp_name=1.5", '(float); in quotes it is text: "1.5"'),
+        ("exp_name=true", '(bool); in quotes it is text: "true"'),
+        ("exp_name=[1]", "(list)"),
+        ("env.stop_value=inf", "(str); YAML spells infinity .inf"),
+        ("env.stop_value=-Inf", "(str); YAML spells infinity .inf"),
+        ("env.stop_value=info", "(str)"),
+    ],
+)
+def test_value_that_yaml_took_for_another_comes_with_advice(given: str, advice: str) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        compile_run("cartpole-dqn", sets=(given,))
+    assert str(caught.value).endswith(advice)
 
 
 def test_whole_number_without_bounds_is_of_fifteen_digits_at_most() -> None:
