@@ -679,6 +679,18 @@ def test_job_that_was_kept_for_another_master_is_so_once(bench: Bench, how: str)
     assert worker.has_job
 
 
+def test_job_is_taken_up_again_only_where_there_is_one_of_that_task(bench: Bench) -> None:
+    over, worker = threading.Event(), bench.worker()
+    worker._task_info = {"task_id": "t1", "payload_prefix": "p"}
+    with pytest.raises(TaskFail, match="w0 has no t1"):
+        worker.go_on_with_job("t1")
+    worker.start_job(until(over), over.set, "the first")
+    with pytest.raises(TaskFail, match="w0 has no t2"):
+        worker.go_on_with_job("t2")
+    worker.go_on_with_job("t1")
+    worker.stop_job()
+
+
 def test_renewals_while_a_task_is_built_end_with_that(bench: Bench) -> None:
     worker = bench.worker()
     with worker.building({}):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.testing.os_calls import failing_calls
+from dingsdk.worker.coordinator.experience import open_experience
 from dingsdk.worker.coordinator.journal import (
     VERSION,
     Begun,
@@ -32,6 +34,8 @@ from dingsdk.worker.coordinator.journal import (
     Trained,
     encode_fact,
 )
+from dingsdk.worker.coordinator.run_record import RunRecord
+from dingsdk.worker.coordinator.tasks import TaskState
 
 FACTS: list[Fact] = [
     Queued(TaskRecord("t", "learner", {"seed": 3, "stop": float("inf")}, 0, "ab12"), b"{}"),
@@ -269,3 +273,16 @@ def test_read_only_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "owner.json").mkdir()
     with pytest.raises((RunFolderError, CheckpointCorruptError), match=r"owner\.json"):
         journal(tmp_path).open()
+
+
+@pytest.mark.parametrize("drawn", [2, 3])
+def test_buffer_that_draws_otherwise_than_the_journal_says_is_told(
+    drawn: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = TaskState("t", "learner", {"buffer_id": "b"}, 0.0)
+    experience = SimpleNamespace(lease=lambda *given: {"batches": [{}, {}]})
+    scheduler: Any = SimpleNamespace(running={"t": state}, experiences={"b": experience})
+    record = RunRecord(scheduler, open_experience, lambda: 0.0)
+    record._apply_lease(Leased("t", 32, 4, 0, drawn))
+    told = ["drew 2 batches where it had drawn 3" in each for each in caplog.messages]
+    assert told == [True] * (drawn == 3)

@@ -147,6 +147,21 @@ def test_a_link_is_not_opened_as_a_file_of_ours(tmp_path: Path) -> None:
     assert tree(tmp_path) == ["link"]
 
 
+@pytest.mark.parametrize("map_above", [1 << 20, 0])
+def test_file_that_is_cut_off_while_it_is_read_is_refused_by_name(
+    folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, map_above: int
+) -> None:
+    def fail(*given: Any, **options: Any) -> int:
+        raise ValueError("mmap length is greater than file size")
+
+    folder.write_atomic("x", [b"content"])
+    monkeypatch.setattr("dingsdk.data.files.os.readv", lambda *given: 0)
+    monkeypatch.setattr("dingsdk.data.files.mmap.mmap", fail)
+    with pytest.raises(DataCorruptError, match="/x is refused: it was cut off") as caught:
+        folder.view("x", 1 << 20, map_above=map_above)
+    assert caught.value.where == "x"
+
+
 @pytest.mark.parametrize("text", BAD_IDS)
 def test_what_is_no_id_is_refused_and_touches_nothing(
     folder: PrivateDir, tmp_path: Path, text: Any

@@ -498,3 +498,13 @@ def test_close_waits_for_an_env_that_takes_a_moment(closing_cls: type[Closing]) 
     assert closing_cls.gate.is_set()
     assert len(closing_cls.closed_in) == 2
     opener.join()
+
+
+@pytest.mark.parametrize("reward", [[1.0], 1.0, [1.0, float("nan")], [[1.0, 2.0]]])
+def test_rewards_of_two_players_are_two_finite_numbers(reward: Any) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        guard._plain_reward(reward, 2)
+    facts = caught.value.facts
+    assert (facts["key"], facts["expected"]) == ("reward", "2 finite numbers, one a player")
+    assert facts["found"] == repr(reward)
+    assert guard._plain_reward([1, 2], 2).tolist() == [1.0, 2.0]

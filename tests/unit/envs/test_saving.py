@@ -207,6 +207,15 @@ def test_env_that_keeps_no_data_is_named() -> None:
         env_state(gym.wrappers.TimeLimit(Rocket(), 5))
 
 
+def test_env_that_gives_its_state_and_takes_none_is_named() -> None:
+    class HalfSavable(Rocket):
+        def get_state(self) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(NotSavableError, match="HalfSavable has get_state but no set_state"):
+        env_state(HalfSavable())
+
+
 def test_own_methods_are_used_below_wrappers() -> None:
     env, other = (gym.wrappers.TimeLimit(SavableRocket(), 5) for _ in range(2))
     env.reset()

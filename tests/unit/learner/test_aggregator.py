@@ -222,3 +222,22 @@ def test_logs_are_averaged_and_sequences_joined() -> None:
 @pytest.mark.parametrize("logs", [["a", "b"], [True, False], [None, 3.0]])
 def test_what_is_no_number_is_logged_as_the_first_rank_has_it(logs: list[object]) -> None:
     assert merge_logs(logs) is logs[0]
+
+
+def test_ranks_are_told_to_end_before_the_first_is_waited_for() -> None:
+    told: list[str] = []
+
+    class Rank:
+        def end(self) -> None:
+            told.append("end")
+
+        def join(self, deadline: float) -> None:
+            assert 0 < deadline - time.monotonic() <= aggregator.CLOSE_S
+            told.append("join")
+
+    ranks = LearnerAggregator.__new__(LearnerAggregator)
+    ranks._remote, ranks._is_broken = None, False
+    ranks._ranks = [Rank(), Rank()]  # type: ignore[list-item]
+    ranks.close()
+    ranks.close()
+    assert told == ["end", "end", "join", "join"]

@@ -228,7 +228,7 @@ def test_a_sample_that_asks_for_more_than_any_before_admits_a_push_that_waits() 
     thread = _push_later(buffer, 4)
     assert len(buffer.sample(8, 0, timeout_s=6.0)) == 8
     thread.join(20.0)
-    assert buffer.count() == 24
+    assert (buffer.count(), buffer._waiting) == (24, 0)
 
 
 def test_a_push_that_waits_goes_on_once_the_buffer_is_cleared() -> None:
@@ -239,4 +239,4 @@ def test_a_push_that_waits_goes_on_once_the_buffer_is_cleared() -> None:
     buffer.clear()
     thread.join(10.0)
     assert not thread.is_alive()
-    assert buffer.count() == 2
+    assert (buffer.count(), buffer._waiting) == (2, 0)

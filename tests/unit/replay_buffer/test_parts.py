@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import CheckpointCorruptError
+from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter, SamplesPerInsertLimiter
+from dingsdk.worker.replay_buffer.sampler import check_ranks
 from dingsdk.worker.replay_buffer.sampler.uniform import COMPILED_FROM, UniformSampler
 
 
@@ -154,3 +157,23 @@ def test_rows_lie_where_they_would_if_pushed_one_by_one(sizes: list[int]) -> Non
             assert (row["n"], row["replay_buffer_idx"]) == (row["replay_unique_id"], row["n"] % 6)
     assert gone[0] == gone[1] == list(range(max(0, pushed - 6)))
     assert buffer._remover.state_dict() == single._remover.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found"),
+    [
+        (np.array([0, 5]), "int64[2] from 0 to 5"),
+        (np.array([-1, 0]), "int64[2] from -1 to 0"),
+        (np.array([0]), "int64[1] from 0 to 0"),
+        (np.array([0.0, 1.5]), "float64[2] from 0.0 to 1.5"),
+        (np.array([[0, 1]]), "int64[1, 2] from 0 to 1"),
+        (["a", "b"], "<U1[2]"),
+        (np.array([], np.int64), "int64[0]"),
+    ],
+)
+def test_draws_that_are_no_ranks_are_described(ranks: Any, found: str) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        check_ranks(ranks, 5, 2, UniformSampler({}, 5))
+    text = f"the sampler UniformSampler drew {found}, expected int64[2] of 0..4"
+    assert str(caught.value) == text
+    check_ranks(np.array([0, 4]), 5, 2, UniformSampler({}, 5))
