@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import json
 import logging
 import pstats
 import re
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -30,7 +32,9 @@ from dingsdk.testing.simulation import (
     simulate,
 )
 from dingsdk.testing.simulation.__main__ import main as command
+from dingsdk.testing.simulation.disk import SimulatedDisk
 from dingsdk.testing.simulation.world import SimulatedProcess, World
+from dingsdk.worker.comm.requests.messages import Request, encode_request
 
 from ..mutants.simulation_mutants import MUTANTS
 from ..mutants.simulation_search import PAGE, page, read, search, simulate_with
@@ -141,6 +145,20 @@ def test_sleep_of_a_stopped_process_lasts_its_time() -> None:
     world.at(1.0, notify)  # it is woken, and its deadline passes, while it is stopped
     world.run(20.0)
     assert times == [10.0, 15.0]
+
+
+def test_coordinators_of_a_simulated_run_have_epochs_of_their_own() -> None:
+    world = World(0)
+    disk = SimulatedDisk(world)
+    join = encode_request(Request("", 0, "w", 0, 0, "1", "join"), b'{"role":"a","resource":{}}')
+    told: list[int] = []
+    nobody: Any = SimpleNamespace()
+    for name in ("first", "second"):
+        process = SimulatedProcess(world, name, lambda job, error: None)
+        SimulatedFlaskFS(process, disk).master_end().open(nobody)
+        _, serve = world.servers["coordinator"]
+        told.append(json.loads(serve(("/v1/join", join))[1])["epoch"])
+    assert told == [1, 2]
 
 
 def test_simulated_second_takes_few_calls() -> None:
