@@ -205,6 +205,7 @@ def test_class_or_function_for_a_number_comes_with_advice(found: Any, is_advised
         ("exp_name=1.5", '(float); in quotes it is text: "1.5"'),
         ("exp_name=true", '(bool); in quotes it is text: "true"'),
         ("exp_name=[1]", "(list)"),
+        (f"exp_name={10**20}", "(int)"),
         ("env.stop_value=inf", "(str); YAML spells infinity .inf"),
         ("env.stop_value=-Inf", "(str); YAML spells infinity .inf"),
         ("env.stop_value=info", "(str)"),

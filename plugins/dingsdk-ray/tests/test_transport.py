@@ -502,10 +502,14 @@ def test_policy_goes_to_the_gateway_with_its_id_and_version() -> None:
     assert asked == [(("newest", "p", 5), {"timeout_s": 7.0})]
 
 
+def noting(sent: list[list[str]]) -> Any:
+    """Return calls of a gateway that takes all payloads, and note their ids."""
+    return SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))
+
+
 def test_payloads_of_just_a_megabyte_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[str]] = []
-    calls: Any = SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))
-    store = FarDataStore(calls, 1.0)
+    store = FarDataStore(noting(sent), 1.0)
     rows = SampleBatch({"obs": np.zeros(100, np.uint8)})
     size = store.put_soon("p0", rows).size_bytes
     monkeypatch.setattr("dingsdk_ray.far.UNSENT_BYTES", 2 * size)
@@ -526,7 +530,7 @@ def test_worker_on_another_node_has_one_store_for_its_payloads(tmp_path: Path) -
 
 def test_payloads_wait_for_a_flush_until_they_are_a_megabyte(tmp_path: Path) -> None:
     sent: list[list[str]] = []
-    calls: Any = SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))
+    calls = noting(sent)
     store = FarDataStore(calls, 1.0)
     rows = SampleBatch({"obs": np.zeros(UNSENT_BYTES // 2 - 4096, np.uint8)})
     size = store.put_soon("p0", rows).size_bytes

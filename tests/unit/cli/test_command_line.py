@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -227,22 +228,29 @@ def test_unknown_command_names_the_nearest(
     assert "Did you mean 'train'?" in capsys.readouterr().err
 
 
+def ended(**changes: Any) -> RunResult:
+    """Return the result of a run that came to its limit, but for the changes."""
+    given: dict[str, Any] = {
+        "reached": False,
+        "reason": "limit",
+        "mode": "serial",
+        "best_return": None,
+        "last_return": None,
+        "env_steps": 1,
+        "train_iter": 0,
+        "elapsed_s": 1.0,
+        "run_dir": Path("r"),
+    }
+    return RunResult(**given | changes)
+
+
 @pytest.mark.parametrize(
     ("names", "command"),
     [(("best", "latest"), "eval r"), (("latest",), "eval r --checkpoint latest"), ((), None)],
 )
 def test_summary_proposes_a_command_that_works(names: tuple[str, ...], command: str | None) -> None:
-    result = RunResult(
-        reached=False,
-        reason="interrupted",
-        mode="serial",
-        best_return=None,
-        last_return=None,
-        env_steps=1,
-        train_iter=0,
-        elapsed_s=1.0,
-        run_dir=Path("r"),
-        checkpoints={name: Path("r/ckpt") / name for name in names},
+    result = ended(
+        reason="interrupted", checkpoints={name: Path("r/ckpt") / name for name in names}
     )
 
     proposed = [line for line in summary(result).splitlines() if "dingsdk eval" in line]
@@ -267,34 +275,21 @@ def test_summary_names_the_program_as_it_can_be_typed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(program.parent) if is_on_path else str(tmp_path))
     monkeypatch.setattr(sys, "argv", [str(tmp_path / started)])
-    result = RunResult(
-        reached=False,
-        reason="limit",
-        mode="serial",
-        best_return=None,
-        last_return=None,
-        env_steps=1,
-        train_iter=0,
-        elapsed_s=1.0,
-        run_dir=tmp_path / "r",
-        checkpoints={"best": tmp_path / "r" / "ckpt" / "best"},
-    )
+    result = ended(run_dir=tmp_path / "r", checkpoints={"best": tmp_path / "r" / "ckpt" / "best"})
 
     assert f"  next        {typed} eval r" in summary(result).splitlines()
 
 
 def test_summary_of_a_solved_run_names_its_files() -> None:
     evaluation = Evaluation(6.0, 100, 10, mean=480.0, min=400.0, max=500.0, episodes=5)
-    result = RunResult(
+    result = ended(
         reached=True,
         reason="stop_value",
-        mode="serial",
         best_return=480.0,
         last_return=480.0,
         env_steps=1_234,
         train_iter=56,
         elapsed_s=7.0,
-        run_dir=Path("r"),
         checkpoints={"best": Path("r/ckpt/best")},
         evaluations=(evaluation,),
     )
@@ -318,32 +313,19 @@ def test_summary_says_how_to_get_tensorboard_where_it_is_missing(
 ) -> None:
     found = {"tensorboard": object()} if is_installed else {}
     monkeypatch.setattr("dingsdk.cli.train.importlib.util.find_spec", found.get)
-    result = RunResult(
-        reached=True,
-        reason="stop_value",
-        mode="serial",
-        best_return=1.0,
-        last_return=1.0,
-        env_steps=1,
-        train_iter=0,
-        elapsed_s=1.0,
-        run_dir=Path("r"),
-    )
+    result = ended(reached=True, reason="stop_value", best_return=1.0, last_return=1.0)
     hint = "" if is_installed else "   (pip install tensorboard)"
     assert summary(result).splitlines()[-1] == f"  next        tensorboard --logdir r{hint}"
 
 
 def test_summary_of_a_run_that_a_plugin_stopped_says_why() -> None:
-    result = RunResult(
-        reached=False,
+    result = ended(
         reason="stopped",
-        mode="serial",
         best_return=90.0,
         last_return=80.0,
         env_steps=1_234,
         train_iter=56,
         elapsed_s=7.0,
-        run_dir=Path("r"),
         stopped_by="enough seen",
     )
 

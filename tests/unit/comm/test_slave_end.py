@@ -64,6 +64,7 @@ class Site:
         )
         self.failures: deque[str] = deque()
         """Kinds of the requests that get no answer, in order; the others are served."""
+        self.is_silent = False
         self.on_answers = threading.Event()
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -80,6 +81,8 @@ class Site:
 
     def post(self, target: str, body: bytes, key: str, deadline: float) -> Answer:
         kind = target.rpartition("/")[2]
+        if self.is_silent:
+            raise LinkError("silent")
         if self.failures and self.failures[0] == kind:
             self.failures.popleft()
             raise LinkError("cut")
@@ -97,8 +100,10 @@ class Site:
     def join(self) -> None:
         self.end.join(WorkerInfo("w0", "collector"), 20.0)
 
-    def task(self) -> TaskMessage:
-        self.handler.send("w0", 1, TaskMessage("t0", {}))
+    def task(self, count: int = 1) -> TaskMessage:
+        """Send tasks, and return the first; the worker is busy with the others after it."""
+        for number in range(count):
+            self.handler.send("w0", 1, TaskMessage(f"t{number}", {}))
         found = self.end.next_task(20.0)
         assert found is not None
         return found
@@ -127,16 +132,14 @@ def test_request_without_an_answer_is_sent_again_after_waits_that_double(
 
 def test_answer_leaves_by_itself_while_the_worker_is_busy(site: Site) -> None:
     site.join()
-    site.handler.send("w0", 1, TaskMessage("t1", {}))
-    task = site.task()
+    task = site.task(2)
     site.end.answer(TaskAnswer(task.task_id, True, {}))
     assert site.on_answers.wait(20.0)
 
 
 def test_close_waits_for_the_answers_that_are_on_their_way(site: Site) -> None:
     site.join()
-    site.handler.send("w0", 1, TaskMessage("t1", {}))
-    task = site.task()
+    task = site.task(2)
     site.may_answer.clear()
     site.end.answer(TaskAnswer(task.task_id, True, {}))
     assert site.on_answers.wait(20.0)
@@ -149,10 +152,11 @@ def test_close_waits_for_the_answers_that_are_on_their_way(site: Site) -> None:
 def test_master_that_is_silent_is_lost_and_all_later_calls_say_so() -> None:
     site = Site(lost_after_s=0.2)
     site.join()
-    site.failures.extend(["renew"] * 10_000)
+    site.is_silent = True
     with pytest.raises(WorkerLostError, match="no sign of the master at here for 0"):
         site.end.renew(1)
     with pytest.raises(WorkerLostError):
         site.end.check()
     assert site.listener.progress == []
     site.end.close()
+    site.handler.close()

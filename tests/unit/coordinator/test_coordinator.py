@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,16 +145,18 @@ class Site:
             self.coordinator.notify()
             self.coordinator._dispatch_once()
 
+    def close(self) -> None:
+        self.coordinator.close()
+        self.transport.close()
+
     def workers(self) -> int:
         return self.coordinator.status().workers["collector"]
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    made.coordinator.close()
-    made.transport.close()
+    with closing(Site(tmp_path)) as made:
+        yield made
 
 
 def test_collecting_task_is_told_to_who_counts_and_not_to_who_keeps_the_best(site: Site) -> None:
@@ -279,14 +282,10 @@ def test_task_asks_its_worker_as_it_joined_and_names_the_limit_of_an_answer(
 
 
 def test_run_with_a_replay_server_has_no_rows_of_its_own(tmp_path: Path) -> None:
-    site = Site(tmp_path, "system.replay.type=server")
-    try:
+    with closing(Site(tmp_path, "system.replay.type=server")) as site:
         state = site.task("learner")
         site.coordinator.open_experience(state)
         assert isinstance(site.coordinator.experience_of(state), ServedExperience)
-    finally:
-        site.coordinator.close()
-        site.transport.close()
 
 
 def test_orphans_are_swept_twice_in_their_grace_time(site: Site) -> None:
@@ -596,8 +595,7 @@ def test_straggler_is_named_and_told_when_it_has_caught_up(
 def test_task_is_told_of_once_it_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = Site(tmp_path, "system.coordinator.max_attempts=2")
-    try:
+    with closing(Site(tmp_path, "system.coordinator.max_attempts=2")) as site:
         state = site.task()
         site.coordinator.open_experience(state)
         site.coordinator._run(state)  # its worker has not joined: it is lost
@@ -609,6 +607,3 @@ def test_task_is_told_of_once_it_is_given_up(
         assert level == "ERROR"
         assert "w0" in text
         assert site.coordinator.failure is None
-    finally:
-        site.coordinator.close()
-        site.transport.close()

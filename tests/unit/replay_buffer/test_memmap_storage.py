@@ -280,7 +280,6 @@ import sys
 import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import StorageFullError
-from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 storage = MemmapStorage({"path": sys.argv[1]}, 1_000_000)
