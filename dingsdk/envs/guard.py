@@ -22,6 +22,7 @@ from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_en
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError
 from dingsdk.plugins import default_manager
+from dingsdk.plugins.kinds import COMM_KINDS
 
 if TYPE_CHECKING:
     from dingsdk.envs.base import EnvManager
@@ -200,7 +201,8 @@ class GuardedEnvFn:
 
     def __getstate__(self) -> dict[str, Any]:
         # Wrappers are made by type key: the child must know the types registered here.
-        return {**vars(self), "_snapshot": default_manager().snapshot()}
+        # Transports would bring torch along: 200 MB and seconds for each process of envs.
+        return {**vars(self), "_snapshot": default_manager().snapshot(without=COMM_KINDS)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         default_manager().restore(state.pop("_snapshot"))

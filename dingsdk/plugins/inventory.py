@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import Advert, version_of
-from dingsdk.plugins.kinds import KINDS, OBSERVERS
+from dingsdk.plugins.kinds import KINDS, NAMES, OBSERVERS
 from dingsdk.plugins.registry import Entry, place_of
 
 if TYPE_CHECKING:
@@ -127,14 +127,25 @@ def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
                 yield kind, key, entry
 
 
-def take_snapshot(manager: PluginManager) -> Snapshot:
-    """Return what ``manager`` has loaded and registered beyond the built-ins."""
+def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
+    """Return what ``manager`` has loaded and registered beyond the built-ins.
+
+    See ``PluginManager.snapshot`` for ``without``.
+    """
+    kinds: dict[str, set[str]] = {}
+    for advert in manager.adverts():
+        kinds.setdefault(advert.module, set()).add(advert.kind)
+    modules = [
+        (module, owner)
+        for module, owner in manager.modules.items()
+        if not kinds.get(module) or kinds[module] - {*without, NAMES}
+    ]
     entries = [
         (kind, key, entry.owner, place)
         for kind, key, entry in added_entries(manager)
         if (place := entry.place or _importable_place(entry.target)) is not None
     ]
-    return Snapshot(tuple(manager.modules.items()), tuple(entries))
+    return Snapshot(tuple(modules), tuple(entries))
 
 
 def _importable_place(target: object) -> str | None:

@@ -45,6 +45,9 @@ KINDS: Mapping[str, str] = {
 """Kind -> what its parts are, in the order in which people meet them. Each kind has a registry,
 an entry-point group ``dingsdk.<kind>`` and a hook ``dingsdk_register_<kind>(registry)``."""
 
+COMM_KINDS = ("transports", "comm_collectors", "comm_learners")
+"""Kinds that only a process uses that has a master."""
+
 OBSERVERS = "plugins"
 """Entry-point group ``dingsdk.plugins``: modules that provide no type and only observe."""
 

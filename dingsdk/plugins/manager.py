@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pkgutil import resolve_name
 from types import MappingProxyType, ModuleType
@@ -572,9 +572,14 @@ class PluginManager:
             self._config = None
             self._tell(self.hook.dingsdk_unconfigure)
 
-    def snapshot(self) -> Snapshot:
-        """Return what is registered, picklable, for ``restore`` in a child process."""
-        return take_snapshot(self)
+    def snapshot(self, without: Collection[str] = ()) -> Snapshot:
+        """Return what is registered, picklable, for ``restore`` in a child process.
+
+        Args:
+            without: Kinds that the child does not need: modules that distributions advertise for
+                these alone are not loaded there, and what they registered is imported on use.
+        """
+        return take_snapshot(self, without)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Register here what was registered where ``snapshot`` was taken.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ class ChildEnv(gym.Env[Any, Any]):
     """Observes [a number drawn at reset, step]; an episode has three steps, rewarded 1, 2 and 3.
 
     Actions: RAISE raises, EXIT ends the process with code 3, HANG waits until somebody opens the
-    fifo ``gate`` for writing, TELL puts the process id into the info.
+    fifo ``gate`` for writing, TELL puts into the info the process id and whether torch
+    was imported.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -41,7 +43,7 @@ class ChildEnv(gym.Env[Any, Any]):
             assert self._gate is not None
             self._gate.open().close()
         if action == TELL:
-            info["pid"] = os.getpid()
+            info.update(pid=os.getpid(), has_torch="torch" in sys.modules)
         self._time += 1
         if is_over := self._time == 3:
             info["episode_info"] = {"length": 3}

@@ -53,6 +53,22 @@ def test_snapshot_is_picklable_and_leaves_out_what_cannot_go_along() -> None:
     assert [entry[:2] for entry in snapshot.entries] == [("buffers", "dict")]
 
 
+def test_plugins_of_kinds_that_the_child_does_not_need_are_imported_on_use(ring: Install) -> None:
+    manager = PluginManager()
+    manager.get("buffers", "ring")
+    ring("acme-envs", {}, acme_envs="")
+    manager.load("acme_envs")  # nobody advertises it: it may register anything
+
+    assert manager.snapshot(without=["storages"]) == manager.snapshot()
+    snapshot = manager.snapshot(without=["buffers", "storages"])
+
+    assert snapshot.modules == (("acme_envs", "acme_envs"),)
+    assert snapshot.entries == manager.snapshot().entries
+    other = PluginManager(discover=list)
+    other.restore(snapshot)
+    assert other.get("buffers", "ring").__module__ == "acme_ring"
+
+
 def test_snapshot_keeps_a_replaced_builtin(ring: Install) -> None:
     manager = PluginManager()
     manager.registry("buffers").register("naive", OrderedDict, force_overwrite=True)
