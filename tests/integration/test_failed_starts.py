@@ -45,6 +45,7 @@ def _interrupt(address: str, note: str) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_train_on_a_port_in_use_leaves_no_run_folder(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as theirs:
         port = f"system.transport.port={theirs.getsockname()[1]}"

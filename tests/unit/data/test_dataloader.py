@@ -10,18 +10,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from dingsdk.data import AsyncDataLoader, LockContext, LockContextType
 from dingsdk.errors import ConfigError
 
-
-def sample(index: int) -> dict[str, Any]:
-    return {"index": torch.tensor(index), "pid": os.getpid()}
-
-
-def broken() -> dict[str, Any]:
-    raise ValueError("no sample here")
+from .child_samples import broken, sample, tensor_sample
 
 
 class Source:
@@ -42,12 +35,12 @@ def num_workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def load_sample(index: int) -> partial[dict[str, Any]]:
-    return partial(sample, index)
-
-
-def test_batches_come_in_order_from_the_processes_asked_for(num_workers: int) -> None:
-    with AsyncDataLoader(Source(load_sample), 4, chunk_size=2, num_workers=num_workers) as loader:
+@pytest.mark.parametrize("load", [sample, pytest.param(tensor_sample, marks=pytest.mark.slow)])
+def test_batches_come_in_order_from_the_processes_asked_for(
+    num_workers: int, load: Callable[[int], dict[str, Any]]
+) -> None:
+    source = Source(lambda index: partial(load, index))
+    with AsyncDataLoader(source, 4, chunk_size=2, num_workers=num_workers) as loader:
         first, second = next(loader), next(loader)
 
     assert first["index"].tolist() == [0, 1, 2, 3]

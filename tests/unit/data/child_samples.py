@@ -1,0 +1,20 @@
+"""Samples for child processes, which import this module by its name, and torch if need be."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def sample(index: int) -> dict[str, Any]:
+    return {"index": index, "pid": os.getpid()}
+
+
+def tensor_sample(index: int) -> dict[str, Any]:
+    import torch
+
+    return {"index": torch.tensor(index), "pid": os.getpid()}
+
+
+def broken() -> dict[str, Any]:
+    raise ValueError("no sample here")
