@@ -226,6 +226,7 @@ class ColumnsWriter(Writer):
             "iters": self._iters[first:stop].copy(),
             "starts": [start - first for start in self._starts],
             "pieces": self._pieces_from(first),
+            "returns": list(self._returns),
             "next_full": self._next_full - first,
             "pending_rows": self.pending_rows,
         }
@@ -237,6 +238,7 @@ class ColumnsWriter(Writer):
         super().load_state_dict(state)
         self._starts = list(state["starts"])
         self._pieces = list(state["pieces"])
+        self._returns = list(state["returns"])
         self._next_full = state["next_full"]
         self.pending_rows = state["pending_rows"]
 
