@@ -170,7 +170,7 @@ class Folder:
     """An open folder. Links to files in it are never followed.
 
     Safe for use from many threads; closing waits for none and takes effect once the last call
-    has returned.
+    has returned. One that is dropped is closed.
 
     Args:
         path: The folder; created with its parents where missing.
@@ -182,7 +182,7 @@ class Folder:
 
     _open_flags = _OPEN_FOLDER
     _names = _ANY_NAME
-    _is_closed = False
+    _is_closed = True
 
     def __init__(self, path: str | os.PathLike[str], create: bool = True) -> None:
         self.path = Path(path)
@@ -401,6 +401,10 @@ class Folder:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if not self._is_closed:  # as a file that is dropped
+            self.close()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
@@ -433,6 +437,7 @@ class Folder:
         self._descriptor = descriptor
         self._lock = threading.Lock()
         self._users = 1  # calls that are using the descriptor, and 1 until close()
+        self._is_closed = False
 
     @contextlib.contextmanager
     def _use(self, action: str = "", name: str = "") -> Iterator[int]:

@@ -17,6 +17,7 @@ import torch
 from dingsdk import evaluate, hookimpl, train
 from dingsdk.config import load_config, to_plain
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, EnvError
+from dingsdk.pipeline import serial
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import BaseSerialCommander
@@ -115,6 +116,29 @@ def test_stop_event_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     assert result.reason == "interrupted"
     assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
     assert json.loads((result.run_dir / "result.json").read_text())["reason"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(EnvError("the env is gone"), "the env is gone"), (KeyboardInterrupt(), "did not stop in")],
+)
+def test_error_after_a_stop_request_is_told_and_the_run_is_interrupted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    told: str,
+) -> None:
+    def broken_off(context: Any, *_: Any) -> None:
+        context.stop.set()
+        raise error
+
+    monkeypatch.setattr(serial, "_run", broken_off)
+
+    assert train("cartpole-dqn", sets=SMALL, output=tmp_path).reason == "interrupted"
+
+    (said,) = (each for each in caplog.records if "after the signal" in each.getMessage())
+    assert (said.levelname, told in said.getMessage()) == ("WARNING", True)
 
 
 def test_status_is_available_while_the_run_lasts(tmp_path: Path) -> None:

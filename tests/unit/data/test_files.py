@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import signal
 import socket
@@ -437,6 +438,17 @@ def test_a_closed_folder_refuses_and_gives_its_descriptor_back(tmp_path: Path) -
     for use in (folder.names, folder.free_bytes, lambda: folder.write_atomic("a", [])):
         with pytest.raises(ClosedError):
             use()
+
+
+def test_a_folder_that_is_dropped_gives_its_descriptor_back(tmp_path: Path) -> None:
+    before = descriptors()
+    folder = Folder(tmp_path / "ours")
+    with pytest.raises(DataMissingError):
+        folder.sub("none", create=False)
+    assert descriptors() == before + 1
+    del folder
+    gc.collect()
+    assert descriptors() == before
 
 
 def test_a_folder_that_is_closed_during_a_call_is_let_go_by_the_call(tmp_path: Path) -> None:
