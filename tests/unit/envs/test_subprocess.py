@@ -25,7 +25,7 @@ from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs import subprocess as subprocess_envs
 from dingsdk.errors import ConfigError, EnvError, UnknownEnvError
-from dingsdk.plugins import default_manager
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.policy.base import EvalMode
 from dingsdk.worker.collector.factory import create_measuring_rollout
@@ -90,10 +90,10 @@ def pid_of(manager: EnvManager, env_id: int) -> int:
 
 
 def test_transport_of_the_parent_does_not_bring_torch_along(launch: Launch) -> None:
-    default_manager().get("comm_collectors", "flask_fs")
-    manager = launch(SYNC, 1)
-    assert manager.step({0: TELL})[0].info["has_torch"] is False
-    manager.close()
+    with use_manager(PluginManager()) as plugins:
+        plugins.get("comm_collectors", "flask_fs")
+        with contextlib.closing(launch(SYNC, 1)) as manager:
+            assert manager.step({0: TELL})[0].info["has_torch"] is False
 
 
 def test_steps_are_those_of_the_plain_loop(launch: Launch) -> None:
