@@ -512,7 +512,7 @@ class BasePolicy(Configurable, ABC):
                 found=sorted(batch),
             ) from error
         except NonFiniteError as error:
-            bad = [key for key, column in batch.items() if not _is_finite(column)]
+            bad = [key for key, column in _leaves(batch).items() if not _is_finite(column)]
             if not bad:
                 raise
             raise NonFiniteError(
@@ -602,10 +602,7 @@ class BasePolicy(Configurable, ABC):
         """Return what torch says of shapes, dtypes and indices that do not fit, in our words."""
         if isinstance(error, DingError) or not any(word in str(error) for word in _MISFITS):
             return error
-        shapes = {
-            ".".join(map(str, path)): tuple(getattr(leaf, "shape", ()))
-            for path, leaf in flatten(given)
-        }
+        shapes = {key: tuple(getattr(leaf, "shape", ())) for key, leaf in _leaves(given).items()}
         return SchemaMismatchError(
             f"the {what} not fit the networks of {type(self).__name__}: found the shapes {shapes} "
             f"({str(error).splitlines()[0]}), where policy.model is {self.section.model}; does it "
@@ -778,9 +775,13 @@ def _length(batch: Mapping[str, Any]) -> int:
     return len(flatten(batch)[0][1])
 
 
+def _leaves(nest: Any) -> dict[str, Any]:
+    """Return the leaves of a nest by their paths, with dots between the keys."""
+    return {".".join(map(str, path)): leaf for path, leaf in flatten(nest)}
+
+
 def _is_finite(column: Any) -> bool:
-    floats = isinstance(column, torch.Tensor) and column.is_floating_point()
-    return not floats or bool(torch.isfinite(column).all())
+    return not isinstance(column, torch.Tensor) or bool(torch.isfinite(column).all())
 
 
 def create_policy(

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
 
+from pettingzoo.utils.env_logger import EnvLogger
+
 from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.envs.make import make_env
 from dingsdk.envs.players import PLAYERS, OpponentEnv, PlayersEnv, find_opponent
@@ -49,6 +51,15 @@ def test_players_change_seats_from_episode_to_episode() -> None:
     assert env.reset(seed=4)[0][:, 0].tolist() == [0, 1, 2]
     _, reward, *_ = (env.reset(), env.step(np.array([2, 0, 1])))[1]
     assert reward.tolist() == [1, -1, 0]
+
+
+def test_warnings_of_illegal_actions_are_kept_for_an_episode_at_most() -> None:
+    env = PlayersEnv(Sums())
+    env.reset(seed=0)
+    EnvLogger.warn_on_illegal_move()
+    assert len(EnvLogger.mqueue) == 1
+    env.reset()
+    assert EnvLogger.mqueue == []
 
 
 def test_one_player_alone_is_a_game_too() -> None:

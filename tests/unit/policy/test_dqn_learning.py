@@ -168,6 +168,19 @@ def test_nan_in_the_batch_is_named_and_leaves_the_weights_valid(make_policy, bat
     learn.forward(batch)  # still usable
 
 
+def test_nan_in_a_part_of_the_observations_is_named(make_policy, batch):
+    learn = make_policy(model={"obs_shape": {"arm": 2, "hand": 1}}).learn_mode
+    for name in ("obs", "next_obs"):
+        column = batch.columns[name]
+        batch.columns[name] = {"arm": column[:, :2], "hand": column[:, 2:]}
+    batch.columns["obs"]["hand"][3] = np.inf
+
+    with pytest.raises(NonFiniteError, match=r"the batch.s obs\.hand hold NaN") as caught:
+        learn.forward(batch)
+
+    assert caught.value.facts["key"] == "obs.hand"
+
+
 def test_weights_that_diverged_are_named(make_policy, batch):
     policy = make_policy()
     policy.learn_mode.state_dict()["model"]["head.bias"].fill_(float("inf"))
