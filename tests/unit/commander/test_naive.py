@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from dingsdk.worker.commander.naive import NaiveCommander
 
 
@@ -17,6 +19,15 @@ def test_tasks_are_issued_while_places_are_free(main_config):
     assert first["collector_cfg"]["policy_update_path"] == learner["policy_id"]
     assert first["collector_cfg"]["collect_setting"] == {"eps": 0.9}
     assert first["collector_cfg"]["eval_flag"] is False
+
+
+@pytest.mark.parametrize(("system", "places"), [({}, 1), ({"system": {"collector_num": 3}}, 3)])
+def test_each_collector_of_the_run_has_a_task_by_default(main_config, system, places):
+    commander = NaiveCommander({**main_config(type="naive"), **system})
+
+    tasks = [commander.get_collector_task() for _ in range(places + 1)]
+
+    assert [task is None for task in tasks] == [False] * places + [True]
 
 
 def test_ended_tasks_make_place_however_they_ended(main_config):
