@@ -201,6 +201,20 @@ def test_close_names_waiting_jobs_and_wakes_them_with_closed_error() -> None:
         scheduler.spawn(job, "late")
 
 
+def test_close_waits_for_jobs_that_end_in_time() -> None:
+    scheduler = GreenletScheduler()
+    condition = scheduler.condition()
+
+    def job() -> None:
+        with condition:
+            condition.wait_for(lambda: False, 0.2)
+
+    soon = scheduler.spawn(job, "soon")
+
+    assert scheduler.close(20.0) == []
+    assert (soon.done, soon.error) == (True, None)
+
+
 def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: GreenletScheduler) -> None:
     hang = threading.Event()
     job = scheduler.spawn(lambda: hang.wait(10.0) and None, "hangs")

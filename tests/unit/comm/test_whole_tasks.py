@@ -444,6 +444,8 @@ def test_learner_that_was_asked_for_nothing_goes_on_and_the_next_task_has_rows_o
 ) -> None:
     task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
     bench.ask("l0", "learner_start_task", task_info=task)
+    with pytest.raises(TaskFailedError, match="l0 has no t3"):
+        bench.ask("l0", "learner_go_on_task", task_id="t3")
     found = bench.ask("l0", "learner_go_on_task", task_id="t2")
     assert (found["info"], found["known"].tolist()) == (None, [])
     assert bench.learner._learner.hook_close_s == HOOK_CLOSE_S < CLOSE_TIMEOUT_S

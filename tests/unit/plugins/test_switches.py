@@ -11,6 +11,7 @@ import pytest
 
 from dingsdk.errors import ConfigError, PluginLoadError
 from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.plugins.discovery import Advert
 
 Install = Callable[..., Path]
 
@@ -73,6 +74,14 @@ def test_switch_that_names_nothing_is_an_error_with_the_nearest_plugin(
 
     assert (caught.value.path, caught.value.asked) == (variable, "acme-rign")
     assert caught.value.nearest == "acme-ring"
+
+
+@pytest.mark.parametrize("name", ["acme-ring", "acme.ring", "acme"])
+def test_switch_names_a_plugin_by_its_distribution_module_or_package(name: str) -> None:
+    advert = Advert("buffers", "ring", "acme.ring", "acme-ring", "1.0")
+    manager = PluginManager(Switches(disabled=(name,)), discover=lambda: [advert])
+
+    assert "DINGSDK_DISABLED_PLUGINS" in (manager.why_not(advert) or "")
 
 
 @pytest.mark.parametrize("name", ["json", "json.decoder", "dingsdk-in-memory"])

@@ -365,6 +365,15 @@ def test_what_is_no_row_of_priorities_is_told_by_its_shape(priority: Any, found:
     assert caught.value.found == found
 
 
+def test_bool_among_ids_is_told_with_its_row() -> None:
+    buffer = make_buffer()
+    buffer.push(batch(*range(3)), 0)
+    ids = [0, True, 2]
+    with pytest.raises(InvalidPriorityError, match="row 1 is 'a bool'") as caught:
+        buffer.update({**info(buffer.sample(3, 0), np.ones(3)), "replay_unique_id": ids})
+    assert caught.value.index == 1
+
+
 # Sampling -------------------------------------------------------------------------------------
 
 

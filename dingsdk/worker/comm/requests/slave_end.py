@@ -214,7 +214,6 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                 self._condition.notify_all()
 
     def renew(self, progress: int) -> None:
-        self.check()
         self._report("renew", f'"progress":{int(progress)},', self._inc)
 
     def check(self) -> None:
