@@ -54,6 +54,15 @@ def flatten(tree: Any) -> list[tuple[Path, Any]]:
     return pairs
 
 
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Return the pairs of ``flatten`` with names for paths, dots between the keys: ``obs.pos``."""
+    return [(_dotted(path), leaf) for path, leaf in flatten(tree)]
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
 def nest(pairs: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
     """Return dicts that hold each leaf at its path of keys: of dicts what ``flatten`` was given.
 
@@ -79,7 +88,7 @@ def different_leaves(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> l
         second: Those of the other nest. Arrays and tensors are compared bit by bit.
     """
     return sorted(
-        ".".join(map(str, path))
+        _dotted(path)
         for path in first.keys() | second.keys()
         if not _is_same(first.get(path), second.get(path))
     )

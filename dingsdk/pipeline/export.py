@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dingsdk.data.pytree import flatten, map_leaves
+from dingsdk.data.pytree import map_leaves, named_leaves
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError, listing
 from dingsdk.plugins.discovery import install_extra_command
@@ -136,7 +136,7 @@ _WRITERS: Mapping[str, Callable[[nn.Module, list[Any], Path], Run]] = {
 def _named(inputs: list[Any]) -> list[tuple[str, Tensor]]:
     """Return the inputs of a program by name: ``obs``, ``obs.<key>`` of a dict, ``state``."""
     names = dict(zip(("obs", "state"), inputs, strict=False))
-    return [(".".join(map(str, path)), leaf) for path, leaf in flatten(names)]
+    return named_leaves(names)
 
 
 def _dynamic(inputs: list[Any]) -> tuple[Any, ...]:

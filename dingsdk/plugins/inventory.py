@@ -132,14 +132,9 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
 
     See ``PluginManager.snapshot`` for ``without``.
     """
-    kinds: dict[str, set[str]] = {}
-    for advert in manager.adverts():
-        kinds.setdefault(advert.module, set()).add(advert.kind)
-    modules = [
-        (module, owner)
-        for module, owner in manager.modules.items()
-        if not kinds.get(module) or kinds[module] - {*without, NAMES}
-    ]
+    unneeded = {each.module for each in manager.adverts() if each.kind in without}
+    needed = {each.module for each in manager.adverts() if each.kind not in {*without, NAMES}}
+    modules = [pair for pair in manager.modules.items() if pair[0] not in unneeded - needed]
     entries = [
         (kind, key, entry.owner, place)
         for kind, key, entry in added_entries(manager)

@@ -23,7 +23,7 @@ from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.columns import rows_to_columns
-from dingsdk.data.pytree import flatten, map_leaves, part_of
+from dingsdk.data.pytree import flatten, map_leaves, named_leaves, part_of
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import (
     ConfigError,
@@ -512,7 +512,7 @@ class BasePolicy(Configurable, ABC):
                 found=sorted(batch),
             ) from error
         except NonFiniteError as error:
-            bad = [key for key, column in _leaves(batch).items() if not _is_finite(column)]
+            bad = [key for key, column in named_leaves(batch) if not _is_finite(column)]
             if not bad:
                 raise
             raise NonFiniteError(
@@ -602,7 +602,7 @@ class BasePolicy(Configurable, ABC):
         """Return what torch says of shapes, dtypes and indices that do not fit, in our words."""
         if isinstance(error, DingError) or not any(word in str(error) for word in _MISFITS):
             return error
-        shapes = {key: tuple(getattr(leaf, "shape", ())) for key, leaf in _leaves(given).items()}
+        shapes = {key: tuple(getattr(leaf, "shape", ())) for key, leaf in named_leaves(given)}
         return SchemaMismatchError(
             f"the {what} not fit the networks of {type(self).__name__}: found the shapes {shapes} "
             f"({str(error).splitlines()[0]}), where policy.model is {self.section.model}; does it "
@@ -773,11 +773,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _length(batch: Mapping[str, Any]) -> int:
     return len(flatten(batch)[0][1])
-
-
-def _leaves(nest: Any) -> dict[str, Any]:
-    """Return the leaves of a nest by their paths, with dots between the keys."""
-    return {".".join(map(str, path)): leaf for path, leaf in flatten(nest)}
 
 
 def _is_finite(column: Any) -> bool:

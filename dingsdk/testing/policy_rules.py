@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.pytree import copy_containers, flatten, map_leaves
+from dingsdk.data.pytree import copy_containers, flatten, map_leaves, named_leaves
 from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
 from dingsdk.policy.base import FIELDS, CollectMode, CommandMode, EvalMode, LearnMode, Policy
@@ -488,8 +488,7 @@ def rule_24_batched_actions_are_those_of_the_dict_form(bench: PolicyBench) -> No
     )
     setting = bench.setting(policy)
     columns = policy.collect_mode.forward_batch(_stacked(list(obs.values())), list(obs), **setting)
-    for path, column in flatten(columns):
-        name = ".".join(map(str, path))
+    for name, column in named_leaves(columns):
         expect(isinstance(column, np.ndarray), f"column {name} is a {type(column).__name__}")
         expect_equal(len(column), len(obs), f"rows of column {name}")
     for row, env_id in enumerate(obs):

@@ -12,6 +12,7 @@ from dingsdk_in_memory import greenlets
 from dingsdk_in_memory.greenlets import GreenletScheduler
 
 from dingsdk.errors import ClosedError
+from dingsdk.worker.comm.scheduler import Job
 
 
 @pytest.fixture
@@ -182,15 +183,20 @@ def test_error_of_a_job_is_kept_and_others_go_on(scheduler: GreenletScheduler) -
     assert good.error is None
 
 
-def test_close_names_waiting_jobs_and_wakes_them_with_closed_error() -> None:
-    scheduler = GreenletScheduler()
+def spawn_waiting(scheduler: GreenletScheduler, name: str, seconds: float) -> Job:
+    """A job that waits for what does not come."""
     condition = scheduler.condition()
 
     def job() -> None:
         with condition:
-            condition.wait_for(lambda: False, 1000.0)
+            condition.wait_for(lambda: False, seconds)
 
-    stuck = scheduler.spawn(job, "forever")
+    return scheduler.spawn(job, name)
+
+
+def test_close_names_waiting_jobs_and_wakes_them_with_closed_error() -> None:
+    scheduler = GreenletScheduler()
+    stuck = spawn_waiting(scheduler, "forever", 1000.0)
     started = time.monotonic()
 
     assert scheduler.close(0.2) == ["forever"]
@@ -198,18 +204,12 @@ def test_close_names_waiting_jobs_and_wakes_them_with_closed_error() -> None:
     assert stuck.done
     assert isinstance(stuck.error, ClosedError)
     with pytest.raises(ClosedError):
-        scheduler.spawn(job, "late")
+        spawn_waiting(scheduler, "late", 1000.0)
 
 
 def test_close_waits_for_jobs_that_end_in_time() -> None:
     scheduler = GreenletScheduler()
-    condition = scheduler.condition()
-
-    def job() -> None:
-        with condition:
-            condition.wait_for(lambda: False, 0.2)
-
-    soon = scheduler.spawn(job, "soon")
+    soon = spawn_waiting(scheduler, "soon", 0.2)
 
     assert scheduler.close(20.0) == []
     assert (soon.done, soon.error) == (True, None)

@@ -30,12 +30,10 @@ class Source:
         return [self._make(first + i) for i in range(batch_size)]
 
 
-@pytest.fixture(params=[0, 2])
-def num_workers(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-@pytest.mark.parametrize("load", [sample, pytest.param(tensor_sample, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_workers", "load"),
+    [(0, tensor_sample), (2, sample), pytest.param(2, tensor_sample, marks=pytest.mark.slow)],
+)
 def test_batches_come_in_order_from_the_processes_asked_for(
     num_workers: int, load: Callable[[int], dict[str, Any]]
 ) -> None:
@@ -49,18 +47,18 @@ def test_batches_come_in_order_from_the_processes_asked_for(
 
 
 def test_samples_themselves_are_only_collated() -> None:
-    with AsyncDataLoader(Source(sample), 2) as loader:
+    with AsyncDataLoader(Source(tensor_sample), 2) as loader:
         assert next(loader)["index"].tolist() == [0, 1]
 
 
 def test_own_collate_function_gets_the_list_of_samples() -> None:
-    with AsyncDataLoader(Source(sample), 3, collate_fn=len) as loader:
+    with AsyncDataLoader(Source(tensor_sample), 3, collate_fn=len) as loader:
         assert next(loader) == 3
 
 
 def test_batches_nobody_takes_are_at_most_two_ahead() -> None:
     taken = threading.Semaphore(0)
-    source = Source(sample)
+    source = Source(tensor_sample)
 
     def counted(batch_size: int) -> list[Any]:
         taken.release()
@@ -75,6 +73,7 @@ def test_batches_nobody_takes_are_at_most_two_ahead() -> None:
     assert source.calls == 3
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_error_of_a_sample_reaches_who_asks_for_the_batch(num_workers: int) -> None:
     with AsyncDataLoader(lambda n: [broken] * n, 2, num_workers=num_workers) as loader:
         for _ in range(2):
@@ -83,7 +82,7 @@ def test_error_of_a_sample_reaches_who_asks_for_the_batch(num_workers: int) -> N
 
 
 def test_batches_that_are_ready_come_before_the_error() -> None:
-    given: Iterator[list[Any]] = iter([[sample(0)], [sample(1)]])
+    given: Iterator[list[Any]] = iter([[tensor_sample(0)], [tensor_sample(1)]])
     with AsyncDataLoader(lambda n: next(given, [broken]), 1) as loader:
         assert [next(loader)["index"].item() for _ in range(2)] == [0, 1]
         with pytest.raises(ValueError, match="no sample here"):
@@ -114,7 +113,7 @@ def test_close_wakes_who_waits_and_ends_the_batches() -> None:
 )
 def test_numbers_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
-        AsyncDataLoader(Source(sample), **{"batch_size": 4, **wrong})
+        AsyncDataLoader(Source(tensor_sample), **{"batch_size": 4, **wrong})
 
 
 @pytest.mark.parametrize("lock_type", LockContextType)
