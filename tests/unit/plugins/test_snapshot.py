@@ -54,12 +54,12 @@ def test_snapshot_is_picklable_and_leaves_out_what_cannot_go_along() -> None:
 
 
 def test_plugins_of_kinds_that_the_child_does_not_need_are_imported_on_use(ring: Install) -> None:
-    manager = PluginManager()
-    manager.get("buffers", "ring")
     both = {"dingsdk.buffers": {"both": "acme_both"}, "dingsdk.samplers": {"both": "acme_both"}}
     ring("acme-both", both, acme_both="")
     ring("acme-name", {"dingsdk.names": {"Acme": "acme_name:Acme"}}, acme_name="")
     ring("acme-envs", {}, acme_envs="")
+    manager = PluginManager()
+    manager.get("buffers", "ring")
     others = ("acme_both", "acme_name", "acme_envs")  # these may register anything
     for module in others:
         manager.load(module)
