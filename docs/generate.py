@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import copy
 import importlib.util
 import inspect
+import itertools
 import json
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -107,6 +110,7 @@ def pages() -> dict[str, str]:
         "di-engine-keys.md": di_engine_keys_page(),
         "errors.md": errors_page(),
         "hooks.md": hooks_page(),
+        "limits.md": limits_page(),
         "part-rules.md": part_rules_page(),
         "extension-rules.md": extension_rules_page(),
         **_rule_pages(),
@@ -444,6 +448,87 @@ def hooks_page() -> str:
         signature = ", ".join(inspect.signature(spec).parameters)
         parts.append(f"## `{name}({signature})`\n\n{inspect.getdoc(spec)}")
     return _page("Hooks", "\n\n".join(parts))
+
+
+LIMIT = re.compile(r"_?((MAX|MIN|MOST|LEAST|LONGEST|LARGEST|SMALLEST)_\w+|\w+_(S|NS|BYTES))")
+"""Names of constants that are limits: each must have a docstring."""
+NO_LIMITS = ("dingsdk/examples/", "dingsdk/templates/", "dingsdk/testing/")
+UNITS = {10: "KiB", 20: "MiB", 30: "GiB", 40: "TiB", 50: "PiB"}
+
+
+def limits_page() -> str:
+    """Return the times and sizes that no config key sets, as the code has them."""
+    root = DOCS.parent
+    rows: dict[str, list[str]] = {}
+    for path in sorted([*root.glob("dingsdk/**/*.py"), *root.glob("plugins/*/dingsdk_*/**/*.py")]):
+        name = path.relative_to(root).as_posix()
+        if name.startswith(NO_LIMITS):
+            continue
+        *rooms, _ = re.sub("^plugins/[^/]*/", "", name).split("/")
+        for names, value, meaning in _constants(path):
+            shown = ", ".join(f"`{each.lstrip('_')}`" for each in names)
+            row = f"| {shown} | {_limit(names, value)} | {meaning} | `{path.name}` |"
+            rows.setdefault(".".join(rooms[:3]), []).append(row)
+    head = "| name | value | meaning | file |\n|---|---|---|---|\n"
+    intro = (
+        "Times, sizes and counts that are built in: no config key sets them. What is configured "
+        "is in [config keys](config.md)."
+    )
+    tables = [f"## `{room}`\n\n{head}" + "\n".join(found) for room, found in rows.items()]
+    return _page("Built-in limits", "\n\n".join([intro, *tables]))
+
+
+def _constants(path: Path) -> Iterator[tuple[list[str], ast.expr, str]]:
+    """Yield the numbers that a module defines and explains: names, value and docstring.
+
+    Raises:
+        ValueError: a limit has no docstring.
+    """
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for found, after in itertools.pairwise([*body, ast.Pass()]):
+        if not (isinstance(found, ast.Assign) and _is_number(found.value)):
+            continue
+        names = [
+            each.id
+            for target in found.targets
+            for each in ast.walk(target)
+            if isinstance(each, ast.Name) and each.id.isupper()
+        ]
+        if not names:
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield names, found.value, " ".join(str(after.value.value).split())
+        elif any(LIMIT.fullmatch(name) for name in names):
+            raise ValueError(f"{path}: {', '.join(names)} needs a docstring: limits.md shows it")
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Return whether an expression is made of numbers, at least one of them a literal."""
+    parts = list(ast.walk(value))
+    literals = [each.value for each in parts if isinstance(each, ast.Constant)]
+    nodes = ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Tuple
+    return (
+        bool(literals)
+        and all(type(each) in (int, float) for each in literals)
+        and all(isinstance(each, nodes | ast.Name | ast.Load) for each in parts)
+    )
+
+
+def _limit(names: list[str], value: ast.expr) -> str:
+    """Return a value with its unit, which the name tells."""
+    if isinstance(value, ast.Tuple):
+        many = names if len(names) > 1 else names * len(value.elts)
+        return ", ".join(_limit([name], each) for name, each in zip(many, value.elts, strict=True))
+    text = ast.unparse(value)
+    unit = "s" if names[0].endswith("_S") else "bytes" if names[0].endswith("_BYTES") else ""
+    if found := re.fullmatch(r"(\d+) << (\d+)", text):
+        number, bits = int(found[1]), int(found[2])
+        if unit and bits in UNITS:
+            return f"{number} {UNITS[bits]}"
+        text = f"{number << bits:,}"
+    elif isinstance(value, ast.Constant):
+        text = f"{value.value:,}" if isinstance(value.value, int) else f"{value.value:g}"
+    return f"{text} {unit}".strip()
 
 
 def part_rules_page() -> str:

@@ -27,8 +27,11 @@ State = Literal["pass", "warn", "fail"]
 TESTED = ((3, 11), (3, 14))
 """The first and the last version of Python that the tests run on."""
 SPAWN_TIMEOUT_S = 60.0
+"""How long a new process may take to answer ``doctor``."""
 _LEAST_SHARED_BYTES = 64 << 20
+"""Free shared memory below which ``doctor`` warns."""
 _LEAST_FREE_BYTES = 1 << 30
+"""Free disk space below which ``doctor`` warns."""
 
 
 class Finding(NamedTuple):

@@ -15,9 +15,11 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _DICT_NAMES = frozenset(dir(EasyDict))
 
 MAX_DEPTH = 50
+"""Levels that a config may be nested; real ones have a tenth of them."""
 MAX_VALUES = 100_000
+"""Values that a config may hold; real ones have a tenth of them."""
 MAX_DIGITS = 100
-"""What a config may hold at most; real ones have a tenth of each."""
+"""Digits of a whole number in a config."""
 
 TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 TOO_LONG = f"an integer of more than {MAX_DIGITS} digits"

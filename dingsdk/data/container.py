@@ -67,9 +67,13 @@ VERSION = 2
 MAGIC = b"DING\r\n\x1a\n"
 DEFAULT_ALGORITHM = "xxh3-128"
 DEFAULT_MAX_BYTES = 256 << 20
+"""Of a frame, where the caller names no other limit."""
 MAX_MANIFEST_BYTES = 1 << 20
+"""Of the JSON in a frame, where the caller names no other limit."""
 MAX_DIMENSIONS = 16
+"""Of an array in a frame."""
 MAX_DEPTH = 32
+"""Levels of lists and dicts in a frame."""
 
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 32 << 20
@@ -79,6 +83,7 @@ _BEFORE_DIGEST, _AFTER_DIGEST = b',"digest":"', b'"}'
 _JOINED_BYTES = 64 << 10
 """Frames up to this size are returned as one buffer: a copy costs less than a second one."""
 _CACHED_LAYOUTS, _CACHED_BYTES = 512, 16 << 10
+"""How many layouts of frames are remembered, and the largest of them."""
 _NUMBERS = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 _DTYPES = {
     dtype.str: dtype

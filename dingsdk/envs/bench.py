@@ -20,9 +20,10 @@ from dingsdk.errors import DingError, EnvError
 KINDS = ("vector", "in_process", "subprocess")
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 TURN_S = 0.15
+"""How long a choice is stepped at a time."""
 FIRST_TURNS, TURNS = 2, 10
-"""How long and how often a choice is stepped, at first and in the last comparison. Its speed is
-that of the best turn, which other programs have disturbed least."""
+"""How often a choice is stepped, at first and in the last comparison. Its speed is that of the best
+turn, which other programs have disturbed least."""
 FINALISTS = 4
 FASTEST_SHARE = 0.97
 """The choice with the fewest envs is taken whose speed is this share of the best."""

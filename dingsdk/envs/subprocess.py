@@ -37,6 +37,7 @@ from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
 
 _CLOSE_TIMEOUT_S = 4.0
+"""How long the processes of envs may take to end; then they are killed."""
 IMPORT_S = 300.0
 """How long a process may take to start and to import what makes its envs, on a busy machine."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 TELL_S = 0.2
+"""How often the coordinator tells the process that started it how far the run is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,15 +72,16 @@ from dingsdk.worker.run_logger import (
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+"""Longest wait for the coordinator between two looks at the workers."""
 SCHEDULE_NAME = "schedule.bin"
 PACES_S = 5.0
 """Interval at which the paces of workers are written to tensorboard."""
 AHEAD_ROWS, AHEAD_UPDATES = 1024, 256
 """How far collectors may be ahead of the learner, in samples and in the updates owed for them."""
 CLOSE_S = (10.0, 8.0, 5.0)
+"""How long tasks, then workers, then the transport may take to end."""
 INTERRUPTED_CLOSE_S = (2.5, 3.0, 0.5)
-"""How long tasks, then workers, then the transport may take to end; together 6 s where the user
-waits for it."""
+"""The same where the user waits for it: 6 s together."""
 
 
 def parallel_pipeline(context: RunContext) -> RunResult:

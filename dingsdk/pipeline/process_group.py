@@ -25,12 +25,15 @@ from dingsdk.worker.comm.transport import WorkerHandle
 _log = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
+"""Deaths of a worker that are longer ago do not count against its budget."""
 HEALTHY_S = 60.0
-"""Deaths longer ago than the window, or before a time that the worker was joined for so long, do
-not count against the budget."""
+"""Nor do those before a time that the worker was joined for so long."""
 BACKOFF_S = (0.2, 5.0)
+"""Pause before a worker that died is started again: after its first death, and at most."""
 KILL_S = 1.0
+"""How long a process that was killed may take to be gone."""
 CRASH_BYTES = 64 << 10
+"""Of a crash report, how much is read."""
 
 
 class LinkedProcess:

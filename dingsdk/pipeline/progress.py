@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from dingsdk.pipeline.context import Evaluation, RunStatus
 
 TERMINAL_INTERVAL_S = 0.5
+"""How often the live lines are drawn again."""
 PLAIN_INTERVAL_S = 2.0
+"""How often a line is written where the output is no terminal."""
 MEMORY_S = 10.0
 """How long a change takes to count for 63 % of a rate."""
 LEAST_S = 0.05

@@ -76,9 +76,13 @@ _PLACE = (
 _KIND = "run-state"
 _BUFFER = "buffer"
 _MAX_BYTES = 64 << 30
+"""Of a saved state of a run."""
 _KEPT = 2
+"""Saved states that stay; older ones are deleted."""
 _AUTO_S = 60.0
+"""Shortest time between two saved states where the config names none."""
 _AUTO_SHARE = 0.02
+"""Share of its time that a run spends on saving where the config names no interval."""
 _log = logging.getLogger(__name__)
 
 

@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 _EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
 """Fields of ``BufferStats``."""
 _VALIDATE_S = 5.0
+"""How often samples are accounted for, with ``system.validate_state``."""
 
 
 @dataclass(slots=True)

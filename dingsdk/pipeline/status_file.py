@@ -27,8 +27,11 @@ from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
 from dingsdk.plugins import ask
 
 INTERVAL_S = 2.0
+"""Longest time between two writes of a run's status."""
 FIRST_INTERVAL_S = 0.25
+"""Shortest time between two writes of a run's status, as at its start."""
 LINES = 500
+"""Lines of a run's progress file: their distance grows with the run."""
 STATUS_FORMAT = 1
 CURVES = (
     "elapsed_s",

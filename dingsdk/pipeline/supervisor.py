@@ -55,7 +55,9 @@ from dingsdk.worker.comm.transport import Transport
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+"""Longest wait for a message of the coordinator between two looks at the workers."""
 NO_ROOM_PAUSE_S = 1.0
+"""Pause before a file that found no room on the disk is written again."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
 """How long the coordinator, then the workers may take to end."""
 

@@ -26,9 +26,11 @@ from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+"""Longest wait between two looks at whether a worker is to stop."""
 LEAST_WORK_S = 20.0
 """How long a worker works at least before it leaves in the middle of a task, over its limit."""
 LOOK_S = 5.0
+"""How often a worker looks at the memory that it takes."""
 SETTLED_S = 60.0
 """How long a worker imports and builds what it keeps; growth is measured from then on."""
 GROWTH, GROWTH_BYTES = 2.0, 256 << 20

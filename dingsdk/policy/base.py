@@ -757,9 +757,10 @@ def _device(cuda: bool) -> str:
     return "cuda"
 
 
+_LEAST_PINNED_BYTES = 64 << 10
+"""Smaller columns are copied to the GPU without page-locked memory: it costs more."""
 # What torch says where memory is short.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-_LEAST_PINNED_BYTES = 64 * 2**10
 # What torch says where shapes, dtypes or indices do not fit.
 _MISFITS = (
     *("shape", "size", "out of bounds", "out of range", "scalar type"),

@@ -20,6 +20,7 @@ _SMALLEST_SCREEN = 36
 
 
 _LARGEST_SCALED = 10.0
+"""Observations scaled by their running statistics are cut at this, and at minus this."""
 
 
 def make_encoder(

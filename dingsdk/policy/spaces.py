@@ -12,6 +12,7 @@ from dingsdk.errors import ConfigError
 
 _DISCRETE = re.compile(r"Discrete\([1-9][0-9]*\)")
 _LONGEST_SHAPE = 4
+"""Dimensions of a Box that a network takes."""
 _OBSERVATIONS = (
     "a Box of one to four dimensions, a Discrete that starts at 0, a MultiBinary, or a Dict of "
     "these"

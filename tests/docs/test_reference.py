@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from collections.abc import Iterable
@@ -60,6 +61,27 @@ def test_every_config_key_has_a_type_a_default_and_a_meaning(pages: dict[str, st
         _, takes, _, meaning = found.groups()
         assert takes.strip(), line
         assert meaning.endswith("."), line
+
+
+def test_every_built_in_limit_has_a_value_and_a_meaning(pages: dict[str, str]) -> None:
+    rows = [line for line in pages["limits.md"].splitlines() if line.startswith("| `")]
+    assert len(rows) > 150
+    for line in rows:
+        _, _, value, meaning, file, _ = re.split(r" ?\| ?", line)
+        assert re.match(r"-?\(?\d", value), line
+        assert meaning.endswith("."), line
+        assert file.endswith(".py`"), line
+
+
+def test_limit_without_a_meaning_is_refused(generated: dict[str, Any], tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('WAIT_S = 2.5\n"""Of a wait."""\nMOST, _SHIFT = 3, 4\nMAX_ROWS = 2 << 10\n')
+    found = generated["_constants"](module)
+
+    names, value, meaning = next(found)
+    assert (names, ast.unparse(value), meaning) == (["WAIT_S"], "2.5", "Of a wait.")
+    with pytest.raises(ValueError, match="MAX_ROWS needs a docstring"):
+        next(found)
 
 
 def test_seconds_and_bytes_are_named_where_a_key_is_in_them(pages: dict[str, str]) -> None:

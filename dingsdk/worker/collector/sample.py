@@ -16,8 +16,8 @@ from dingsdk.worker.collector.factory import create_collecting_rollout, traj_len
 from dingsdk.worker.collector.policy_output import RandomActions
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 
-# Without a sample so far, no more steps will give one.
 _MOST_STEPS_IN_VAIN = 20_000
+"""Steps without a first sample after which no more will give one."""
 
 
 class SampleCollector(ISerialCollector):

@@ -33,8 +33,8 @@ from dingsdk.worker.collector.rollout import (
 )
 from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 
-# Enough for any mean; a task without an end must not grow for ever.
 MAX_RETURNS_KEPT = 10_000
+"""Returns of episodes kept: enough for any mean, and a task without an end must not grow."""
 
 
 class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):

@@ -36,6 +36,7 @@ from dingsdk.worker.inference.client import InferenceClient
 from dingsdk.worker.replay_server import ReplayClient
 
 STORAGE_PAUSE_S = 1.0
+"""Pause before a payload that the storage could not take is stored again."""
 LARGEST_ROW_BYTES = 64
 """Of the columns that come with each payload, a row."""
 _log = logging.getLogger(__name__)

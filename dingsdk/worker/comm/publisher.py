@@ -11,8 +11,10 @@ from dingsdk.worker.comm.worker import CommWorker
 
 _log = logging.getLogger(__name__)
 
-LAST_POLICY_S = 2.0  # well within the time that a job has to stop
+LAST_POLICY_S = 2.0
+"""How long the last policy of a task is tried: well within the time that a job has to stop."""
 _PAUSE_S = 0.2
+"""Pause between two tries to publish a policy."""
 
 
 class PolicyPublisher:

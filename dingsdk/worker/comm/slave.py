@@ -26,8 +26,11 @@ TaskFunctions = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | N
 """Task name -> function of the task's data; returns the result."""
 
 JOIN_TIMEOUT_S = 60.0
+"""How long a worker tries to join, or to join again, where its caller does not say."""
 CLOSE_TIMEOUT_S = 5.0
+"""How long a worker's job may take to stop, where its caller does not say."""
 POLL_S = 1.0
+"""Longest wait for a task; renewals of a lease need shorter ones."""
 RENEWALS = 3
 """Renewals in one lease, so that one or two may be late."""
 RENEW_S = 1.0

@@ -54,6 +54,7 @@ from dingsdk.worker.sample_counts import SampleCounts
 _log = logging.getLogger(__name__)
 
 TICK_S = 0.02
+"""Pause between two looks for tasks to hand out."""
 MANY_LOST = 8
 """Payloads lost at once after which all others are looked for."""
 

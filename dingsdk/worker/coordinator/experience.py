@@ -30,7 +30,7 @@ REDRAWS = 32
 """Times that rows of lost payloads are drawn again before the demand has to wait: enough where one
 in ten can be read."""
 RETIRED_SAVED = 4096
-"""Of these, how many are in a saved state: those that a worker may announce again at once."""
+"""Deleted payloads that are in a saved state: those that a worker may announce again at once."""
 RETIRED_KEPT = 65_536
 """Payloads that are recognised after their deletion: hours of one collector, minutes of many,
 which is longer than any message is on its way."""

@@ -24,6 +24,7 @@ from dingsdk.worker.replay_server import ReplayClient
 from dingsdk.worker.replay_server.client import FOLDER
 
 WAIT_S = 1.0
+"""Longest wait of a task between two looks at whether it can go on."""
 LAST_ANSWERS = 3
 """Answers taken from a collector that is done but has not ended, before it is closed."""
 REFUSED_PAUSE_S = 0.05

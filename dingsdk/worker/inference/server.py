@@ -33,16 +33,21 @@ from dingsdk.worker.inference.client import (
 from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, format_address
 
 GREETING_S = 5.0
+"""How long a collector may take to prove that it knows the secret."""
 POLL_S = 0.2
+"""Longest wait for observations between two looks at whether the server is to end."""
 MESSAGE_S = 5.0
 """How long a message may take, once it has begun."""
 IDLE_S = 3600.0
+"""How long a collector may say nothing before its connection is closed."""
 LOOK_S = 0.02
 """Pause between two looks for a newer policy."""
 KEPT_VERSIONS = 4
 """Policies that are kept, for collectors that still act with an older version."""
 CLOSE_S = 5.0
+"""How long the connections may take to end."""
 MOST_COLLECTORS = 4096
+"""Connections at the same time."""
 _STATE = "state"
 
 

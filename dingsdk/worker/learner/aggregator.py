@@ -44,14 +44,17 @@ RANK_S = 60.0
 NOTICE_S = 2.0
 """How long the other ranks may take to notice that one was lost."""
 CLOSE_S = 5.0
+"""How long the ranks may take to end; then they are killed."""
 _KIND = "rank-message"
 _MAX_BYTES = 4 << 30
+"""Of what a rank and the aggregator send each other."""
 _FORWARD, _BEGIN, _END = "forward", "begin", "end"
 _DONE, _FAILED, _LOST = "done", "failed", "lost"
 _LOOPBACK = "127.0.0.1"
 _NOT_LEARNED = {"collect", "eval", "other"}
 """Parts of section ``policy`` that other workers use."""
 _NOTICE_STOP_S = 0.5
+"""How often a rank without work looks whether it is to stop."""
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,11 @@ from dingsdk.errors import ConfigError, WorkerCrashedError
 JOIN_S = 120.0
 """How long ranks may take to find each other."""
 RETRY_S = 0.5
+"""Pause before ranks that did not find each other try again."""
 _HANDSHAKE_S = 5.0
+"""How long a rank on another host may take to greet."""
 _KEEPALIVE_S = 5
+"""How long a connection may be silent before the system asks whether it is alive."""
 _FRONT = "front"
 OVER = "over"
 """What rank 0 says last."""

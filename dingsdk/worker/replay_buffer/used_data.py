@@ -28,6 +28,7 @@ from dingsdk.worker.replay_buffer.storage import Rows
 
 _KEY = "data_id"
 _RETRY_S = 5.0
+"""Pause before payloads that could not be deleted are deleted again."""
 
 _log = logging.getLogger(__name__)
 

@@ -43,9 +43,11 @@ from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 _log = logging.getLogger(__name__)
 
 GREETING_S = 5.0
+"""How long a client may take to prove that it knows the secret."""
 IDLE_S = 3600.0
 """How long a client may say nothing before its connection is closed; it makes another."""
 CLOSE_S = 5.0
+"""How long a save that is under way, and the connections, may take to end."""
 
 
 class ReplayServerSection(Section, frozen=True, kw_only=True):

@@ -25,9 +25,13 @@ from dingsdk.errors import AuthError
 from dingsdk.worker.comm.requests import Secret
 
 SKEW_S = 60
+"""How far the clock of a worker may be from that of the master."""
 WINDOW = 1024
+"""Requests of a session that may arrive out of order, and once each."""
 SWEEP_S = 60.0
+"""How often sessions that are silent are forgotten."""
 _KEPT_S = 2 * SKEW_S + 1
+"""Silence after which a session is forgotten: none of its requests is valid any more."""
 MAC_HEADER = "X-Ding-Mac"
 
 Standing = Literal["stranger", "claimant", "known"]

@@ -24,6 +24,7 @@ from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0
+"""How long a connection to the master may take."""
 _LENGTH = re.compile(r"[0-9]{1,12}")
 
 

@@ -19,9 +19,13 @@ _log = logging.getLogger(__name__)
 
 HEALTH = "/healthz"
 LOG_EVERY_S = 1.0
+"""Shortest time between two lines of the log about refused requests."""
 BURST = 32
+"""Failures that an address may have at once."""
 PER_S = 1.0
+"""Failures a second that an address may have for ever after."""
 MAX_ENTRIES = 4096
+"""Addresses, with their kinds of sender, that are remembered."""
 SMALL_BYTES = 16 << 10
 """To check a signature over so much costs less than to refuse the request; a join has less."""
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
+"""Threads that serve requests which do not wait."""
 
 
 class HttpMasterEnd(RequestMasterEnd):

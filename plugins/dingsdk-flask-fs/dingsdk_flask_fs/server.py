@@ -21,13 +21,17 @@ from dingsdk.errors import ConfigError, PortInUseError
 _log = logging.getLogger(__name__)
 
 HEADER_BYTES = 16 << 10
+"""Of the headers of a request."""
 BACKLOG = 512
+"""Connections that wait to be accepted."""
 FLUSH_S = 0.5
 """How long the last answers may take to leave, once the requests are served."""
 SWEEP_S = 0.25
+"""How often connections whose request does not come in are looked for."""
 CROWDED = 0.75
 """Share of the connections from which on requests that do not come in are given up sooner."""
 CROWDED_READ_S = 1.0
+"""How long a request may take to come in while the server is crowded."""
 
 
 class HttpServer:

@@ -9,7 +9,8 @@ from dingsdk.errors import CheckpointCorruptError
 
 _HEADER = b"dingsdk-schedule 1\n"
 _NEW = 0
-_FLUSH_BYTES = 1 << 16
+_FLUSH_BYTES = 64 << 10
+"""Of a recorded schedule that wait in memory."""
 
 
 class ScheduleWriter:

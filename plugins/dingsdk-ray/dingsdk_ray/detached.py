@@ -19,6 +19,7 @@ from dingsdk.errors import ConfigError, DingError
 from dingsdk_ray import cluster
 
 ANSWER_S = 60.0
+"""How long a detached run may take to start, or to answer that it stops."""
 PREFIX = "run-"
 
 

@@ -11,6 +11,7 @@ from dingsdk.worker.comm.requests import Answer, LinkError, Secret
 from dingsdk_shared_memory.channel import Channel
 
 CONNECT_TIMEOUT_S = 2.0
+"""How long a connection to the master may take."""
 STATUS = struct.Struct("<H")
 
 

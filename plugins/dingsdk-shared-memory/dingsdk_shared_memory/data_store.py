@@ -19,6 +19,7 @@ from dingsdk.worker.comm import StepDataStore
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 
 _WAIT_S = 0.002
+"""Pause between two looks for a payload."""
 _log = logging.getLogger(__name__)
 
 

@@ -46,7 +46,9 @@ UNCLAIMED_S = 60.0
 SWEPT_S = 5.0
 """How long the removal of what a dead run left in the same folder may take."""
 _KIND, _OWNER_BYTES = "shared-memory-run", 64 << 10
+"""The kind of the file that names the owner of a folder, and its largest size."""
 _LONGEST_SOCKET = 107
+"""Bytes of the path of a Unix socket, on Linux."""
 _NO_LIMIT = 1 << 62
 _NAME = re.compile(r"dingsdk-([0-9]+)-[0-9a-f]{16}")
 _log = logging.getLogger(__name__)

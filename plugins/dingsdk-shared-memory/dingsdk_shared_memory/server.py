@@ -18,8 +18,11 @@ from dingsdk_shared_memory.connection import STATUS
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 2.0
+"""How long a worker may take to prove that it knows the secret."""
 BACKLOG = 256
+"""Connections that wait to be accepted."""
 _TARGET_BYTES = 64
+"""Of what precedes a message: the name of what it is for."""
 
 
 class SocketServer:

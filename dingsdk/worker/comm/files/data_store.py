@@ -42,12 +42,16 @@ _SUFFIX = ".ding"
 _SHARDS = 16
 """Folders that payloads are spread over: two processes cannot change one at the same time."""
 _SMALL_BYTES = 64 << 10
+"""Payloads up to this size use the files of other small ones again."""
 _COPIED_BYTES = 8 << 20
 """Payloads up to this size are read into memory and their files used again. A map of a larger
 one may be in use when the payload is deleted, so that its file is not touched any more."""
 _MOST_POOLED = 1024
-_KEEP_QUARANTINED = 16  # damaged files, for a look
+"""Files of deleted payloads, of each of the two sizes, that are kept to be written again."""
+_KEEP_QUARANTINED = 16
+"""Damaged files that are kept for a look."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
+"""Pause between two looks for a payload: at first, and at most."""
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 

@@ -13,6 +13,7 @@ from dingsdk.errors import DataCorruptError, DataMissingError
 EPOCH_FILE = "epoch.json"
 """Outlives a master: the id of the run, and how often its master was started."""
 _EPOCH_KIND, _EPOCH_BYTES = "run-epoch", 4096
+"""The kind of the file, and its largest size."""
 
 
 class _Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,6 +33,7 @@ from dingsdk.worker.comm.transport import (
 JOINS_KEPT = 1024
 """Joins that are still recognised when they are sent again."""
 BUSY_WAIT_S = 0.05
+"""How long a request for tasks waits where as many wait as may."""
 
 
 class Mailbox:

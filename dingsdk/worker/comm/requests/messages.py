@@ -25,6 +25,7 @@ VERSION = 1
 MAX_WAIT_S = 20.0
 """Longest wait for a task that one request may ask for; a longer one is cut."""
 MAX_WANT = 1024
+"""Tasks that one request may ask for."""
 OVERHEAD_BYTES = 4096
 """More than an envelope and one item's own fields ever take."""
 

@@ -40,6 +40,7 @@ LINGER_S = 0.001
 MARGIN_S = 2.0
 """How much longer than its wait a request for tasks may take, at most."""
 BACKOFF_S = (0.05, 2.0)
+"""Pause before a master that cannot be reached is asked again: at first, and at most."""
 PRESENCE_S = 1.0
 """How long a worker may be busy before its end asks whether the master is still there: what it does
 is for nobody when the run is over."""

@@ -22,6 +22,7 @@ A row of priority 0 would never be drawn again, and one that is nearly 0 would p
 importance weights of all others to 0, which are relative to the rarest row.
 """
 _LEAST_WEIGHT = 1e-280
+"""Smallest weight in the sum tree: divided by the largest it is still a normal number."""
 
 
 class PrioritySampler(Sampler):

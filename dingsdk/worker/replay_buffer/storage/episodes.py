@@ -16,6 +16,7 @@ from dingsdk.worker.replay_buffer.storage import Storage, Where, one_by_one, sui
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 _LEAST_ROWS = 64
+"""Rows that there is room for at first."""
 
 
 class EpisodeStorage(Storage):

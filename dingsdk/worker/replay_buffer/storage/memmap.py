@@ -32,6 +32,7 @@ _MARKS = "marks.bin"
 _STEP_BYTES = 64 << 20
 """Disk space is reserved in steps of about this size."""
 _SPARE_BYTES = 64 << 10
+"""Room on the disk that is held for the next record, beyond what its rows need."""
 _MOST_PACKED_BYTES = 1 << 30
 """Codecs take rows up to about two of these."""
 

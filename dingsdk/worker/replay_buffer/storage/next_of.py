@@ -32,7 +32,9 @@ _OTHER = np.uint64(0xC4CEB9FE1A85EC53)
 _HALF = np.uint64(32)
 
 MOST_ROWS = 1 << 30
+"""Capacity of a buffer with ``next_of``: positions are kept in 32 bits."""
 _TABLE_ENTRIES = 4096
+"""Entries of the table in which the step before a pushed one is looked up."""
 
 NewArray = Callable[[str, tuple[int, ...], np.dtype[Any], NDArray[Any] | None], NDArray[Any]]
 """Makes an array by name, shape and dtype; of a shorter one that is given it keeps the rows."""
