@@ -89,6 +89,19 @@ def test_any_json_decodes_or_is_refused(value: Any) -> None:
         return
 
 
+@pytest.mark.parametrize(
+    ("shape", "data", "why"),
+    [([2], bytes(8), "8 bytes for an array of 16"), ([0, 2**61], b"", "0 bytes for an array of 0")],
+)
+def test_array_of_another_size_is_refused_with_its_place(
+    shape: list[int], data: bytes, why: str
+) -> None:
+    spec = {"$array": {"dtype": "<i8", "shape": shape, "data": base64.b64encode(data).decode()}}
+    with pytest.raises(ProtocolError, match=rf"{why} \(at \$\.\$array\.data\)") as caught:
+        decode_message(json.dumps(spec).encode())
+    assert caught.value.where == "$.$array.data"
+
+
 @given(
     dtype=st.sampled_from(["<i8", "|b1", "<f4", "|O", "<U4", ">i8", "x", 3]),
     shape=st.lists(

@@ -267,6 +267,7 @@ def test_learner_that_has_trained_out_is_done_though_its_coordinator_died_right_
 
     after = Life(tmp_path, transport, "naive", more=two)
     assert not after.scheduler.orphans
+    assert not after.scheduler.experiences
     after.join("l0", "learner")
     second = after.give("learner")
     assert second.task_id != first.task_id

@@ -215,6 +215,19 @@ HOSTILE: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ({"dtype": "<f4", "shape": [2, -1]}, r"shape \[2, -1\]"),
+        ({"dtype": "|O", "shape": [2]}, r"dtype '\|O'"),
+    ],
+)
+def test_a_hostile_column_is_named(column: dict[str, Any], why: str) -> None:
+    with pytest.raises(DataCorruptError, match=why) as caught:
+        decode_batch(forged({"speed": column}, bytes(128)))
+    assert caught.value.facts["where"] == "speed"
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_manifest_is_refused_without_allocating(name: str) -> None:
     columns, *tree = HOSTILE[name]

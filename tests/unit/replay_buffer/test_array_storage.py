@@ -114,6 +114,23 @@ def test_a_stored_row_is_independent_of_the_dict_and_its_arrays() -> None:
     assert storage.take(slice(1, 2)) == storage.take(slice(0, 1))
 
 
+def test_rows_are_copied_later_where_their_columns_are_not_replaced() -> None:
+    storage = storage_of({"x": 1})
+    later = storage.take_later(np.array([0]))
+    storage.put_row(0, {"x": 2})
+    assert later() == SampleBatch({"x": np.array([2])})
+    later = storage.take_later(np.array([0]))
+    storage.clear()
+    storage.put(slice(0, 1), storage.accept([{"x": 3}]))
+    assert later() == SampleBatch({"x": np.array([2])})
+
+    linked = ArrayStorage({"next_of": "x"}, 4)
+    linked.put(slice(0, 1), linked.accept([{"x": 1, "next_x": 2}]))
+    later = linked.take_later(np.array([0]))
+    linked.put(slice(0, 1), linked.accept([{"x": 3, "next_x": 4}]))
+    assert later() == SampleBatch({"x": np.array([1]), "next_x": np.array([2])})
+
+
 def test_the_first_row_of_all_sets_the_columns() -> None:
     storage = ArrayStorage({}, 4)
     store(storage, 0, a_row())

@@ -11,6 +11,7 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointCorruptError, ConfigError, SchemaMismatchError
 from dingsdk.worker.replay_buffer import SequenceReplayBuffer
+from dingsdk.worker.replay_buffer.metrics import Spread
 
 Trajectories = list[list[int]]
 
@@ -130,6 +131,13 @@ def test_padded_sequences_blank_what_is_outside_the_trajectory() -> None:
             assert not any(end for end, held in zip(done, mask, strict=True) if not held)
             seen.add(start)
     assert seen == set(range(3, 15))
+
+
+def test_ages_of_sampled_rows_are_told() -> None:
+    buffer = make(capacity=12)
+    fill(buffer, [1, 5, 6])
+    assert buffer.sample(1, 6, 0) is not None  # the newest six: nothing else is as long
+    assert buffer.sampled_stats().facts["age"] == Spread(2.5, 0, 5)
 
 
 def test_padded_objects_come_as_shorter_lists() -> None:
