@@ -66,7 +66,8 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK the open of a FIFO would wait for a writer.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-_BUFFERS_A_CALL = 512  # below IOV_MAX, 1024 on Linux
+_BUFFERS_A_CALL = 512
+"""Buffers that one write takes: below IOV_MAX, which is 1024 on Linux."""
 
 
 def check_id(text: object, what: str = "id") -> str:

@@ -19,12 +19,14 @@ from dingsdk.errors import DingError, EnvError
 
 KINDS = ("vector", "in_process", "subprocess")
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Envs that a manager steps together, as they are tried."""
 TURN_S = 0.15
 """How long a choice is stepped at a time."""
 FIRST_TURNS, TURNS = 2, 10
 """How often a choice is stepped, at first and in the last comparison. Its speed is that of the best
 turn, which other programs have disturbed least."""
 FINALISTS = 4
+"""Choices that are compared at the end."""
 FASTEST_SHARE = 0.97
 """The choice with the fewest envs is taken whose speed is this share of the best."""
 _SEARCH_SHARE = 0.6
@@ -36,6 +38,7 @@ _DROP = 0.8
 _MAKING_S = 2.0
 """The most time that making the envs of one choice may take."""
 _POOL = 16
+"""Sets of actions that are drawn beforehand."""
 
 
 @dataclass(frozen=True, slots=True)

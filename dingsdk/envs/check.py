@@ -25,6 +25,7 @@ from dingsdk.plugins import default_manager
 STEPS = 100
 """Steps by which two envs, or an env and its manager, are compared."""
 EPISODE_STEPS = 20_000
+"""Steps to wait for the end of an episode."""
 EPISODE_S = 5.0
 """How long to wait for the end of an episode."""
 CHILD_S = 60.0

@@ -26,6 +26,7 @@ from dingsdk.policy import BasePolicy
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _CHECKED_ROWS = 16
+"""Observations by which an exported program is compared with its policy."""
 _TOLERANCE = 1e-4
 """Of continuous actions and states: the programs may add in another order."""
 

@@ -63,6 +63,7 @@ SEEDS_NAME = "seeds.json"
 CHECKPOINT_FOLDER = "ckpt"
 JOURNAL_FOLDER = "journal"
 RESULT_FORMAT = 1
+"""Version of the file that holds a run's result."""
 _FILES = (
     *(CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, CURVE_NAME, SEEDS_NAME),
     f"{CHECKPOINT_FOLDER}/latest.json",

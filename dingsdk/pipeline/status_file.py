@@ -33,6 +33,7 @@ FIRST_INTERVAL_S = 0.25
 LINES = 500
 """Lines of a run's progress file: their distance grows with the run."""
 STATUS_FORMAT = 1
+"""Version of the file that holds a run's status."""
 CURVES = (
     "elapsed_s",
     "env_steps",

@@ -26,6 +26,7 @@ _COMMON = "common"
 _NOTES = "notes.md"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _LONGEST = 40
+"""Characters of the name of a new plugin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from dingsdk.errors import ClosedError, RunFolderError
 MAX_TEXT_BYTES = 8 << 20
 """Size from which on a text log continues in a new file; three older ones stay."""
 _OLD_FILES = 3
+"""Text logs that stay beside the newest."""
 _FLUSH_S = 30.0
 """Longest time that scalars wait to be written."""
 _LINE_FORMAT = "[%(asctime)s][%(levelname)s] %(message)s"

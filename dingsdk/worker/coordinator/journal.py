@@ -38,6 +38,7 @@ from dingsdk.errors import (
 )
 
 VERSION = 3
+"""Of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
 """How long to wait before a state that found no room on the disk is written again."""

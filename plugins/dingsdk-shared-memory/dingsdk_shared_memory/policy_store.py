@@ -19,6 +19,7 @@ from dingsdk.worker.comm.files import Returned, check_policy, decode_policy, enc
 from dingsdk_shared_memory.segments import Segments
 
 _MOVED_ON_TRIES = 1000
+"""How often a reader follows policies that are replaced while it opens them."""
 _REST = re.compile(r"([0-9a-f]{16})-([0-9]{12})")
 _log = logging.getLogger(__name__)
 

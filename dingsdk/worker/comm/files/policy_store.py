@@ -46,6 +46,7 @@ _POINTER_BYTES = 4096
 _KIND, _POINTER_KIND = "policy", "newest-policy"
 _VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
 _MOVED_ON_TRIES = 1000
+"""How often a reader follows policies that are replaced while it opens them."""
 _KEEP_KEY = "system.transport.keep_policy_versions"
 _logger = logging.getLogger(__name__)
 

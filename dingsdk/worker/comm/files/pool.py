@@ -13,6 +13,7 @@ from dingsdk.data import Buffer, PrivateDir
 _LIST_AGAIN_S = 0.01
 """Listing the pool costs more than creating a file, so not for every file that it lacks."""
 _AT_A_TIME = 256
+"""Names that are remembered from one listing of a pool."""
 
 
 class FilePool:

@@ -22,6 +22,7 @@ from dingsdk.errors import ProtocolError
 from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
 
 VERSION = 1
+"""Of the messages between workers and their master."""
 MAX_WAIT_S = 20.0
 """Longest wait for a task that one request may ask for; a longer one is cut."""
 MAX_WANT = 1024
