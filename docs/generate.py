@@ -15,7 +15,7 @@ import json
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,8 @@ from dingsdk.testing import (
     RULES,
     Rule,
 )
+from dingsdk.worker.learner.hooks import SHORT_HOOKS, HookEntry
+from dingsdk.worker.replay_server import ReplayServer
 
 DOCS = Path(__file__).parent
 MODULES = (
@@ -353,7 +355,40 @@ def config_page() -> str:
             title = f"`{path}`, type `{key}`\n\n{_first(cls)}"
             parts.append(_section_table(title, section, f"{path}."))
             waiting += _parts_in(section, f"{path}.")
+    parts += [
+        *_hook_tables("policy.learn.learner.hook"),
+        _section_table(
+            "A replay server\n\n`ReplayServer` takes them as its first argument. "
+            "[`dingsdk replay-server`](cli.md#dingsdk-replay-server) has options for an address.",
+            ReplayServer.Config,
+        ),
+    ]
     return _page("Config keys", "\n\n".join(parts))
+
+
+def _hook_tables(path: str) -> Iterator[str]:
+    """Yield the tables of an entry of the learner hooks, and of what each hook takes."""
+    entry = f"{path}.<name>"
+    short = "\n".join(
+        f"- `{name}`: `{kind}`, `{position}`, priority {priority}; the value is "
+        + (f"its `{argument}`" if argument else "whether it runs")
+        for name, (kind, position, _, priority, argument, _) in SHORT_HOOKS.items()
+    )
+    yield _section_table(
+        f"`{entry}`\n\nA learner hook, under any name. Under one of these names a value alone will "
+        f"do; `0`, `false`, `null` and empty text turn it off:\n\n{short}\n\n"
+        "In full it is a section:",
+        HookEntry,
+        f"{entry}.",
+        leaves_out=(),
+    )
+    for key in default_manager().builtin_types("learner_hooks"):
+        hook = default_manager().get("learner_hooks", key)
+        title = f"`{path}`, type `{key}`\n\n{_first(hook)}"
+        if fields_of(hook.Args):
+            yield _section_table(title, hook.Args, f"{entry}.ext_args.")
+        else:
+            yield f"## {title}\n\nIt takes no `ext_args`."
 
 
 def _parts_of_repository(kind: str) -> Iterator[tuple[str, Any]]:
@@ -664,10 +699,15 @@ def _help(command: click.Command, name: str) -> str:
     return command.get_help(context).rstrip()
 
 
-def _section_table(title: str, section: type[Section], prefix: str = "") -> str:
+def _section_table(
+    title: str,
+    section: type[Section],
+    prefix: str = "",
+    leaves_out: Sequence[str] = ("type", "import_names"),
+) -> str:
     rows = ["| key | takes | default | meaning |", "|---|---|---|---|"]
     for name, field, meaning in _leaves(section):
-        if name.split(".")[-1] in ("type", "import_names") and prefix:
+        if name.split(".")[-1] in leaves_out and prefix:
             continue  # every part has these
         shown = "required" if field.required else f"`{_value(field.default)}`"
         if field.section is not None and not field.required:
@@ -710,7 +750,7 @@ def _schema_in_words(schema: Mapping[str, Any]) -> str:
             word for word in words if word != "a whole number" or "a number" not in words
         )
     if "enum" in schema:
-        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+        return ", ".join(f"`{choice}`" if choice != "" else '`""`' for choice in schema["enum"])
     words = _TYPE_WORDS.get(schema.get("type", ""), "anything")
     if words == "a list" and schema.get("items"):
         words = f"a list, each {_schema_in_words(schema['items'])}"

@@ -49,7 +49,7 @@ def test_every_hook_kind_and_error_is_described(pages: dict[str, str]) -> None:
     assert "None" not in pages["hooks.md"].replace("non-None", "").split("\n\n")
 
 
-KEY_ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (required|see below|`.*?`) \| ?(.*?) ?\|$")
+KEY_ROW = re.compile(r"^\| `([\w.<>]+)` \| (.+?) \| (required|see below|`.*?`) \| ?(.*?) ?\|$")
 
 
 def test_every_config_key_has_a_type_a_default_and_a_meaning(pages: dict[str, str]) -> None:

@@ -142,35 +142,37 @@ def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
     default_manager().registry("learner_hooks").register(name, hook_type, force_overwrite=True)
 
 
-class _Entry(Section, frozen=True, kw_only=True):
+class HookEntry(Section, frozen=True, kw_only=True):
     """The full form of one hook in a config.
 
     Attributes:
-        type: Type key of the hook.
-        position: When it runs.
-        name: For messages; the key of the entry where empty.
-        priority: Place in the order; a number >= 0, which the hook itself checks.
-        ext_args: What the hook is given.
+        type: Type key of the hook; must be named.
+        position: When it runs: ``before_run``, ``after_run``, ``before_iter`` or ``after_iter``;
+            must be named.
+        name: For messages; the key of the entry where it is left out.
+        priority: Place in the order, a number >= 0: hooks of a lower one run first.
+        ext_args: What the hook is given; the tables below have what each takes.
         import_names: Modules to import first; they may register the type.
     """
 
     type: str = ""
     position: str = ""
-    name: str
+    name: str = ""
     priority: Any = 100
     ext_args: dict[str, Any] | None = None
     import_names: tuple[str, ...] = ()
 
 
-# Simplified key: (type, position, name, priority, ext_args key of the value, type of the value).
 # The names that differ from the key are what callers of the reference look for.
-_SIMPLIFIED: dict[str, tuple[str, str, str, int, str | None, type]] = {
+SHORT_HOOKS: dict[str, tuple[str, str, str, int, str | None, type]] = {
     "load_ckpt_before_run": ("load_ckpt", "before_run", "load_ckpt", 20, "load_path", str),
     "log_show_after_iter": ("log_show", "after_iter", "log_show", 20, "freq", int),
     "save_ckpt_after_iter": ("save_ckpt", "after_iter", "save_ckpt_after_iter", 20, "freq", int),
     "save_ckpt_after_run": ("save_ckpt", "after_run", "save_ckpt_after_run", 20, None, bool),
     "log_reduce_after_iter": ("log_reduce", "after_iter", "log_reduce_after_iter", 10, None, bool),
 }
+"""Short entries: type, position, name, priority, key of ``ext_args`` that the value is for, and the
+value's type."""
 
 
 def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG_PATH) -> HookTable:
@@ -201,15 +203,15 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
     for key, value in cfg.items():
         path = f"{config_path}.{key}"
         full = {"name": key}
-        if key in _SIMPLIFIED:
-            full = dict(zip(("type", "position", "name"), _SIMPLIFIED[key][:3], strict=True))
+        if key in SHORT_HOOKS:
+            full = dict(zip(("type", "position", "name"), SHORT_HOOKS[key][:3], strict=True))
         elif not isinstance(value, Mapping):
             raise _unknown(key, path)
         if not isinstance(value, Mapping):
             if not value:
                 continue
             value = _simplified_args(key, value, path)
-        entry = read_section(_Entry, {**full, **value}, path)
+        entry = read_section(HookEntry, {**full, **value}, path)
         # Checked after the rest, so that a misspelt key is named as such.
         for required in ("type", "position"):
             if not getattr(entry, required):
@@ -242,7 +244,7 @@ def merge_hooks(hooks1: HookTable, hooks2: HookTable) -> HookTable:
 
 
 def _simplified_args(key: str, value: Any, path: str) -> dict[str, Any]:
-    *_, priority, argument, expected = _SIMPLIFIED[key]
+    *_, priority, argument, expected = SHORT_HOOKS[key]
     # A bool is an int: `freq: True` means every iteration. 1e4 is how people write 10000.
     if expected is int and isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -251,7 +253,7 @@ def _simplified_args(key: str, value: Any, path: str) -> dict[str, Any]:
     return {"priority": priority, "ext_args": argument and {argument: expected(value)}}
 
 
-def _create(entry: _Entry, path: str) -> LearnerHook:
+def _create(entry: HookEntry, path: str) -> LearnerHook:
     hook_type = default_manager().get(
         "learner_hooks", entry.type, import_names=entry.import_names, config_path=path
     )
@@ -281,14 +283,14 @@ def _wrong_type(path: str, expected: str, found: Any) -> ConfigTypeError:
 
 
 def _unknown(key: str, path: str) -> UnknownKeyError:
-    nearest = nearest_name(key, _SIMPLIFIED)
+    nearest = nearest_name(key, SHORT_HOOKS)
     hint = f" Did you mean {nearest!r}?" if nearest else ""
     return UnknownKeyError(
-        f"unknown learner hook {path}.{hint} Known: {', '.join(sorted(_SIMPLIFIED))}; any other "
+        f"unknown learner hook {path}.{hint} Known: {', '.join(sorted(SHORT_HOOKS))}; any other "
         "name takes a dict with 'type' and 'position'.",
         path=path,
         key=key,
-        known=sorted(_SIMPLIFIED),
+        known=sorted(SHORT_HOOKS),
         nearest=nearest,
     )
 

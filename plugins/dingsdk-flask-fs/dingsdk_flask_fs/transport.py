@@ -41,7 +41,7 @@ TYPE_KEY = "flask_fs"
 
 
 class FlaskFSTransport(RequestTransport):
-    """One object a process; the README lists the config keys."""
+    """Workers as processes of any hosts: signed HTTP, and a folder for payloads and policies."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset(
         {"many_processes", "survives_faults"}

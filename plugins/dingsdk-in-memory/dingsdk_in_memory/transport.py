@@ -34,7 +34,7 @@ _SCHEDULERS = {"greenlets": GreenletScheduler, "threads": ThreadScheduler}
 
 
 class InMemoryTransport(Transport):
-    """All workers in this process; see the README for the config keys."""
+    """Workers in the process of the run: payloads and policies are passed by reference."""
 
     class Config(Transport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``.

@@ -56,7 +56,7 @@ class RoleResources(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RayTransport(SharedMemoryTransport):
-    """One object a process; the README lists the config keys."""
+    """Workers as actors of a Ray cluster: payloads and policies are on the coordinator's node."""
 
     class Config(SharedMemoryTransport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``: the keys of ``shared_memory``, and these.
@@ -66,8 +66,8 @@ class RayTransport(SharedMemoryTransport):
                 the cluster of this host, ``host:port`` the one of that GCS.
             allow_insecure_ray: Whether a cluster that other hosts reach may do without
                 RAY_AUTH_MODE=token.
-            resources: What one worker takes, by role, as ``RoleResources``; one CPU where a role
-                is not named.
+            resources: What one worker takes, by role: ``num_cpus``, ``num_gpus``, and ``custom``
+                resources of Ray by name; one CPU where a role is not named.
             placement: How the actors of a run are spread over nodes, as Ray's placement groups
                 have it; empty: wherever there is room, as nodes come and go.
             object_store_bytes: Object store of a local Ray, in bytes; 0 for Ray's own choice.

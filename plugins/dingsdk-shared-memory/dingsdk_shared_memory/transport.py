@@ -36,7 +36,7 @@ TYPE_KEY = "shared_memory"
 
 
 class SharedMemoryTransport(RequestTransport):
-    """One object a process; the README lists the config keys."""
+    """Workers as processes of one host: a local socket, and shared memory for what is large."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
     """What `dingsdk check` holds it to beyond the rules for all transports."""
