@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dingsdk import hookimpl, train
 from dingsdk.cli import main
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, ConfigError
 from dingsdk.pipeline.context import RunResult
-from dingsdk.pipeline.replay import replay
+from dingsdk.pipeline.replay import ReplayResult, _Watch, replay
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.comm import BaseCommCollector
 
@@ -59,6 +62,39 @@ def test_replay_trains_the_same_weights(tmp_path: Path, case: str) -> None:
     assert found.is_same
     assert found.iteration >= 40
     assert contents(run.run_dir) == before
+
+
+def test_replay_ends_after_the_iteration_to_compare_with() -> None:
+    stop = threading.Event()
+    watch = _Watch(2, stop)
+    learner = SimpleNamespace(policy=SimpleNamespace(state_dict=lambda: {"w": np.ones(2)}))
+    watch.after_iter(learner, 0)
+    assert (watch.reached, watch.state, stop.is_set()) == (1, None, False)
+    watch.after_iter(learner, 1)
+    assert watch.reached == 2
+    assert watch.state is not None
+    assert watch.state["w"].tolist() == [1.0, 1.0]
+    assert stop.is_set()
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "text"),
+    [
+        (ReplayResult(150, 150, ()), 0, "the policy of iteration 150 is the same, bit for bit"),
+        (ReplayResult(150, 150, ("a.w", "b")), 1, "iteration 150 differs in a.w, b"),
+        (ReplayResult(1_500, 90, ()), 1, "the replay came to iteration 90 of 1,500"),
+    ],
+)
+def test_command_says_how_a_replay_ended(
+    found: ReplayResult,
+    code: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dingsdk.pipeline.replay.replay", lambda run: found)
+    assert main(["replay", "run"]) == code
+    assert text in capsys.readouterr().out
 
 
 class LateCollectors:

@@ -248,9 +248,7 @@ class LearnerRole(Role):
     def create_worker(self, transport: Transport, worker_id: str) -> Slave:
         cfg = _comm_section(self)
         worker: Any = create_comm_learner(cfg, transport=transport, worker_id=worker_id)
-        learner_num = int(self.run_cfg["system"]["learner_num"])
-        if learner_num > 1:
-            worker.learner_num = learner_num
+        worker.learner_num = int(self.run_cfg["system"]["learner_num"])
         worker.replay = _replay_of(self, transport)
         return cast(Slave, worker)
 

@@ -21,7 +21,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.testing import recorded_writes
-from dingsdk.worker.comm.files.policy_store import FilePolicyStore
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore, encode_policy
 
 from .policies import damage, folder_of, is_whole, publish_damaged, weights
 
@@ -327,10 +327,16 @@ def test_states_and_versions_that_cannot_be_stored_are_refused(
         with pytest.raises(ProtocolError):
             publisher.publish("p", weights(1), version)  # type: ignore[arg-type]
     assert publisher.newest("p") is None
-    tight = FilePolicyStore(tmp_path / "run", max_policy_bytes=100)
-    with pytest.raises(ConfigError):
+    size = encode_policy("p", weights(1), 1, 1 << 20)[1].size_bytes
+    tight = FilePolicyStore(tmp_path / "run", max_policy_bytes=size - 1)
+    with pytest.raises(ConfigError, match=f"{size} bytes; at most {size - 1} are read"):
         tight.publish("p", weights(1), 1)
     tight.close()
+    assert publisher.newest("p") is None
+    just = FilePolicyStore(tmp_path / "run", max_policy_bytes=size)
+    just.publish("p", weights(1), 1)
+    just.discard("p")
+    just.close()
     full = FilePolicyStore(tmp_path / "run", min_free_bytes=1 << 60)
     with pytest.raises(StorageFullError):
         full.publish("p", weights(1), 1)

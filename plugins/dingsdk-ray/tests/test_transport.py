@@ -80,7 +80,10 @@ def test_ray_that_is_old_or_absent_is_told_before_a_run_folder_is_made(
 def test_ray_that_does_not_start_in_time_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    seen: dict[str, str] = {}
+
     def init(**options: Any) -> None:
+        seen.update(os.environ)
         raise Exception("The current node timed out during startup.\nSome of the raylet failed")
 
     environ = dict(os.environ)
@@ -88,6 +91,10 @@ def test_ray_that_does_not_start_in_time_is_told_in_one_line(
     with pytest.raises(ConfigError, match="'local': The current node timed out during") as caught:
         cluster.connect("local")
     assert "\n" not in str(caught.value)
+    # Only those who know a token may come in, and a Ray that is killed is missed soon.
+    assert seen["RAY_AUTH_MODE"] == "token"
+    assert len(seen["RAY_AUTH_TOKEN"]) == 64
+    assert seen["RAY_gcs_rpc_server_reconnect_timeout_s"] == "10"
     assert dict(os.environ) == environ
 
 

@@ -307,6 +307,23 @@ def test_summary_of_a_solved_run_names_its_files() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "folder", "is_told"),
+    [
+        ("limit", "resume", True),
+        ("interrupted", "journal", True),
+        ("limit", "", False),
+        ("stop_value", "journal", False),
+    ],
+)
+def test_summary_says_how_to_go_on_where_something_is_left_to_go_on_from(
+    tmp_path: Path, reason: str, folder: str, is_told: bool
+) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    result = ended(reason=reason, run_dir=tmp_path, env_steps=10, checkpoints={"latest": tmp_path})
+    assert (f"train --resume {tmp_path}" in summary(result)) == is_told
+
+
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_summary_says_how_to_get_tensorboard_where_it_is_missing(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch

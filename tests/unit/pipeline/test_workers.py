@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from dingsdk.config import to_easydict
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, WorkerLostError
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import place_of, run_worker, worker_ids
 from dingsdk.plugins import default_manager
@@ -71,29 +72,49 @@ def test_every_worker_has_an_id_of_its_own_and_the_learner_comes_first() -> None
     ]
 
 
-def test_worker_looks_for_a_lost_coordinator_as_long_as_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class EndedWorker:
+    """A worker whose coordinator ends at once."""
+
+    rejoin_s, is_over, tasks_done = 0.0, True, 0
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self.begun: list[tuple[str, float]] = []
+        self.is_closed = False
+
+    def start(self, address: str) -> None:
+        self.begun.append((address, self.rejoin_s))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def run_collector(
+    worker: Any, folder: Path, stop: threading.Event, on_joined: Callable[[], None] | None = None
+) -> bool:
     cfg = compile_run("cartpole-dqn", "parallel", "in_memory", ["system.rejoin_s=12.5"], 0)
-    begun: list[tuple[str, float]] = []
-    closed: list[str] = []
+    role = SimpleNamespace(create_worker=lambda transport, worker_id: worker, resumes=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dingsdk.pipeline.worker.create_role", lambda name, cfg: role)
+        return run_worker("collector", cfg, "memory", "c0", folder, stop, on_joined)
 
-    class Worker:
-        """A worker whose coordinator ends at once."""
 
-        rejoin_s, is_over, failure, tasks_done = 0.0, True, None, 0
-
-        def start(self, address: str) -> None:
-            begun.append((address, self.rejoin_s))
-
-        def close(self) -> None:
-            closed.append("worker")
-
-    role = SimpleNamespace(create_worker=lambda transport, worker_id: Worker(), resumes=False)
-    monkeypatch.setattr("dingsdk.pipeline.worker.create_role", lambda name, cfg: role)
+def test_worker_looks_for_a_lost_coordinator_as_long_as_configured(tmp_path: Path) -> None:
+    worker = EndedWorker()
     joined: list[str] = []
+
+    is_again = run_collector(worker, tmp_path, threading.Event(), lambda: joined.append("c0"))
+
+    assert (is_again, joined) == (False, ["c0"])
+    assert (worker.begun, worker.is_closed) == ([("memory", 12.5)], True)
+
+
+def test_failure_of_a_worker_is_raised_unless_it_was_to_stop(tmp_path: Path) -> None:
+    worker = EndedWorker(WorkerLostError("the coordinator gave the worker up"))
+
+    with pytest.raises(WorkerLostError, match="gave the worker up"):
+        run_collector(worker, tmp_path, threading.Event())
+    assert worker.is_closed
+
     stop = threading.Event()
-    is_again = run_worker(
-        "collector", cfg, "memory", "c0", tmp_path, stop, lambda: joined.append("c0")
-    )
-    assert (is_again, joined, begun, closed) == (False, ["c0"], [("memory", 12.5)], ["worker"])
+    assert not run_collector(worker, tmp_path, stop, stop.set)
