@@ -12,7 +12,7 @@ import pytest
 from dingsdk.config import to_easydict
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.serial import Team, Workers, _run
+from dingsdk.pipeline.serial import Team, Workers, _breakable, _run
 
 N_SAMPLE = 4
 SETTING = {"eps": 0.5}
@@ -238,3 +238,13 @@ def test_run_that_is_stopped_is_saved_where_it_stands(parts: Parts) -> None:
     parts.on_call = lambda name: parts.context.stop.set() if name == "train" else None
     assert run(parts, saver=saver) == "interrupted"
     assert saver.saved == [(1, 0)]
+
+
+def test_run_can_be_broken_off_within_what_may_take_long_and_nowhere_else(tmp_path: Path) -> None:
+    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path)
+    assert not context.is_breakable
+    with _breakable(context) as can_be:
+        assert (context.is_breakable, can_be) == (True, True)
+    assert not context.is_breakable
+    with _breakable(context, 5.0) as can_be:
+        assert not can_be  # nobody would break it

@@ -23,6 +23,7 @@ from dingsdk.pipeline.train import (
     _greet_replay_server,
     _saved,
     _warn_of_short_pieces,
+    _write,
     compile_run,
     run_coordinator,
     train,
@@ -69,6 +70,21 @@ def test_part_that_fails_after_a_signal_leaves_an_interrupted_run(
     assert result.train_iter == (20 if position == "after_iter" else 40)
     assert result.env_steps >= result.train_iter / 2
     assert not list(result.run_dir.glob("ckpt/*exception*"))
+
+
+def test_signal_while_results_are_written_is_told_that_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return _write(*args)
+
+    monkeypatch.setattr("dingsdk.pipeline.train._write", write)
+    sets = (*SETS, "policy.learn.learner.train_iterations=4")
+    result = train("cartpole-dqn", sets=sets, seed=0, output=tmp_path)
+    told = "SIGINT: the run is over, and its results are being written; press Ctrl-C again"
+    assert told in capsys.readouterr().err
+    assert (result.reason, result.signal) == ("limit", None)
 
 
 def test_part_that_fails_leaves_a_checkpoint_and_the_reason(tmp_path: Path) -> None:

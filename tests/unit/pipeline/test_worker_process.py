@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,12 @@ def test_worker_without_an_address_begins_when_it_is_told_one(tmp_path: Path) ->
 
 
 def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path: Path) -> None:
+    resource_tracker.ensure_running()  # its descriptor stays
+    before = len(list(Path("/proc/self/fd").iterdir()))
     process = WorkerProcess(spec(tmp_path, role="colector", address=""))
     process.send_stop()
     assert end_of(process) == (0, [])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_config_that_is_no_plain_data_is_refused(tmp_path: Path) -> None:
