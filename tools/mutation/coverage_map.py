@@ -153,8 +153,10 @@ class CoverageMap:
         }  # fmt: skip
         command = [
             str(python), "-m", "pytest", "-q", "-p", PLUGIN, "-n", str(jobs), "--dist", "loadfile",
-            "--timeout", "600", *self._selection, *test_files,
+            "--timeout", "300", "-o", "timeout_method=thread", *self._selection, *test_files,
         ]  # fmt: skip
+        # Of a thread, which ends the process: where code is traced, CPython 3.11 may begin the same
+        # instruction for ever when a thread's greenlets are dropped, and runs no signal handler.
         done = subprocess.run(
             command, cwd=checkout, env=environment, check=False, stdout=sys.stderr
         )
