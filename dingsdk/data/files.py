@@ -200,7 +200,7 @@ class Folder:
         check_id(name, "folder")
         opened = type(self).__new__(type(self))
         opened.path = self.path / name
-        with self._use("open", name) as folder:
+        with self._use() as folder:
             opened._open(name, folder, create)
         return opened
 

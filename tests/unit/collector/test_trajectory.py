@@ -34,6 +34,15 @@ def test_pool_gives_back_what_was_stored_last() -> None:
     assert pool[0] is None
 
 
+def test_pool_stores_copies_where_it_is_asked_to() -> None:
+    obs = [1]
+    shared, copied = CachePool("obs", 1), CachePool("obs", 1, deepcopy=True)
+    for pool in (shared, copied):
+        pool.update({0: obs})
+    obs.append(2)
+    assert (shared[0], copied[0]) == ([1, 2], [1])
+
+
 def test_pool_of_players_stays_a_list_even_for_one() -> None:
     pool = CachePool("obs", 1)
     pool.update([{0: "a"}])

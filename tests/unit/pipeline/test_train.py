@@ -63,11 +63,12 @@ def run(tmp_path: Path, hook: LearnerHook) -> Any:
 
 @pytest.mark.parametrize("position", ["after_iter", "after_run"])
 def test_part_that_fails_after_a_signal_leaves_an_interrupted_run(
-    tmp_path: Path, position: str
+    tmp_path: Path, position: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = run(tmp_path, Failing(position, sends_signal=True))
     assert (result.reason, result.mode, result.signal) == ("interrupted", "serial", signal.SIGINT)
     assert result.train_iter == (20 if position == "after_iter" else 40)
+    assert any("a part failed" in message for message in caplog.messages)
     assert result.env_steps >= result.train_iter / 2
     assert not list(result.run_dir.glob("ckpt/*exception*"))
 
