@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,38 @@ def test_ranks_are_told_to_end_before_the_first_is_waited_for() -> None:
     ranks.close()
     ranks.close()
     assert told == ["end", "end", "join", "join"]
+
+
+DONE, LOST = ("done", {"total_loss": 1.0}), ("lost", None)
+FAILED = ("failed", ["failed: NaN", "Traceback ..."])
+
+
+@pytest.mark.parametrize(
+    ("answers", "named"),
+    [
+        ((LOST, None), "rank 2 of the learner did not answer in time"),
+        ((None, LOST), "rank 1 of the learner did not answer in time"),
+        ((DONE, None), "rank 2 of the learner did not answer in time"),
+        ((LOST, "gone"), "rank 2 of the learner is gone"),
+        ((None, FAILED), "rank 2 of the learner failed: NaN"),
+        ((LOST, LOST), "the connection is closed"),
+    ],
+)
+def test_rank_that_the_others_waited_for_in_vain_is_named(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[Any, ...], named: str
+) -> None:
+    monkeypatch.setattr(aggregator, "NOTICE_S", 0.05)
+    pipes = [Pipe() for _ in answers]
+    for answer, (_, theirs) in zip(answers, pipes, strict=True):
+        if answer == "gone":
+            theirs.close()
+        elif answer is not None:
+            aggregator._send(theirs, *answer)
+    ranks = LearnerAggregator.__new__(LearnerAggregator)
+    ranks._rank_s = 0.05
+    ranks._ranks = [aggregator._Rank(number, link) for number, (link, _) in enumerate(pipes, 1)]
+    error = ranks._find_lost(ConnectionError("the connection is closed"))
+    assert str(error) == named
+    for link, theirs in pipes:
+        link.close()
+        theirs.close()
