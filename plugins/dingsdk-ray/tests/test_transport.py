@@ -161,6 +161,8 @@ def test_cluster_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch, addr
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(InsecureBindError, match="allow_insecure_ray"):
         cluster.check_tokens(address, allow_insecure=False)
+    with pytest.raises(InsecureBindError, match="allow_insecure_ray"):
+        cluster.connect(address)
     cluster.check_tokens(address, allow_insecure=True)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     cluster.check_tokens(address, allow_insecure=False)
