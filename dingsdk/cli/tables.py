@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 _LEAST_WIDTH = 20
-"""Of the last column; a narrower console breaks the lines itself."""
+"""Least width of the last column; a narrower console breaks the lines itself."""
 
 
 def show_table(rows: Iterable[Sequence[str]], headings: Sequence[str] = ()) -> None:

@@ -63,21 +63,21 @@ from dingsdk.errors import (
 )
 
 VERSION = 2
-"""Of the format, for all kinds; 1 is what was written before there was one format."""
+"""Version of the format, for all kinds; 1 is what was written before there was one format."""
 MAGIC = b"DING\r\n\x1a\n"
 DEFAULT_ALGORITHM = "xxh3-128"
 DEFAULT_MAX_BYTES = 256 << 20
-"""Of a frame, where the caller names no other limit."""
+"""Largest frame, where the caller names no other limit."""
 MAX_MANIFEST_BYTES = 1 << 20
-"""Of the JSON in a frame, where the caller names no other limit."""
+"""Largest JSON in a frame, where the caller names no other limit."""
 MAX_DIMENSIONS = 16
-"""Of an array in a frame."""
+"""Most dimensions of an array in a frame."""
 MAX_DEPTH = 32
-"""Levels of lists and dicts in a frame."""
+"""Most levels of lists and dicts in a frame."""
 
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 32 << 20
-"""Of a safetensors file; half of it may be our manifest."""
+"""Largest header of a safetensors file; half of it may be our manifest."""
 _FIXED = struct.Struct("<8sI")
 _BEFORE_DIGEST, _AFTER_DIGEST = b',"digest":"', b'"}'
 _JOINED_BYTES = 64 << 10

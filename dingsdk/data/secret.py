@@ -24,9 +24,9 @@ FILE_VARIABLE = "DINGSDK_SECRET_FILE"
 VARIABLE = "DINGSDK_SECRET"
 FILE_NAME = "secret"
 MIN_BYTES = 16
-"""Of a secret: 128 bits."""
+"""Shortest secret: 128 bits."""
 MAX_BYTES = 4096
-"""Of a secret."""
+"""Longest secret."""
 
 
 class Secret:

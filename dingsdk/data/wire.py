@@ -27,7 +27,7 @@ from dingsdk.errors import ProtocolError
 MAX_DEPTH = 32
 """How many lists and dicts may be nested; the outermost one counts."""
 MAX_DIMENSIONS = 16
-"""Of an array in a message."""
+"""Most dimensions of an array in a message."""
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _INT_DIGITS = 20
 _NUMBERS = "b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8"

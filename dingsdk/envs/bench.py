@@ -30,7 +30,7 @@ FINALISTS = 4
 FASTEST_SHARE = 0.97
 """The choice with the fewest envs is taken whose speed is this share of the best."""
 _SEARCH_SHARE = 0.6
-"""Of the time, for the search; the rest is for the last comparison."""
+"""Share of the time for the search; the rest is for the last comparison."""
 _HOPELESS = 0.4
 """The best choice of a manager is compared again if its speed is this share of the best."""
 _DROP = 0.8

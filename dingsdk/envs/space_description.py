@@ -11,7 +11,7 @@ from gymnasium import spaces
 from dingsdk.errors import ConfigError
 
 _MOST_BOUNDS = 4096
-"""Of a Box whose bounds differ from entry to entry; one with more has no description."""
+"""Most entries of a Box whose bounds differ; one with more has no description."""
 
 
 def describe_space(space: Any) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _CHECKED_ROWS = 16
 """Observations by which an exported program is compared with its policy."""
 _TOLERANCE = 1e-4
-"""Of continuous actions and states: the programs may add in another order."""
+"""How far continuous actions and states may differ: the programs may add in another order."""
 
 Run = Callable[[list[Any]], list[Any]]
 """Runs a written program: arrays ``[n, ...]`` in, arrays out."""

@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 WINDOW_S = 600.0
 """Deaths of a worker that are longer ago do not count against its budget."""
 HEALTHY_S = 60.0
-"""Nor do those before a time that the worker was joined for so long."""
+"""Deaths before the worker was joined for so long do not count either."""
 BACKOFF_S = (0.2, 5.0)
 """Pause before a worker that died is started again: after its first death, and at most."""
 KILL_S = 1.0
 """How long a process that was killed may take to be gone."""
 CRASH_BYTES = 64 << 10
-"""Of a crash report, how much is read."""
+"""How much of a crash report is read."""
 
 
 class LinkedProcess:

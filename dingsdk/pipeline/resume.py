@@ -76,7 +76,7 @@ _PLACE = (
 _KIND = "run-state"
 _BUFFER = "buffer"
 _MAX_BYTES = 64 << 30
-"""Of a saved state of a run."""
+"""Largest saved state of a run."""
 _KEPT = 2
 """Saved states that stay; older ones are deleted."""
 _AUTO_S = 60.0

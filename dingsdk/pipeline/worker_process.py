@@ -32,7 +32,7 @@ HANDLED = {signal.SIGINT, signal.SIGTERM}
 ADDRESS = b"address "
 """How a message begins that says whom to join."""
 _MESSAGE_BYTES = 4096
-"""Of what a worker is told by the process that started it."""
+"""Largest message to a worker from the process that started it."""
 
 
 @dataclass(frozen=True, slots=True)

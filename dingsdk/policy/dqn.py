@@ -35,7 +35,7 @@ from dingsdk.policy.spaces import discrete_model
 _BLOCK = 1024
 """Random numbers that are drawn at once."""
 _SMALLEST_EPS = 1e-9
-"""Below this a uniform number of 53 bits has no room left to choose the action as well."""
+"""Smallest ``eps``: below it a uniform number of 53 bits has no bits left for the action."""
 
 
 class EpsilonGreedy(Savable):

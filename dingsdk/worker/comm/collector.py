@@ -38,7 +38,7 @@ from dingsdk.worker.replay_server import ReplayClient
 STORAGE_PAUSE_S = 1.0
 """Pause before a payload that the storage could not take is stored again."""
 LARGEST_ROW_BYTES = 64
-"""Of the columns that come with each payload, a row."""
+"""Most bytes a row of the columns that are announced with a payload."""
 _log = logging.getLogger(__name__)
 
 _SAMPLE_KEYS = {"data_id", "policy_iter"}

@@ -20,7 +20,7 @@ MOST_SHARE, GROWN_SHARE = 1.3, 1.15
 """Rows of the ring for each row held: at most, and where it was just made longer."""
 
 _ABSENT = -1
-"""Where the rows of a payload begin that is not held."""
+"""Stands for the first row of a payload that is not held."""
 
 
 class RowStore:

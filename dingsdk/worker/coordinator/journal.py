@@ -38,17 +38,17 @@ from dingsdk.errors import (
 )
 
 VERSION = 3
-"""Of a journal's format."""
+"""Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
 """How long to wait before a state that found no room on the disk is written again."""
 _OWNER_KIND, _STATE_KIND = "journal-owner", "coordinator-state"
 _OWNER_BYTES = 4096
-"""Of the file that names the run of a journal."""
+"""Largest file that names the run of a journal."""
 _MAX_BYTES = 1 << 40
-"""Of a journal's file; without meaning beyond: a disk is smaller."""
+"""Largest file of a journal: more than a disk has room for."""
 _MAX_TEXT_BYTES = (1 << 32) - 1
-"""Of the JSON in a saved state: no limit but that of frames."""
+"""Largest JSON in a saved state: no limit but that of frames."""
 _NAME = re.compile(r"([0-9]{6,12})\.(facts|state)")
 _HEADER, _CHECKED = struct.Struct("<III"), struct.Struct("<II")
 _log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ LOSSES = (WorkerLostError, TaskTimeoutError)
 LOSS_WINDOW_S = 600.0
 """How long a lost worker counts against its task."""
 _COMMANDER_BYTES = 1 << 30
-"""Of a commander's saved state."""
+"""Largest saved state of a commander."""
 TASK_TIMEOUT_S = 600.0
 """How long a task may wait for a worker, where ``<role>_task_timeout`` does not say."""
 

@@ -20,7 +20,7 @@ FOLDER = "inference"
 """Folder of a run with the secret, and a file ``<server>.address`` a server."""
 SUFFIX = ".address"
 MAX_BYTES = 256 << 20
-"""Of observations or actions in one message."""
+"""Largest observations or actions in one message."""
 KIND = "inference"
 ANSWER_S = 1.0
 """How long a server may take, before the collector acts by itself."""

@@ -47,7 +47,7 @@ KEPT_VERSIONS = 4
 CLOSE_S = 5.0
 """How long the connections may take to end."""
 MOST_COLLECTORS = 4096
-"""Connections at the same time."""
+"""Most connections at the same time."""
 _STATE = "state"
 
 

@@ -47,7 +47,7 @@ CLOSE_S = 5.0
 """How long the ranks may take to end; then they are killed."""
 _KIND = "rank-message"
 _MAX_BYTES = 4 << 30
-"""Of what a rank and the aggregator send each other."""
+"""Largest message between a rank and the aggregator."""
 _FORWARD, _BEGIN, _END = "forward", "begin", "end"
 _DONE, _FAILED, _LOST = "done", "failed", "lost"
 _LOOPBACK = "127.0.0.1"

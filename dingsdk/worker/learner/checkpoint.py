@@ -53,7 +53,7 @@ MAX_BYTES = 64 << 30
 _KIND, _POINTER_KIND = "checkpoint", "newest-checkpoint"
 _POINTER = f"{LATEST}.json"
 _POINTER_BYTES = 4096
-"""Of the file that names the newest checkpoint."""
+"""Largest file that names the newest checkpoint."""
 _REFERENCE_ENDINGS = (".pth.tar", ".pth", ".pt", ".ckpt")
 _STEM = r"[A-Za-z0-9_-]{1,128}"
 _PICKLES = (b"PK\x03\x04", b"\x80")

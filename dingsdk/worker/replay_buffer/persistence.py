@@ -65,17 +65,17 @@ _NAME = re.compile(r"(rows-[0-9]{1,19}|state)-[0-9a-f]{16}\.bin")
 _MAX_TEXT_BYTES = (1 << 32) - 1
 """The JSON of a frame contains all of an object but its arrays: no limit but that of frames."""
 _SEGMENT_ROWS = 131_072
-"""Rows of a segment of a saved buffer."""
+"""Most rows in a segment of a saved buffer."""
 _SEGMENT_BYTES = 32 << 20
-"""Of a segment of a saved buffer: fewer rows where they would take more."""
+"""Largest segment of a saved buffer: it has fewer rows where they would take more."""
 _OBJECT_ROWS = 2048
-"""Rows of a segment where they are objects, which are encoded one by one."""
+"""Most rows in a segment where they are objects, which are encoded one by one."""
 _PROBED_ROWS = 64
 """The size of rows is estimated from so many."""
 _SYNCS = 8
 """Files whose way to the disk is waited for at the same time."""
 _AT_ONCE_BYTES = 256 << 20
-"""Of a saved buffer: rows that take more are read twice, and are never in memory together."""
+"""Rows of a saved buffer that take more are read twice, and are never in memory together."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.table import Table
 
 VERSION = 2
-"""Of a buffer's saved state."""
+"""Version of a buffer's saved state."""
 KEPT = "kept"
 """Fact: whether the row has not left early (used up, stale)."""
 LEFT = -1

@@ -38,9 +38,9 @@ ROWS_KIND, INFO_KIND = "replay-rows", "replay-info"
 _FIXED = struct.Struct("<4sIQ")
 _ALIGNMENT = 64
 _HEAD_BYTES = 16 << 10
-"""Of the JSON of a message to or from a server."""
+"""Largest JSON of a message to or from a server."""
 _GREETING_BYTES = 4 << 10
-"""Of a message before the peer has proved that it knows the secret."""
+"""Largest message before the peer has proved that it knows the secret."""
 
 _Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 _Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

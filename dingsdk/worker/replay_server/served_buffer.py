@@ -45,7 +45,7 @@ ROWS_FOLDER = "rows"
 POINTER_NAME = "checkpoint.json"
 _POINTER_KIND = "replay-server"
 _POINTER_BYTES = 4 << 20
-"""Of the file that names the newest checkpoint of a served buffer."""
+"""Largest file that names the newest checkpoint of a served buffer."""
 SEGMENT_ROWS, SEGMENT_BYTES = 16_384, 4 << 20
 """Inserts wait while so much of a checkpoint is copied: 1 ms of small rows, 2 ms of large ones."""
 LOG_BYTES = 512 << 20
@@ -56,7 +56,7 @@ _FIXED = struct.Struct("<Q16sQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _LOG_NAME = re.compile(r"inserts-([0-9]{6,18})\.log")
 _LOG_MAX_BYTES = 1 << 50
-"""Of a log of inserts; without meaning beyond: a disk is smaller."""
+"""Largest log of inserts: more than a disk has room for."""
 
 
 class Record(NamedTuple):

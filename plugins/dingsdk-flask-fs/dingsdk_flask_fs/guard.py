@@ -27,7 +27,8 @@ PER_S = 1.0
 MAX_ENTRIES = 4096
 """Addresses, with their kinds of sender, that are remembered."""
 SMALL_BYTES = 16 << 10
-"""To check a signature over so much costs less than to refuse the request; a join has less."""
+"""Largest request of a new worker whose signature is checked even after many failures: that costs
+less than to refuse it. A join is smaller."""
 
 
 class Refusal(Exception):  # noqa: N818 - an outcome, not an error

@@ -21,7 +21,7 @@ from dingsdk.errors import ConfigError, PortInUseError
 _log = logging.getLogger(__name__)
 
 HEADER_BYTES = 16 << 10
-"""Of the headers of a request."""
+"""Largest headers of a request."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
 FLUSH_S = 0.5

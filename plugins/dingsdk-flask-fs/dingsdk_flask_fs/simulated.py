@@ -24,7 +24,7 @@ from dingsdk.worker.comm.requests import (
 )
 
 MAX_BYTES = 4 << 20
-"""Of a message in a simulation."""
+"""Largest message in a simulation."""
 _RUN, _EPOCH = "simulated", "epoch"
 _KEY = "of the simulation"
 

@@ -10,7 +10,7 @@ from dingsdk.errors import CheckpointCorruptError
 _HEADER = b"dingsdk-schedule 1\n"
 _NEW = 0
 _FLUSH_BYTES = 64 << 10
-"""Of a recorded schedule that wait in memory."""
+"""How much of a recorded schedule waits in memory to be written."""
 
 
 class ScheduleWriter:

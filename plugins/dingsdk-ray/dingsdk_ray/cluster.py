@@ -31,7 +31,7 @@ REACH_S = 10.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """What a client of a GCS, which speaks HTTP/2, says first; the server answers with SETTINGS."""
 _FRAME_BYTES, _SETTINGS = 9, 4
-"""Of the head of an HTTP/2 frame, and the number of the kind SETTINGS."""
+"""The head of an HTTP/2 frame, and the number of the kind SETTINGS."""
 _INIT_ERRORS = (ConnectionError, RuntimeError, ValueError, OSError)
 _lock = threading.RLock()
 _users = 0

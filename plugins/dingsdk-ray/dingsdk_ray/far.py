@@ -33,7 +33,7 @@ from dingsdk_ray.frames import POLICY, joined
 LONGEST_WAIT_S = 5.0
 """How long one call to the gateway waits for something new; longer waits ask again."""
 UNSENT_BYTES = 1 << 20
-"""Of payloads that wait for the next flush."""
+"""Payloads that may wait for the next flush."""
 _RETRY_S = 0.2
 """Pause before a gateway that cannot be reached is asked again."""
 _WAITING = ("join", "turn")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WAITING_CALLS = 128
 """Calls that may wait at the same time; each takes a thread of the gateway."""
 QUICK_CALLS = 16
-"""Calls that do not wait, at the same time."""
+"""Most calls at the same time that do not wait."""
 LOOK_S, ORPHANED_LOOKS = 20.0, 3
 """How often a gateway looks whether its run is under way, and how often in vain before it ends."""
 

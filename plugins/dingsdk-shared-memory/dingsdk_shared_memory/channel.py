@@ -24,11 +24,11 @@ from dingsdk.worker.comm.requests import ForeignAnswerError, LinkError, Secret
 GREETING = b"dingsdk shared_memory 1\n"
 """The number is the version of what follows."""
 NONCE_BYTES = MAC_BYTES = 32
-"""Of the random number and of the signature by which each end proves that it knows the secret."""
+"""The random number, and the signature, by which each end proves that it knows the secret."""
 _LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CHUNK_BYTES = 64 << 10
-"""Of one read from the socket."""
+"""How much is read from the socket at once."""
 _REFUSED = bytes(MAC_BYTES)
 
 

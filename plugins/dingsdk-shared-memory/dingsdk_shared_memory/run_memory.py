@@ -39,7 +39,7 @@ from dingsdk_shared_memory.segments import Segments
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
 FORMAT = 5
-"""Of the folder; another one belongs to another version of this package."""
+"""Version of the folder; another one belongs to another version of this package."""
 DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0
 """Age at which a folder without an owner is stale: its maker writes it at once."""
@@ -48,7 +48,7 @@ SWEPT_S = 5.0
 _KIND, _OWNER_BYTES = "shared-memory-run", 64 << 10
 """The kind of the file that names the owner of a folder, and its largest size."""
 _LONGEST_SOCKET = 107
-"""Bytes of the path of a Unix socket, on Linux."""
+"""Most bytes of the path of a Unix socket, on Linux."""
 _NO_LIMIT = 1 << 62
 _NAME = re.compile(r"dingsdk-([0-9]+)-[0-9a-f]{16}")
 _log = logging.getLogger(__name__)

@@ -57,16 +57,16 @@ from dingsdk_shared_memory.streaming import copy
 INLINE_BYTES = 16 << 10
 """Largest frame in a segment."""
 SEGMENT_BYTES = 1 << 20
-"""Of a segment, which holds the small frames of one writer."""
+"""A segment, which holds the small frames of one writer."""
 MOST_ENTRIES = 256
-"""Frames in a segment."""
+"""Most frames in a segment."""
 MAGIC = b"DINGSEG4"
 SETTLED_NS = 100_000_000
 """Age of a folder's last change from which no other falls into the same tick of the clock."""
 MOST_MAPS = 256
 """Slots that a process keeps mapped; each map has a descriptor."""
 FREE_BYTES = 128 << 20
-"""Of the slots that a writer keeps to be written again."""
+"""Slots that a writer keeps to be written again."""
 _STATE = struct.Struct("<QQ")  # generation, number of entries
 _NUMBER = struct.Struct("<Q")
 _GENERATION_AT, _COUNT_AT, _STATE_BYTES = len(MAGIC), 16, 16

@@ -22,7 +22,7 @@ HANDSHAKE_S = 2.0
 BACKLOG = 256
 """Connections that wait to be accepted."""
 _TARGET_BYTES = 64
-"""Of what precedes a message: the name of what it is for."""
+"""Longest name of what a message is for, which precedes it."""
 
 
 class SocketServer:

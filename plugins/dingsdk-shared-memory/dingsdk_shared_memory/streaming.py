@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 LEAST_BYTES = 512 << 10
 """Smallest copy that goes past the caches; what is smaller is still there when it is read."""
 _LINE_BYTES = 64
-"""Of a cache line."""
+"""A cache line."""
 _CODE = """
 define void @copy(i64* noalias %target, i64* noalias %source, i64 %count) {
 entry:

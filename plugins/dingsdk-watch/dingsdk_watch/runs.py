@@ -18,13 +18,13 @@ STATUS, PROGRESS, RESULT, CONFIG = "status.json", "progress.jsonl", "result.json
 FORMAT = 1
 """The formats of status and result that this version reads."""
 MAX_BYTES = 64 << 20
-"""Of a file of a run that is read; a larger one is reported as damaged."""
+"""Largest file of a run that is read; a larger one is reported as damaged."""
 SILENT_S = 30.0
 """Age of a status beyond which its run was probably killed."""
 POINTS = 400
 """Most points of a curve that the page gets."""
 TAIL_BYTES = 16 << 10
-"""Of the end of a log that the page shows."""
+"""How much of the end of a log the page shows."""
 
 
 class Run:

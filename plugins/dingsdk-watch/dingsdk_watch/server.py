@@ -16,11 +16,11 @@ from dingsdk_watch.guard import TOKEN_PARAMETER, Guard, allowed_hosts
 from dingsdk_watch.runs import Run
 
 THREADS = 4
-"""Requests that are served at the same time."""
+"""Most requests that are served at the same time."""
 CONNECTIONS = 64
-"""Connections at the same time."""
+"""Most connections at the same time."""
 HEADER_BYTES = 16 << 10
-"""Of the headers of a request."""
+"""Largest headers of a request."""
 
 
 class Server:

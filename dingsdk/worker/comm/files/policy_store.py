@@ -42,7 +42,7 @@ from dingsdk.worker.comm.transport import PolicyStore
 POLICY_FOLDER = "policy"
 POINTER = "LATEST.json"
 _POINTER_BYTES = 4096
-"""Of the file that names the newest policy."""
+"""Largest file that names the newest policy."""
 _KIND, _POINTER_KIND = "policy", "newest-policy"
 _VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
 _MOVED_ON_TRIES = 1000

@@ -22,13 +22,13 @@ from dingsdk.errors import ProtocolError
 from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
 
 VERSION = 1
-"""Of the messages between workers and their master."""
+"""Version of the messages between workers and their master."""
 MAX_WAIT_S = 20.0
 """Longest wait for a task that one request may ask for; a longer one is cut."""
 MAX_WANT = 1024
-"""Tasks that one request may ask for."""
+"""Most tasks that one request may ask for."""
 OVERHEAD_BYTES = 4096
-"""More than an envelope and one item's own fields ever take."""
+"""Room for an envelope and one item's own fields: more than they ever take."""
 
 _T = TypeVar("_T")
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]

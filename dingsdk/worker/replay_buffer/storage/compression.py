@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.storage.mapped_folder import SlotFile
 
 PAGE_BYTES = 4096
-"""Of a page of memory: the slots of packed rows are whole ones."""
+"""A page of memory: slots of packed rows have whole ones."""
 LEAST_BYTES = 256
 """Smaller arrays gain nothing by it."""
 

@@ -37,11 +37,11 @@ earlier process; one in use that becomes longer, whose earlier maps stay valid."
 _KIND = "mapped-rows"
 _HEADER = "header.json"
 _HEADER_MAX_BYTES = 1 << 20
-"""Of the file that describes the columns of a mapped folder."""
+"""Largest file that describes the columns of a mapped folder."""
 _CURSOR, _SPARE = "cursor.bin", "spare.bin"
 _FULL = FULL | {errno.EFBIG}
 _RECORD_BYTES = 4096
-"""Of each of the two records that say how far a mapped folder is filled."""
+"""Each of the two records that say how far a mapped folder is filled."""
 _PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length of the text
 
 
