@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector.utils import batch_space
 
 from dingsdk.envs import EnvFn, EnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, EnvError, NotSavableError, UnknownEnvError
@@ -42,7 +43,13 @@ def launched(cfg: dict[str, Any], n: int = 3, seed: int = 1, **section: Any) -> 
 def test_steps_and_ends_are_those_of_the_pool(envpool: Any) -> None:
     with launched(CARTPOLE) as manager:
         assert manager.capabilities.reset_takes_step
-        pool = manager._vec._pool  # type: ignore[attr-defined]
+        vec = manager._vec  # type: ignore[attr-defined]
+        for many, one in (
+            (vec.observation_space, manager.observation_space),
+            (vec.action_space, manager.action_space),
+        ):
+            assert many == batch_space(one, 3)
+        pool = vec._pool
         seeds = pool.config["env_seed"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

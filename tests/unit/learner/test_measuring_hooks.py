@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,7 +78,11 @@ class TestLogVars:
                 if engine.train_iter == 0:
                     engine.add_log_vars({"extra": 5.0})
 
-        learner = make_learner(scripted(losses(1.0, 2.0)), hooked())
+        written = []
+        writer = SimpleNamespace(
+            add_scalar=lambda *scalar: written.append(scalar), add_text=lambda *text: None
+        )
+        learner = make_learner(scripted(losses(1.0, 2.0)), hooked(), tb_logger=writer)
         seeing = Seeing("late", 60, position="after_iter")
         learner.register_hook(Adding("adding", 50, position="after_iter"))
         learner.register_hook(seeing)
@@ -85,6 +90,7 @@ class TestLogVars:
         learner.train([{}])
 
         assert [each.get("extra") for each in seeing.seen] == [5.0, None]
+        assert [each for each in written if "extra" in each[0]] == [("learner_iter/extra", 5.0, 0)]
 
     def test_several_iterations_of_one_forward_each_have_their_own(self, scripted, make_learner):
         learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), hooked())

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError
-from dingsdk.pipeline.export import _named, export_policy
+from dingsdk.pipeline.export import _Acting, _named, export_policy
 from dingsdk.policy import BasePolicy, create_policy
 from dingsdk.policy.base import get_policy_cls
 
@@ -65,6 +65,17 @@ def test_program_of_torch_acts_as_the_policy(name: str, tmp_path: Path) -> None:
     given = inputs(policy, observation)
     module = torch.export.load(path).module()
     found = module(*(map_leaves(torch.from_numpy, each) for each in given))
+
+    compare(policy, given, [each.numpy() for each in found])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_module_that_is_exported_acts_as_the_policy(name: str) -> None:
+    kind, observation, action, model = CASES[name]
+    policy = make(kind, observation, action, model)
+    given = inputs(policy, observation)
+
+    found = _Acting(policy).eval()(*(map_leaves(torch.from_numpy, each) for each in given))
 
     compare(policy, given, [each.numpy() for each in found])
 

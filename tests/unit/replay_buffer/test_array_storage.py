@@ -205,6 +205,20 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     assert storage.take(slice(0, 4)) == rows
 
 
+def test_following_observations_of_too_many_rows_are_refused_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.replay_buffer.storage.next_of.MOST_ROWS", 7)
+    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
+    storage = ArrayStorage({"next_of": "obs"}, 8)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="serves up to 7 rows, not 8"):
+            storage.accept(rows)
+    monkeypatch.undo()
+    storage.put(slice(0, 4), storage.accept(rows))
+    assert storage.take(slice(0, 4)) == rows
+
+
 @pytest.mark.parametrize(
     ("change", "fits"),
     [
