@@ -216,7 +216,6 @@ class ServedBuffer(RowListener):
         self._saving = threading.Lock()
         self._folder: Folder | None = None
         self._log: InsertLog | None = None
-        self._is_closed = False
         with ExitStack() as stack:
             stack.callback(buffer.close)
             if path is not None:
@@ -306,11 +305,9 @@ class ServedBuffer(RowListener):
 
     def close(self) -> None:
         """Close table and log; calls that wait end with BufferClosedError. Idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.table.close()
-            with self._saving:
-                self._until_close.close()
+        self.table.close()
+        with self._saving:
+            self._until_close.close()
 
     def __enter__(self) -> Self:
         return self

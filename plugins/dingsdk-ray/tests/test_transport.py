@@ -25,6 +25,8 @@ from dingsdk_ray.far import (
     FarPolicyStore,
     GatewayCalls,
     GatewayGoneError,
+    LateDataStore,
+    LatePolicyStore,
 )
 from dingsdk_ray.frames import POLICY, SMALL_BYTES, joined
 from dingsdk_ray.gateway import Gateway
@@ -411,6 +413,22 @@ def test_gateway_that_died_is_looked_up_again_and_one_that_is_late_is_not(
     assert calls._waits == {}
 
 
+def test_error_of_a_call_is_that_of_the_gateway_where_dingsdk_raised_it(
+    actors: list[Actor],
+) -> None:
+    calls = GatewayCalls("run")
+    missing = DataMissingError("no payload 'p'", data_id="p")
+    answering(calls, actors, ray.exceptions.RayTaskError("get", "Traceback", missing))
+    with pytest.raises(DataMissingError) as caught:
+        calls.call("get", timeout_s=5.0)
+    assert caught.value is missing
+    defect = ray.exceptions.RayTaskError("get", "Traceback", KeyError("p"))
+    answering(calls, actors, defect)
+    with pytest.raises(ray.exceptions.RayTaskError) as failed:
+        calls.call("get", timeout_s=5.0)
+    assert failed.value is defect
+
+
 def test_gateway_is_asked_again_until_the_time_is_over(
     actors: list[Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,6 +544,19 @@ def test_payloads_of_just_a_megabyte_wait_together(monkeypatch: pytest.MonkeyPat
     assert sent == []
     store.put_soon("p2", rows)
     assert sent == [["p0", "p1"]]
+
+
+@pytest.mark.parametrize(("address", "is_late"), [("local", False), ("10.0.0.1:6379", True)])
+def test_stores_of_a_cluster_are_found_when_the_node_is_known(
+    tmp_path: Path, address: str, is_late: bool
+) -> None:
+    transport = RayTransport({"address": address}, tmp_path)
+    try:
+        assert isinstance(transport.data_store(), LateDataStore) == is_late
+        assert isinstance(transport.policy_store(), LatePolicyStore) == is_late
+    finally:
+        transport.close()
+        transport.remove_data()
 
 
 def test_worker_on_another_node_has_one_store_for_its_payloads(tmp_path: Path) -> None:

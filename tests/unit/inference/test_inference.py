@@ -490,7 +490,7 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     began = time.monotonic()
     ask("poll")
     assert time.monotonic() - began >= 0.2, "the master would ask again at once"
-    worker.close()
+    assert worker.close()
     assert files() == []
     master.close()
     transport.close()

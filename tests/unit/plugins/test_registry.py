@@ -106,6 +106,8 @@ def test_declared_type_is_imported_when_asked_for_only() -> None:
     registry.declare("gone", "dingsdk_no_such_module:Thing")
 
     assert registry.query() == ["gone", "there"]
+    with pytest.raises(DuplicateTypeError):
+        registry.declare("there", "collections:Counter")
     assert registry.build("there", a=1) == {"a": 1}
     with pytest.raises(PluginLoadError) as caught:
         registry.get("gone")

@@ -114,6 +114,15 @@ def test_a_stored_row_is_independent_of_the_dict_and_its_arrays() -> None:
     assert storage.take(slice(1, 2)) == storage.take(slice(0, 1))
 
 
+def test_rows_are_written_to_columns_that_have_gaps() -> None:
+    grid = np.zeros((4, 2), np.float32)
+    layout = Layout({"x": grid[:, 0], "y": np.zeros((4, 3), np.int64).T[::-1].T})
+    row = {"x": 5.0, "y": np.arange(3)}
+    layout.put_row(1, row)
+    assert grid[:, 0].tolist() == [0.0, 5.0, 0.0, 0.0]
+    assert layout.take(np.array([1]))["y"].tolist() == [[0, 1, 2]]
+
+
 def test_rows_are_copied_later_where_their_columns_are_not_replaced() -> None:
     storage = storage_of({"x": 1})
     later = storage.take_later(np.array([0]))
