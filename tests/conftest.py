@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from dingsdk.plugins import PluginManager, use_manager
+
 # Workers of pytest share the cores; more threads for each wait for one another. Not read again
 # once torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,6 +31,13 @@ if threading.current_thread() is threading.main_thread():
 
 GRACE_S = 5.0
 """Threads that were told to end may take a moment (a queue's feeder, for one)."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _has_plugins_of_its_own() -> Iterator[None]:
+    """What a file's tests register is gone with it, and new processes do not load it."""
+    with use_manager(PluginManager()):
+        yield
 
 
 @pytest.fixture(autouse=True)
