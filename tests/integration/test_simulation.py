@@ -420,6 +420,8 @@ def test_every_defect_can_be_made() -> None:
             pass
 
 
+# A search ends by itself after 120 s of CPU time, which are more by the clock.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "mutant",
     [
