@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,9 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import BufferFullError, StorageFullError
 from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.comm.collector import BaseCommCollector
+
+PATIENCE_S = 30.0
+THREADS = {"type": "in_memory", "concurrency": "threads"}
 
 
 def test_each_policy_has_versions_of_its_own(tmp_path: Path) -> None:
@@ -68,4 +73,31 @@ def test_samples_wait_for_the_limiter_and_for_room_of_a_replay_server(
     worker.is_stopping = True
     assert not worker._insert(samples, 8)
     assert len(inserted) == 1
+    transport.close()
+
+
+def test_collector_goes_on_as_soon_as_its_reports_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody looks again by himself while the test lasts.
+    monkeypatch.setattr("dingsdk.worker.comm.worker.ANSWER_WITHIN_S", 600.0)
+    transport = make_transport(to_easydict({"system": {"transport": THREADS}}), tmp_path)
+    worker: Any = BaseCommCollector({"queue_size": 1}, transport, "collector-0")
+    worker._task_info = {"task_id": "t", "buffer_id": "b"}
+    worker._end = SimpleNamespace(lease_s=None)
+    monkeypatch.setattr(worker, "_is_overdue", lambda: False)
+
+    def collect() -> None:
+        for number in range(3):
+            worker.send_metadata({"data_id": f"p{number}", "policy_iter": 0})
+
+    collecting = threading.Thread(target=collect, daemon=True)
+    collecting.start()
+    taken: list[str] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(taken) < 3 and time.monotonic() < deadline:
+        taken += [each["data_id"] for each in worker.deal_with_collector_data()["reports"]]
+    collecting.join(PATIENCE_S)
+    assert not collecting.is_alive()
+    assert taken == ["p0", "p1", "p2"]
     transport.close()
