@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
+from dingsdk.worker import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
@@ -369,3 +370,22 @@ def test_folder_that_cannot_be_used_is_free_again(tmp_path: Path) -> None:
         assert again.recovered() is not None
     assert storage.recovered() is not None
     storage.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_marked"),
+    [
+        ({"type": "naive"}, False),
+        ({"type": "advanced"}, False),
+        ({"type": "advanced", "max_use": 2}, True),
+        ({"type": "advanced", "max_staleness": 5}, True),
+    ],
+)
+def test_rows_are_marked_on_disk_where_they_may_leave_early_and_nowhere_else(
+    tmp_path: Path, settings: dict[str, Any], is_marked: bool
+) -> None:
+    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
+    cfg = {**settings, "replay_buffer_size": 8, "storage": storage}
+    with closing(create_buffer(cfg)) as buffer:
+        buffer.push([{"x": 1.0}], 1)
+        assert (tmp_path / "rows" / "marks.bin").exists() == is_marked
