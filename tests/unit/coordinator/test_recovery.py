@@ -23,6 +23,7 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST
+from dingsdk.worker.coordinator.experience import Experience
 from dingsdk.worker.coordinator.journal import Journal
 
 BUFFER = "policy.other.replay_buffer."
@@ -185,7 +186,7 @@ def test_state_after_a_restart_is_the_one_before_it(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_coordinator_draws_on_as_the_one_before_it_would_have(
-    tmp_path: Path, transport: Any, kind: str
+    tmp_path: Path, transport: Any, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life(tmp_path, transport, kind)
     life.join("l0", "learner")
@@ -206,6 +207,25 @@ def test_coordinator_draws_on_as_the_one_before_it_would_have(
         for each in (life, after)
     ]
     assert same({"drawn": drawn[0]}, {"drawn": drawn[1]})
+    assert "the replay buffer drew" not in caplog.text
+
+
+def test_buffer_that_draws_otherwise_than_before_is_told(
+    tmp_path: Path,
+    transport: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    life.join("c0", "collector")
+    learner, collector = life.give("learner"), life.collect()
+    for number in range(12):
+        life.push(collector, f"p{number}", number, 0)
+    assert life.train(learner, 1, 0, lost=False) == 48
+    monkeypatch.setattr(Experience, "lease", lambda *args: None)
+    Life(tmp_path, transport, "naive")
+    assert "the replay buffer drew 0 batches where it had drawn 3" in caplog.text
 
 
 def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
