@@ -5,29 +5,12 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from dingsdk.plugins import PluginManager, use_manager
-
-# Workers of pytest share the cores; more threads for each wait for one another. Not read again
-# once torch is imported.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# The same examples each time. `make test-all` takes the profile `thorough`.
-settings.register_profile(
-    "default", derandomize=True, deadline=None, max_examples=50, stateful_step_count=25
-)
-settings.register_profile("thorough", settings.get_profile("default"), max_examples=400)
-settings.load_profile("default")
-
-if threading.current_thread() is threading.main_thread():
-    # A shell ignores Ctrl-C in what it runs in the background, and children inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GRACE_S = 5.0
 """Threads that were told to end may take a moment (a queue's feeder, for one)."""

@@ -84,3 +84,16 @@ def test_failed_collection_is_a_failure_at_once(tree: Path) -> None:
     )
     assert (code != 0, named) == (True, [])
     assert (tree / "a").read_text() == "1"
+
+
+@pytest.mark.slow
+def test_test_of_a_plugin_can_be_tried_alone_with_the_options_of_all() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-n", "0", "-m", ""]
+        + ["--hypothesis-profile=thorough", "plugins/dingsdk-in-memory/tests"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr

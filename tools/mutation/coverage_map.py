@@ -266,7 +266,7 @@ def _covered_lines(data: Path, checkout: Path) -> dict[str, dict[str, set[int]]]
 
 def _is_test_helper(name: str) -> bool:
     """Whether a file could change what tests do without being one."""
-    inside = name.startswith("tests/") or "/tests/" in name
+    inside = name.startswith("tests/") or "/tests/" in name or name == "conftest.py"
     return inside and not Path(name).name.startswith("test_")
 
 

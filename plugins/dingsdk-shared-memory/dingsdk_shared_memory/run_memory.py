@@ -230,7 +230,8 @@ def remove_stale(root: Path = ROOT) -> int:
                     _log.info("removed %s, which a dead run left", path)
                     count += 1
         except (OSError, DingError) as error:
-            _log.warning("what a dead run left stays in %s: %s", path, error)
+            # As text: a record that somebody keeps would keep all that the callers hold open.
+            _log.warning("what a dead run left stays in %s: %s", path, str(error))
     return count
 
 

@@ -1,0 +1,24 @@
+"""What holds for all tests, those of the plugins too: threads, examples and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from hypothesis import settings
+
+# Workers of pytest share the cores; more threads for each wait for one another. Not read again
+# once torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples each time. `make test-all` takes the profile `thorough`.
+settings.register_profile(
+    "default", derandomize=True, deadline=None, max_examples=50, stateful_step_count=25
+)
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=400)
+settings.load_profile("default")
+
+if threading.current_thread() is threading.main_thread():
+    # A shell ignores Ctrl-C in what it runs in the background, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
