@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,10 +61,17 @@ def module_parts(root: Path, file: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
+@functools.cache
+def nodes_of(source: str) -> list[ast.If | ast.Import | ast.ImportFrom]:
+    """List the nodes of a file that matter here; each of the tests looks at all files."""
+    kinds = ast.If, ast.Import, ast.ImportFrom
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
 def imports(file: Path, parts: tuple[str, ...], checkout: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, dotted name) of every import, wherever in the file; names included."""
     package = parts if file.name == "__init__.py" else parts[:-1]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+    for node in nodes_of(file.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -220,10 +228,9 @@ def import_graph(checkout: Path) -> dict[str, set[str]]:
 
 
 def typing_only_lines(file: Path) -> set[int]:
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     return {
         inner.lineno
-        for node in ast.walk(tree)
+        for node in nodes_of(file.read_text(encoding="utf-8"))
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for statement in node.body
         for inner in ast.walk(statement)
