@@ -86,6 +86,15 @@ class Life:
         self.scheduler.end(evaluation, None)
         return self.give("collector")
 
+    def begin(self, payloads: int) -> tuple[TaskState, TaskState]:
+        """Return the tasks of a learner and a collector, which has pushed so many payloads."""
+        self.join("l0", "learner")
+        self.join("c0", "collector")
+        learner, collector = self.give("learner"), self.collect()
+        for number in range(payloads):
+            self.push(collector, f"p{number}", number, 0)
+        return learner, collector
+
     def push(self, state: TaskState, name: str, seed: int, iteration: int) -> bool:
         rng = np.random.default_rng(seed)
         self.coordinator.data_store.put(name, SampleBatch({"x": np.zeros(ROWS)}))
@@ -189,11 +198,7 @@ def test_coordinator_draws_on_as_the_one_before_it_would_have(
     tmp_path: Path, transport: Any, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life(tmp_path, transport, kind)
-    life.join("l0", "learner")
-    life.join("c0", "collector")
-    learner, collector = life.give("learner"), life.collect()
-    for number in range(12):
-        life.push(collector, f"p{number}", number, 0)
+    learner, collector = life.begin(payloads=12)
     life.train(learner, 1, 0, lost=False)
     for number in range(12, 20):
         life.push(collector, f"p{number}", number, 0)
@@ -217,11 +222,7 @@ def test_buffer_that_draws_otherwise_than_before_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    life.join("c0", "collector")
-    learner, collector = life.give("learner"), life.collect()
-    for number in range(12):
-        life.push(collector, f"p{number}", number, 0)
+    learner, collector = life.begin(payloads=12)
     assert life.train(learner, 1, 0, lost=False) == 48
     monkeypatch.setattr(Experience, "lease", lambda *args: None)
     Life(tmp_path, transport, "naive")
@@ -374,11 +375,7 @@ def test_payloads_that_are_gone_at_a_restart_are_given_up(tmp_path: Path, transp
 
 def test_full_disk_holds_up_what_is_to_be_acknowledged(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
-    life.join("l0", "learner")
-    life.join("c0", "collector")
-    learner, collector = life.give("learner"), life.collect()
-    for number in range(4):
-        life.push(collector, f"p{number}", number, 0)
+    learner, collector = life.begin(payloads=4)
     with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
         assert not life.push(collector, "p4", 4, 0)
         assert "ENOSPC" in life.coordinator.held_up_by
@@ -436,11 +433,7 @@ def test_payload_that_is_reported_again_after_it_left_counts_once(
     tmp_path: Path, transport: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life(tmp_path, transport, "on-policy")
-    life.join("l0", "learner")
-    life.join("c0", "collector")
-    learner, collector = life.give("learner"), life.collect()
-    for number in range(8):
-        life.push(collector, f"p{number}", number, 0)
+    learner, collector = life.begin(payloads=8)
     assert life.train(learner, 1, 0, lost=False)
     assert not transport.data_store().has("p0", 0.0)
     after = Life(tmp_path, transport, "on-policy")
