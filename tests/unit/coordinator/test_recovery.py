@@ -222,7 +222,7 @@ def test_buffer_that_draws_otherwise_than_before_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     life = Life(tmp_path, transport, "naive")
-    learner, collector = life.begin(payloads=12)
+    learner, _ = life.begin(payloads=12)
     assert life.train(learner, 1, 0, lost=False) == 48
     monkeypatch.setattr(Experience, "lease", lambda *args: None)
     Life(tmp_path, transport, "naive")
