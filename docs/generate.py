@@ -488,7 +488,9 @@ def hooks_page() -> str:
 LIMIT = re.compile(r"_?((MAX|MIN|MOST|LEAST|LONGEST|LARGEST|SMALLEST)_\w+|\w+_(S|NS|BYTES))")
 """Names of constants that are limits: each must have a docstring."""
 NO_LIMITS = ("dingsdk/examples/", "dingsdk/templates/", "dingsdk/testing/")
-UNITS = {10: "KiB", 20: "MiB", 30: "GiB", 40: "TiB", 50: "PiB"}
+UNITS = {"PER_S": "a second", "_S": "s", "_NS": "ns", "_BYTES": "bytes"}
+"""Of limits, by how their names end; the first counts."""
+SIZES = {10: "KiB", 20: "MiB", 30: "GiB", 40: "TiB", 50: "PiB"}
 
 
 def limits_page() -> str:
@@ -506,8 +508,8 @@ def limits_page() -> str:
             rows.setdefault(".".join(rooms[:3]), []).append(row)
     head = "| name | value | meaning | file |\n|---|---|---|---|\n"
     intro = (
-        "Times, sizes and counts that are built in: no config key sets them. What is configured "
-        "is in [config keys](config.md)."
+        "Times, sizes and counts that are built in; some hold only where a config key is left out. "
+        "What is configured is in [config keys](config.md)."
     )
     tables = [f"## `{room}`\n\n{head}" + "\n".join(found) for room, found in rows.items()]
     return _page("Built-in limits", "\n\n".join([intro, *tables]))
@@ -555,11 +557,11 @@ def _limit(names: list[str], value: ast.expr) -> str:
         many = names if len(names) > 1 else names * len(value.elts)
         return ", ".join(_limit([name], each) for name, each in zip(many, value.elts, strict=True))
     text = ast.unparse(value)
-    unit = "s" if names[0].endswith("_S") else "bytes" if names[0].endswith("_BYTES") else ""
+    unit = next((unit for ending, unit in UNITS.items() if names[0].endswith(ending)), "")
     if found := re.fullmatch(r"(\d+) << (\d+)", text):
         number, bits = int(found[1]), int(found[2])
-        if unit and bits in UNITS:
-            return f"{number} {UNITS[bits]}"
+        if unit == "bytes" and bits in SIZES:
+            return f"{number} {SIZES[bits]}"
         text = f"{number << bits:,}"
     elif isinstance(value, ast.Constant):
         text = f"{value.value:,}" if isinstance(value.value, int) else f"{value.value:g}"

@@ -84,6 +84,29 @@ def test_limit_without_a_meaning_is_refused(generated: dict[str, Any], tmp_path:
         next(found)
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("WAIT_S = 2.5", "2.5 s"),
+        ("WAIT_S = (0.5, 20.0)", "0.5 s, 20 s"),
+        ("_PER_S = 1.0", "1 a second"),
+        ("SETTLED_NS = 1000", "1,000 ns"),
+        ("MAX_BYTES = 4096", "4,096 bytes"),
+        ("MAX_BYTES = 3 << 20", "3 MiB"),
+        ("MAX_BYTES = (1 << 32) - 1", "(1 << 32) - 1 bytes"),
+        ("MOST_ROWS = 1 << 30", "1,073,741,824"),
+        ("MOST_ROWS, MAX_BYTES = 512, 16 << 10", "512, 16 KiB"),
+    ],
+)
+def test_limit_is_shown_with_its_unit(
+    generated: dict[str, Any], tmp_path: Path, line: str, shown: str
+) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(f'{line}\n"""Of something."""\n')
+    ((names, value, _),) = generated["_constants"](module)
+    assert generated["_limit"](names, value) == shown
+
+
 def test_seconds_and_bytes_are_named_where_a_key_is_in_them(pages: dict[str, str]) -> None:
     for line in pages["config.md"].splitlines():
         if found := KEY_ROW.match(line):

@@ -184,6 +184,21 @@ def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None
         assert path.is_dir() != is_stale
 
 
+def test_folder_that_others_can_write_to_is_left_and_told_as_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
+    path.mkdir()
+    path.chmod(0o777)
+    os.utime(path, (0, 0))
+    assert remove_stale(tmp_path) == 0
+    assert path.is_dir()
+    (record,) = caplog.records
+    assert "others can write to it" in record.getMessage()
+    # An error would keep the frames of its callers, and what these hold open.
+    assert [type(each) for each in record.args or ()] == [type(path), str]
+
+
 def test_names_of_others_are_left_alone(tmp_path: Path) -> None:
     names = ["dingsdk-1-0123456789abcdef0", "dingsdk-x", f"dingsdk-{os.geteuid() + 1}-{'0' * 16}"]
     for name in names:
