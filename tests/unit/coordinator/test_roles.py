@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dingsdk.config import to_easydict
 from dingsdk.errors import UnknownPluginError, WorkerLostError
+from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker import make_transport
 from dingsdk.worker.coordinator import TaskState, create_role, create_roles
 from dingsdk.worker.coordinator import experience as coordinator_experience
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
@@ -500,3 +503,16 @@ def test_run_has_a_learner_collectors_and_what_it_names() -> None:
     with pytest.raises(UnknownPluginError) as caught:
         create_roles({**unknown, **RUN_CFG, "system": {**RUN_CFG["system"], **unknown["system"]}})
     assert caught.value.nearest == "collector"
+
+
+@pytest.mark.parametrize("learner_num", [1, 2])
+def test_learner_is_told_how_many_processes_train_together(
+    tmp_path: Path, learner_num: int
+) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
+    cfg.system.learner_num = learner_num
+    transport = make_transport(cfg, tmp_path)
+    worker: Any = create_role("learner", cfg).create_worker(transport, "learner-0")
+    assert worker.learner_num == learner_num
+    worker.close()
+    transport.close()
