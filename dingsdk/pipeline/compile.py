@@ -105,27 +105,7 @@ def compile_config(
         if find(user, f"{path}.type") is None:
             put(user, f"{path}.type", getattr(cls, "__name__", "own"))
 
-    found: dict[str, Any] = {}
-    manager = default_manager()
-
-    def find_class(kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
-        try:
-            cls = own.get((kind, path)) or manager.get(kind, type_key, import_names, path)
-        except (UnknownPluginError, PluginLoadError) as error:
-            is_needless = {
-                "serial": kind in _PARALLEL_KINDS and isinstance(error, UnknownPluginError),
-                "parallel": False,
-                "eval": kind not in _PLAYING_KINDS,
-            }
-            if not is_needless[mode]:
-                raise
-            _log.info("%s cannot be had; mode %s does without it", path, mode)
-            cls = _NotInstalled
-        else:
-            check_interface(kind, type_key, cls, path)
-        found[path] = cls
-        return cls
-
+    find_class = _ClassFinder(own, mode)
     buffers = _take_buffers(user)
     compiled = complete(RunSection, user, find_class)
     if buffers is not None:
@@ -135,6 +115,7 @@ def compile_config(
             **named["replay_buffer"],
         }
     _derive(compiled, user)
+    found = find_class.found
     names: Sequence[str] = ()
     if mode != "eval":
         if needed_order(compiled, found) != "none":
@@ -194,6 +175,47 @@ def compile_config_parallel(
     )
     main = {key: value for key, value in compiled.items() if key != "system"}
     return to_easydict({"main": main, "system": compiled.system, "seed": compiled.seed})
+
+
+class _ClassFinder:
+    """Finds the class of each part that a config names.
+
+    Args:
+        own: Classes to use instead of the registry's, by kind and path of the part.
+        mode: As for ``compile_config``; it says which parts may be missing.
+    """
+
+    def __init__(self, own: Mapping[tuple[str, str], type], mode: str) -> None:
+        self.found: dict[str, Any] = {}
+        """The classes that were found, by the path of their part."""
+        self._own = own
+        self._mode = mode
+        self._manager = default_manager()
+
+    def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
+        """Return the class of a part, checked against the interface of its kind.
+
+        Raises:
+            UnknownPluginError, PluginLoadError: it cannot be had, and the mode needs it.
+        """
+        try:
+            cls = self._own.get((kind, path))
+            if cls is None:
+                cls = self._manager.get(kind, type_key, import_names, path)
+        except (UnknownPluginError, PluginLoadError) as error:
+            if self._needs(kind, error):
+                raise
+            _log.info("%s cannot be had; mode %s does without it", path, self._mode)
+            cls = _NotInstalled
+        else:
+            check_interface(kind, type_key, cls, path)
+        self.found[path] = cls
+        return cls
+
+    def _needs(self, kind: str, error: Exception) -> bool:
+        if self._mode == "serial":
+            return kind not in _PARALLEL_KINDS or isinstance(error, PluginLoadError)
+        return self._mode == "parallel" or kind in _PLAYING_KINDS
 
 
 def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
