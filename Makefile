@@ -26,12 +26,13 @@ COUNT ?= 120
 AREA ?=
 TESTS ?=
 
-.PHONY: help train test test-all lint mutate bench docs site dist release-check chaos soak clean
+.PHONY: help train test test-all style lint mutate bench docs site dist release-check chaos soak clean
 
 help:
 	@echo "make train   train DQN on CartPole-v1 in parallel mode (options: ARGS=\"--seed 1\")"
-	@echo "make test    lint, type check and run the quick tests (options: JOBS=4 ARGS=\"-k buffer\")"
-	@echo "make test-all  the same with the slow tests too"
+	@echo "make test    lint, and run the quick tests (options: JOBS=4 ARGS=\"-k buffer\")"
+	@echo "make test-all  type check too, and run the slow tests as well"
+	@echo "make lint    lint and type check"
 	@echo "make mutate  try one-line mutants of the code on the tests (options: SEED=1 AREA=buffer)"
 	@echo "make chaos   train while processes are killed and the disk fills, and count what is lost (20 minutes)"
 	@echo "make soak    train for half an hour, and see whether processes grow"
@@ -59,23 +60,18 @@ $(STAMP_ALL): $(STAMP) $(addsuffix /pyproject.toml,$(PLUGINS))
 train: $(STAMP)
 	$(BIN)/dingsdk train cartpole-dqn --mode parallel --transport in_memory $(ARGS)
 
-lint: $(STAMP)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+style: $(STAMP)
+	@$(BIN)/ruff check && $(BIN)/ruff format --check
+
+lint: style
 	$(BIN)/mypy
 
-# The type checker works beside the tests, and its output follows theirs. A process gets all tests
-# of a file, in the order of the files: the short ones of tests/unit are last, so that none is left
-# with a long file at the end.
-define TEST
-	@$(BIN)/ruff check && $(BIN)/ruff format --check
-	@$(BIN)/mypy >.venv/mypy.log 2>&1 & types=$$!; \
-	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(1) $(ARGS); code=$$?; \
-	wait $$types || code=1; echo "mypy:"; cat .venv/mypy.log; exit $$code
-endef
+# A process gets all tests of a file, in the order of the files: the short ones of tests/unit are
+# last, so that none is left with a long file at the end.
+RUN_TESTS = $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test: $(STAMP)
-	$(call TEST,$(TRANSPORTS) tests)
+test: style
+	@$(RUN_TESTS) $(TRANSPORTS) tests $(ARGS)
 
 # Apart from all else: DI-engine asks for versions that cannot be installed beside ours.
 DI_ENGINE := plugins/dingsdk-di-engine/requirements.txt
@@ -84,8 +80,11 @@ DI_ENGINE := plugins/dingsdk-di-engine/requirements.txt
 		--target $@ -r $(DI_ENGINE)
 	@touch $@
 
-test-all: $(STAMP_ALL) .venv/di-engine
-	$(call TEST,plugins tests -m "" --hypothesis-profile=thorough)
+# The type checker works beside the tests, and its output follows theirs.
+test-all: $(STAMP_ALL) .venv/di-engine style
+	@$(BIN)/mypy >.venv/mypy.log 2>&1 & types=$$!; \
+	$(RUN_TESTS) plugins tests -m "" --hypothesis-profile=thorough $(ARGS); code=$$?; \
+	wait $$types || code=1; echo "mypy:"; cat .venv/mypy.log; exit $$code
 
 mutate: $(STAMP_ALL)
 	$(BIN)/python -m tools.mutation --seed $(SEED) --count $(COUNT) --jobs $(JOBS) \
