@@ -10,8 +10,10 @@ FORMER := dingsdk dingsdk-in-memory dingsdk-flask-fs
 # Where a second index cannot be reached, pip would ask it six times for each package.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	-c constraints.txt $(if $(PIP_EXTRA_INDEX_URL),--retries 1 --timeout 10)
-# On all cores, where pip takes one. What cannot be compiled are examples of an old Python.
-COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
+# On all cores, where pip takes one; without what is rarely imported, which is half of it. What
+# cannot be compiled are examples of an old Python.
+RARE := tests?|pip|sympy|torch/(_dynamo|_inductor|_vendor|distributed|onnx|testing)
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '/($(RARE))/' .venv/lib || true
 STAMP := .venv/installed
 STAMP_ALL := .venv/installed-all
 ARGS ?=
