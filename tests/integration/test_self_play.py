@@ -43,7 +43,9 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize("kind", ["sample_1v1", "episode_1v1"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("sample_1v1", marks=pytest.mark.slow), "episode_1v1"]
+)
 def test_serial_run_plays_itself_and_its_past(kind: str, tmp_path: Any) -> None:
     sets = (*SHORT, f"policy.collect.collector.type={kind}")
     if kind == "episode_1v1":
@@ -94,7 +96,7 @@ def games_of(league: Any) -> float:
     ("mode", "transport"),
     [
         ("serial", None),
-        ("parallel", "in_memory"),
+        pytest.param("parallel", "in_memory", marks=pytest.mark.slow),
         pytest.param("parallel", "flask_fs", marks=pytest.mark.slow),
     ],
 )
@@ -168,7 +170,8 @@ def boards() -> Any:
     )
 
 
-@pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.slow), "parallel"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_evaluator_that_the_config_names_measures_self_play_in_both_modes(
     mode: Any, tmp_path: Any
 ) -> None:

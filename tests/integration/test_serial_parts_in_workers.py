@@ -104,7 +104,9 @@ def run(run_dir: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
     return parallel_pipeline(RunContext(cfg=cfg, run_dir=run_dir))
 
 
-@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+@pytest.mark.parametrize(
+    "concurrency", ["greenlets", pytest.param("threads", marks=pytest.mark.slow)]
+)
 def test_collector_that_the_config_names_feeds_a_parallel_run(
     tmp_path: Path, concurrency: str
 ) -> None:
@@ -115,7 +117,9 @@ def test_collector_that_the_config_names_feeds_a_parallel_run(
     assert result.env_steps >= 16 * len(CountingCollector.calls) / 2
 
 
-@pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
+@pytest.mark.parametrize(
+    "concurrency", ["greenlets", pytest.param("threads", marks=pytest.mark.slow)]
+)
 def test_collector_and_evaluator_of_a_third_party_run_in_workers(
     tmp_path: Path, concurrency: str
 ) -> None:

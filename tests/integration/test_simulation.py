@@ -280,6 +280,7 @@ def test_answer_that_is_delivered_twice_counts_once() -> None:
     fails("an answer counts as often as it is delivered", [*doubled, *late], Setting())
 
 
+@pytest.mark.slow
 def test_worker_that_joins_again_as_a_reply_was_lost_is_announced_once() -> None:
     faults = []
     for n in range(4):
@@ -288,6 +289,7 @@ def test_worker_that_joins_again_as_a_reply_was_lost_is_announced_once() -> None
     fails("a join that is repeated is another one", faults, Setting())
 
 
+@pytest.mark.slow
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
     # With a learner it would have facts to note, and be told so that it was replaced.
     kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
@@ -326,6 +328,7 @@ def test_two_payloads_under_one_id_end_the_run() -> None:
     fails("another payload under a known id is taken for a repeat", [conflict], Setting())
 
 
+@pytest.mark.slow
 def test_learner_goes_on_from_its_newest_whole_checkpoint() -> None:
     damage = SimulatedFault("damage_checkpoint", 8.0)
     kill = SimulatedFault("kill", 14.0, "learner-0", 1.0)
@@ -335,6 +338,7 @@ def test_learner_goes_on_from_its_newest_whole_checkpoint() -> None:
     fails("a checkpoint is named as the newest before it is written", [tear], Setting())
 
 
+@pytest.mark.slow
 def test_policies_are_whole_and_never_get_older() -> None:
     damage = SimulatedFault("damage_policy", 8.0)
     kills = [SimulatedFault("kill", 14.5, f"collector-{n}", 0.5) for n in range(4)]

@@ -35,7 +35,7 @@ PRIORITIZED = f"{BUFFER}.type=advanced"
     [
         pytest.param((SMALL,), id="naive", marks=pytest.mark.slow),
         pytest.param((SMALL, PRIORITIZED, f"{BUFFER}.max_use=2"), id="advanced"),
-        pytest.param((SMALL, RANDOM), id="random"),
+        pytest.param((SMALL, RANDOM), id="random", marks=pytest.mark.slow),
         pytest.param((SMALL, RANDOM, PRIORITIZED), id="both", marks=pytest.mark.slow),
     ],
 )

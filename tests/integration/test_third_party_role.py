@@ -134,6 +134,7 @@ def test_role_of_a_plugin_has_a_command_that_joins_a_run(
     assert f"mine joined {cluster.address}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_to_be_started_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

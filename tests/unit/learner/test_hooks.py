@@ -351,6 +351,7 @@ class TestLogReduce:
         alone = make_learner(policy, {"hook": {"log_reduce_after_iter": False}}, dist_info=(0, 2))
         assert alone.train([{}]) == [{"loss": 1.5}]
 
+    @pytest.mark.slow
     def test_two_ranks_on_gloo_log_their_mean(self, tmp_path):
         code = textwrap.dedent(
             """
