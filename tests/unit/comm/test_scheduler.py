@@ -1,0 +1,88 @@
+"""Jobs that run as threads: how they end, and what a close tells of those that do not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dingsdk.worker.comm import ThreadScheduler
+
+PATIENCE_S = 20.0
+
+
+def test_job_is_done_once_it_has_ended_and_says_what_it_raised() -> None:
+    scheduler, go_on = ThreadScheduler(), threading.Event()
+
+    def fail() -> None:
+        go_on.wait(PATIENCE_S)
+        raise ValueError("on purpose")
+
+    job = scheduler.spawn(fail, "fails")
+    assert (job.name, job.done, job.error) == ("fails", False, None)
+    assert not job.join(0.01)
+    go_on.set()
+    assert job.join(PATIENCE_S)
+    assert job.done
+    assert str(job.error) == "on purpose"
+    assert scheduler.close() == []
+
+
+def test_thread_of_a_job_keeps_no_process_alive() -> None:
+    scheduler, is_daemon = ThreadScheduler(), list[bool]()
+    job = scheduler.spawn(lambda: is_daemon.append(threading.current_thread().daemon), "job")
+    assert job.join(PATIENCE_S)
+    assert is_daemon == [True]
+
+
+def test_job_does_not_wait_for_itself() -> None:
+    scheduler, found, may_join = ThreadScheduler(), list[bool](), threading.Event()
+
+    def run() -> None:
+        may_join.wait(PATIENCE_S)
+        found.append(job.join(PATIENCE_S))
+
+    job = scheduler.spawn(run, "job")
+    may_join.set()
+    assert job.join(PATIENCE_S)
+    assert (found, job.error) == ([False], None)
+
+
+def test_close_names_the_jobs_that_do_not_end_and_forgets_those_that_have() -> None:
+    scheduler, over = ThreadScheduler(), threading.Event()
+    quick = scheduler.spawn(lambda: None, "quick")
+    assert quick.join(PATIENCE_S)
+    slow = [scheduler.spawn(lambda: over.wait(PATIENCE_S) and None, name) for name in ("a", "b")]
+    assert scheduler._jobs == slow
+    assert scheduler.stalled_job(0.0) is None
+    assert scheduler.close(0.0) == ["a", "b"]
+    over.set()
+    assert scheduler.close(PATIENCE_S) == []
+
+
+def test_close_waits_for_all_jobs_together_until_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waited = [100.0], list[float]()
+    scheduler = ThreadScheduler()
+
+    def join(timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        now[0] += 4.0
+        return True
+
+    job: Any = SimpleNamespace(name="job", join=join)
+    monkeypatch.setattr(
+        "dingsdk.worker.comm.scheduler.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    scheduler._jobs = [job] * 3
+    assert scheduler.close() == []
+    assert waited == [5.0, 1.0, 0.0]
+
+
+def test_clock_goes_on_with_the_time_of_the_host() -> None:
+    before = time.monotonic()
+    assert before <= ThreadScheduler().clock() <= time.monotonic()
