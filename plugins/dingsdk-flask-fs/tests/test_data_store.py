@@ -307,6 +307,88 @@ def test_a_payload_above_the_cap_is_neither_written_nor_read(tmp_path: Path) -> 
     roomy.close()
 
 
+def test_a_payload_of_just_the_cap_is_written_and_read(tmp_path: Path) -> None:
+    size = encode_batch(piece())[1].size_bytes
+    just = FileDataStore(tmp_path / "just", max_payload_bytes=size)
+    just.put("p", piece())
+    assert just.get("p") == piece()
+    just.close()
+    tight = FileDataStore(tmp_path / "tight", max_payload_bytes=size - 1)
+    with pytest.raises(ConfigError, match=f"{size} bytes; at most {size - 1} are read"):
+        tight.put("p", piece())
+    tight.close()
+
+
+def test_payloads_are_spread_over_a_folder_a_hex_digit(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    for number in range(100):
+        store.put(f"p{number}", piece())
+    folders = sorted((tmp_path / "run" / "data").iterdir())
+    assert [folder.name for folder in folders] == list("0123456789abcdef")
+    assert all(any(folder.iterdir()) for folder in folders)
+
+
+class Waiting(threading.Event):
+    """Lets the time pass that somebody waits for, and notes how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        self.now += timeout
+        return self.is_set()
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[tuple[FileDataStore, Waiting]]:
+    event = Waiting()
+    made = FileDataStore(tmp_path / "run", clock=lambda: event.now)
+    made._closed = event
+    yield made, event
+    made.close()
+
+
+def test_a_missing_payload_is_looked_for_after_pauses_that_double(
+    waiting: tuple[FileDataStore, Waiting],
+) -> None:
+    store, event = waiting
+    assert not store.has("p", 0.0)
+    assert event.waits == []
+    assert not store.has("p", 0.4)
+    doubled = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064]
+    assert event.waits[:10] == pytest.approx([*doubled, 0.1, 0.1, 0.073])
+
+
+@pytest.mark.parametrize("look", ["has", "get", "get_verified"])
+def test_a_missing_payload_is_looked_for_for_two_seconds(
+    waiting: tuple[FileDataStore, Waiting], look: str
+) -> None:
+    store, event = waiting
+    if look == "has":
+        assert not store.has("p")
+    else:
+        with pytest.raises(DataMissingError, match=r"within 2\.0 s"):
+            getattr(store, look)("p", *["xxh3-128:0"] * (look == "get_verified"))
+    assert event.now == pytest.approx(2.0)
+
+
+def test_the_oldest_of_many_damaged_payloads_leaves_the_quarantine(
+    store: FileDataStore, tmp_path: Path
+) -> None:
+    for number in range(18):
+        store.put(f"p{number:02}", piece(rows=1))
+        file_of(store, tmp_path, f"p{number:02}").write_bytes(b"damage")
+        with pytest.raises(DataCorruptError):
+            store.get(f"p{number:02}")
+        names = sorted(path.name[:3] for path in (tmp_path / "run" / "quarantine").iterdir())
+        assert names == [f"p{each:02}" for each in range(max(0, number - 15), number + 1)]
+
+
 def test_sweep_takes_old_orphans_and_half_written_files_only(tmp_path: Path) -> None:
     now = [0.0]
     store = FileDataStore(tmp_path / "run", clock=lambda: now[0])
@@ -319,7 +401,7 @@ def test_sweep_takes_old_orphans_and_half_written_files_only(tmp_path: Path) -> 
     now[0] = 59.0
     store.put("new", piece())
     assert store.sweep_orphans({"live", "announced-late"}.__contains__, grace_s=60.0) == 0
-    now[0] = 61.0
+    now[0] = 60.0
     # What had an owner meanwhile counts from anew.
     assert store.sweep_orphans({"live"}.__contains__, grace_s=60.0) == 2
     assert sorted(store.ids()) == ["announced-late", "live", "new"]

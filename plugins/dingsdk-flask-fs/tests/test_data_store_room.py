@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.data import PrivateDir
+from dingsdk.data import PrivateDir, encode_batch
 from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
@@ -39,6 +39,42 @@ def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
     assert caught.value.reason == "low_space"
     assert caught.value.retryable
     assert len(store) == 0
+    store.close()
+
+
+@pytest.mark.parametrize(("missing", "is_stored"), [(0, True), (1, False)])
+def test_as_much_stays_free_as_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int, is_stored: bool
+) -> None:
+    size, ticks = encode_batch(piece())[1].size_bytes, itertools.count()
+    store = FileDataStore(tmp_path / "run", min_free_bytes=1000, clock=lambda: float(next(ticks)))
+    for name in "ab":
+        store.put(name, piece())
+    store.delete("ab")
+    monkeypatch.setattr(PrivateDir, "free_bytes", lambda folder: 1000 + size - missing)
+    if is_stored:
+        store.put("c", piece())
+    else:
+        with pytest.raises(StorageFullError):
+            store.put("c", piece())
+    assert store.has("c", 0.0) is is_stored
+    # The pools are emptied where there would be too little.
+    assert len(list((tmp_path / "run" / "pool-small").iterdir())) == is_stored
+    store.close()
+
+
+def test_deleted_files_are_kept_with_others_of_their_size(tmp_path: Path) -> None:
+    store = FileDataStore(tmp_path / "run")
+    sizes = {"a": 64 << 10, "b": (64 << 10) + 1, "c": 8 << 20, "d": (8 << 20) + 1}
+    for name, size in sizes.items():
+        store.put(name, piece())
+        os.truncate(file_of(store, tmp_path, name), size)
+    store.delete(sizes)
+    kept = {
+        pool: sorted(path.stat().st_size for path in (tmp_path / "run" / pool).iterdir())
+        for pool in ("pool-small", "pool-large")
+    }
+    assert kept == {"pool-small": [sizes["a"]], "pool-large": [sizes["b"], sizes["c"]]}
     store.close()
 
 

@@ -21,7 +21,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.testing import recorded_writes
-from dingsdk.worker.comm.files.policy_store import FilePolicyStore, encode_policy
+from dingsdk.worker.comm.files.policy_store import FilePolicyStore, Returned, encode_policy
 
 from .policies import damage, folder_of, is_whole, publish_damaged, weights
 
@@ -210,14 +210,54 @@ def test_no_whole_version_is_an_error(
     assert reader.corrupt_count == 2
 
 
-def test_an_announced_version_that_is_not_there_falls_back(
+def test_version_that_is_damaged_after_it_was_read_is_an_error(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    publisher.publish("p", weights(5), 5)
+    assert is_whole(reader.newest("p"), 5)
+    damage(folder_of(tmp_path) / f"{5:012d}.ding")
+    with pytest.raises(DataCorruptError, match="whole"):
+        reader.newest("p")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_given"),
+    [
+        (None, None, True),
+        (("a", 3), ("a", 3), True),
+        (("b", 9), ("b", 9), True),  # it begins anew, and nobody was faster
+        (("a", 3), ("a", 4), True),
+        (("a", 3), ("a", 5), True),
+        (("a", 3), ("a", 6), False),
+        (None, ("b", 4), False),
+        (("a", 3), None, False),
+    ],
+)
+def test_version_is_not_given_where_another_reader_was_given_a_newer_one(
+    before: tuple[str, int] | None, now: tuple[str, int] | None, is_given: bool
+) -> None:
+    returned = Returned()
+    if now is not None:
+        assert returned.note("p", None, *now)
+    assert returned.note("p", before, "a", 5) is is_given
+    assert returned.newest("p") == (("a", 5) if is_given else now)
+    returned.forget("p")
+    returned.forget("p")
+    assert returned.newest("p") is None
+
+
+def test_an_announced_version_that_is_not_there_falls_back(
+    publisher: FilePolicyStore,
+    reader: FilePolicyStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     for version in (1, 2):
         publisher.publish("p", weights(version), version)
     content = (folder_of(tmp_path) / "000000000002.ding").read_bytes()
     (folder_of(tmp_path) / "000000000002.ding").unlink()
     assert is_whole(reader.newest("p"), 1)
+    assert caplog.messages == ["policy p: version 2 is announced, not there"]
     (folder_of(tmp_path) / "000000000002.ding").write_bytes(content)
     assert is_whole(reader.newest("p", newer_than=1), 2)
 

@@ -41,6 +41,45 @@ def test_each_policy_has_versions_of_its_own(tmp_path: Path) -> None:
     transport.close()
 
 
+def test_first_policy_is_waited_for_only_while_the_run_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = to_easydict({"system": {"transport": {"type": "in_memory"}}})
+    transport = make_transport(cfg, tmp_path)
+    worker: Any = BaseCommCollector({}, transport, "collector-0")
+    worker._task_info = {"collector_cfg": {"eval_flag": False}}
+    store, pauses = transport.policy_store(), list[float]()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            store.publish("p", {"w": torch.zeros(1)}, 0)
+        worker.is_stopping = len(pauses) == 3
+
+    monkeypatch.setattr(worker, "pause", pause)
+    assert worker.get_policy_update_info("p") is None
+    assert pauses == []
+    worker._is_run_held_up = True
+    assert worker.get_policy_update_info("p")["iter"] == 0
+    assert pauses == [1.0, 1.0]
+    assert worker.get_policy_update_info("p") is None  # it has one to go on with
+    assert pauses == [1.0, 1.0]
+    assert worker.get_policy_update_info("other") is None
+    assert pauses == [1.0, 1.0, 1.0]
+    transport.close()
+
+
+def test_worker_that_closes_ends_its_envs_and_its_connections_to_servers(tmp_path: Path) -> None:
+    cfg = to_easydict({"system": {"transport": THREADS}})
+    transport, closed = make_transport(cfg, tmp_path), list[str]()
+    worker: Any = BaseCommCollector({}, transport, "collector-0")
+    for name in ("_env_pool", "replay", "inference"):
+        setattr(worker, name, SimpleNamespace(close=lambda name=name: closed.append(name)))
+    assert worker.close() is True
+    assert closed == ["_env_pool", "replay", "inference"]
+    transport.close()
+
+
 def test_samples_wait_for_the_limiter_and_for_room_of_a_replay_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,17 @@ def test_collector_announces_what_it_stores_and_ends_with_its_counts(bench: Benc
         bench.ask("c0", "collector_close_task")
 
 
+def test_collector_without_a_task_reports_nothing_and_cannot_be_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", 0.0)
+    answer = bench.ask("c0", "collector_data_task", collect_setting={"eps": 0.5}, ends_now=True)
+    assert (answer["reports"], answer["has_ended"], answer["task_id"]) == ([], False, None)
+    with pytest.raises(TaskFailedError, match="c0 runs no collector") as caught:
+        bench.ask("c0", "collector_close_task")
+    assert caught.value.result == {"message": "no collector"}
+
+
 def test_evaluated_policy_is_published_under_the_id_of_its_task(bench: Bench) -> None:
     bench.publish(version=4)
     bench.collect(eval_flag=True)

@@ -262,6 +262,25 @@ def test_worker_gets_no_more_tasks_than_it_may_leave_unanswered(bench: Bench) ->
     assert bench.master.ask("w0", {"name": "wait"}, PATIENCE_S) == {}
 
 
+def test_worker_may_leave_4096_tasks_unanswered_unless_the_master_says_otherwise(
+    bench: Bench,
+) -> None:
+    master = Master(
+        bench.transport.master_end(),
+        bench.transport.scheduler,
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda info, reason: None,
+    )
+    bench.transport.slave_end(master.start()).join(WorkerInfo("w0", "collector"), PATIENCE_S)
+    tasks = [master.new_task("w0", {"name": "wait"}).start() for _ in range(4096)]
+    assert tasks[0].task_id == "t1"
+    with pytest.raises(TooManyTasksError) as caught:
+        master.new_task("w0", {"name": "wait"}).start()
+    assert caught.value.limit == 4096
+    master.close()
+
+
 def test_end_of_the_job_wakes_the_task_that_waits_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
