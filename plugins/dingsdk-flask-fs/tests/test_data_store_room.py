@@ -18,7 +18,7 @@ from dingsdk.errors import (
     DataMissingError,
     StorageFullError,
 )
-from dingsdk.worker.comm.files.data_store import FileDataStore
+from dingsdk.worker.comm.files.data_store import FileDataStore, check_free
 from dingsdk.worker.comm.files.pool import FilePool
 
 from .payloads import file_of, large, mapped, piece
@@ -61,6 +61,20 @@ def test_as_much_stays_free_as_was_asked_for(
     # The pools are emptied where there would be too little.
     assert len(list((tmp_path / "run" / "pool-small").iterdir())) == is_stored
     store.close()
+
+
+@pytest.mark.parametrize(("free_bytes", "has_room"), [(1500, True), (1499, False)])
+def test_write_that_would_leave_too_little_free_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, has_room: bool
+) -> None:
+    monkeypatch.setattr(PrivateDir, "free_bytes", lambda folder: free_bytes)
+    with PrivateDir(tmp_path / "run") as folder:
+        if has_room:
+            check_free(folder, 500, 1000)
+        else:
+            with pytest.raises(StorageFullError, match="1499 bytes free, 500 to write") as caught:
+                check_free(folder, 500, 1000)
+            assert caught.value.path == str(tmp_path / "run")
 
 
 def test_deleted_files_are_kept_with_others_of_their_size(tmp_path: Path) -> None:

@@ -59,11 +59,17 @@ def test_first_policy_is_waited_for_only_while_the_run_has_no_room(
     monkeypatch.setattr(worker, "pause", pause)
     assert worker.get_policy_update_info("p") is None
     assert pauses == []
-    worker._is_run_held_up = True
+    monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", 0.0)
+    worker._end = SimpleNamespace(lease_s=None)
+    worker._process_data_task({"is_held_up": True})
     assert worker.get_policy_update_info("p")["iter"] == 0
     assert pauses == [1.0, 1.0]
     assert worker.get_policy_update_info("p") is None  # it has one to go on with
     assert pauses == [1.0, 1.0]
+    assert worker.get_policy_update_info("other") is None
+    assert pauses == [1.0, 1.0, 1.0]
+    worker.is_stopping = False
+    worker._process_data_task({})
     assert worker.get_policy_update_info("other") is None
     assert pauses == [1.0, 1.0, 1.0]
     transport.close()

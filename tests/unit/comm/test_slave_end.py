@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import deque
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import DingError, WorkerLostError
+from dingsdk.errors import ClosedError, DingError, ProtocolError, WorkerLostError
 from dingsdk.worker.comm.requests import Answer, LinkError, RequestHandler, RequestSlaveEnd
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import decode_request
@@ -53,11 +54,26 @@ class Waits(random.Random):
         return 0.0
 
 
+class SetClock(ThreadScheduler):
+    """Its clock says what a test says."""
+
+    now = 100.0
+
+    def clock(self) -> float:
+        return self.now
+
+
 class Site:
     """A master, and a worker's end that talks to it through ``post``."""
 
-    def __init__(self, **limits: Any) -> None:
-        self.scheduler = ThreadScheduler()
+    def __init__(self, scheduler: ThreadScheduler | None = None, **limits: Any) -> None:
+        self.scheduler = scheduler or ThreadScheduler()
+        self.asked: list[tuple[str, float]] = []
+        """Kinds of the requests, and seconds until their deadlines."""
+        self.wait_s: list[float] = []
+        """Seconds that the master was asked to wait for a task."""
+        self.replies: deque[Answer] = deque()
+        """Answers of another master, which come in place of those of this one."""
         self.listener = Listener()
         self.handler = RequestHandler(
             self.listener, "r", 1, max_bytes=MAX_BYTES, max_polls=8, scheduler=self.scheduler
@@ -81,8 +97,13 @@ class Site:
 
     def post(self, target: str, body: bytes, key: str, deadline: float) -> Answer:
         kind = target.rpartition("/")[2]
+        self.asked.append((kind, deadline - self.scheduler.clock()))
+        if isinstance(self.scheduler, SetClock) and self.is_silent:
+            self.scheduler.now += 1.0
         if self.is_silent:
             raise LinkError("silent")
+        if self.replies:
+            return self.replies.popleft()
         if self.failures and self.failures[0] == kind:
             self.failures.popleft()
             raise LinkError("cut")
@@ -90,7 +111,10 @@ class Site:
             self.on_answers.set()
             assert self.may_answer.wait(20.0)
         try:
-            return Answer(200, self.handler.handle(decode_request(body, kind, MAX_BYTES)))
+            request = decode_request(body, kind, MAX_BYTES)
+            if kind == "turn":
+                self.wait_s.append(request.body.wait_s)
+            return Answer(200, self.handler.handle(request))
         except DingError as error:
             return answer_of(error)
 
@@ -160,3 +184,110 @@ def test_master_that_is_silent_is_lost_and_all_later_calls_say_so() -> None:
     assert site.listener.progress == []
     site.end.close()
     site.handler.close()
+
+
+@pytest.mark.parametrize(
+    ("lost_after_s", "join_s", "wait_s", "turn_s", "renew_s"),
+    [(60.0, 10.0, 20.0, 22.0, 10.0), (3.0, 1.5, 1.0, 2.0, 1.5)],
+)
+def test_one_answer_is_waited_for_for_less_than_makes_a_silence(
+    lost_after_s: float, join_s: float, wait_s: float, turn_s: float, renew_s: float
+) -> None:
+    site = Site(SetClock(), lost_after_s=lost_after_s)
+    site.end.join(WorkerInfo("w0", "collector"), 0.25)
+    site.join()
+    site.handler.send("w0", 2, TaskMessage("t0", {}))
+    assert site.end.next_task(100.0) is not None
+    site.handler.send("w0", 2, TaskMessage("t1", {}))
+    assert site.end.next_task(0.5) is not None
+    site.end.renew(1)
+    site.end.close()
+    # The first request of a worker learns the number of the master's start.
+    assert site.asked == [
+        *[("join", 0.25)] * 2,
+        *[("join", join_s)] * 2,
+        ("turn", turn_s),
+        ("turn", turn_s - wait_s + 0.5),
+        ("renew", renew_s),
+        ("leave", 1.0),
+    ]
+    assert site.wait_s == [wait_s, 0.5]
+    site.handler.close()
+
+
+def test_close_takes_no_longer_to_leave_than_it_may() -> None:
+    site = Site(SetClock())
+    site.join()
+    for _ in range(2):
+        site.end.close(0.25)
+    assert [each for each in site.asked if each[0] == "leave"] == [("leave", 0.25)]
+    site.handler.close()
+
+
+def test_silence_is_counted_from_the_first_request_without_an_answer() -> None:
+    scheduler = SetClock()
+    site = Site(scheduler, lost_after_s=3.0)
+    site.join()
+    scheduler.now += 1000.0  # in which nothing was asked
+    site.asked.clear()
+    site.is_silent = True
+    with pytest.raises(WorkerLostError, match=r"here for 3\.0 s: silent") as caught:
+        site.end.renew(1)
+    assert [kind for kind, _ in site.asked] == ["renew"] * 3
+    assert (caught.value.facts["worker_id"], caught.value.facts["silent"]) == ("w0", True)
+    site.end.close()
+    site.handler.close()
+
+
+def reply(status: int, **content: Any) -> Answer:
+    return Answer(status, json.dumps(content).encode())
+
+
+@pytest.mark.parametrize(
+    ("stale", "is_replaced", "is_restarted"),
+    [
+        ({"run": "r", "epoch": 2}, False, True),
+        ({"run": "r", "epoch": 1}, False, False),
+        ({"run": "other", "epoch": 2}, False, False),
+        ({"run": "r", "epoch": 1, "replaced": True}, True, False),
+    ],
+)
+def test_worker_that_a_master_does_not_know_learns_whether_it_is_another_master(
+    site: Site, stale: dict[str, Any], is_replaced: bool, is_restarted: bool
+) -> None:
+    site.join()
+    site.replies.append(reply(409, message="it is over", **stale))
+    with pytest.raises(WorkerLostError, match="it is over") as caught:
+        site.end.renew(1)
+    facts = caught.value.facts
+    assert (facts["worker_id"], facts["run"], facts["epoch"]) == (
+        "w0",
+        stale["run"],
+        stale["epoch"],
+    )
+    assert (facts["replaced"], facts["restarted"]) == (is_replaced, is_restarted)
+    with pytest.raises(WorkerLostError, match="it is over"):
+        site.end.check()
+
+
+def test_master_that_fails_is_asked_again_and_one_that_refuses_is_not(site: Site) -> None:
+    site.join()
+    site.replies.extend([reply(500, message="no memory"), reply(599)])
+    site.end.renew(1)
+    assert site.listener.progress == [1]
+
+    site.replies.append(reply(499, message="not so", request_id="0123"))
+    with pytest.raises(ProtocolError, match=r"a renew request \(499\): not so") as caught:
+        site.end.renew(2)
+    facts = caught.value.facts
+    assert (facts["where"], facts["status"], facts["request_id"]) == ("renew", 499, "0123")
+    site.replies.append(Answer(200, b"[]"))
+    with pytest.raises(ProtocolError, match="an answer is an object"):
+        site.end.renew(3)
+    site.end.renew(4)
+    assert site.listener.progress == [1, 4]
+
+    site.replies.append(reply(410, message="the run is over"))
+    for call in (lambda: site.end.renew(5), site.end.check):
+        with pytest.raises(ClosedError, match="the run is over"):
+            call()

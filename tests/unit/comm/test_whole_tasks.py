@@ -339,6 +339,8 @@ def test_collector_tells_another_coordinator_what_is_delivered_and_first_what_is
         reports = bench.ask("c0", "collector_data_task")["reports"]
         assert [report["data_id"] for report in reports] == ["d0"]
         assert bench.ask("c0", "collector_go_on_task", task_id="t1") == {"admitted_steps": 0, **ids}
+    with pytest.raises(TaskFailedError, match="c0 has no t3"):
+        bench.ask("c0", "collector_go_on_task", task_id="t3")
     collector._reports.clear()
     found = bench.ask("c0", "collector_go_on_task", task_id="t1")
     assert found == {"admitted_steps": 0, **delivered, **ids}
