@@ -193,7 +193,7 @@ class BaseCommCollector(CommWorker):
         self.raise_job_error()
         info: dict[str, Any] = {**collector.get_finish_info(), **self.task_ids()}
         model, self._policy_model = self._policy_model, None
-        if info.get("eval_flag") and model is not None:
+        if model is not None:  # of an evaluation
             publisher, task_id = PolicyPublisher(self), str(info["task_id"])
             if publisher.publish(task_id, model, int(info.get("train_iter", 0)), is_last=True):
                 info["policy_id"] = task_id

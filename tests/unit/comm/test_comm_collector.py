@@ -89,12 +89,11 @@ def test_worker_that_closes_ends_its_envs_and_its_connections_to_servers(tmp_pat
 def test_samples_wait_for_the_limiter_and_for_room_of_a_replay_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("REPLAY_PAUSE_S", "STORAGE_PAUSE_S"):
-        monkeypatch.setattr(f"dingsdk.worker.comm.collector.{name}", 0.0)
     cfg = to_easydict({"system": {"transport": {"type": "in_memory"}}})
     transport = make_transport(cfg, tmp_path)
     worker: Any = BaseCommCollector({}, transport, "collector-0")
-    monkeypatch.setattr(worker, "_is_overdue", lambda: False)
+    pauses: list[float] = []
+    monkeypatch.setattr(worker, "pause", pauses.append)
     errors: list[Exception] = [
         BufferFullError("the limiter"),
         StorageFullError("no room", path="p"),
@@ -115,6 +114,7 @@ def test_samples_wait_for_the_limiter_and_for_room_of_a_replay_server(
     assert inserted == [([7, 7], 0.0)]  # the workers of this run take turns
     assert held_up_by == ["", "", "no room", "no room"]
     assert worker._held_up_by == ""
+    assert pauses == [0.05, 1.0, 0.05]
     worker.is_stopping = True
     assert not worker._insert(samples, 8)
     assert len(inserted) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -88,13 +89,50 @@ def test_data_loader_takes_the_columns_from_the_list(learner: BaseCommLearner) -
     assert batch.columns["obs"].tolist() == [11.0, 10.0]
 
 
-def test_rows_of_a_lost_payload_are_those_of_the_next_batch(learner: BaseCommLearner) -> None:
+def test_rows_of_a_lost_payload_are_those_of_the_next_batch(
+    learner: BaseCommLearner, caplog: pytest.LogCaptureFixture
+) -> None:
     lease(learner, 1)
     lease(learner, 0)
     rows = learner.get_data(2)
     assert rows is not None
     assert [row()["obs"] for row in rows] == [11.0, 10.0]
     assert learner._lost_payloads == {1: "missing"}
+    assert caplog.messages == ["payloads cannot be read: {1: 'missing'}"]
+
+
+@pytest.mark.parametrize("name", ["get_data", "get_batch"])
+def test_each_batch_that_is_taken_is_one_less_to_take(learner: BaseCommLearner, name: str) -> None:
+    learner._to_take = 5
+    for left in (4, 3):
+        lease(learner, 0)
+        assert getattr(learner, name)(2) is not None
+        assert learner._to_take == left
+
+
+@pytest.mark.parametrize(
+    ("batches", "to_take", "is_on_policy", "is_to_finish", "few"),
+    [
+        (8, 5, False, False, 4),
+        (8, 4, False, False, 0),  # it has all that it needs
+        (8, 100, True, False, 0),
+        (8, 100, False, True, 0),
+        (9, 100, False, False, 4),
+        (1, 100, False, False, 0),
+    ],
+)
+def test_learner_asks_for_more_when_half_is_left_and_more_is_needed(
+    learner: BaseCommLearner,
+    batches: int,
+    to_take: int,
+    is_on_policy: bool,
+    is_to_finish: bool,
+    few: int,
+) -> None:
+    learner._cfg = msgspec.structs.replace(learner._cfg, batches_per_demand=batches)
+    learner._to_take = to_take
+    learner._is_on_policy, learner._is_to_finish = is_on_policy, is_to_finish
+    assert learner._few == few
 
 
 def test_rows_that_cannot_be_read_when_the_task_is_over_say_so(learner: BaseCommLearner) -> None:
@@ -162,6 +200,75 @@ def test_episodes_are_cut_by_their_lengths(learner: BaseCommLearner) -> None:
     assert [each.columns["obs"].tolist() for each in episodes] == [[11.0, 10.0], [11.0]]
 
 
+@pytest.mark.parametrize(
+    "leased",
+    [
+        {"payload": np.full(2, 5), "row": np.arange(2), "lengths": np.array([2])},
+        {"payload": np.full((1, 2), 5), "row": np.arange(2)[None]},
+    ],
+)
+def test_samples_that_are_lists_come_as_single_rows_only(
+    learner: BaseCommLearner, leased: dict[str, Any]
+) -> None:
+    learner.data_store.put("lists", pack_samples([{"x": [{"n": 1}]}, {"x": [{"n": 2}]}]))
+    assert learner._rows is not None
+    learner._rows.close()
+    store = learner.data_store
+    learner._rows = RowStore(8, {"type": "object"}, lambda data_id, digest: store.get(data_id))
+    learner._rows.announce({"lists": 5})
+    with pytest.raises(SchemaMismatchError, match="keeps rows"):
+        learner._gather(leased)
+
+
+def test_reports_that_have_not_arrived_are_in_the_next_one(learner: BaseCommLearner) -> None:
+    learner._learner = SimpleNamespace(learn_info={"learner_step": 2, "learner_done": False})
+    reports = []
+    for ids, lost in (([3, 4], {1: "missing"}), ([], {}), ([5], {2: "corrupt"})):
+        if ids:
+            found = {"replay_unique_id": ids, "priority": [float(each) for each in ids]}
+            learner.send_learn_info({"priority_info": found, "learner_done": False})
+        learner._lost_payloads = dict(lost)
+        learner._report()
+        assert learner._info is not None
+        priorities = learner._info["priority_info"]
+        reports.append(({k: v.tolist() for k, v in priorities.items()}, learner._info))
+    first, second, third = reports
+    assert first[0] == second[0] == {"replay_unique_id": [3, 4], "priority": [3.0, 4.0]}
+    assert third[0] == {"replay_unique_id": [3, 4, 5], "priority": [3.0, 4.0, 5.0]}
+    lost = [info["lost_payloads"] for _, info in reports]
+    assert lost == [[[1, "missing"]], [[1, "missing"]], [[1, "missing"], [2, "corrupt"]]]
+
+
+@pytest.mark.parametrize("is_on_policy", [True, False])
+def test_policy_and_info_are_sent_after_the_hooks_of_a_learner_in_the_order_of_their_priorities(
+    learner: BaseCommLearner, is_on_policy: bool
+) -> None:
+    learner._is_on_policy = is_on_policy
+    assert [(hook.name, hook.position, hook.priority) for hook in learner.hooks4call] == [
+        ("send_policy", "before_run", 100),
+        *([] if is_on_policy else [("send_policy", "after_iter", 100)]),
+        ("send_policy", "after_run", 100),
+        ("send_learn_info", "after_iter", 100),
+        ("send_learn_info", "after_run", 100),
+    ]
+
+
+def test_priorities_go_to_the_replay_server_where_there_is_one(learner: BaseCommLearner) -> None:
+    told, closed = list[Any](), list[bool]()
+    client: Any = SimpleNamespace(
+        update=told.append, stats=lambda: {"count": 7}, close=lambda: closed.append(True)
+    )
+    learner.replay = client
+    learner._learner = SimpleNamespace(learn_info={"learner_step": 2, "learner_done": False})
+    found = {"replay_unique_id": [3], "priority": [1.0]}
+    learner.send_learn_info({"priority_info": found, "learner_done": False})
+    info = learner._learn_info()
+    assert told == [found]
+    assert (info["priority_info"], info["replay"]) == ({}, {"count": 7})
+    assert learner.close() is True
+    assert closed == [True]
+
+
 def test_learn_info_has_the_priorities_of_all_batches_once(learner: BaseCommLearner) -> None:
     learner._learner = SimpleNamespace(learn_info={"learner_step": 2, "learner_done": False})
     for ids in ([3, 4], [5], [None]):
@@ -190,11 +297,30 @@ def test_on_policy_learner_publishes_before_it_waits_for_the_next_version(
     learner.send_policy = lambda state: found.append(  # type: ignore[method-assign]
         (state["iter"], state["model"])
     )
+    lease(learner, 0)
+    assert learner._next_lease(2) is not None  # it has not trained on all of the version yet
+    assert found == []
     learner.is_stopping = True
     assert learner._next_lease(2) is None
     learner._sent_iter = 5
     assert learner._next_lease(2) is None
     assert found == sent
+
+
+def test_on_policy_learner_publishes_each_version_once(learner: BaseCommLearner) -> None:
+    learner._task_info, learner._is_on_policy = {"policy_id": "p"}, True
+    policy = SimpleNamespace(state_dict=lambda: {"model": {"w": np.ones(1)}})
+    learner._learner = SimpleNamespace(
+        learn_info={"learner_done": False}, train_iter=5, policy=policy
+    )
+    learner.is_stopping = True
+    assert learner._next_lease(2) is None
+    published = learner.policy_store.newest("p")
+    assert published is not None
+    assert published[0] == 5
+    learner.policy_store.discard("p")
+    assert learner._next_lease(2) is None
+    assert learner.policy_store.newest("p") is None
 
 
 @pytest.mark.parametrize(
@@ -273,8 +399,8 @@ def test_announced_payloads_are_looked_for_for_half_a_second(learner: BaseCommLe
 def test_replay_server_without_a_batch_is_asked_for_twenty_seconds(
     learner: BaseCommLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dingsdk.worker.comm.learner.REPLAY_PAUSE_S", 0.0)
-    now, asked = [0.0], list[tuple[int, int, float]]()
+    now, asked, pauses = [0.0], list[tuple[int, int, float]](), list[float]()
+    monkeypatch.setattr(learner, "pause", pauses.append)
     learner._clock = lambda: now[0]
 
     def sample(size: int, *, train_iter: int, timeout_s: float) -> Any:
@@ -285,6 +411,7 @@ def test_replay_server_without_a_batch_is_asked_for_twenty_seconds(
     client: Any = SimpleNamespace(sample=sample)
     assert learner._sample(client, 4) is None
     assert asked == [(4, 5, 0.0)] * 3  # the workers of this run take turns
+    assert pauses == [0.05] * 3
     assert learner._sample(client, 4) == "batch"
     learner.is_stopping = True
     assert learner._sample(client, 4) is None

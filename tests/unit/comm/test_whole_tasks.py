@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from dingsdk_in_memory.stores import MemoryDataStore
+from dingsdk_in_memory.stores import MemoryDataStore, MemoryPolicyStore
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ProtocolError, StorageFullError, TaskFailedError
@@ -28,6 +28,7 @@ from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S
 from dingsdk.worker.commander.tasks import collector_task, learner_task
 from dingsdk.worker.learner.aggregator import RANK_S
+from dingsdk.worker.learner.hooks import LearnerHook
 
 PATIENCE_S = 30.0
 ROWS, BATCH = 32, 8
@@ -163,11 +164,66 @@ def test_evaluated_policy_is_published_under_the_id_of_its_task(bench: Bench) ->
     assert bench.collector._policy_model is None  # its memory is free
 
 
+def test_evaluated_policy_that_finds_no_room_at_first_is_published_in_the_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.publisher._PAUSE_S", 0.01)
+    refusals = [2]
+
+    class Narrow(MemoryPolicyStore):
+        def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
+            if refusals[0]:
+                refusals[0] -= 1
+                raise StorageFullError("no room", path="policies", reason="ENOSPC")
+            super().publish(policy_id, state, version)
+
+    worker, store = bench.collector, Narrow()
+    monkeypatch.setattr(worker, "policy_store", store)
+    worker._task_info = {"task_id": "t1", "buffer_id": "b1"}
+    worker._collector = SimpleNamespace(get_finish_info=lambda: {"eval_flag": True})
+    worker._policy_model = {"w": np.ones(1)}
+    worker.start_job(lambda: None, lambda: None, "evaluator")
+    info = bench.ask("c0", "collector_close_task")
+    assert info == {"eval_flag": True, "task_id": "t1", "buffer_id": "b1", "policy_id": "t1"}
+    assert refusals == [0]
+    assert store.newest("t1") == (0, {"w": np.ones(1)})
+
+
+def test_collector_is_connected_with_its_worker_and_its_clock(bench: Bench) -> None:
+    bench.publish()
+    bench.collect()
+    worker, collector = bench.collector, bench.collector._collector
+    for name in (
+        *("send_metadata", "send_stepdata", "get_policy_update_info"),
+        *("await_admission", "yield_turn"),
+    ):
+        assert getattr(collector, name) == getattr(worker, name)
+    assert collector.clock == worker.scheduler.clock
+    bench.ask("c0", "collector_close_task")
+
+
+@pytest.mark.parametrize(("worker_id", "role"), [("c0", "collector"), ("l0", "learner")])
+def test_job_that_hangs_fails_the_task_that_is_to_end_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, worker_id: str, role: str
+) -> None:
+    worker: Any = getattr(bench, role)
+    over = threading.Event()
+    worker._collector = worker._learner = SimpleNamespace()
+    worker.start_job(lambda: over.wait(PATIENCE_S) and None, lambda: None, "job")
+    monkeypatch.setattr(worker._job, "join", lambda timeout_s: False)  # 5 s are over
+    with pytest.raises(TaskFailedError, match=f"{worker_id}: the {role} hangs") as caught:
+        bench.ask(worker_id, f"{role}_close_task")
+    assert caught.value.result == {"message": "stuck"}
+    over.set()
+
+
 def test_column_that_no_sample_has_ends_the_task_by_name(bench: Bench) -> None:
     bench.publish()
     bench.collect(columns=["colour"])
     with pytest.raises(TaskFailedError, match="needs the column 'colour'"):
         bench.reports()
+    with pytest.raises(TaskFailedError, match="needs the column 'colour'"):
+        bench.ask("c0", "collector_close_task")
 
 
 def test_columns_of_more_than_64_bytes_a_row_are_refused() -> None:
@@ -392,6 +448,7 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
 
     last = bench.learn([0] * BATCH, [1] * BATCH)
     assert last["info"]["learner_done"]
+    assert bench.learner._learner.collector_envstep == 0  # none was told
     assert last["demand"] is None
     over = bench.ask("l0", "learner_get_data_task")
     assert over == {"pending": True, "learner_done": True, "held_up_by": ""} | ids
@@ -400,6 +457,7 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     assert bench.ask("l0", "learner_close_task") == ids
     gc.collect()
     assert learner() is None  # its memory is free
+    assert bench.ask("l0", "learner_close_task") == ids
     with pytest.raises(TaskFailedError, match="no task"):
         bench.learn([0] * BATCH)
 
@@ -418,7 +476,63 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     bench.ask("l0", "learner_start_task", task_info={**at_limit, "resume": True})
     assert bench.ask("l0", "learner_get_data_task")["learner_done"]
     assert bench.learner._learner.train_iter == 1
+    assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 1
+
+
+def test_learner_that_finds_no_checkpoint_to_resume_from_says_so(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info={**task, "resume": True})
+    text = f"l0 begins with new weights: there is no checkpoint in {tmp_path / 'ckpt'}"
+    assert text in caplog.messages
+    assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 0
     bench.ask("l0", "learner_close_task")
+
+
+def test_learner_and_the_tasks_that_talk_about_it_wake_each_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANSWER_WITHIN_S", "POLL_S"):  # nobody looks again by himself
+        monkeypatch.setattr(f"dingsdk.worker.comm.worker.{name}", 600.0)
+    monkeypatch.setattr("dingsdk.worker.comm.learner.ANSWER_WITHIN_S", 600.0)
+    monkeypatch.setattr(bench.learner._end, "lease_s", 3000.0)
+    may_end = threading.Event()
+
+    class Slow(LearnerHook):
+        def __call__(self, engine: Any) -> None:
+            may_end.wait(PATIENCE_S)
+
+    bench.publish()
+    bench.collect()
+    payload = next(report for report in bench.reports() if "data_id" in report)
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    bench.learner._learner.register_hook(Slow("slow", 200, position="after_run"))
+    batch = list(range(BATCH))
+    assert bench.ask("l0", "learner_get_data_task")["batches"] == 3
+    answer = bench.learn(batch, batch, batch, payloads={payload["data_id"]: 7})
+    assert answer["info"]["batches_left"] == 1
+    assert bench.ask("l0", "learner_go_on_task", task_id="t2")["info"]["batches_left"] == 0
+    # The last one comes before all hooks at the end of the training have run.
+    assert bench.learn(batch, batch)["info"]["learner_done"]
+    assert not bench.learner.job_ended
+    may_end.set()
+    bench.ask("l0", "learner_close_task")
+
+
+@pytest.mark.parametrize("name", ["learner_get_data_task", "learner_go_on_task"])
+def test_error_of_a_learner_fails_the_next_task_about_it(bench: Bench, name: str) -> None:
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    assert bench.learner.stop_job()
+    bench.learner.start_job(fail, lambda: None, "learner")
+    bench.learner._demand = None
+    with pytest.raises(TaskFailedError, match="on purpose"):
+        bench.ask("l0", name, task_id="t2")
 
 
 def test_learner_that_goes_on_for_another_coordinator_reports_all_it_has_trained(
