@@ -16,6 +16,7 @@ from dingsdk_in_memory.transport import InMemoryTransport
 
 from dingsdk.errors import (
     ClosedError,
+    ConfigError,
     ProtocolError,
     TaskFail,
     TaskFailedError,
@@ -130,9 +131,16 @@ def test_joined_worker_is_announced_with_its_resources(cluster: Cluster) -> None
     assert cluster.master.workers["w0"].resource == {"cpu": 1}
 
 
-@pytest.mark.parametrize("cause", [ZeroDivisionError("on purpose"), SystemExit("on purpose")])
+@pytest.mark.parametrize(
+    ("cause", "is_user_mistake"),
+    [
+        (ZeroDivisionError("on purpose"), False),
+        (SystemExit("on purpose"), False),
+        (ConfigError("on purpose", path="seed"), True),
+    ],
+)
 def test_task_that_raises_fails_with_traceback_and_the_worker_serves_on(
-    cluster: Cluster, cause: BaseException
+    cluster: Cluster, cause: BaseException, is_user_mistake: bool
 ) -> None:
     def broken(task: Mapping[str, Any]) -> None:
         raise cause
@@ -142,6 +150,7 @@ def test_task_that_raises_fails_with_traceback_and_the_worker_serves_on(
         cluster.master.ask("w0", {"name": "broken"}, 5.0)
     assert "in broken" in caught.value.traceback
     assert f"{type(cause).__name__}: on purpose" in str(caught.value)
+    assert caught.value.result == {"is_user_mistake": is_user_mistake}
     assert cluster.master.ask("w0", {"name": "fine"}, 5.0) == {}
 
 

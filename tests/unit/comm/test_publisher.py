@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,30 +73,61 @@ def test_outage_keeps_the_old_version_is_logged_once_and_counted(
     assert "3 have found no room" in caplog.text
 
 
+class Noting(threading.Condition):
+    """Waits for nothing; notes what it was to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[tuple[float | None, bool]] = []
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        self.waits.append((timeout, bool(predicate())))
+        return False
+
+
 def test_last_policy_waits_for_room(worker: CommWorker) -> None:
-    store = worker.policy_store
+    store, worker.condition = worker.policy_store, Noting()
     assert isinstance(store, NarrowStore)
     store.refusals = 2
     publisher = PolicyPublisher(worker, last_s=0.4)
     assert publisher.publish("p", MODEL, 9, is_last=True)
     assert (store.version(), publisher.unpublished) == (9, 0)
+    assert worker.condition.waits == [(0.2, False)] * 2
 
 
-def test_last_policy_is_given_up_after_its_time(worker: CommWorker) -> None:
-    store = worker.policy_store
+@pytest.mark.parametrize(("limit", "tries"), [({"last_s": 0.4}, 3), ({}, 11)])
+def test_last_policy_is_given_up_after_its_time(
+    worker: CommWorker, limit: dict[str, float], tries: int
+) -> None:
+    store, worker.condition = worker.policy_store, Noting()
     assert isinstance(store, NarrowStore)
-    store.refusals = 4
-    publisher = PolicyPublisher(worker, last_s=0.4)
+    store.refusals = 20
+    publisher = PolicyPublisher(worker, **limit)
     assert not publisher.publish("p", MODEL, 9, is_last=True)
-    assert (store.newest("p"), store.refusals, publisher.unpublished) == (None, 1, 1)
+    assert (store.newest("p"), store.refusals, publisher.unpublished) == (None, 20 - tries, 1)
+    assert publisher.held_up_by == ""
 
 
 def test_first_policy_is_tried_until_there_is_room(worker: CommWorker) -> None:
     publisher, store = PolicyPublisher(worker), worker.policy_store
+    pauses: list[tuple[float, str]] = []
+    worker.pause = lambda seconds: pauses.append(  # type: ignore[method-assign]
+        (seconds, publisher.held_up_by)
+    )
     assert isinstance(store, NarrowStore)
     store.refusals = 2
     assert publisher.publish("p", MODEL, 0)
     assert (store.version(), publisher.unpublished, publisher.held_up_by) == (0, 0, "")
+    assert pauses == [(0.2, "no room")] * 2
+
+
+def test_first_policy_is_given_up_by_a_worker_that_is_to_stop(worker: CommWorker) -> None:
+    publisher, store = PolicyPublisher(worker), worker.policy_store
+    worker.is_stopping = True
+    assert isinstance(store, NarrowStore)
+    store.refusals = 2
+    assert not publisher.publish("p", MODEL, 0)
+    assert (store.refusals, publisher.unpublished, publisher.held_up_by) == (1, 1, "")
 
 
 def test_publisher_of_a_later_task_finds_the_policy_that_is_stored(worker: CommWorker) -> None:

@@ -660,17 +660,24 @@ def test_worker_is_over_before_it_starts_and_after_it_closes(bench: Bench) -> No
     assert made.close()
     made.start(bench.address)
     assert not made.is_over
+    assert made._joined().asks_again
     assert made.close()
     assert made.is_over
     assert made.failure is None
 
 
-def test_worker_whose_id_another_one_takes_stays_away_and_says_why(bench: Bench) -> None:
+def test_worker_whose_id_another_one_takes_stays_away_and_says_why(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     first = bench.worker()
     second = bench.worker(ask=lambda task: {"by": "the second"})
     bench.wait(lambda: first.is_over)
 
     assert isinstance(first.failure, WorkerLostError)
+    assert caplog.messages == [
+        "worker 'w0': another worker has joined under its id",
+        "w0 has lost its id to another worker; it stays away",
+    ]
     assert bench.master.ask("w0", {"name": "ask"}, PATIENCE_S) == {"by": "the second"}
     assert (second.is_over, second.failure) == (False, None)
 
@@ -701,6 +708,28 @@ def test_worker_that_is_lost_does_not_end_the_run(bench: Bench) -> None:
     group = ThreadWorkers({}, bench.transport)
     group._workers.append(first)
     group.poll()
+
+
+@pytest.mark.parametrize(
+    ("facts", "joins"), [({"replaced": True}, 0), ({}, 1), ({"silent": True}, 1)]
+)
+def test_worker_that_does_not_join_again_serves_no_more(
+    bench: Bench, facts: dict[str, bool], joins: int
+) -> None:
+    slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}))
+    called: list[str] = []
+
+    def fail(*given: Any) -> None:
+        called.append("join" if len(given) == 2 else "ask")
+        if len(called) > 4:
+            raise ClosedError("enough", what="slave end")
+        raise WorkerLostError(f"number {len(called)}", worker_id="w1", **facts)
+
+    end: Any = SimpleNamespace(lease_s=9.0, join=fail, next_task=fail)
+    slave._end, slave._is_closed = end, False
+    slave._serve()
+    assert called == ["ask", *["join"] * joins]
+    assert str(slave.failure) == f"number {1 + joins}"
 
 
 def test_joining_again_renews_the_lease(bench: Bench) -> None:
