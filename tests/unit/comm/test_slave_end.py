@@ -224,7 +224,11 @@ def test_close_takes_no_longer_to_leave_than_it_may() -> None:
     site.handler.close()
 
 
-def test_silence_is_counted_from_the_first_request_without_an_answer() -> None:
+def test_silence_is_counted_from_the_first_request_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The sender of answers does not look by itself meanwhile.
+    monkeypatch.setattr("dingsdk.worker.comm.requests.slave_end.PRESENCE_S", 3600.0)
     scheduler = SetClock()
     site = Site(scheduler, lost_after_s=3.0)
     site.join()
