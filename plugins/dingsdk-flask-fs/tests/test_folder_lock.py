@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dingsdk_flask_fs.folder_lock import folder_lock
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk import SampleBatch
@@ -53,6 +56,25 @@ def test_folder_is_free_after_the_run(tmp_path: Path) -> None:
         transport = transport_in(tmp_path / "data")
         transport.master_end().open(Listener())
         transport.close()
+
+
+def test_folder_is_refused_at_once_and_given_back_by_any_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    first = ExitStack()
+    first.enter_context(folder_lock(tmp_path))
+    monkeypatch.setattr("time.sleep", sleep)
+    with pytest.raises(RunDirLockedError), folder_lock(tmp_path):
+        raise AssertionError("it has two owners")
+    monkeypatch.undo()
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    closing.join(20.0)
+    with folder_lock(tmp_path):
+        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_failed_start_gives_the_folder_back(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dingsdk.data import PrivateDir
 from dingsdk.errors import (
     ClosedError,
     DataMissingError,
@@ -19,9 +22,19 @@ from dingsdk.errors import (
     ProtocolError,
     StaleEpochError,
 )
+from dingsdk.worker.comm.requests.epoch import begin_epoch
 from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
-from dingsdk.worker.comm.requests.messages import Join, Request, Turn, decode_request
+from dingsdk.worker.comm.requests.messages import (
+    OVERHEAD_BYTES,
+    Join,
+    Request,
+    Turn,
+    decode_request,
+    encode_item,
+    first_that_fit,
+)
+from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 LOG = "dingsdk.worker.comm.requests.link"
@@ -153,8 +166,9 @@ def test_request_beyond_those_that_may_wait_is_answered_soon(
     inc = site.join("w0", "a")
     for _ in range(2):
         site.ask("turn", "w0", inc, Turn([], 0, 1, 3.0))
-    site.ask("turn", "w0", inc, Turn([], 0, 1, 0.01))
-    assert site.waited == [*waited, 0.01]
+    for wait_s in (0.01, 100.0):
+        site.ask("turn", "w0", inc, Turn([], 0, 1, wait_s))
+    assert site.waited == [*waited, 0.01, 20.0 if max_polls else 0.05]
 
 
 def test_join_that_is_sent_again_is_the_same_one_as_long_as_it_is_remembered(
@@ -196,3 +210,170 @@ def test_request_that_is_overtaken_while_it_waits_gets_no_tasks() -> None:
     box = Mailbox("w0", 1, 1 << 20, Overtaking())
     assert box.fetch(seq=1, ack=0, want=1, wait_s=1.0) == []
     assert len(later[1]) == 1
+
+
+@pytest.mark.parametrize("how", ["put", "close", "fetch"])
+def test_request_that_waits_is_woken(how: str) -> None:
+    is_waiting, found = threading.Event(), list[list[bytes]]()
+
+    class Telling(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            is_waiting.set()
+            return super().wait_for(predicate, timeout)
+
+    box = Mailbox("w0", 1, 1 << 20, Telling())
+    asking = threading.Thread(
+        target=lambda: found.append(box.fetch(seq=1, ack=0, want=1, wait_s=60.0)), daemon=True
+    )
+    asking.start()
+    assert is_waiting.wait(20.0)
+    if how == "put":
+        box.put(TaskMessage("t0", {}))
+    elif how == "close":
+        box.close()
+    else:
+        assert box.fetch(seq=2, ack=0, want=1, wait_s=0.0) == []
+    asking.join(20.0)
+    assert [len(tasks) for tasks in found] == [1 if how == "put" else 0]
+
+
+def test_handler_that_closed_tells_each_worker_once_and_nobody_who_left() -> None:
+    site = Handling()
+    incs = {worker: site.join(worker, worker) for worker in ("w0", "w1")}
+    assert site.handler.wait_told(0.0)
+    site.handler.close()
+    assert not site.handler.wait_told(0.0)
+    for worker, inc in incs.items():
+        with pytest.raises(ClosedError):
+            site.ask("turn", worker, inc, Turn([], 0, 1, 0.0))
+    assert site.handler.wait_told(0.0)
+    site.handler.abandon("w0", None, "it was cut off")
+    assert site.told == [("w0", 1), ("w1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("number", "is_taken"), [(-1, False), (0, True), (2**63 - 1, True), (2**63, False)]
+)
+def test_numbers_of_requests_have_63_bits(number: int, is_taken: bool) -> None:
+    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
+    body = {"answers": [], "progress": number}
+    data = json.dumps({**known, "type": "renew", "body": body}).encode()
+    if is_taken:
+        assert decode_request(data, "renew", 1 << 20).body.progress == number
+    else:
+        with pytest.raises(ProtocolError):
+            decode_request(data, "renew", 1 << 20)
+
+
+def test_item_leaves_room_for_the_rest_of_its_message() -> None:
+    task = TaskMessage("t0", {"text": "x" * 100})
+    size = len(encode_item(7, task, 1 << 20))
+    assert len(encode_item(7, task, size + OVERHEAD_BYTES)) == size
+    with pytest.raises(ProtocolError, match=f"t0 has {size} bytes") as caught:
+        encode_item(7, task, size + OVERHEAD_BYTES - 1)
+    facts = caught.value.facts
+    assert (facts["size_bytes"], facts["max_bytes"]) == (size, size + OVERHEAD_BYTES - 1)
+
+
+@pytest.mark.parametrize(
+    ("room", "want", "count"), [(30, 9, 3), (29, 9, 2), (0, 9, 1), (30, 2, 2), (30, 3, 3)]
+)
+def test_message_takes_the_items_that_have_room_and_at_least_one(
+    room: int, want: int, count: int
+) -> None:
+    items = [(number, b"x" * 9) for number in range(4)]  # with a comma each
+    assert first_that_fit(items, OVERHEAD_BYTES + room, want) == items[:count]
+
+
+def test_starts_of_a_master_are_counted_from_1(tmp_path: Path) -> None:
+    with PrivateDir(tmp_path / "run") as folder:
+        run, first = begin_epoch(folder)
+        assert (first, begin_epoch(folder), begin_epoch(folder)) == (1, (run, 2), (run, 3))
+
+
+class Closing(RequestMasterEnd):
+    """Writes down how it closes; each step takes as long as the test says."""
+
+    def __init__(self, took_s: float, has_ended: bool) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.took_s = took_s
+        self.has_ended = has_ended
+        self.steps: list[Any] = []
+
+    def listen(self, listener: MasterListener, until_close: ExitStack) -> Any:
+        until_close.callback(self.steps.append, "released")
+        handler = SimpleNamespace(close=lambda: self.steps.append("told"), wait_told=self._wait)
+        return handler, SimpleNamespace(close=self._end), "here"
+
+    def _wait(self, timeout_s: float) -> bool:
+        self.steps.append(timeout_s)
+        self.now += self.took_s
+        return True
+
+    def _end(self, timeout_s: float) -> bool:
+        self.steps.append(timeout_s)
+        return self.has_ended
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "took_s", "waits"),
+    [(5.0, 0.5, [2.0, 4.5]), (1.0, 0.5, [0.5, 0.5]), (1.0, 3.0, [0.5, 0.1])],
+)
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_master_end_closes_within_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    timeout_s: float,
+    took_s: float,
+    waits: list[float],
+    has_ended: bool,
+) -> None:
+    end: Any = Closing(took_s, has_ended)
+    monkeypatch.setattr(
+        "dingsdk.worker.comm.requests.transport.time", SimpleNamespace(monotonic=lambda: end.now)
+    )
+    with pytest.raises(ClosedError, match="not open"):
+        end.send("w0", 1, TaskMessage("t0", {}))
+    assert end.open(None) == "here"
+    with pytest.raises(ClosedError, match="opens once"):
+        end.open(None)
+    assert end.steps == []
+    for _ in range(2):
+        end.close(*[timeout_s] * (timeout_s != 5.0))  # 5 s unless it is told another time
+    assert end.steps == ["told", *waits, "released"]
+    told = [] if has_ended else [f"the server did not end within {waits[1]:.1f} s"]
+    assert caplog.messages == told
+
+
+def test_transport_closes_what_it_gave_out_and_then_its_stores(tmp_path: Path) -> None:
+    closed: list[Any] = []
+
+    class Giving(RequestTransport):
+        def _end(self, name: str) -> Any:
+            return SimpleNamespace(
+                close=lambda timeout_s: closed.append((name, timeout_s)),
+                abandon_worker=lambda worker_id: closed.append((name, worker_id)),
+            )
+
+        def make_master_end(self) -> Any:
+            return self._end("master")
+
+        def make_slave_end(self, address: str) -> Any:
+            return self._end(address)
+
+        def release(self) -> None:
+            closed.append("stores")
+
+        def data_store(self) -> Any:
+            raise NotImplementedError
+
+        def policy_store(self) -> Any:
+            raise NotImplementedError
+
+    made: Any = Giving({}, tmp_path)
+    master, slaves = made.master_end(), [made.slave_end(name) for name in "ab"]
+    assert len({id(each) for each in (master, *slaves)}) == 3
+    made.abandon_worker("w0")
+    made.close()
+    assert closed == [("master", "w0"), ("a", 5.0), ("b", 5.0), ("master", 5.0), "stores"]
