@@ -187,7 +187,8 @@ class InferenceServer:
         if not head.is_exact or key not in self._policies:
             self._look(head.policy_id, head.version)
         if not head.is_exact:
-            key = (head.policy_id, max(head.version, self._newest.get(head.policy_id, -1)))
+            newest = self._newest.get(head.policy_id, head.version)
+            key = (head.policy_id, max(head.version, newest))
         policy = self._policies.pop(key, None)
         if policy is None:
             raise ProtocolError(f"version {head.version} of {head.policy_id} is not here", where="")

@@ -131,7 +131,7 @@ class InsertLog:
     def records(self, first_number: int) -> Iterator[Record]:
         """Yield the records of the files from one on, without the torn end that a file may have."""
         numbers = sorted(each for each in self._numbers() if first_number <= each < self.number)
-        if numbers and numbers != list(range(first_number, self.number)):
+        if numbers != list(range(first_number, self.number)):
             path = str(self._folder.path)
             raise CheckpointCorruptError(
                 f"the files {numbers} of the log in {path} do not follow each other from "

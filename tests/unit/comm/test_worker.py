@@ -701,6 +701,18 @@ def test_worker_whose_transport_raises_ends_the_run_with_that_error(
         group.poll()
 
 
+def test_worker_that_loses_itself_in_a_task_joins_again_without_an_answer(bench: Bench) -> None:
+    def lose(task: Mapping[str, Any]) -> None:
+        raise WorkerLostError("the work of before hangs", worker_id="w0")
+
+    worker = bench.worker(lose=lose, fine=lambda task: {})
+    with pytest.raises(WorkerLostError):
+        bench.master.ask("w0", {"name": "lose"}, PATIENCE_S)
+    bench.wait(lambda: len(bench.joined) == 2)
+    assert bench.master.ask("w0", {"name": "fine"}, PATIENCE_S) == {}
+    assert (worker.tasks_done, worker.failure) == (1, None)
+
+
 def test_worker_that_is_lost_does_not_end_the_run(bench: Bench) -> None:
     first = bench.worker()
     bench.worker()

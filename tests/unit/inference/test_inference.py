@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import derive_seed
-from dingsdk.errors import NonFiniteError
+from dingsdk.errors import NonFiniteError, TaskFail
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
 from dingsdk.worker.collector.env_pool import EnvPool
@@ -482,9 +482,15 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     assert ask("poll") == ask("close") == {"requests": 3, "batches": 3}
     (log,) = (tmp_path / "log" / "inference").iterdir()
     assert "acted for 3 requests in 3 batches" in log.read_text()
+    assert log not in open_files()
     assert (files(), ask("poll")) == ([], {"requests": 0, "batches": 0})
 
     ask("start", task_info=task)
+    given_up = worker._server
+    assert given_up is not None
+    assert worker.stop_job()  # as where its master gave it up
+    ask("start", task_info=task)
+    assert given_up._is_closed
     assert len(files()) == 1
     monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.2)
     began = time.monotonic()
@@ -494,6 +500,113 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     assert files() == []
     master.close()
     transport.close()
+
+
+def open_files() -> list[Path]:
+    links = Path("/proc/self/fd").iterdir()
+    return [link.readlink() for link in links if link.is_symlink()]
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+def test_server_that_fails_fails_the_tasks_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
+    cfg = {"type": "in_memory", "concurrency": "threads"}
+    transport = default_manager().create("transports", cfg, tmp_path)
+    worker: Any = role.InferenceWorker({}, transport, "inference-0")
+    worker._end = SimpleNamespace(lease_s=None, check=lambda: None, renew=lambda progress: None)
+    tasks, over = worker._tasks(), threading.Event()
+
+    def run() -> None:
+        if how == "raises":
+            raise ValueError("on purpose")
+        over.wait(PATIENCE_S)
+
+    worker.start_job(run, lambda: None, "server")
+    if how == "raises":
+        assert worker._job.join(PATIENCE_S)
+        for name in ("poll", "close"):
+            with pytest.raises(ValueError, match="on purpose"):
+                tasks[f"inference_{name}_task"]({})
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(worker._job, "join", lambda timeout_s: False)  # 5 s are over
+            with pytest.raises(TaskFail, match="inference-0 hangs") as caught:
+                tasks["inference_close_task"]({})
+        assert caught.value.facts["result"] == {"message": "stuck"}
+    over.set()
+    assert worker.stop_job()
+    transport.close()
+
+
+def test_collector_may_be_silent_for_an_hour_and_has_5_s_for_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, float | None]] = []
+    receive = client.Link.receive
+
+    def note(link: Any, kind: Any, timeout_s: float, idle_s: float | None = None) -> Any:
+        if kind is client.Act:
+            asked.append((timeout_s, idle_s))
+        return receive(link, kind, timeout_s, idle_s)
+
+    monkeypatch.setattr(client.Link, "receive", note)
+    store = Store()
+    publish(store, policy_of(2), 1)
+    with serving(tmp_path, store), Collector(tmp_path, policy_of(5), 1) as collector:
+        assert collector.client.version == 0
+        collector.act()
+    assert set(asked) == {(5.0, 3600.0)}
+
+
+def test_collector_that_closes_hangs_up(tmp_path: Path) -> None:
+    store = Store()
+    publish(store, policy_of(2), 1)
+    with serving(tmp_path, store), Collector(tmp_path, policy_of(5), 1) as collector:
+        collector.act()
+        link = collector.client._link
+        assert link is not None
+        for _ in range(2):
+            collector.client.close()
+        assert link._sock.fileno() == -1
+        assert collector.client._link is None
+
+
+def test_each_policy_of_a_server_explores_with_a_seed_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seeds = Store(), list[int | None]()
+    create = server_module.create_policy
+
+    def noted(*given: Any, seed: int | None, **options: Any) -> Any:
+        seeds.append(seed)
+        return create(*given, seed=seed, **options)
+
+    monkeypatch.setattr(server_module, "create_policy", noted)
+    with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=7)) as server:
+        for version in range(6):
+            publish(store, policy_of(version), version)
+            server._look("p", version)
+    assert seeds == [7, 8, 9, 10]
+
+
+def test_long_error_of_a_policy_is_told_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(head: client.Act) -> Any:
+        raise ValueError("x" * 9000)
+
+    answers: list[Any] = []
+    link: Any = SimpleNamespace(send=lambda head, frame, timeout_s: answers.append((head, frame)))
+    with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0")) as server:
+        monkeypatch.setattr(server, "_policy", fail)
+        head = client.Act("p", 1, False)
+        server._answer([server_module._Request(link, head, OBS, {}, 16)] * 2)
+        assert (server.request_count, server.batch_count) == (0, 0)
+    assert [(type(each), len(each.text), frame) for each, frame in answers] == [
+        (client.NotActed, 500, [])
+    ] * 2
 
 
 class Asked(InferenceClient):

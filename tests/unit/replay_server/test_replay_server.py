@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import struct
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,6 +34,7 @@ from dingsdk.errors import (
     ClosedError,
     ConfigError,
     DataCorruptError,
+    DingError,
     InsecureBindError,
     InvalidPriorityError,
     PortInUseError,
@@ -44,6 +48,7 @@ from dingsdk.errors import (
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import link as wire
 from dingsdk.worker.replay_server import served_buffer
+from dingsdk.worker.replay_server.client import _error_of
 from dingsdk.worker.replay_server.served_buffer import InsertLog, ServedBuffer
 
 from .serving import numbers, rows
@@ -384,6 +389,26 @@ def test_missing_log_is_refused(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+@pytest.mark.parametrize("held", [None, 100])
+def test_log_that_does_not_go_on_where_the_checkpoint_ends_is_refused(
+    tmp_path: Path, held: int | None
+) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        buffer.save()
+        put(buffer, 2, 64)  # is in the log: the rows from 64 on
+    rows_folder = tmp_path / "replay" / served_buffer.ROWS_FOLDER
+    shutil.rmtree(rows_folder)
+    if held is not None:
+        with opened(tmp_path / "other") as buffer:
+            put(buffer, 1, 0, held)
+            buffer.save()
+        shutil.copytree(tmp_path / "other" / "replay" / served_buffer.ROWS_FOLDER, rows_folder)
+    text = f"goes on after 64 rows, and its checkpoint ends after {held or 0}"
+    with pytest.raises(CheckpointCorruptError, match=text):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "error"), [(b"{", CheckpointCorruptError), (b"{}", CheckpointVersionError)]
 )
@@ -426,8 +451,63 @@ def test_checkpoint_of_another_buffer_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_server_uses_a_folder(server: ReplayServer, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     with pytest.raises(RunFolderError, match="another replay server"):
-        ReplayServer({}, SMALL, tmp_path / "replay")
+        ReplayServer({"port": port}, SMALL, tmp_path / "replay")
+    socket.create_server(("127.0.0.1", port)).close()  # it listens no more
+
+
+def test_server_writes_a_checkpoint_at_its_end_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    server = ReplayServer({}, SMALL, tmp_path)
+    assert server._saver.daemon  # it keeps no process alive
+    server.close()
+    assert (tmp_path / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize(("joined_s", "left_s"), [(1.5, 3.5), (9.0, 0.0)])
+def test_connections_have_the_time_to_end_that_a_save_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined_s: float, left_s: float
+) -> None:
+    now, waited = [100.0], list[float]()
+    server = ReplayServer({}, SMALL, tmp_path)
+    saver, close = server._saver, server._connections.close
+
+    def join(timeout_s: float) -> None:
+        waited.append(timeout_s)
+        saver.join(20.0)
+        now[0] += joined_s
+
+    def close_all(timeout_s: float) -> None:
+        waited.append(timeout_s)
+        close(20.0)
+
+    monkeypatch.setattr(server, "_saver", SimpleNamespace(join=join))
+    monkeypatch.setattr(server._connections, "close", close_all)
+    monkeypatch.setattr(
+        "dingsdk.worker.replay_server.server.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    server.close()
+    assert waited == [5.0, left_s]
+
+
+def test_update_that_is_no_dict_of_columns_is_refused(server: ReplayServer) -> None:
+    frame = b"".join(bytes(each) for each in wire.encode_value(wire.INFO_KIND, [1, 2]))
+    answer, parts = server._answer("0" * 32, wire.Update(), memoryview(frame))
+    assert (type(answer), answer.code, parts) == (wire.Refused, "ProtocolError", [])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("StorageFullError", StorageFullError),
+        ("NoSuchError", DingError),
+        ("difflib", DingError),  # a name in the module, and none of its errors
+    ],
+)
+def test_refusal_is_raised_as_the_error_that_it_names(code: str, kind: type[DingError]) -> None:
+    error = _error_of(wire.Refused(code, "what is wrong"))
+    assert (type(error), str(error)) == (kind, "what is wrong")
 
 
 def test_full_disk_refuses_an_insert_and_the_next_one_goes_on(
@@ -468,8 +548,14 @@ def test_another_secret_is_refused_by_both_sides(
     server: ReplayServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", "x" * 32)
+    sockets: list[socket.socket] = []
+    create = socket.create_connection
+    monkeypatch.setattr(
+        "socket.create_connection", lambda *given: (sockets.append(create(*given)), sockets[-1])[1]
+    )
     with pytest.raises(AuthError, match="DINGSDK_SECRET"):
         ReplayClient(server.address).stats()
+    assert [each.fileno() for each in sockets] == [-1]  # it is closed
     monkeypatch.delenv("DINGSDK_SECRET")
     with pytest.raises(AuthError, match="DINGSDK_SECRET_FILE"):
         ReplayClient(server.address)
@@ -542,7 +628,7 @@ def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
     ],
 )
 def test_stranger_is_cut_off_and_others_are_served(
-    server: ReplayServer, client: ReplayClient, sent: bytes
+    server: ReplayServer, client: ReplayClient, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = wire.parse_address(server.address)
     with socket.create_connection((host, port), 10.0) as sock:
@@ -554,6 +640,8 @@ def test_stranger_is_cut_off_and_others_are_served(
             while sock.recv(4096):
                 pass
     client.insert(rows(0))
+    told = [each for each in caplog.messages if each.startswith("a connection was closed: ")]
+    assert len(told) == bool(sent)
 
 
 def test_damaged_frame_is_refused(server: ReplayServer, client: ReplayClient) -> None:
@@ -577,6 +665,61 @@ def test_peer_of_another_version_is_told_so() -> None:
         theirs.sendall(struct.pack("<4sIQ", b"DRS2", 64, 0))
         with pytest.raises(ProtocolError, match=r"version b'2'.*b'1'"):
             wire.Link(ours, 100).receive(wire.Welcome, 5.0)
+
+
+def test_message_that_comes_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    frame = bytes(range(200))
+    head = b'{"type":"Update"}'.ljust(64)
+    sent = struct.pack("<4sIQ", wire.MAGIC, len(head), len(frame)) + head + frame
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        class Piecewise:
+            """Gives a few bytes at a time."""
+
+            family = socket.AF_UNIX
+            settimeout = ours.settimeout
+
+            def recv_into(self, view: Any) -> int:
+                return ours.recv_into(memoryview(view)[:7])
+
+        theirs.sendall(sent)
+        link = wire.Link(Piecewise(), 1 << 20)  # type: ignore[arg-type]
+        found, body = link.receive(wire.Request, 0.5)
+    assert (found, bytes(body)) == (wire.Update(), frame)
+
+
+def test_small_messages_over_tcp_leave_at_once(server: ReplayServer) -> None:
+    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
+    assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_taken"),
+    [
+        ({"type": "Sample", "size": 0, "train_iter": 2**62 - 1, "timeout_s": 10.0}, True),
+        ({"type": "Sample", "size": 2**62, "train_iter": 0, "timeout_s": 0.0}, False),
+        ({"type": "Sample", "size": -1, "train_iter": 0, "timeout_s": 0.0}, False),
+        ({"type": "Sample", "size": 1, "train_iter": 0, "timeout_s": 10.1}, False),
+        ({"type": "Insert", "number": 1, "env_step": 0, "timeout_s": 0.0}, True),
+        ({"type": "Insert", "number": 2**62 - 1, "env_step": 2**62 - 1, "timeout_s": 0}, True),
+        ({"type": "Insert", "number": 2**62, "env_step": 0, "timeout_s": 0}, False),
+        ({"type": "Insert", "number": 0, "env_step": 0, "timeout_s": 0}, False),
+    ],
+)
+def test_numbers_of_a_request_are_in_their_ranges(request_: dict[str, Any], is_taken: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        head = json.dumps(request_).encode().ljust(128)
+        theirs.sendall(struct.pack("<4sIQ", wire.MAGIC, len(head), 0) + head)
+        if is_taken:
+            found, _ = wire.Link(ours, 100).receive(wire.Request, 10.0)
+            assert json.loads(msgspec.json.encode(found)) == request_
+        else:
+            with pytest.raises(ProtocolError, match="the head of a message is wrong"):
+                wire.Link(ours, 100).receive(wire.Request, 10.0)
 
 
 def test_message_that_comes_byte_by_byte_is_late_at_its_deadline() -> None:
@@ -720,8 +863,9 @@ def test_answer_of_a_call_that_was_interrupted_is_not_that_of_the_next(
     assert client.stats()["count"] == 64
 
 
+@pytest.mark.parametrize(("save_s", "count"), [(None, 8), (5.0, 13)])
 def test_server_that_cannot_be_reached_is_tried_again_after_pauses_that_grow(
-    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch, save_s: float | None, count: int
 ) -> None:
     now, pauses = [50.0], list[float]()
 
@@ -730,17 +874,64 @@ def test_server_that_cannot_be_reached_is_tried_again_after_pauses_that_grow(
         now[0] += seconds
 
     def refuse(timeout_s: float) -> Any:
-        assert timeout_s == 60.0 - now[0]
+        assert timeout_s == 60.0 + (save_s or 0.0) - now[0]
         raise ConnectionRefusedError("nobody listens")
+
+    def uniform(least: float, most: float) -> float:
+        assert (least, most) == (0.5, 1.0)
+        return most
 
     module = "dingsdk.worker.replay_server.client"
     monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(f"{module}.random", SimpleNamespace(uniform=lambda least, most: most))
+    monkeypatch.setattr(f"{module}.random", SimpleNamespace(uniform=uniform))
     monkeypatch.setattr(client, "_connected", refuse)
     with pytest.raises(ServerLostError, match=f"at {client.address} cannot be reached: nobody"):
-        client.stats()
-    # Of its 10 s the last ones are too few for another pause.
-    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8] + [1.0] * 8)
+        client.stats() if save_s is None else client.save(save_s)
+    # Of its 10 s, and those that a save may take, the last ones are too few for another pause.
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8] + [1.0] * count)
+
+
+@pytest.mark.parametrize("call", ["insert", "sample"])
+@pytest.mark.parametrize(("timeout_s", "waits"), [(None, [0.0]), (20.5, [10.0, 10.0, 0.5])])
+def test_limiter_is_waited_for_in_several_requests(
+    client: ReplayClient,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    timeout_s: float | None,
+    waits: list[float],
+) -> None:
+    now, sent = [100.0], list[Any]()
+
+    def exchange(request: Any, frame: Any, wait_s: float) -> Any:
+        assert request.timeout_s == wait_s
+        sent.append(request)
+        now[0] += wait_s
+        if call == "insert":
+            raise BufferFullError("the limiter")
+        return wire.Done(is_served=False), memoryview(b"")
+
+    monkeypatch.setattr(
+        "dingsdk.worker.replay_server.client.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
+    monkeypatch.setattr(client, "_exchange", exchange)
+    limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+    if call == "insert":
+        with pytest.raises(BufferFullError):
+            client.insert(rows(0), **limit)
+        assert sent == [wire.Insert(1, 0, wait_s) for wait_s in waits]
+    else:
+        assert client.sample(4, **limit) is None
+        assert sent == [wire.Sample(4, 0, wait_s) for wait_s in waits]
+
+
+def test_inserts_of_a_client_are_numbered(
+    client: ReplayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(client, "_exchange", lambda request, *given: sent.append(request))
+    for env_step in (5, 7):
+        client.insert(rows(0), env_step=env_step)
+    assert sent == [wire.Insert(1, 5, 0.0), wire.Insert(2, 7, 0.0)]
 
 
 def test_calls_wait_for_the_server_as_long_as_their_work_may_take(
@@ -1032,7 +1223,7 @@ def test_bytes_of_anybody_end_their_connection_alone(
     assert client.stats() == before
 
 
-@pytest.mark.parametrize("address", ["host", "host:", ":1", "host:x", "host:0", "host:70000"])
+@pytest.mark.parametrize("address", ["host", "host:", ":1", "host:x", "host:0", "host:65536"])
 def test_address_that_is_none_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="host:port"):
         ReplayClient(address, tmp_path)

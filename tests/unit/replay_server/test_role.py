@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def test_buffer_without_a_seed_takes_that_of_the_run(
 def test_it_is_not_replaced_while_others_work_with_what_it_holds(tmp_path: Path) -> None:
     worker = worker_of(tmp_path, {"type": "in_memory"}, "auto", 0)
     assert (worker.has_job, worker.info.role) == (True, "replay-server")
+    assert worker.info.resource == {"cpu": os.cpu_count()}
 
 
 @pytest.mark.parametrize("enabled", [False, True])
