@@ -79,7 +79,6 @@ class HttpServer:
             cleanup_interval=10,
             backlog=BACKLOG,
             ident="dingsdk",
-            asyncore_use_poll=True,
             log_socket_errors=False,
             clear_untrusted_proxy_headers=False,  # nothing here reads them
         )
@@ -117,9 +116,10 @@ class HttpServer:
                 return True
             self._is_closed = True
         deadline = time.monotonic() + timeout_s
-        if self._loop is None or self._server is None:
+        if self._loop is None:
             self._socket.close()
             return True
+        assert self._server is not None  # made with the loop
         ended = self._dispatcher.end(deadline)
         self._flush_until = min(deadline, time.monotonic() + FLUSH_S)
         self._is_stopped = True

@@ -7,10 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from dingsdk_flask_fs import connection
 from dingsdk_flask_fs.auth import Signer, Verifier
-from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError, _left
+from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError, _foreign, _left
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.data import Secret
@@ -219,3 +222,107 @@ def test_redirect_is_not_followed(
         trap.accept()
     trap.close()
     impostor.close()
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(40, True), (41, False)])
+def test_answer_larger_than_a_message_is_not_read(size: int, is_read: bool) -> None:
+    def answer(link: socket.socket, over: threading.Event) -> None:
+        nonce = re.search(rb"nonce=([^,]*),", read_message(link))
+        assert nonce is not None
+        mac = VERIFIER.sign_answer(nonce[1].decode(), 200, b"x" * size).encode()
+        link.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX-Ding-Mac: %s\r\n\r\n%s"
+            % (size, mac, b"x" * size)
+        )
+
+    impostor = Impostor(answer)
+    link = Connection(*parse_address(impostor.address), max_bytes=40)
+    deadline = time.monotonic() + 20.0
+    if is_read:
+        assert link.post("/v1/turn", b"{}", SIGNER, deadline).body == b"x" * size
+    else:
+        with pytest.raises(LinkError, match="an answer of 41 bytes; at most 40 are read"):
+            link.post("/v1/turn", b"{}", SIGNER, deadline)
+        assert link._link is None  # what comes after is of no other request
+    link.close()
+    impostor.close()
+
+
+@pytest.mark.parametrize("header", [b"", b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n"])
+def test_answer_without_a_length_of_its_own_is_not_read(header: bytes) -> None:
+    def answer(link: socket.socket, over: threading.Event) -> None:
+        read_request(link)
+        link.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n{}" % header)
+
+    impostor = Impostor(answer)
+    link = Connection(*parse_address(impostor.address), max_bytes=40)
+    with pytest.raises(LinkError, match="an answer without a length"):
+        link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 20.0)
+    link.close()
+    impostor.close()
+
+
+def test_nobody_listening_is_said_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    link = Connection("127.0.0.1", port, max_bytes=40)
+    with pytest.raises(LinkError, match="refused"):
+        link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 20.0)
+    link.close()
+
+
+@pytest.mark.parametrize(("left_s", "timeout_s"), [(100.0, 2.0), (0.5, 0.5)])
+def test_connection_takes_little_of_the_time_of_a_request(
+    monkeypatch: pytest.MonkeyPatch, left_s: float, timeout_s: float
+) -> None:
+    made: list[float] = []
+
+    def refuse(host: str, port: int, *, timeout: float) -> Any:
+        made.append(timeout)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(connection, "_Link", refuse)
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: 50.0))
+    link = Connection("127.0.0.1", 9, max_bytes=40)
+    with pytest.raises(LinkError, match="ConnectionRefusedError"):
+        link.post("/v1/turn", b"{}", SIGNER, 50.0 + left_s)
+    assert made == [timeout_s]
+
+
+@pytest.mark.parametrize(("left_s", "timeout_s"), [(5.0, 5.0), (-1.0, 0.0)])
+def test_busy_connection_is_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, left_s: float, timeout_s: float
+) -> None:
+    waited: list[float] = []
+    link: Any = Connection("127.0.0.1", 9, max_bytes=40)
+    link._lock = SimpleNamespace(acquire=lambda timeout: waited.append(timeout))
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: 50.0))
+    with pytest.raises(LinkError, match="busy"):
+        link.post("/v1/turn", b"{}", SIGNER, 50.0 + left_s)
+    assert waited == [timeout_s]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_foreign", "text"),
+    [
+        (429, False, "busy refusing others"),
+        (401, True, "its clock says noon"),
+        (200, True, r"status 200\) that the master did not sign"),
+    ],
+)
+def test_answer_of_a_stranger_says_what_may_be_wrong(
+    status: int, is_foreign: bool, text: str
+) -> None:
+    error = _foreign(status, {"date": "noon"})
+    assert isinstance(error, ForeignAnswerError) is is_foreign
+    assert re.search(text, str(error))
+
+
+def test_request_has_the_time_that_is_left_and_an_hour_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: 50.0))
+    assert [_left(deadline) for deadline in (50.5, 60.0, 1e9)] == [0.5, 10.0, 3600.0]
+    for deadline in (50.0, 49.0):
+        with pytest.raises(TimeoutError, match="no answer in time"):
+            _left(deadline)

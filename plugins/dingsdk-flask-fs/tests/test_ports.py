@@ -41,6 +41,8 @@ def test_dial_to_a_free_port_that_finds_itself_is_noticed() -> None:
     link.sock.connect(link.sock.getsockname())
     assert link.is_own_echo
     link.close()
+    with socket.socket() as link.sock:  # it has no other end
+        assert link.is_own_echo
 
 
 def test_ipv6_loopback_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

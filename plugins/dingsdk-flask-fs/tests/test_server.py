@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -76,8 +77,8 @@ def test_connection_is_not_late_between_two_requests() -> None:
 def test_answers_may_wait_to_be_sent_for_a_time_after_the_close() -> None:
     server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
     peer = slow_peer(None)
-    server._map = {0: peer}
-    for size, left_s, has_unsent in ((7, 60.0, True), (0, 60.0, False), (7, -1.0, False)):
+    server._map = {0: slow_peer(None), 1: peer}
+    for size, left_s, has_unsent in ((1, 60.0, True), (0, 60.0, False), (1, -1.0, False)):
         peer.total_outbufs_len, server._flush_until = size, time.monotonic() + left_s
         assert server._has_unsent() is has_unsent
     assert server.close()
@@ -89,6 +90,71 @@ def test_requests_that_no_thread_took_are_cancelled_at_the_end() -> None:
         dispatcher.add_task(SimpleNamespace(cancel=lambda n=number: cancelled.append(n)))
     assert dispatcher.end(time.monotonic())
     assert cancelled == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("served_s", "flush_until", "join_s"),
+    [(0.0, 100.5, 5.0), (4.75, 105.0, 0.25), (9.0, 105.0, 0.1)],
+)
+@pytest.mark.parametrize("has_ended", [True, False])
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_server_ends_its_requests_and_then_its_loop_within_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+    served_s: float,
+    flush_until: float,
+    join_s: float,
+    has_ended: bool,
+    is_alive: bool,
+) -> None:
+    server: Any = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
+    now, steps = [100.0], list[Any]()
+
+    def end(deadline: float) -> bool:
+        steps.append(deadline)
+        now[0] += served_s
+        return has_ended
+
+    def wake() -> None:
+        assert server._is_stopped
+        steps.append("woken")
+
+    monkeypatch.setattr("dingsdk_flask_fs.server.time", SimpleNamespace(monotonic=lambda: now[0]))
+    server._dispatcher = SimpleNamespace(end=end)
+    server._server = SimpleNamespace(pull_trigger=wake)
+    server._loop = SimpleNamespace(join=steps.append, is_alive=lambda: is_alive)
+    assert server.close() is (has_ended and not is_alive)
+    assert server._flush_until == flush_until
+    assert steps == [105.0, "woken", join_s]
+    assert server.close()
+    assert len(steps) == 3
+    server._socket.close()
+
+
+def test_threads_that_serve_are_waited_for_together_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waited = [100.0], list[float]()
+    dispatcher: Any = _Dispatcher()
+
+    def join(timeout_s: float) -> None:
+        waited.append(timeout_s)
+        now[0] += 4.0
+
+    def thread(is_alive: bool) -> Any:
+        return SimpleNamespace(join=join, is_alive=lambda: is_alive)
+
+    monkeypatch.setattr("dingsdk_flask_fs.server.time", SimpleNamespace(monotonic=lambda: now[0]))
+    dispatcher._started = [thread(is_alive=True), thread(is_alive=False), thread(is_alive=False)]
+    assert not dispatcher.end(105.0)
+    assert waited == [5.0, 1.0, 0.0]
+    dispatcher._started = [thread(is_alive=False)]
+    assert dispatcher.end(105.0)
+
+
+def test_threads_of_a_server_keep_no_process_alive(link: socket.socket) -> None:
+    names = ("http-server", "http-0")
+    threads = [each for each in threading.enumerate() if each.name in names]
+    assert [each.daemon for each in threads] == [True, True]
 
 
 def ask(link: socket.socket, *sizes: int) -> None:

@@ -84,6 +84,10 @@ def test_joined_worker_works_on_while_somebody_forges_its_key_id(served: Any) ->
     newcomer = served.peer()
     request = newcomer.envelope("join", {**JOIN, "padding": "x" * len(LARGE)})
     assert newcomer.send("/v1/join", request)[0] == 429
+    room = SMALL_BYTES - len(newcomer.envelope("join", {**JOIN, "padding": ""}))
+    request = newcomer.envelope("join", {**JOIN, "padding": "x" * room})
+    assert len(request) == SMALL_BYTES
+    assert newcomer.send("/v1/join", request)[0] == 409
     assert newcomer.send("/v1/join", request, source="127.0.0.2")[0] == 409
     end.close()
 
