@@ -97,6 +97,14 @@ class GreenletJob(Job):
         except BaseException as error:
             self.error = error
             _log.debug("job %s raised", self.name, exc_info=True)
+        self._end()
+
+    def cancel(self, error: BaseException) -> None:
+        """End it before it has begun."""
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
         with self._ended:
             self._done = True
             self._ended.notify_all()
@@ -315,8 +323,10 @@ class GreenletScheduler(Scheduler):
         try:
             if error is None:
                 job.greenlet.switch()
-            else:
+            elif job.greenlet:
                 job.greenlet.throw(error)
+            else:  # it has not begun: what is thrown then is raised here
+                job.cancel(error)
         finally:
             self._current = None
         if job.greenlet.dead:

@@ -6,6 +6,8 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dingsdk_in_memory import greenlets
@@ -215,6 +217,26 @@ def test_close_waits_for_jobs_that_end_in_time() -> None:
     assert (soon.done, soon.error) == (True, None)
 
 
+def test_close_ends_a_job_that_had_no_turn_yet() -> None:
+    scheduler, is_busy, go_on = GreenletScheduler(), threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def keep_busy() -> None:
+        is_busy.set()
+        go_on.wait(20.0)
+
+    scheduler.spawn(keep_busy, "busy")
+    assert is_busy.wait(20.0)
+    late = scheduler.spawn(lambda: ran.append("late"), "late")
+    assert scheduler.close(0.0) == ["busy", "late"]
+    go_on.set()
+    assert late.join(20.0)
+    assert isinstance(late.error, ClosedError)
+    assert ran == []
+    assert scheduler._thread is not None
+    scheduler._thread.join(20.0)
+
+
 def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: GreenletScheduler) -> None:
     hang = threading.Event()
     job = scheduler.spawn(lambda: hang.wait(10.0) and None, "hangs")
@@ -225,6 +247,86 @@ def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: GreenletSche
 
     assert stalled is not None
     assert stalled.startswith("hangs")
+    assert stalled.count("File ") == 3  # the innermost frames
     assert "wait" in stalled
     assert job.join(5.0)
     assert scheduler.stalled_job(0.05) is None
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the schedulers' clock says."""
+    made = [100.0]
+    monkeypatch.setattr(greenlets, "time", SimpleNamespace(monotonic=lambda: made[0]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("took_s", "is_stalled", "waited"),
+    [(4.0, False, [5.0, 1.0, 1.0]), (0.5, False, [5.0, 4.5, 4.0]), (4.0, True, [5.0, 1.0, 0.0])],
+)
+def test_close_waits_for_jobs_and_their_thread_until_its_deadline(
+    now: list[float], took_s: float, is_stalled: bool, waited: list[float]
+) -> None:
+    scheduler: Any = GreenletScheduler()
+    found: list[float] = []
+
+    def join(timeout_s: float) -> bool:
+        found.append(timeout_s)
+        now[0] += took_s
+        return False
+
+    jobs = [SimpleNamespace(name=name, join=join) for name in "ab"]
+    scheduler._jobs, scheduler._new = jobs[:1], jobs[1:]
+    scheduler._thread = SimpleNamespace(join=found.append)
+    if is_stalled:
+        scheduler._current, scheduler._switched_at = jobs[0], 0.0
+    assert scheduler.close() == ["a", "b"]
+    assert found == waited
+
+
+def test_scheduler_that_ran_nothing_closes() -> None:
+    assert GreenletScheduler().close() == []
+
+
+def test_thread_of_the_jobs_keeps_no_process_alive(scheduler: GreenletScheduler) -> None:
+    found: list[bool] = []
+    job = scheduler.spawn(lambda: found.append(threading.current_thread().daemon), "job")
+    assert job.join(5.0)
+    assert found == [True]
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "wait_s"),
+    [([], 0.05), ([200.0, 100.5], 0.05), ([200.0, 100.03125], 0.03125), ([99.0, 200.0], 0.0)],
+)
+def test_thread_sleeps_until_the_first_job_is_due(
+    now: list[float], deadlines: list[float], wait_s: float
+) -> None:
+    scheduler: Any = GreenletScheduler()
+    steps: list[Any] = []
+    scheduler._wake = SimpleNamespace(wait=steps.append, clear=lambda: steps.append("clear"))
+    scheduler._jobs = [SimpleNamespace(deadline=each) for each in deadlines]
+    scheduler._sleep()
+    assert steps == [wait_s, "clear"]
+    scheduler._new = [SimpleNamespace()]  # it came meanwhile
+    scheduler._sleep()
+    assert steps == [wait_s, "clear", "clear"]
+
+
+def test_jobs_that_wait_are_left_alone_until_one_is_due_or_notified(now: list[float]) -> None:
+    scheduler: Any = GreenletScheduler()
+    switched: list[str] = []
+    condition = SimpleNamespace(version=3)
+    job = SimpleNamespace(name="job", condition=condition, seen=3, deadline=101.0)
+    scheduler._switch = lambda job: switched.append(job.name)
+    assert not scheduler._run_ready()
+    scheduler._jobs = [job]
+    assert not scheduler._run_ready()
+    now[0] = 101.0
+    assert scheduler._run_ready()
+    now[0], condition.version = 100.0, 4
+    assert scheduler._run_ready()
+    job.condition = None  # it yielded
+    assert scheduler._run_ready()
+    assert switched == ["job"] * 3

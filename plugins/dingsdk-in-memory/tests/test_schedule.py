@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,97 @@ def test_jobs_that_run_side_by_side_cannot_be_recorded(tmp_path: Path) -> None:
     for method in (ThreadScheduler().record, ThreadScheduler().replay):
         with pytest.raises(ConfigError, match="ThreadScheduler do not take turns"):
             method(tmp_path / "schedule.bin")
+
+
+def test_long_schedule_is_written_while_it_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_in_memory.schedule._FLUSH_BYTES", 1000)
+    path, draw = tmp_path / "schedule.bin", random.Random(5)
+    writer, ms = ScheduleWriter(path), 0
+    writer.add_job("job")
+    for _ in range(30_000):
+        ms += draw.randrange(1 << 20)
+        writer.add_turn(draw.randrange(1 << 20), ms)
+    assert path.stat().st_size > 30_000
+    writer.close()
+    assert read_schedule(path)[-1][2] == ms
+
+
+def test_job_that_waits_when_its_record_ends_has_had_one_turn(tmp_path: Path) -> None:
+    path, scheduler = tmp_path / "schedule.bin", GreenletScheduler()
+    scheduler.record(path)
+    condition, is_waiting = scheduler.condition(), threading.Event()
+
+    def wait() -> None:
+        with condition:
+            condition.wait_for(lambda: bool(is_waiting.set()), 1000.0)
+
+    scheduler.spawn(wait, "waits")
+    assert is_waiting.wait(20.0)
+    assert scheduler.close(0.0) == ["waits"]
+    names = [(name, number) for name, number, _ in read_schedule(path)]
+    assert names == [("waits", -1), ("", 0)]
+
+
+def recorded(path: Path, **turns: int) -> None:
+    """Record jobs that yield so many times."""
+    scheduler = GreenletScheduler()
+    scheduler.record(path)
+    spawn_yielding(scheduler, **turns)
+    assert scheduler.close(20.0) == []
+
+
+def spawn_yielding(scheduler: GreenletScheduler, **turns: int) -> list[str]:
+    told: list[str] = []
+
+    def run(name: str, count: int) -> None:
+        for _ in range(count):
+            told.append(name)
+            scheduler.yield_turn()
+
+    with scheduler.held():
+        for name, count in turns.items():
+            scheduler.spawn(partial(run, name, count), name)
+    return told
+
+
+def test_replay_goes_on_by_itself_where_a_job_ends_sooner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dingsdk_in_memory")
+    recorded(tmp_path / "schedule.bin", a=5, b=5)
+    scheduler = GreenletScheduler()
+    done = scheduler.replay(tmp_path / "schedule.bin")
+    told = spawn_yielding(scheduler, a=2, b=5)
+    assert done.wait(20.0)
+    assert scheduler.close(20.0) == []
+    assert sorted(told) == list("aabbbbb")
+    assert "the replay ends at a, which has ended" in caplog.messages
+
+
+def test_replay_goes_on_by_itself_where_a_job_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dingsdk_in_memory")
+    monkeypatch.setattr("dingsdk_in_memory.greenlets.REPLAY_WAIT_S", 0.02)
+    recorded(tmp_path / "schedule.bin", a=2, b=2)
+    scheduler = GreenletScheduler()
+    done = scheduler.replay(tmp_path / "schedule.bin")
+    told = spawn_yielding(scheduler, a=2)
+    assert done.wait(20.0)
+    assert scheduler.close(20.0) == []
+    assert told == ["a", "a"]
+    assert "the replay ends before the job b, which nobody starts" in caplog.messages
+
+
+def test_close_ends_a_replay_that_waits_for_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_in_memory.greenlets.REPLAY_WAIT_S", 600.0)
+    recorded(tmp_path / "schedule.bin", a=2, b=2)
+    scheduler = GreenletScheduler()
+    done = scheduler.replay(tmp_path / "schedule.bin")
+    spawn_yielding(scheduler, a=0)
+    scheduler.close(0.0)
+    assert done.wait(20.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,14 @@ import torch
 from dingsdk_in_memory.transport import InMemoryTransport
 
 from dingsdk import SampleBatch
-from dingsdk.errors import ConfigError, ConflictError, DataMissingError, WorkerLostError
-from dingsdk.worker.comm import LEFT, Master, Slave, WorkerInfo
+from dingsdk.errors import (
+    ClosedError,
+    ConfigError,
+    ConflictError,
+    DataMissingError,
+    WorkerLostError,
+)
+from dingsdk.worker.comm import LEFT, Master, Slave, TaskMessage, WorkerInfo
 
 
 def test_join_without_a_master_gives_up_at_its_deadline(transport: InMemoryTransport) -> None:
@@ -120,3 +127,75 @@ def test_policy_is_cloned_and_never_goes_back(transport: InMemoryTransport) -> N
     assert store.newest("p", newer_than=5) is None
     store.discard("p")
     assert store.newest("p") is None
+
+
+def test_transport_closes_its_jobs_within_five_seconds(
+    transport: InMemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(transport.scheduler, "close", waited.append)
+        transport.close()
+        transport.close(1.5)
+    assert waited == [5.0, 1.5]
+
+
+def test_orphan_goes_at_the_first_sweep_where_none_has_to_wait(
+    transport: InMemoryTransport,
+) -> None:
+    store = transport.data_store()
+    for name in ("orphan", "live"):
+        store.put(name, SampleBatch({"x": np.zeros(2)}))
+    assert store.sweep_orphans({"live"}.__contains__, 60.0) == 0
+    assert store.sweep_orphans({"live"}.__contains__, 0.0) == 1
+    assert (len(store), store.has("live"), store.has("orphan")) == (1, True, False)
+
+
+NOBODY: Any = SimpleNamespace(
+    worker_joined=lambda info: None, worker_left=lambda worker_id, reason: None
+)
+
+
+def test_worker_that_is_early_joins_once_the_master_opens(transport: InMemoryTransport) -> None:
+    end, master = transport.slave_end("memory"), transport.master_end()
+    info = WorkerInfo("w0", "collector")
+    joining = threading.Thread(target=end.join, args=(info, 600.0), daemon=True)
+    joining.start()
+    threading.Event().wait(0.02)
+    master.open(NOBODY)
+    joining.join(20.0)
+    assert not joining.is_alive()
+    end.check()
+
+
+@pytest.mark.parametrize("how", ["send", "drop", "close", "abandon", "replace"])
+def test_worker_that_waits_for_a_task_is_woken(transport: InMemoryTransport, how: str) -> None:
+    master = transport.master_end()
+    end = transport.slave_end(master.open(NOBODY))
+    end.join(WorkerInfo("w0", "collector"), 5.0)
+    found: list[Any] = []
+
+    def wait() -> None:
+        try:
+            found.append(end.next_task(600.0))
+        except (ClosedError, WorkerLostError) as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    threading.Event().wait(0.02)
+    if how == "send":
+        master.send("w0", 1, TaskMessage("t0", {}))
+    elif how == "drop":
+        master.drop("w0", 1, "silent")
+    elif how == "close":
+        master.close()
+    elif how == "abandon":
+        transport.abandon_worker("w0")
+    else:
+        transport.slave_end("memory").join(WorkerInfo("w0", "collector"), 5.0)
+    waiting.join(20.0)
+    (outcome,) = found
+    kinds = {"send": TaskMessage, "close": ClosedError}
+    assert isinstance(outcome, kinds.get(how, WorkerLostError))
+    assert getattr(outcome, "facts", {}).get("replaced", False) is (how == "replace")

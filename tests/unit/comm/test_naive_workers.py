@@ -83,6 +83,57 @@ def test_naive_worker_refuses_a_task_that_it_does_not_know(cluster: Cluster) -> 
     assert caught.value.result == {"message": "task name error"}
 
 
+def test_naive_collector_reports_each_payload_once_and_then_that_it_is_done(
+    cluster: Cluster,
+) -> None:
+    worker, store = NaiveCollector(cluster.transport), cluster.transport.data_store()
+    ids = {"task_id": "t", "buffer_id": "b"}
+    closed = {"eval_flag": False, "step_count": 314, "reward_raw": [], "reward_mean": 0.0}
+    closed |= {"train_iter": 0, **ids}
+    assert worker._process_task({"name": "resource"}) == {"cpu": "20", "gpu": "1"}
+    for _ in range(2):  # each task counts anew
+        worker._process_task({"name": "collector_start_task", "task_info": ids})
+        for number in range(1, PAYLOADS + 1):
+            report = {"data_id": f"naive_t_{number}", "rows": 1, "policy_iter": 0}
+            report |= {"cur_episode": 0, "cur_step": number, "cur_sample": number}
+            answer = worker._process_task({"name": "collector_data_task"})
+            assert answer == {"reports": [report], "has_ended": False, **ids}
+        close = worker._process_task({"name": "collector_close_task"})
+        assert close == {**closed, "collector_done": False}
+        done = {"collector_done": True, "cur_episode": 1, "cur_step": 314, "cur_sample": 314}
+        answer = worker._process_task({"name": "collector_data_task"})
+        assert answer == {"reports": [done], "has_ended": True, **ids}
+        close = worker._process_task({"name": "collector_close_task"})
+        assert close == {**closed, "collector_done": True}
+    row = {key: column.tolist() for key, column in store.get("naive_t_1").columns.items()}
+    assert row == {
+        "obs": [[0.0, 0.0]],
+        "next_obs": [[0.0, 0.0]],
+        "action": [0],
+        "reward": [1.0],
+        "done": [False],
+    }
+
+
+def test_naive_learner_reads_what_is_announced_and_is_done_after_five_batches(
+    cluster: Cluster,
+) -> None:
+    worker, ids = NaiveLearner(cluster.transport), {"task_id": "t", "buffer_id": "b"}
+    for name in ("p0", "p1"):
+        cluster.transport.data_store().put(name, SampleBatch({"x": np.zeros(1)}))
+    worker._process_task({"name": "learner_start_task", "task_info": ids})
+    for count in range(5):
+        demand = worker._process_task({"name": "learner_get_data_task"})
+        assert demand == {"batch_size": 2, "batches": 1, "cur_learner_iter": count, **ids}
+        data = {"payloads": {"p0": 0, "p1": 1}}
+        answer = worker._process_task({"name": "learner_learn_task", "data": data})
+        info = {"learner_step": count + 1, "learner_done": count == 4}
+        info |= {"priority_info": {}, "lost_payloads": []}
+        assert answer == {"info": info, **ids}
+    assert worker.seen == {"p0", "p1"}
+    assert worker._process_task({"name": "learner_close_task"}) == ids
+
+
 class EndlessCollector(NaiveCollector):
     """Never has anything to report."""
 
