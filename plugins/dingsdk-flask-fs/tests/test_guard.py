@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import socket
@@ -10,9 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs.auth import MAC_HEADER
+from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
+from dingsdk_flask_fs.guard import Guard, Refusal, Throttle, target_of
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
+from dingsdk.data import Secret
+from dingsdk.worker.comm.requests import RequestHandler
 from dingsdk.worker.comm.requests.messages import BODIES
 
 METHODS = (
@@ -142,6 +146,95 @@ def test_only_json_is_taken(served: Any, kind: str) -> None:
     headers = {**peer.signed("/v1/join", body), "Content-Encoding": "gzip"}
     assert peer.send("/v1/join", body, headers)[0] == 415
     assert served.listener.events == []
+
+
+class Guarded:
+    """A guard with a clock of the test's."""
+
+    def __init__(self, burst: int = 32) -> None:
+        self.now = 1000.0
+        secret = Secret(OTHER.encode(), source="test", is_explicit=True)
+        throttle = Throttle(burst=burst, clock=lambda: self.now)
+        self.guard = Guard(
+            Verifier(secret),
+            throttle,
+            {"Here"},
+            any_address=False,
+            max_bytes=100,
+            clock=lambda: self.now,
+        )
+
+    def refusal(self, **changes: Any) -> Refusal:
+        """Send a request without a signature, or as the changes say."""
+        environ = {
+            "HTTP_HOST": "here:80",
+            "REQUEST_METHOD": "POST",
+            "REQUEST_URI": "/v1/turn",
+            "CONTENT_LENGTH": "2",
+            "CONTENT_TYPE": "application/json",
+            "REMOTE_ADDR": "10.0.0.1",
+            "wsgi.input": io.BytesIO(b"{}"),
+            **changes,
+        }
+        with pytest.raises(Refusal) as caught:
+            self.guard.check(environ)
+        return caught.value
+
+
+def test_who_failed_too_often_is_told_when_to_come_back() -> None:
+    site = Guarded(burst=1)
+    found = [site.refusal() for _ in range(2)]
+    assert [(each.status, each.retry_after_s) for each in found] == [(401, 0), (429, 1)]
+    site.now += 0.75
+    assert site.refusal().status == 429
+    site.now += 0.25
+    assert site.refusal().status == 401
+
+
+def test_refusals_of_a_second_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    site, begin = Guarded(), "refused {} request(s); the last: {} from 10.0.0.1: {}"
+    site.refusal()
+    for later_s in (0.25, 0.25, 0.25):
+        site.now += later_s
+        site.refusal(HTTP_HOST="elsewhere")
+    site.now += 0.25
+    site.refusal(HTTP_HOST="elsewhere", REQUEST_URI="/v1/" + "x" * 100)
+    site.now += 0.75
+    site.refusal()
+    site.now += 0.25
+    site.refusal(REQUEST_METHOD="GET")
+    assert caplog.messages == [
+        begin.format(1, "POST '/v1/turn'", "request refused: missing"),
+        begin.format(4, f"POST '/v1/{'x' * 75}", "this server has another name"),
+        begin.format(2, "GET '/v1/turn'", "requests are POST"),
+    ]
+
+
+def test_signature_covers_the_target_as_it_was_sent() -> None:
+    for environ, target in (
+        ({"REQUEST_URI": "/a?b=1", "PATH_INFO": "/a"}, "/a?b=1"),
+        ({"PATH_INFO": "/a"}, "/a"),
+        ({}, ""),
+    ):
+        assert target_of(environ) == target
+
+
+@pytest.mark.parametrize(("threads", "waiting"), [(5, 1), (8, 4), (16, 12), (20, 15), (96, 72)])
+def test_a_quarter_of_the_threads_serves_requests_that_do_not_wait(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, threads: int, waiting: int
+) -> None:
+    polls: list[int] = []
+
+    class Noting(RequestHandler):
+        def __init__(self, *given: Any, max_polls: int, **options: Any) -> None:
+            polls.append(max_polls)
+            super().__init__(*given, max_polls=max_polls, **options)
+
+    monkeypatch.setattr("dingsdk_flask_fs.master_end.RequestHandler", Noting)
+    transport = FlaskFSTransport({"threads": threads}, tmp_path)
+    transport.master_end().open(None)  # type: ignore[arg-type]
+    transport.close()
+    assert polls == [waiting]
 
 
 def test_refusals_are_logged_slowly_and_on_one_line(served: Any, caplog: Any) -> None:
