@@ -117,8 +117,6 @@ class PlayerCommander(SoloCommander):
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         super().update_learner_info(task_id, info)
-        if self._current is None or self._current["task_id"] != task_id:
-            return
         job = {"player_id": self.player_id, "train_iteration": self._newest_iter}
         self.league.update_active_player(job)
         try:

@@ -82,6 +82,10 @@ def test_hard_opponents_are_drawn_more_often() -> None:
     assert found == pytest.approx(list(expected), abs=0.03)
 
 
+def test_opponents_weigh_as_the_square_of_the_rate_at_which_they_win() -> None:
+    assert pfsp_weights([0.5, 0.9]) == pytest.approx([25 / 26, 1 / 26])
+
+
 def test_opponents_that_always_lose_are_equally_likely() -> None:
     assert pfsp_weights([1.0, 1.0]).tolist() == [0.5, 0.5]
 
@@ -126,6 +130,24 @@ def test_few_games_say_nothing_and_older_ones_count_less() -> None:
     assert payoff.games("a", "b") == payoff.games("b", "a") == 1.75
     assert payoff.win_rate("a", "b") == pytest.approx(0.75 / 1.75)
     assert payoff.win_rate("a", "nobody") == payoff.win_rate("a", "a") == 0.5
+
+
+def test_player_is_as_strong_as_itself_whatever_was_counted() -> None:
+    payoff = Payoff(decay=0.5, min_games=1)
+    for _ in range(3):
+        payoff.add("a", "a", "wins")
+
+    assert payoff.win_rate("a", "a") == 0.5
+
+
+def test_loaded_results_replace_those_that_were_there() -> None:
+    saved, payoff = Payoff(), Payoff()
+    saved.add("a", "b", "wins")
+    payoff.add("a", "c", "wins")
+
+    payoff.load_state_dict(saved.state_dict())
+
+    assert (payoff.games("a", "b"), payoff.games("a", "c")) == (1.0, 0.0)
 
 
 @settings(max_examples=50)

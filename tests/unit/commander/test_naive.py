@@ -45,6 +45,30 @@ def test_ended_tasks_make_place_however_they_ended(main_config):
     assert commander.statistics() == {}
 
 
+def test_a_task_ends_once_however_often_that_is_reported(main_config):
+    commander = NaiveCommander(main_config(type="naive", learner_task_space=2))
+    learners = [commander.get_learner_task() for _ in range(2)]
+    assert [task["task_id"] for task in learners] == ["learner_task_id0", "learner_task_id1"]
+    for _ in range(2):
+        commander.notify_fail_learner_task(learners[0])
+        task = commander.get_collector_task()
+        for _ in range(2):
+            commander.finish_collector_task(task["task_id"], {})
+
+    assert commander.finished_collector_tasks == 2
+    assert commander.get_learner_task() is not None
+    assert commander.get_learner_task() is None
+
+
+def test_newest_info_of_each_learner_is_kept_while_its_task_is_out(main_config):
+    commander = NaiveCommander(main_config(type="naive"))
+    learner = commander.get_learner_task()
+    for step in (1, 2):
+        commander.update_learner_info(learner["task_id"], {"learner_step": step})
+
+    assert commander.learner_info == {"learner_task_id0": {"learner_step": 2}}
+
+
 def test_judgements_are_plain_booleans(main_config):
     commander = NaiveCommander(main_config(type="naive"))
 
@@ -52,3 +76,31 @@ def test_judgements_are_plain_booleans(main_config):
     assert commander.judge_collector_finish("t", {"collector_done": 1}) is True
     assert commander.judge_learner_finish("t", {}) is False
     assert commander.judge_learner_finish("t", {"learner_done": True}) is True
+
+
+def test_places_and_numbers_of_tasks_go_on_from_a_saved_state(main_config):
+    cfg = main_config(type="naive", collector_task_space=2)
+    saved = NaiveCommander(cfg)
+    saved.finish_collector_task(saved.get_collector_task()["task_id"], {})
+    out, learner = saved.get_collector_task(), saved.get_learner_task()
+    saved.increase_collector_task_space()
+    commander = NaiveCommander(cfg)
+
+    commander.load_state_dict(saved.state_dict())
+
+    assert commander.get_learner_task() is None
+    tasks = [commander.get_collector_task() for _ in range(3)]
+    assert [task and task["task_id"] for task in tasks] == [
+        "collector_task_id2", "collector_task_id3", None,
+    ]  # fmt: skip
+    commander.finish_collector_task(out["task_id"], {})
+    commander.finish_learner_task(learner["task_id"], learner)
+    assert commander.finished_collector_tasks == 2
+    assert commander.get_learner_task()["task_id"] == "learner_task_id1"
+
+
+def test_one_policy_trains_and_no_player_has_a_name(main_config):
+    commander = NaiveCommander(main_config(type="naive"))
+
+    assert NaiveCommander.policy_num(main_config(type="naive")) == 1
+    assert commander.players() == {}

@@ -43,5 +43,14 @@ def test_the_count_stays_within_what_was_granted(moves):
 
 
 def test_limits_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="min"):
-        LimitedSpaceContainer(3, 2)
+    for limits in ((3, 2), (-1, 2)):
+        with pytest.raises(ValueError, match="min"):
+            LimitedSpaceContainer(*limits)
+
+
+def test_a_space_without_places_to_give_is_full_from_the_start():
+    space = LimitedSpaceContainer(2, 2)
+
+    assert not space.acquire_space()
+    space.release_space()
+    assert (space.cur, space.get_residual_space()) == (2, 0)
