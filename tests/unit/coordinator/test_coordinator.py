@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     ClosedError,
     DingError,
+    SamplesLostError,
     StorageFullError,
     TaskTimeoutError,
     WorkerLostError,
@@ -78,6 +80,12 @@ class Commander:
     def wants_end_of(self, task_id: str) -> bool:
         return False
 
+    def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
+        self.calls.append(("collected", info["cur_step"]))
+
+    def judge_collector_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
+        return bool(info.get("collector_done"))
+
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
         self.calls.append(("learned", info["learner_step"]))
 
@@ -88,8 +96,9 @@ class Commander:
 class Site:
     """A coordinator that was not started, its commander, and what it reported."""
 
-    def __init__(self, tmp_path: Path, *more: str) -> None:
+    def __init__(self, tmp_path: Path, *more: str, example: str = "cartpole-dqn") -> None:
         self.now = 100.0
+        self.began: list[float] = []
         self.collected: list[Mapping[str, Any]] = []
         self.evaluated: list[tuple[Mapping[str, Any], Any]] = []
         sets = (
@@ -98,11 +107,12 @@ class Site:
             "system.coordinator.max_learner_tasks=2",
             *more,
         )
-        cfg = compile_run("cartpole-dqn", "parallel", "in_memory", sets, 0)
+        cfg = compile_run(example, "parallel", "in_memory", sets, 0)
         self.transport = default_manager().create("transports", cfg.system.transport, tmp_path)
         self.coordinator = Coordinator(
             cfg,
             self.transport,
+            on_collecting=lambda: self.began.append(self.now),
             on_collected=self.collected.append,
             on_evaluated=lambda finished, model: self.evaluated.append((finished, model)),
             clock=lambda: self.now,
@@ -144,6 +154,29 @@ class Site:
             self.now += step_s
             self.coordinator.notify()
             self.coordinator._dispatch_once()
+
+    def hears(self, act: Callable[[], Any]) -> bool:
+        """Whether somebody who waits is made to look again by an act, within seconds."""
+        is_waiting, looks = threading.Event(), itertools.count()
+        condition = self.coordinator.condition
+
+        def look() -> bool:
+            is_waiting.set()  # the lock is released with the wait
+            return next(looks) > 0
+
+        def wait() -> None:
+            with condition:
+                condition.wait_for(look, 30.0)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        is_waiting.wait(30.0)
+        act()
+        waiter.join(5.0)
+        has_heard = not waiter.is_alive()
+        self.coordinator.notify()
+        waiter.join()
+        return has_heard
 
     def close(self) -> None:
         self.coordinator.close()
@@ -212,6 +245,104 @@ def test_run_ends_after_as_many_learner_tasks_as_it_may_train(site: Site) -> Non
     assert not site.coordinator.has_reached_goal
 
 
+def test_coordinator_that_was_not_started_is_not_closed_and_ends_nothing(site: Site) -> None:
+    assert site.coordinator.close() == []
+    assert not site.coordinator.is_ending
+    task = site.task()
+    assert not site.coordinator.wants_end_of(task)
+    assert not site.coordinator.must_end(task)
+    assert site.coordinator.train_out(0.0)
+    assert site.coordinator.running_tasks() == []
+
+    assert site.coordinator.start()
+    site.coordinator.close()
+    assert site.coordinator.is_ending
+
+
+def test_run_begins_with_its_first_collector(site: Site) -> None:
+    assert (site.began, site.coordinator.elapsed_s) == ([], 0.0)
+    site.coordinator.deal_with_collecting()
+    site.now += 5.0
+    site.coordinator.deal_with_collecting()
+    assert (site.began, site.coordinator.elapsed_s) == ([100.0], 5.0)
+
+
+def test_close_closes_buffers_and_keeps_what_became_of_their_samples(site: Site) -> None:
+    learner = site.task("learner")
+    site.coordinator.start()
+    site.coordinator.open_experience(learner)
+    site.send("a")
+    closed: list[str] = []
+    site.coordinator.experience_of(learner).close = lambda: closed.append("b")  # type: ignore[union-attr, method-assign]
+    for _ in range(2):
+        assert site.coordinator.close() == []
+    assert closed == ["b"]
+    samples = site.coordinator.status().samples
+    assert (samples.acknowledged, samples.live) == (4, 4)
+
+
+def test_commander_is_given_the_policies_of_the_run(site: Site) -> None:
+    cfg = site.coordinator._cfg
+    made = Coordinator(cfg, site.transport)._state.commander
+    assert made.policy_store is not None
+    made.policy_store.publish("p", {"w": np.zeros(1)}, 3)
+    newest = site.coordinator.policy_store.newest("p")
+    assert newest is not None
+    assert newest[0] == 3
+
+
+def test_lines_of_drivers_reach_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dingsdk.worker.coordinator")
+    site.coordinator.info("100 % done")
+    site.coordinator.error("gone")
+    found = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert found == [("INFO", "100 % done"), ("ERROR", "gone")]
+
+
+def test_whoever_waits_hears_of_what_changes(site: Site) -> None:
+    coordinator, learner = site.coordinator, site.task("learner")
+    coordinator.open_experience(learner)
+    assert site.hears(coordinator.notify)
+    assert site.hears(lambda: site.send("a"))
+    assert site.hears(lambda: coordinator.deal_with_learner_get_data(learner, DEMAND))
+    assert site.hears(lambda: coordinator.finish_evaluations(0.0))
+    assert site.hears(lambda: coordinator._fail(DingError("x")))
+
+
+def test_whoever_waits_hears_of_collectors_and_of_trainings_where_rows_have_an_age(
+    tmp_path: Path,
+) -> None:
+    with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
+        coordinator, learner = site.coordinator, site.task("learner")
+        coordinator.open_experience(learner)
+        report = {"cur_step": 8, "delivered_steps": 8, "policy_iter": 0}
+        assert site.hears(lambda: coordinator.deal_with_collector_progress(site.task(), report))
+        site.send("a", rows=8)
+        assert coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
+        info = {"learner_step": 4, "lost_payloads": []}
+        assert site.hears(lambda: coordinator.deal_with_learner_send_info(learner, info))
+        experience = coordinator.experience_of(learner)
+        assert experience is not None
+        assert experience.collects == 1
+
+
+@pytest.mark.parametrize(
+    ("unroll_len", "players", "steps"), [(1, 1, 1), (4, 1, 4 * 8), (4, 2, 2 * (4 + 1) * 8)]
+)
+def test_collector_may_take_as_many_steps_as_give_each_env_a_sample(
+    tmp_path: Path, unroll_len: int, players: int, steps: int
+) -> None:
+    sets = ("policy.collect.n_sample=8", f"policy.collect.unroll_len={unroll_len}")
+    with closing(Site(tmp_path, *sets, example="cartpole-ppo")) as site:
+        if players > 1:
+            site.commander.max_players = players  # type: ignore[attr-defined]
+        site.coordinator.open_experience(site.task("learner"))
+        site.send("a", rows=7)
+        experience = site.coordinator.experience_of(site.task())
+        assert isinstance(experience, OnPolicyExperience)
+        assert experience.admit(site.task())["admitted_steps"] == steps
+
+
 def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> None:
     cause = ValueError("out of range")
 
@@ -227,6 +358,7 @@ def test_error_of_a_driver_ends_the_run_with_its_task_and_cause(site: Site) -> N
     assert type(failure) is DingError
     assert str(failure) == "task t: ValueError: out of range"
     assert failure.__cause__ is cause
+    assert site.coordinator.is_ending
     assert site.coordinator.must_end(site.task(is_evaluation=True))
 
 
@@ -366,8 +498,17 @@ def test_learner_is_leased_what_collectors_sent(site: Site) -> None:
     found = site.coordinator.deal_with_learner_get_data(learner, DEMAND)
     assert found is not None
     assert (len(found["batches"]), found["env_steps"]) == (2, 0)
+    with pytest.raises(SamplesLostError, match="have leases"):
+        site.coordinator.validate_state()  # no such task runs
     site.coordinator.end_batch_leases(learner)
     site.coordinator.validate_state()
+
+
+def test_more_acknowledged_samples_than_were_collected_are_told(site: Site) -> None:
+    site.coordinator.validate_state()
+    site.coordinator._state.unacknowledged_rows = -1
+    with pytest.raises(SamplesLostError):
+        site.coordinator.validate_state()
 
 
 def test_payload_that_nobody_waits_for_is_deleted(site: Site) -> None:
@@ -382,6 +523,7 @@ def test_payload_that_nobody_waits_for_is_deleted(site: Site) -> None:
 def test_info_of_a_learner_is_noted_and_judged(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator._state.running[learner.task_id] = learner
+    assert site.coordinator.running_tasks() == [learner]
     site.coordinator.open_experience(learner)
     info = {"learner_step": 9, "learner_done": True, "lost_payloads": [], "priority_info": {}}
     site.coordinator.deal_with_learner_send_info(learner, info)

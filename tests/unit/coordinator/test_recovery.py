@@ -39,6 +39,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "on-policy": ("cartpole-ppo", "policy.collect.n_sample=32"),
 }
 ROWS = 8
+DEMAND = {"batch_size": 16, "batches": 3, "cur_learner_iter": 0}
 
 
 class Life:
@@ -51,6 +52,7 @@ class Life:
         kind: str,
         snapshot_facts: int = 40,
         more: Sequence[str] = (),
+        rejoin_s: float = 0.0,
     ) -> None:
         example, *sets = (*KINDS[kind], *more)
         sets += ["policy.learn.batch_size=16", f"{BUFFER}replay_buffer_size=200"]
@@ -60,7 +62,9 @@ class Life:
         cfg = worker_config(cfg, folder)
         self.now = 100.0
         journal = Journal(Folder(folder / "journal"), snapshot_facts=snapshot_facts)
-        self.coordinator = Coordinator(cfg, transport, journal=journal, clock=lambda: self.now)
+        self.coordinator = Coordinator(
+            cfg, transport, journal=journal, clock=lambda: self.now, rejoin_s=rejoin_s
+        )
         self.scheduler = self.coordinator._state
         assert self.coordinator._keeper is not None
         self.keeper = self.coordinator._keeper
@@ -257,6 +261,24 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     assert after.coordinator.status().samples.live == ROWS
     # And a third one knows all that.
     assert same(after.look(), Life(tmp_path, transport, "naive").look())
+
+
+def test_collector_of_an_earlier_coordinator_is_waited_for_until_its_time_is_over(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "on-policy")
+    learner, collector = life.begin(payloads=4)
+    assert life.coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
+    after = Life(tmp_path, transport, "on-policy", rejoin_s=30.0)
+    experience = after.coordinator.experience_of(learner)
+    assert experience is not None
+    assert experience.admission is not None
+    for seconds, is_waited_for in ((0.0, True), (29.5, True), (0.5, False)):
+        after.now += seconds
+        after.coordinator._expire_orphans()
+        assert experience.admission.has_outstanding(collector.task_id) is is_waited_for
+        assert (after.scheduler.orphans != []) is is_waited_for
+    after.coordinator.validate_state()  # no task that does not run has leases
 
 
 def test_tasks_that_ended_or_were_queued_are_known(tmp_path: Path, transport: Any) -> None:

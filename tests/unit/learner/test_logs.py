@@ -6,6 +6,8 @@ import resource
 import signal
 import struct
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +15,16 @@ import torch
 from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.errors import ClosedError, PolicyOutputTypeError, RunFolderError
+from dingsdk.worker import run_logger
 from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.monitor import LearnerMonitor
-from dingsdk.worker.run_logger import MAX_TEXT_BYTES, build_logger
+from dingsdk.worker.run_logger import (
+    MAX_TEXT_BYTES,
+    build_logger,
+    build_tb_logger,
+    remove_logs,
+    write_statistics,
+)
 
 QUIET_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 
@@ -75,7 +84,10 @@ class TestBuildLogger:
 
         assert other is not writer
         assert list(read_events(tmp_path / "a_tb_logger")) == [("x", 1, 1.0)]
-        for closable in (first, second, third, fourth, other):
+        writer.close()  # once more than it was opened: that of the folder is another one now
+        fifth, still = build_logger(tmp_path, "a")
+        assert still is other
+        for closable in (first, second, third, fourth, other, fifth, still):
             closable.close()
 
     def test_other_methods_of_the_writer_are_reachable_until_it_is_closed(self, tmp_path):
@@ -176,6 +188,7 @@ class TestBuildLogger:
 
         warnings = [text for text in caplog.messages if "the run goes on" in text]
         assert sorted(("tfevents" in text) for text in warnings) == [False, True]
+        assert all(text.endswith("the run goes on: File too large") for text in warnings)
         assert (tmp_path / "a_logger.txt").read_text().splitlines()[0].endswith("before")
         gc.collect()  # an open file would raise a ResourceWarning, which is an error here
 
@@ -222,6 +235,53 @@ class TestBuildLogger:
             build_logger(folder, "a")
 
         assert caught.value.facts["path"] == str(folder / blocked)
+        gc.collect()  # an open file would raise a ResourceWarning, which is an error here
+
+    def test_a_component_without_a_name_has_a_text_log_alone_where_that_is_asked(self, tmp_path):
+        logger, writer = build_logger(tmp_path / "log", need_tb=False)
+        logger.info("text")
+        logger.close()
+
+        assert writer is None
+        assert [path.name for path in (tmp_path / "log").iterdir()] == ["default_logger.txt"]
+
+    def test_a_line_that_cannot_be_formatted_is_shown_and_the_log_goes_on(self, tmp_path, capsys):
+        logger, _ = build_logger(tmp_path, "a", need_tb=False)
+        logger.propagate = False  # to pytest, which raises the error
+
+        logger.info("%d", "no number")
+        logger.info("next")
+        logger.close()
+
+        assert "TypeError: %d format: a real number is required" in capsys.readouterr().err
+        assert (tmp_path / "a_logger.txt").read_text().endswith("[INFO] next\n")
+
+    def test_points_wait_half_a_minute_at_most_to_be_written(self, tmp_path, monkeypatch):
+        now = 1000.0
+        monkeypatch.setattr(
+            run_logger, "time", SimpleNamespace(time=time.time, monotonic=lambda: now)
+        )
+        writer = build_tb_logger(tmp_path, "a")
+        written = []
+        for second in (0, 20, 31, 50, 61, 62):
+            now = 1000.0 + second
+            writer.add_scalar("x", 1.0, second)
+            written.append([step for _, step, _ in read_events(tmp_path / "a_tb_logger")])
+        writer.close()
+
+        assert written == [[], [], [0, 20, 31], [0, 20, 31], [0, 20, 31], [0, 20, 31, 50, 61, 62]]
+
+    def test_an_event_file_says_its_format_first_and_when_it_was_begun(self, tmp_path):
+        before = time.time()
+        writer = build_tb_logger(tmp_path, "a")
+        writer.add_scalar("x", 1.0, 1)
+        writer.close()
+
+        (file,) = (tmp_path / "a_tb_logger").iterdir()
+        (length,) = struct.unpack_from("<Q", raw := file.read_bytes())
+        event = Event.FromString(raw[12 : 12 + length])
+        assert event.file_version == "brain.Event:2"
+        assert before <= event.wall_time <= time.time()
 
     def test_tables(self, tmp_path):
         logger, _ = build_logger(tmp_path, "a", need_tb=False, need_text=False)
@@ -237,8 +297,39 @@ class TestBuildLogger:
             "-----+--",
             "0.25 | 3",
         ]
-        assert len(logger.get_tabulate_vars_hor({f"v{i}": i for i in range(7)}).splitlines()) == 6
+        lines = logger.get_tabulate_vars_hor({f"v{i}": i for i in range(7)}).splitlines()
+        assert [line.count("v") for line in lines] == [5, 0, 0, 2, 0, 0]
         assert logger.get_tabulate_vars_hor({}) == ""
+
+
+class TestStatistics:
+    def test_each_value_has_a_curve_over_iterations_and_one_over_env_steps(self):
+        points = []
+        writer = SimpleNamespace(add_scalar=lambda *point: points.append(point))
+
+        write_statistics(writer, "collector", {"a": 0.5, "total_envstep_count": 70.0}, 3, 70)
+        write_statistics(None, "collector", {"a": 0.5}, 3, 70)
+
+        assert points == [
+            ("collector_iter/a", 0.5, 3),
+            ("collector_step/a", 0.5, 70),
+            ("collector_iter/total_envstep_count", 70.0, 3),
+        ]
+
+
+def test_logs_of_all_components_are_removed_and_nothing_else(tmp_path):
+    logger, writer = build_logger(tmp_path / "log" / "learner", "learner")
+    writer.add_scalar("x", 1.0, 1)
+    logger.close()
+    writer.close()
+    for name in ("learner_logger.txt.1", "learner_logger.py", "notes.txt"):
+        (tmp_path / "log" / "learner" / name).write_text("")
+
+    remove_logs(tmp_path)
+    remove_logs(tmp_path)
+
+    found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"learner_logger.py", "notes.txt"}
 
 
 class TestLogShow:
