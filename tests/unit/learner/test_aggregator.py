@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Collection, Iterator
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.spawn import UNGUARDED
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import create_policy, torch_threads
@@ -52,6 +57,14 @@ def weights(mode: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in mode.state_dict()["model"].items()}
 
 
+def pid_of(ranks: LearnerAggregator) -> int:
+    """Return the process of the only rank but this one."""
+    (rank,) = ranks._ranks
+    assert isinstance(rank, aggregator._ChildRank)
+    assert rank._process.pid is not None
+    return rank._process.pid
+
+
 def test_two_ranks_have_the_weights_and_logs_of_one_learner_with_the_whole_batch() -> None:
     alone, together = policy(), policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
@@ -61,6 +74,18 @@ def test_two_ranks_have_the_weights_and_logs_of_one_learner_with_the_whole_batch
             assert two.keys() == one.keys()
             for key, value in one.items():
                 np.testing.assert_allclose(two[key], value, rtol=2e-4, atol=1e-6, err_msg=key)
+            os.kill(pid_of(ranks), signal.SIGINT)  # a Ctrl-C is for rank 0 alone
+        (other,) = ranks._ranks
+        assert isinstance(other, aggregator._ChildRank)
+        assert other._process.daemon
+        other.send("paint", [])
+        with pytest.raises(WorkerCrashedError, match="has no attribute 'paint'") as caught:
+            other.answer(time.monotonic() + 20.0)
+        assert "AttributeError" in caught.value.facts["traceback"]
+        other._process.join(20.0)
+        assert other._process.exitcode == 1
+    with pytest.raises(ValueError, match="closed"):
+        other._process.exitcode  # noqa: B018
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
 
@@ -110,6 +135,14 @@ def test_ranks_compute_with_as_many_threads_as_rank_0(
         assert log["threads"] == count  # the mean over both
 
 
+def test_parts_of_a_batch_are_equal_and_in_order() -> None:
+    batch = next(batches(1, size=6))
+    parts = split_batch(batch, 3)
+    assert [part.columns["obs"].tolist() for part in parts] == [
+        batch.columns["obs"][start : start + 2].tolist() for start in (0, 2, 4)
+    ]
+
+
 def test_a_batch_with_a_remainder_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         split_batch(next(batches(1, size=7)), 2)
@@ -149,9 +182,7 @@ def test_ranks_listen_on_the_loopback_interface_alone() -> None:
 
 def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
     with LearnerAggregator(policy(), CFG, 2) as ranks:
-        (first,) = ranks._ranks
-        assert first._process.pid is not None
-        os.kill(first._process.pid, signal.SIGKILL)
+        os.kill(pid_of(ranks), signal.SIGKILL)
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
             ranks.learn_mode.forward(next(batches(1)))
     assert caught.value.exit_code == -signal.SIGKILL
@@ -162,9 +193,7 @@ def test_a_rank_that_hangs_is_killed_at_the_deadline_of_the_close(
 ) -> None:
     monkeypatch.setattr(aggregator, "CLOSE_S", 0.1)
     ranks = LearnerAggregator(policy(), CFG, 2)
-    (first,) = ranks._ranks
-    pid = first._process.pid
-    assert pid is not None
+    pid = pid_of(ranks)
     os.kill(pid, signal.SIGSTOP)
 
     began = time.monotonic()
@@ -218,6 +247,10 @@ def test_logs_are_averaged_and_sequences_joined() -> None:
     merged = {"loss": 2.0, "name": "a", "[scalars]q": {"x": 1.5}, "priority": [1.0, 2.0, 3.0, 4.0]}
     assert merge_logs(logs) == merged
     assert merge_logs([[each, each] for each in logs]) == [merged, merged]
+    arrays = merge_logs([np.array([1.0, 2.0]), np.array([3.0])])
+    assert arrays.tolist() == [1.0, 2.0, 3.0]
+    assert merge_logs([np.array(1.0), np.array(2.0)]) == 1.5
+    assert merge_logs([[], []]) == []
 
 
 @pytest.mark.parametrize("logs", [["a", "b"], [True, False], [None, 3.0]])
@@ -244,6 +277,132 @@ def test_ranks_are_told_to_end_before_the_first_is_waited_for() -> None:
     assert told == ["end", "end", "join", "join"]
 
 
+@pytest.mark.parametrize(("is_broken", "hung_up"), [(False, 0), (True, 1)])
+def test_remote_ranks_that_may_have_done_something_else_are_hung_up_on(
+    is_broken: bool, hung_up: int
+) -> None:
+    calls: list[int] = []
+    ranks = LearnerAggregator.__new__(LearnerAggregator)
+    ranks._remote = SimpleNamespace(hang_up=lambda: calls.append(1))  # type: ignore[assignment]
+    ranks._ranks, ranks._is_broken = [], is_broken
+    ranks.close()
+    assert len(calls) == hung_up
+
+
+@contextlib.contextmanager
+def linked_ranks() -> Iterator[tuple[LearnerAggregator, Connection]]:
+    """Give a rank 0 and the other end of its link to a rank 1, which the test is."""
+    link, theirs = Pipe()
+    with link, theirs, LearnerAggregator(policy(), CFG, 1) as ranks:
+        ranks._ranks.append(aggregator._Rank(1, link))
+        yield ranks, theirs
+
+
+def test_what_is_done_to_the_policy_is_done_on_all_ranks() -> None:
+    state = policy(seed=1).state_dict()
+    with linked_ranks() as (ranks, other):
+        for name, args in (("set_attribute", ["learning_rate", 0.05]), ("reset", [[3]])):
+            aggregator._send(other, "done", None)
+            getattr(ranks.learn_mode, name)(*args)
+            assert aggregator._receive(other) == (name, args)
+        assert ranks.learn_mode.get_attribute("learning_rate") == 0.05
+        aggregator._send(other, "done", None)
+        ranks.learn_mode.load_state_dict(state)
+        name, (found,) = aggregator._receive(other)
+        assert name == "load_state_dict"
+        for key, tensor in state["model"].items():
+            assert torch.equal(found["model"][key], tensor)
+            assert torch.equal(weights(ranks.learn_mode)[key], tensor)
+        assert not ranks._is_broken
+
+
+def test_each_rank_has_its_part_of_a_batch_and_their_logs_are_one() -> None:
+    batch = next(batches(1))
+    with linked_ranks() as (ranks, other):
+        alone = policy().forward(batch[:4])
+        theirs = {**alone, "total_loss": alone["total_loss"] + 2.0}
+        aggregator._send(other, "done", theirs)
+        log = ranks.learn_mode.forward(batch)
+        assert log["total_loss"] == pytest.approx(alone["total_loss"] + 1.0)
+        assert len(log["priority"]) == 8
+        name, part = aggregator._receive(other)
+        assert (name, len(part)) == ("forward", 4)
+        np.testing.assert_array_equal(part.columns["obs"], batch.columns["obs"][4:])
+        assert not ranks._is_broken
+
+        aggregator._send(other, *FAILED)
+        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner failed: NaN"):
+            ranks.learn_mode.forward([dict(row) for row in batch])
+        assert ranks._is_broken
+
+
+def test_last_answer_of_a_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregator, "NOTICE_S", 20.0)
+    with linked_ranks() as (ranks, other):
+        late = threading.Timer(0.03, aggregator._send, (other, *FAILED))
+        late.start()
+        error = ranks._find_lost(ConnectionError("the connection is closed"))
+        late.join()
+    assert str(error) == "rank 1 of the learner failed: NaN"
+
+
+class Ended:
+    """A process that has ended."""
+
+    def __init__(self, exitcode: int) -> None:
+        self.exitcode = exitcode
+        self.sentinel, self._end = os.pipe()
+        os.close(self._end)  # readable, as of a process that has ended
+
+    def join(self, timeout_s: float) -> None:
+        os.close(self.sentinel)
+
+
+def child_rank(number: int, exit_code: int) -> aggregator._Rank:
+    """Return a rank whose process has ended, and so its link."""
+    link, theirs = Pipe()
+    theirs.close()
+    rank = aggregator._ChildRank.__new__(aggregator._ChildRank)
+    aggregator._Rank.__init__(rank, number, link)
+    rank._process = Ended(exit_code)  # type: ignore[assignment]
+    return rank
+
+
+def test_rank_that_ended_as_it_lost_another_one_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aggregator, "NOTICE_S", 0.0)
+    link, theirs = Pipe()
+    with link, theirs:
+        ranks = LearnerAggregator.__new__(LearnerAggregator)
+        ranks._rank_s = 0.0
+        ranks._ranks = [child_rank(1, 0), aggregator._Rank(2, link)]
+        assert str(ranks._find_lost(ConnectionError())) == (
+            "rank 2 of the learner did not answer in time"
+        )
+        ranks._ranks = [child_rank(1, -9), aggregator._Rank(2, link)]
+        error = ranks._find_lost(ConnectionError())
+        assert str(error) == "rank 1 of the learner ended with exit code -9"
+        assert isinstance(error, WorkerCrashedError)
+        assert (error.worker_id, error.exit_code) == ("rank-1", -9)
+
+
+def test_rank_of_a_script_without_a_guard_says_so() -> None:
+    with pytest.raises(ConfigError, match="__main__") as caught:
+        child_rank(1, UNGUARDED).answer(time.monotonic())
+    assert caught.value.path == "system.learner_num"
+
+
+@pytest.mark.parametrize(("cuda", "taken"), [(True, [3]), (False, [])])
+def test_rank_takes_the_gpu_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, taken: list[int]
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    aggregator._take_gpu({"cuda": cuda}, 3)
+    assert found == taken
+
+
 DONE, LOST = ("done", {"total_loss": 1.0}), ("lost", None)
 FAILED = ("failed", ["failed: NaN", "Traceback ..."])
 
@@ -254,6 +413,7 @@ FAILED = ("failed", ["failed: NaN", "Traceback ..."])
         ((LOST, None), "rank 2 of the learner did not answer in time"),
         ((None, LOST), "rank 1 of the learner did not answer in time"),
         ((DONE, None), "rank 2 of the learner did not answer in time"),
+        ((None, "gone"), "rank 2 of the learner is gone"),
         ((LOST, "gone"), "rank 2 of the learner is gone"),
         ((None, FAILED), "rank 2 of the learner failed: NaN"),
         ((LOST, LOST), "the connection is closed"),

@@ -7,12 +7,14 @@ import dataclasses
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +152,136 @@ def test_rank_says_why_it_waits_for_a_new_group(
     serve_remote(dataclasses.replace(place, rank=1), CFG, threading.Event())
 
     assert caplog.messages == ["rank 1 waits for a new group: rank 0 hung up"]
+
+
+class Served:
+    """A rank of a group of one, served by a thread, and rank 0's end of its link."""
+
+    def __init__(
+        self, place: RankPlace, monkeypatch: pytest.MonkeyPatch, cfg: dict[str, Any] = CFG
+    ) -> None:
+        monkeypatch.setattr(aggregator, "_NOTICE_STOP_S", 0.01)
+        self.link, theirs = Pipe()
+        links = iter([theirs, None])
+        monkeypatch.setattr(aggregator, "dial", lambda *_: next(links))
+        self.stop, self.error = threading.Event(), list[Exception]()
+        self._place, self._cfg = dataclasses.replace(place, world_size=1, local_rank=3), cfg
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        try:
+            serve_remote(self._place, self._cfg, self.stop)
+        except ConfigError as error:
+            self.error.append(error)
+
+    def ask(self, name: str, value: Any) -> tuple[str, Any]:
+        aggregator._send(self.link, name, value)
+        return aggregator._receive(self.link)
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join(20.0)
+        self.link.close()
+
+
+def test_remote_rank_does_as_it_is_told_until_the_run_is_over(
+    place: RankPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Served(place, monkeypatch)) as rank:
+        # What has no part in learning may differ.
+        begin = [7, 20.0, {**CFG, "eval": {"evaluator": {"eval_freq": 5}}}]
+        assert rank.ask("begin", begin) == ("done", None)
+        rank.ask("load_state_dict", [policy().state_dict()])
+        assert rank.ask("set_attribute", ["learning_rate", 0.05]) == ("done", None)
+        batch = next(batches(1))
+        name, log = rank.ask("forward", batch)
+        assert (name, log["cur_lr"]) == ("done", pytest.approx(0.05))
+        assert log["total_loss"] == pytest.approx(policy().forward(batch)["total_loss"])
+
+        aggregator._send(rank.link, "end", None)
+        aggregator._send(rank.link, "reset", [None])  # of no group: nobody waits for an answer
+        assert rank.ask("begin", begin) == ("done", None)
+        assert not rank.link.poll(0.02)
+        rank.link.send_bytes(remote_ranks.OVER.encode())
+        rank.thread.join(20.0)
+        assert not rank.thread.is_alive()
+        assert rank.error == []
+
+
+def test_remote_rank_of_a_run_that_is_stopped_ends(
+    place: RankPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Served(place, monkeypatch)) as rank:
+        rank.stop.set()
+        rank.thread.join(20.0)
+        assert not rank.thread.is_alive()
+
+
+@pytest.mark.parametrize("key", ["learn", "nstep"])
+def test_remote_rank_with_another_policy_is_told_and_ends(
+    place: RankPlace, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    with closing(Served(place, monkeypatch)) as rank:
+        name, (text, trace) = rank.ask("begin", [1, 20.0, {**CFG, key: 3}])
+        assert name == "failed"
+        assert f"ConfigError: policy.{key} of rank 0" in text
+        assert "Traceback" in trace
+        rank.thread.join(20.0)
+    (error,) = rank.error
+    assert isinstance(error, ConfigError)
+    assert error.path == f"policy.{key}"
+
+
+def test_remote_rank_takes_its_gpu_and_says_that_another_rank_was_lost(
+    place: RankPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forward(batch: Any) -> None:
+        raise ConnectionError("a rank was lost: timeout")
+
+    made = SimpleNamespace(learn_mode=SimpleNamespace(forward=forward))
+    monkeypatch.setattr(aggregator, "create_policy", lambda *_, **__: made)
+    gpus: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", gpus.append)
+    cfg = {**CFG, "cuda": True}
+    with closing(Served(place, monkeypatch, cfg)) as rank:
+        assert rank.ask("begin", [1, 20.0, cfg]) == ("done", None)
+        assert gpus == [3]
+        assert rank.ask("forward", next(batches(1))) == ("lost", None)
+        rank.thread.join(20.0)
+    assert caplog.messages == ["rank 0 waits for a new group: a rank was lost: timeout"]
+
+
+def test_ranks_that_came_are_let_go_where_others_are_missing(
+    place: RankPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_ranks, "JOIN_S", 2.0)
+    three = dataclasses.replace(place, world_size=3)
+    with closing(RemoteRanks(three)) as remote:
+        other = dataclasses.replace(three, rank=1, has_agent=True)
+        with closing(remote_ranks.dial(other, threading.Event())) as link:  # type: ignore[type-var]
+            monkeypatch.setattr(remote_ranks, "JOIN_S", 0.2)
+            with pytest.raises(WorkerCrashedError, match="rank 2 of the learner") as caught:
+                LearnerAggregator(policy(), CFG, 3, 20.0, remote)
+            assert (caught.value.worker_id, caught.value.exit_code) == ("rank-2", None)
+            with pytest.raises((EOFError, OSError)):
+                link.recv_bytes()
+            assert remote._links == {}
+
+
+def test_links_notice_a_host_that_is_gone_and_send_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        with remote_ranks._link(peer) as link, socket.socket(fileno=os.dup(link.fileno())) as view:
+            tcp = socket.IPPROTO_TCP
+            options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (tcp, socket.TCP_NODELAY)]
+            assert [view.getsockopt(*each) for each in options] == [1, 1]
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle_s, interval_s, count = (view.getsockopt(tcp, name) for name in names)
+            assert idle_s + interval_s * count <= 30
+            patience = view.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+            seconds, _ = struct.unpack("ll", patience)
+            assert 0 < seconds <= 5
 
 
 def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture) -> None:
