@@ -205,6 +205,19 @@ class TestNames:
 
         assert stems_in(tmp_path) == {f"iteration_{number}" for number in kept}
 
+    def test_an_old_checkpoint_that_cannot_be_removed_stays_and_is_told(self, tmp_path, caplog):
+        for number in (1, 2, 3):
+            os.utime(save(tmp_path, f"iteration_{number}"), (number, number))
+        (tmp_path / "iteration_1.safetensors").unlink()
+        (tmp_path / "iteration_1.safetensors").mkdir()  # which no unlink removes
+
+        prune_checkpoints(tmp_path, 1)
+
+        assert stems_in(tmp_path) == {"iteration_1", "iteration_3"}
+        (text,) = caplog.messages
+        assert text.startswith("an old checkpoint stays: ")
+        assert "iteration_1.safetensors" in text
+
     def test_pruning_leaves_names_that_only_look_numbered(self, tmp_path):
         names = ["iteration_1", "iteration_x", "iteration_", "iteration_1a", "other_1"]
         for name in names:

@@ -145,6 +145,23 @@ class TestBuild:
 
         assert caught.value.facts["path"] == path
 
+    def test_what_an_entry_lacks_is_named_with_its_type(self):
+        with pytest.raises(ConfigTypeError, match=r"a\.position is '', expected str") as caught:
+            build_learner_hook_by_cfg({"a": {"type": "log_show", "position": ""}})
+
+        assert (caught.value.facts["expected"], caught.value.facts["found"]) == ("str", "str")
+
+    @pytest.mark.parametrize(
+        ("key", "nearest"), [("save_ckpt_after_itr", "save_ckpt_after_iter"), ("paint", None)]
+    )
+    def test_an_unknown_key_is_told_with_the_nearest_one(self, key, nearest):
+        with pytest.raises(UnknownKeyError) as caught:
+            build_learner_hook_by_cfg({key: 5})
+
+        assert caught.value.facts["nearest"] == nearest
+        assert (f"Did you mean {nearest!r}?" in str(caught.value)) is (nearest is not None)
+        assert ("Did you mean" in str(caught.value)) is (nearest is not None)
+
     def test_a_bad_argument_names_the_hook_and_the_config_path(self):
         entry = {"type": "save_ckpt", "position": "after_iter", "ext_args": {"freq": 0}}
 

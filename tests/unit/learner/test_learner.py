@@ -5,8 +5,15 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConfigError, NonFiniteError, PolicyOutputTypeError, RunFolderError
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    ConfigError,
+    NonFiniteError,
+    PolicyOutputTypeError,
+    RunFolderError,
+)
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.learner import base
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import LearnerHook
 
@@ -44,6 +51,30 @@ def test_train_returns_the_log_of_a_dqn_update_and_counts_it(make_learner, learn
     assert np.isfinite(logs[0]["total_loss"])
     assert learner.train_iter == 1
     assert learner.collector_envstep == 96
+
+
+def test_learner_that_has_not_trained_knows_of_nothing(make_learner, scripted):
+    learner = make_learner(None, QUIET)
+
+    assert (learner.sample_count, learner.priority_info, dict(learner.log_vars)) == (0, {}, {})
+    assert learner.log_buffer == {"scalar": {}, "scalars": {}, "histogram": {}}
+    assert learner.monitor.averages() == {}
+    assert learner.learn_info["learner_done"] is False
+    learner.policy = scripted(lambda data: {"loss": 1.0})
+    learner.train([{}, {}])
+    assert (learner.sample_count, learner.collector_envstep) == (2, -1)
+
+
+def test_time_of_an_iteration_is_logged_with_that_of_its_data(make_learner, scripted, monkeypatch):
+    now = iter([100.0, 100.5, 101.0, 103.0, 104.0])  # data from and to, training from and to
+    monkeypatch.setattr(base, "perf_counter", lambda: next(now))
+    learner = make_learner(scripted(lambda data: {}), {**QUIET, "train_iterations": 1})
+    learner.get_data = lambda size: [{}]
+
+    learner.start()
+
+    assert dict(learner.log_vars) == {"data_time": 0.5, "train_time": 2.0}
+    assert next(now) == 104.0
 
 
 def test_loss_is_that_of_the_latest_iteration_where_it_is_a_number(make_learner, scripted):
@@ -209,6 +240,69 @@ def test_observers_hear_of_every_iteration(make_learner, scripted):
         learner.train([{}])
 
     assert heard == [(0, {"loss": 1.0}), (1, {"loss": 2.0})]
+
+
+def test_error_of_a_hook_names_it(make_learner, scripted):
+    class Broken(LearnerHook):
+        def __call__(self, engine):
+            raise KeyError("x")
+
+    learner = make_learner(scripted(lambda data: {}), QUIET)
+    learner.register_hook(Broken("mine", 50, position="before_iter"))
+
+    with pytest.raises(KeyError) as caught:
+        learner.train([{}])
+
+    assert caught.value.__notes__ == ["raised by the learner hook 'mine' (before_iter)"]
+
+
+class Counting(Recorder):
+    """Keeps how often it was called."""
+
+    def state_dict(self):
+        return {"calls": len(self._calls)}
+
+    def load_state_dict(self, state):
+        self._calls[:] = ["earlier"] * state["calls"]
+
+
+def test_learner_goes_on_from_a_saved_state_with_the_same_hooks(make_learner, scripted):
+    losses = iter((0.0, 1.0, 2.0))
+
+    def make(*positions):
+        learner = make_learner(scripted(lambda data: {"loss": next(losses)}), QUIET)
+        calls = []
+        for position in positions:
+            learner.register_hook(Recorder(position, [], priority=1))
+            learner.register_hook(Counting(position, calls))
+        return learner, calls
+
+    saved, _ = make("before_iter", "after_iter")
+    for step in range(3):
+        saved.train([{}], envstep=10 * step)
+    learner, calls = make("before_iter", "after_iter")
+
+    learner.load_state_dict(saved.state_dict())
+
+    assert (learner.train_iter, learner.collector_envstep) == (3, 20)
+    assert learner.monitor.avg("loss") == 1.0
+    assert len(calls) == 6
+    other, calls = make("before_iter")
+    with pytest.raises(CheckpointCorruptError, match="other hooks"):
+        other.load_state_dict(saved.state_dict())
+    assert (other.train_iter, calls) == (0, [])
+
+
+def test_checkpoint_is_saved_by_the_hook_of_that_name_alone(make_learner, scripted):
+    learner = make_learner(scripted(lambda data: {}), {"hook": {"save_ckpt_after_iter": False}})
+    calls = []
+    learner.register_hook(Recorder("after_run", calls, priority=1))
+
+    learner.save_checkpoint("ckpt_best")
+
+    assert calls == []
+    assert load_checkpoint(learner.checkpoint_dir / "ckpt_best").iteration == 0
+    assert learner.ckpt_name is None
 
 
 def test_an_unwritable_run_folder_is_a_typed_error(make_learner, scripted, tmp_path):

@@ -373,6 +373,15 @@ class TestLogShow:
         events = list(read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger"))
         assert {tag.split("/")[0] for tag, _, _ in events} == {"learner_iter"}
 
+    def test_curves_over_env_steps_begin_at_the_first(self, make_learner, scripted, tmp_path):
+        learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
+
+        learner.train([{}], envstep=0)
+        learner.close()
+
+        events = set(read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger"))
+        assert ("learner_step/loss_avg", 0, 1.0) in events
+
     def test_a_shared_writer_is_used_and_left_open(self, make_learner, scripted, tmp_path):
         _, writer = build_logger(tmp_path / "shared", "run", need_text=False)
         learner = make_learner(
