@@ -26,7 +26,7 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
-from dingsdk.plugins import default_manager
+from dingsdk.plugins import PluginManager, default_manager, hookimpl, use_manager
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
@@ -520,6 +520,143 @@ def test_payload_that_nobody_waits_for_is_deleted(site: Site) -> None:
     assert site.coordinator.status().evicted == {"overwritten": 4}
 
 
+def test_task_that_has_begun_is_timed_from_then_on(site: Site) -> None:
+    task = site.task()
+    window_s = site.coordinator.cfg.straggler_window_s
+    site.now += 7.0
+    site.coordinator.deal_with_task_started(task)
+    assert task.began_at == site.now
+    site.now += window_s
+    site.coordinator.deal_with_collector_progress(task, {"cur_step": 50})
+    site.coordinator._dispatch_once()
+    assert site.coordinator.status().paces["w0"].per_s == 50 / window_s
+
+
+def test_samples_that_nobody_takes_are_collected_and_not_acknowledged(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, coordinator = site.task(), site.coordinator
+    task.waiting = {"a": 4, "b": 5, "c": 6}
+    coordinator._state.running["t"] = task
+    coordinator.data_store.put("a", SampleBatch({"x": np.zeros(4)}))
+    meta = {"rows": 4, "policy_iter": 0}
+    assert coordinator.deal_with_collector_send_data(task, {"data_id": "a", **meta})
+    assert caplog.messages == []
+    coordinator.open_experience(site.task("learner"))
+    assert coordinator.deal_with_collector_send_data(task, {"data_id": "b", **meta})
+    assert caplog.messages == ["payload b vanished before it was acknowledged"]
+    assert task.waiting == {"c": 6}
+    samples = coordinator.status().samples
+    assert (samples.collected, samples.acknowledged) == (15, 0)
+
+
+def test_run_that_stores_something_now_and_then_goes_on(site: Site) -> None:
+    limit_s = site.coordinator.cfg.storage_timeout_s
+    site.coordinator.open_experience(site.task("learner"))
+    site.coordinator.deal_with_storage(site.task(), "the disk is full")
+    site.pass_time(limit_s - 10.0, 1.0)
+    site.send("p")
+    site.pass_time(limit_s - 1.0, 1.0)
+    assert site.coordinator.failure is None
+    site.pass_time(2.0, 1.0)
+    assert isinstance(site.coordinator.failure, StorageFullError)
+
+
+def test_first_error_ends_the_run(site: Site) -> None:
+    first = DingError("first")
+    site.coordinator._fail(first)
+    site.coordinator._fail(DingError("second"))
+    assert site.coordinator.failure is first
+
+
+def test_collector_is_told_of_a_new_setting_once(site: Site) -> None:
+    task, settings = site.task(), iter([{"eps": 0.5}, {"eps": 0.5}, {"eps": 0.4}, None])
+    site.commander.get_collect_setting = lambda task_id: next(settings)  # type: ignore[attr-defined]
+    found = [site.coordinator.new_collect_setting(task) for _ in range(4)]
+    assert found == [{"collect_setting": {"eps": 0.5}}, {}, {"collect_setting": {"eps": 0.4}}, {}]
+
+
+def test_loss_is_the_one_that_a_learner_reported_last(site: Site) -> None:
+    learner = site.task("learner")
+    site.coordinator.open_experience(learner)
+    assert site.coordinator.status().loss is None
+    for step, loss in enumerate(({"loss": 0.5}, {}, {"loss": 0.25})):
+        info = {"learner_step": step, "lost_payloads": [], **loss}
+        site.coordinator.deal_with_learner_send_info(learner, info)
+        assert site.coordinator.status().loss == (0.5 if step < 2 else 0.25)
+
+
+def test_payloads_that_were_trained_on_for_the_last_time_are_deleted(tmp_path: Path) -> None:
+    with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
+        coordinator, learner = site.coordinator, site.task("learner")
+        coordinator.open_experience(learner)
+        site.send("a", "b")
+        assert coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
+        assert site.stored("a", "b") == [True, True]
+        assert coordinator.status().policy_lag is None
+        info = {"learner_step": 4, "lost_payloads": [[1, "gone"]]}
+        coordinator.deal_with_learner_send_info(learner, info)
+        assert site.stored("a", "b") == [False, False]
+        lag = coordinator.status().policy_lag
+        assert lag is not None
+        assert lag.largest == 0
+
+
+def test_learner_tells_a_new_coordinator_which_payloads_it_knows(site: Site) -> None:
+    learner = site.task("learner")
+    site.coordinator.deal_with_learner_known(learner, [0])  # its buffer is gone
+    site.coordinator.open_experience(learner)
+    site.send("a", "b")
+    site.coordinator.deal_with_learner_known(learner, [np.int64(1), 7])
+    assert (learner.announced, learner.dropped) == ({1}, [7])
+
+
+def test_driver_is_given_the_task_with_its_worker(site: Site) -> None:
+    given: list[Mapping[str, Any]] = []
+    site.coordinator.roles = {
+        **site.coordinator.roles,
+        "collector": SimpleNamespace(  # type: ignore[dict-item]
+            drive=lambda control, state, task: given.append(task),
+            go_on=lambda control, state: given.append({"goes on": state.task_id}),
+        ),
+    }
+    state = site.task()
+    state.worker = WorkerInfo("w0", "collector", {"gpu": 1})
+    site.coordinator._run(state)
+    site.coordinator._run(state, goes_on=True)
+    more = {"collector_id": "w0", "payload_prefix": state.payload_prefix}
+    assert given == [{**state.task, **more, "resource_info": {"gpu": 1}}, {"goes on": "t"}]
+
+
+def test_end_of_a_task_ends_its_wait_for_room_and_its_right_to_collect(tmp_path: Path) -> None:
+    with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
+        coordinator, task = site.coordinator, site.task()
+        coordinator.open_experience(site.task("learner"))
+        experience = coordinator.experience_of(task)
+        assert isinstance(experience, OnPolicyExperience)
+        assert experience.admit(task)["admitted_steps"] > 0
+        coordinator.deal_with_storage(task, "the disk is full")
+        coordinator._run(task)  # its worker has not joined: it is lost
+        assert not experience.admission.is_any_outstanding
+        assert coordinator.held_up_by == ""
+
+
+def test_worker_of_no_task_is_adopted_by_none(site: Site) -> None:
+    task = {"task_id": "t", "payload_prefix": "p"}
+    waiting = site.task("learner")
+    waiting.worker, waiting.payload_prefix = None, "p"
+    site.coordinator._state.running["t"] = waiting
+    others = [
+        WorkerInfo("a", "painter", {"task": task}),
+        WorkerInfo("b", "learner", {"task": "t"}),
+        WorkerInfo("c", "learner"),
+        WorkerInfo("d", "learner", {"task": {**task, "payload_prefix": "q"}}),
+        WorkerInfo("e", "collector", {"task": task}),
+    ]
+    assert [site.coordinator._adopted(each) for each in others] == [None] * len(others)
+    assert site.coordinator._adopted(WorkerInfo("f", "learner", {"task": task})) is waiting
+
+
 def test_info_of_a_learner_is_noted_and_judged(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator._state.running[learner.task_id] = learner
@@ -722,12 +859,29 @@ def test_last_evaluation_whose_worker_is_lost_is_made_anew(site: Site) -> None:
     assert site.coordinator.finish_evaluations(0.0)
 
 
+class Observer:
+    """Remembers the paces that it is told of."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float, bool]] = []
+
+    @hookimpl
+    def dingsdk_pace_changed(
+        self, worker_id: str, relative_pace: float, is_straggler: bool
+    ) -> None:
+        self.told.append((worker_id, relative_pace, is_straggler))
+
+
 def test_straggler_is_named_and_told_when_it_has_caught_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "dingsdk.worker.coordinator")
-    _report_pace("c0", Pace("collector", 12.5, 0.25, True))
-    _report_pace("c0", Pace("collector", 50.0, None, False))
+    observer, manager = Observer(), PluginManager()
+    manager.register_plugin(observer)
+    with use_manager(manager):
+        _report_pace("c0", Pace("collector", 12.5, 0.25, True))
+        _report_pace("c0", Pace("collector", 50.0, None, False))
+    assert observer.told == [("c0", 0.25, True), ("c0", 0.0, False)]
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("WARNING", "collector c0 is a straggler: 12.5 per s, 0.25 of the median of the others"),
         ("INFO", "collector c0 has caught up: 50 per s"),

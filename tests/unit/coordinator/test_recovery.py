@@ -281,6 +281,42 @@ def test_collector_of_an_earlier_coordinator_is_waited_for_until_its_time_is_ove
     after.coordinator.validate_state()  # no task that does not run has leases
 
 
+def test_end_of_leases_is_known(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive")
+    learner, _ = life.begin(payloads=12)
+    assert life.coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
+    life.coordinator.end_batch_leases(learner)
+    after = Life(tmp_path, transport, "naive")
+    assert same(life.look(), after.look())
+    after.coordinator.validate_state()
+    assert after.look()["experiences"][learner.buffer_id]["leases"] == {}
+
+
+def test_coordinator_that_stood_still_notices_soon_that_another_one_goes_on(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    Life(tmp_path, transport, "naive")
+    life.coordinator._check_owner()  # it looked a moment ago
+    life.now += life.coordinator.cfg.lease_s
+    with pytest.raises(RunDirLockedError):
+        life.coordinator._check_owner()
+
+
+def test_env_steps_of_a_finished_task_are_known_before_its_end(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    _, collector = life.begin(payloads=1)
+    life.now += 3.0
+    life.coordinator.deal_with_collecting()
+    life.now += 4.0
+    life.coordinator.deal_with_collector_finish_task(collector, {"step_count": 24})
+    after = Life(tmp_path, transport, "naive")
+    assert after.coordinator.status().env_steps == 24
+    assert after.coordinator.elapsed_s == 4.0
+
+
 def test_tasks_that_ended_or_were_queued_are_known(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
     life.join("l0", "learner")
