@@ -335,7 +335,7 @@ def _plain_reward(reward: Any, players: int) -> Any:
 
 def _plain_flag(name: str, flag: Any) -> bool:
     """Return ``terminated`` or ``truncated`` as a bool; an array of one number is taken as well."""
-    if flag is True or flag is False:
+    if isinstance(flag, bool):
         return flag
     array = np.asarray(flag)
     if array.size != 1 or array.dtype.kind not in "biuf":

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns
-from dingsdk.envs.guard import GuardedEnv
+from dingsdk.envs.guard import FAILURES, GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
 
 RAISE, NAN, WRONG_SHAPE, NAN_REWARD, REPORT = 1, 2, 3, 4, 5
@@ -95,6 +96,16 @@ def test_third_failure_in_a_row_is_fatal_and_chained(cfg: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("cfg", GUARDED)
+def test_steps_between_failures_forgive_none(cfg: dict[str, Any]) -> None:
+    with launch(cfg, n=1) as manager:
+        for _ in range(2):
+            step(manager, RAISE)
+            step(manager, 0)
+        with pytest.raises(EnvError, match="env 0 failed 3 times"):
+            step(manager, RAISE)
+
+
+@pytest.mark.parametrize("cfg", GUARDED)
 def test_completed_episode_forgives_earlier_failures(cfg: dict[str, Any]) -> None:
     with launch(cfg, n=1) as manager:
         for _ in range(3):
@@ -150,6 +161,14 @@ def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
     )
     env.reset()
     assert env.step(0)[1] == 2.0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_largest_reward_that_float32_holds_is_taken(sign: int) -> None:
+    most = sign * float(np.finfo(np.float32).max)
+    assert guard._plain_reward(most, 1) == most
+    with pytest.raises(SchemaMismatchError, match="float32 holds it"):
+        guard._plain_reward(np.nextafter(most, sign * np.inf), 1)
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, np.array([True]), np.float64(1)])
@@ -234,6 +253,55 @@ def test_fixed_seed_survives_a_rebuild() -> None:
         np.testing.assert_array_equal(manager.current_obs(), first)
 
 
+def test_each_rebuild_takes_the_seed_of_its_number(counter_cls: Any) -> None:
+    def start_of(seed: int) -> float:
+        return float(counter_cls().reset(seed=seed)[0][0])
+
+    env = GuardedEnv(counter_cls, 0, EnvManager.Config())
+    env.reset(seed=7)
+    for number in (1, 2):
+        obs, *_ = env.step(RAISE)
+        assert obs[0] == start_of(derive_seed(7, "rebuild", number))
+
+
+def test_guarded_env_goes_on_with_its_stream_until_its_seed_is_kept(counter_cls: Any) -> None:
+    env = GuardedEnv(counter_cls, 0, EnvManager.Config())
+    first = env.reset(seed=7)[0].tolist()
+    assert env.reset()[0].tolist() != first
+    env.keep_seed = True
+    assert env.reset()[0].tolist() == first
+
+
+def test_failures_of_a_call_are_in_its_info_where_there_were_some(counter_cls: Any) -> None:
+    env = GuardedEnv(counter_cls, 0, EnvManager.Config())
+    for expected in (1, 1):
+        assert FAILURES not in env.reset()[1]
+        assert FAILURES not in env.step(0)[4]
+        assert env.step(RAISE)[4][FAILURES] == expected
+
+
+def test_guarded_env_shows_what_its_env_renders(counter_cls: Any) -> None:
+    env = GuardedEnv(partial(counter_cls, render_mode="rgb_array"), 0, EnvManager.Config())
+    assert env.metadata == counter_cls.metadata
+    assert env.render_mode == "rgb_array"
+
+
+def test_guard_goes_on_in_another_one_with_its_failures(counter_cls: Any) -> None:
+    env, other = (GuardedEnv(counter_cls, 0, EnvManager.Config()) for _ in range(2))
+    env.reset(seed=7)
+    for _ in range(2):
+        env.step(RAISE)
+    other.call("set_state", env.call("get_state"))
+    with pytest.raises(EnvError, match="failed 3 times"):
+        other.step(RAISE)
+
+
+def test_ctrl_c_arrives_again_once_the_processes_have_started() -> None:
+    with guard.ctrl_c_blocked():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_retry_by_reset_keeps_the_instance(counter_cls: Any) -> None:
     with launch({**IN_PROCESS, "retry_type": "reset"}) as manager:
         made = counter_cls.made
@@ -247,7 +315,7 @@ def test_env_without_a_space_is_named_as_it_is_under_its_wrappers() -> None:
     env.action_space = 2  # type: ignore[assignment]
 
     with pytest.raises(EnvError, match="CartPoleEnv has the action_space 2, ") as caught:
-        guard.check_spaces(env)
+        GuardedEnv(lambda: env, 0, EnvManager.Config())
 
     assert caught.value.failures == 1
 
@@ -489,7 +557,9 @@ def test_env_that_renders_is_closed_in_the_thread_that_made_it(
     assert [thread is here for thread in closing_cls.closed_in] == [is_here] * 2
 
 
-def test_close_waits_for_an_env_that_takes_a_moment(closing_cls: type[Closing]) -> None:
+def test_close_waits_for_an_env_that_takes_a_moment(
+    closing_cls: type[Closing], caplog: pytest.LogCaptureFixture
+) -> None:
     manager = create_env_manager(IN_PROCESS, [closing_cls] * 2)
     manager.launch()
     opener = threading.Timer(0.2, closing_cls.gate.set)
@@ -497,6 +567,7 @@ def test_close_waits_for_an_env_that_takes_a_moment(closing_cls: type[Closing]) 
     manager.close()
     assert closing_cls.gate.is_set()
     assert len(closing_cls.closed_in) == 2
+    assert caplog.records == []
     opener.join()
 
 
