@@ -85,7 +85,6 @@ class SerialWorker(Configurable, Savable, ABC):
         instance_name: str | None = None,
     ) -> None:
         instance_name = instance_name or self._default_name
-        self._is_closed = True
         self._cfg = self.read(cfg, self._config_path)
         self._exp_name = exp_name
         self._instance_name = instance_name
@@ -178,6 +177,5 @@ class SerialWorker(Configurable, Savable, ABC):
     def __del__(self) -> None:
         # The constructor may have failed before it set anything; at the end of the interpreter
         # files may be closed already ("flush of closed file"), and nobody could handle an error.
-        if not getattr(self, "_is_closed", True):
-            with suppress(Exception):
-                SerialWorker.close(self)  # that of a subclass may be the one that hung
+        with suppress(Exception):
+            SerialWorker.close(self)  # that of a subclass may be the one that hung

@@ -27,9 +27,11 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.resume import RunSaver, find_save
 from dingsdk.pipeline.run_folder import held
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.testing import StopAndGo
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.testing.stop_and_go import _compare, _interrupt_after
+from dingsdk.worker import ISerialEvaluator
 
 SMALL = (
     "policy.learn.learner.train_iterations=60",
@@ -385,3 +387,29 @@ def test_envs_that_cannot_be_saved_are_named_and_begin_anew(
     result = resume(run, sets=["policy.learn.learner.train_iterations=40"], env=Opaque)
     assert result.train_iter == 40
     assert result.env_steps > before.parts["collector"]["_total_envstep_count"]
+
+
+class FixedEvaluator(ISerialEvaluator):
+    """Plays nothing, and does not say that it resumes."""
+
+    _config_path = "policy.eval.evaluator"
+
+    class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
+        """Its section."""
+
+        type: str = "fixed"
+
+    def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+        return False, {"eval_episode_return": [1.0]}
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("interaction", False), ("fixed", True)])
+def test_part_that_begins_new_episodes_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, is_told: bool
+) -> None:
+    sets = ["policy.learn.learner.train_iterations=1", f"policy.eval.evaluator.type={kind}"]
+    with use_manager(PluginManager()) as manager:
+        manager.registry("evaluators").register("fixed", FixedEvaluator)
+        train("cartpole-dqn", sets=[*SMALL, *sets], output=tmp_path)
+    told = [each.args for each in caplog.records if "if this run is resumed" in each.message]
+    assert told == [("the evaluator FixedEvaluator begins new episodes",)] * is_told

@@ -22,6 +22,7 @@ from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
     ("get_class", "known"),
     [
         (worker.get_serial_collector_cls, "sample"),
+        (worker.get_serial_evaluator_cls, "metric"),
         (worker.get_parallel_collector_cls, "zergling"),
         (worker.get_buffer_cls, "naive"),
         (worker.get_parallel_commander_cls, "solo"),

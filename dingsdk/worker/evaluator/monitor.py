@@ -83,7 +83,6 @@ def write_mp4(path: Path, frames: NDArray[Any], fps: int = 30) -> None:
     odd = ((0, 0), (0, images.shape[1] % 2), (0, images.shape[2] % 2), (0, 0))
     clip = ImageSequenceClip(list(np.pad(images, odd, mode="edge")), fps=fps)
     clip.write_videofile(str(path), codec="libx264", audio=False, logger=None)
-    clip.close()
 
 
 class VectorEvalMonitor:

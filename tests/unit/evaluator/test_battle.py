@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.worker import BattleInteractionSerialEvaluator
@@ -77,6 +78,44 @@ def test_an_abnormal_step_is_played_again(make_evaluator) -> None:
 
     assert [info["env"] for info in infos[1]] == [1, 0]
     assert [int(action) for action in envs.actions[0][0]] == [1, 2]
+
+
+def test_policies_see_tensors(make_evaluator) -> None:
+    fighters = [Fighter(0), Fighter(1)]
+    seen: list[Any] = []
+    forwards = [each._forward for each in fighters]
+
+    def forward(obs: Any) -> Any:
+        seen.extend((type(each), each.dtype) for each in obs.values())
+        return forwards[1](obs)
+
+    fighters[1]._forward = forward  # type: ignore[method-assign, assignment]
+    make_evaluator(DuelEnvs(((1,),)), fighters).eval(n_episode=1)
+    assert seen == [(torch.Tensor, torch.float32)]
+
+
+def test_statistics_are_those_of_player_0(make_evaluator, monkeypatch) -> None:
+    envs = DuelEnvs(((2,),))
+    step = envs._step
+
+    def step_with_info(env_id: int) -> Any:
+        timestep = step(env_id)
+        for player, info in enumerate(timestep.info):
+            info["episode_info"] = {"hits": 3 - player}
+        return timestep
+
+    monkeypatch.setattr(envs, "_step", step_with_info)
+    evaluator = make_evaluator(envs, [Fighter(0), Fighter(1)])
+    written: dict[str, float] = {}
+    monkeypatch.setattr(evaluator, "_report", lambda statistics, *_: written.update(statistics))
+    evaluator.eval(n_episode=1)
+    assert written["hits_mean"] == 3.0
+
+
+def test_policy_of_one_player_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"^BattleInteractionSerialEvaluator plays") as caught:
+        BattleInteractionSerialEvaluator({}, policy=Fighter(0).mode(), exp_name=str(tmp_path))
+    assert caught.value.path == "policy.eval.evaluator.type"
 
 
 def test_what_is_missing_is_named(make_evaluator) -> None:

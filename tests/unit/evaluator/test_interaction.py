@@ -198,8 +198,9 @@ def test_evaluator_goes_on_from_the_state_of_another(make_evaluator, policy) -> 
 
 def test_what_is_missing_is_named(tmp_path, make_evaluator, policy) -> None:
     evaluator = InteractionSerialEvaluator({"n_episode": 1}, exp_name=str(tmp_path / "late"))
-    with pytest.raises(NotSetError, match="env"):
+    with pytest.raises(NotSetError, match="evaluator has no env manager") as caught:
         evaluator.eval()
+    assert caught.value.what == "env"
     evaluator.close()
     with pytest.raises(NotSetError, match="n_episode"):
         make_evaluator(policy, n_episode=None).eval()
@@ -349,12 +350,19 @@ def test_videos_are_made_at_their_interval(make_evaluator, policy, tmp_path, mod
 
 
 @needs_video
-def test_a_video_can_be_forced_and_needs_a_writer(make_evaluator, policy) -> None:
+# As below.
+@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_video_can_be_forced_and_needs_a_writer(make_evaluator, policy, tmp_path) -> None:
+    from moviepy import VideoFileClip
+
     evaluator = make_evaluator(policy, lengths=(2,), writer=(writer := Writer()))
     evaluator.eval(n_episode=1, train_iter=3)
     assert writer.videos == []
     evaluator.eval(n_episode=1, train_iter=3, force_render=True)
     assert [step for *_, step in writer.videos] == [3]
+    with VideoFileClip(str(tmp_path / "videos" / "evaluator-3-0.mp4")) as clip:
+        assert clip.fps == 30
 
 
 def test_videos_need_moviepy(make_evaluator, policy, monkeypatch) -> None:
@@ -431,7 +439,7 @@ def test_mp4_shows_the_frames_that_it_was_given(tmp_path, height, width) -> None
     write_mp4(tmp_path / "episode.mp4", frames, fps=10)
 
     with VideoFileClip(str(tmp_path / "episode.mp4")) as clip:
-        assert (clip.size, clip.fps) == ([52, 34], 10)
+        assert (clip.size, clip.fps, clip.reader.n_frames) == ([52, 34], 10, 6)
         shown = [clip.get_frame((index + 0.5) / 10) for index in range(6)]
     assert [int(frame[:33, :51, 0].mean()) > 200 for frame in shown] == [False] * 3 + [True] * 3
     assert all(frame[..., 1].max() < 60 for frame in shown)

@@ -85,6 +85,15 @@ def test_the_mean_over_all_batches_is_the_result(make_evaluator, resets) -> None
     assert points == {"evaluator_iter/metric": (0.625, 3), "evaluator_step/metric": (0.625, 30)}
 
 
+def test_metric_is_given_the_answers_and_then_the_labels(make_evaluator) -> None:
+    class SumOfAnswers(Accuracy):
+        def eval(self, inputs: Any, label: Any) -> Any:
+            return float(inputs.sum() + 100 * label.sum())
+
+    batch = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+    assert make_evaluator([batch], SumOfAnswers()).eval() == (False, 703.0)
+
+
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_a_result_as_good_as_the_best_is_saved(make_evaluator, as_dict) -> None:
     data: list[Any] = []
@@ -135,8 +144,9 @@ def test_observers_are_told_of_a_number(make_evaluator) -> None:
 
 def test_data_and_policy_may_come_later(make_evaluator, tmp_path) -> None:
     evaluator = MetricSerialEvaluator({}, exp_name=str(tmp_path), instance_name="late")
-    with pytest.raises(NotSetError, match="data loader"):
+    with pytest.raises(NotSetError, match="data loader") as caught:
         evaluator.eval()
+    assert caught.value.what == "env"
     evaluator.reset_env(([_batch(4)], Accuracy()))
     with pytest.raises(NotSetError, match="policy"):
         evaluator.eval()
@@ -145,6 +155,15 @@ def test_data_and_policy_may_come_later(make_evaluator, tmp_path) -> None:
     evaluator.reset(None, ([_batch(2)], Accuracy()))
     assert evaluator.eval() == (False, 0.5)
     evaluator.close()
+
+
+@pytest.mark.parametrize("data", ["digits", "no_such_module:digits"])
+def test_data_that_cannot_be_found_is_refused_before_a_run(data: str) -> None:
+    with pytest.raises(ConfigError, match="gives no data") as caught:
+        MetricSerialEvaluator.check_config(
+            {"type": "metric", "data": data}, "policy.eval.evaluator"
+        )
+    assert (caught.value.path, caught.value.facts["found"]) == ("policy.eval.evaluator.data", data)
 
 
 def test_an_empty_data_set_is_refused(make_evaluator) -> None:

@@ -42,7 +42,16 @@ def test_only_numbers_have_a_mean() -> None:
     }
 
 
-@pytest.mark.parametrize(("episodes", "picked"), [(1, [0]), (3, [0, 1, 2]), (6, [0, 2, 3, 5])])
+def test_statistic_that_is_a_number_only_at_times_has_no_mean() -> None:
+    monitor = VectorEvalMonitor(1, 2)
+    for found in (3, "none"):
+        monitor.update_info(0, {"found": found})
+    assert monitor.get_episode_info() == {"found": [3, "none"]}
+
+
+@pytest.mark.parametrize(
+    ("episodes", "picked"), [(1, [0]), (3, [0, 1, 2]), (5, [0, 2, 3, 4]), (6, [0, 2, 3, 5])]
+)
 def test_video_shows_worst_median_and_best(episodes: int, picked: list[int]) -> None:
     monitor = VectorEvalMonitor(1, episodes)
     assert monitor.get_video().shape == (0,)
