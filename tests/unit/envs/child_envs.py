@@ -54,7 +54,7 @@ class ChildEnv(gym.Env[Any, Any]):
             each["reward"] += 10
 
     def enable_save_replay(self, path: str) -> None:
-        (Path(path) / f"replay-{id(self)}").touch()
+        (Path(path) / f"replay-{os.getpid()}-{id(self)}").touch()
 
     def enable_save_figure(self, path: str) -> None:
         if path == "gate":

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -44,8 +45,22 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dingsdk.envs.subprocess"])
+    return context
+
+
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch, gate: Path) -> Launch:
+def launch(spawning: Launch, fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """As ``spawning``, with processes that are forked, so that they start at once."""
+    monkeypatch.setattr(subprocess_envs, "spawn_context", lambda path: fork_server)
+    return spawning
+
+
+@pytest.fixture
+def spawning(monkeypatch: pytest.MonkeyPatch, gate: Path) -> Launch:
     monkeypatch.syspath_prepend(Path(__file__).parent)
     env_fn = functools.partial(importlib.import_module("child_envs").ChildEnv, gate)
 
@@ -89,16 +104,16 @@ def pid_of(manager: EnvManager, env_id: int) -> int:
     return pid
 
 
-def test_transport_of_the_parent_does_not_bring_torch_along(launch: Launch) -> None:
+def test_transport_of_the_parent_does_not_bring_torch_along(spawning: Launch) -> None:
     with use_manager(PluginManager()) as plugins:
         plugins.get("comm_collectors", "flask_fs")
-        with contextlib.closing(launch(SYNC, 1)) as manager:
+        with contextlib.closing(spawning(SYNC, 1)) as manager:
             assert manager.step({0: TELL})[0].info["has_torch"] is False
 
 
-def test_steps_are_those_of_the_plain_loop(launch: Launch) -> None:
-    plain = launch({"type": "in_process", "max_retry": 99}, 3)
-    with plain, launch({**SYNC, "envs_per_process": 2, "max_retry": 99}, 3) as m:
+def test_steps_are_those_of_the_plain_loop(spawning: Launch) -> None:
+    plain = spawning({"type": "in_process", "max_retry": 99}, 3)
+    with plain, spawning({**SYNC, "envs_per_process": 2, "max_retry": 99}, 3) as m:
         rng = np.random.default_rng(0)
         for index in range(40):
             ids = np.flatnonzero(rng.random(3) < 0.7) if index % 3 else None
@@ -117,7 +132,7 @@ def test_steps_are_those_of_the_plain_loop(launch: Launch) -> None:
             assert plain.ready_obs.keys() == m.ready_obs.keys()
 
 
-@pytest.mark.parametrize("form", ["batched", pytest.param("dict", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["batched", "dict"])
 def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("something is pickled")
@@ -132,7 +147,6 @@ def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, f
                 manager.step(dict.fromkeys(range(4), STEP))
 
 
-@pytest.mark.slow
 def test_finite_episodes_park_an_env(launch: Launch) -> None:
     with launch({**SYNC, "episode_num": 2, "envs_per_process": 2}) as manager:
         returns = []
@@ -164,7 +178,6 @@ def test_killed_process_costs_its_envs_their_episodes(launch: Launch) -> None:
         assert manager.failure_count == 2
 
 
-@pytest.mark.slow
 def test_process_that_is_lost_too_often_ends_the_run(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         assert manager.step_batch(np.array([EXIT])).abnormal.tolist() == [True]  # type: ignore[union-attr]
@@ -174,10 +187,8 @@ def test_process_that_is_lost_too_often_ends_the_run(launch: Launch) -> None:
     assert (caught.value.env_id, caught.value.failures) == (0, 2)
 
 
-def test_process_whose_envs_cannot_be_made_again_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+@pytest.mark.usefixtures("launch")
+def test_process_whose_envs_cannot_be_made_again_ends_the_run(tmp_path: Path) -> None:
     env_fn = functools.partial(importlib.import_module("child_envs").make_once, tmp_path)
     with create_env_manager({**SYNC, "max_retry": 5}, [env_fn]) as manager:
         manager.launch()
@@ -186,7 +197,6 @@ def test_process_whose_envs_cannot_be_made_again_ends_the_run(
         assert manager.closed
 
 
-@pytest.mark.slow
 def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         for _ in range(2):
@@ -194,6 +204,13 @@ def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
             for _ in range(3):
                 columns = manager.step_batch(np.array([STEP]))
             assert columns.terminated[0]
+
+
+def test_step_that_takes_too_long_loses_the_process(launch: Launch) -> None:
+    with launch({**SYNC, "step_timeout": 0.1, "max_retry": 0}, 1) as manager:
+        with pytest.raises(EnvError, match="process of env 0 gave no answer in time"):
+            manager.step({0: HANG})
+        assert manager.closed
 
 
 @pytest.mark.slow
@@ -207,7 +224,6 @@ def test_late_process_is_replaced(launch: Launch) -> None:
         assert manager.step({0: STEP})[0].reward == 1.0
 
 
-@pytest.mark.slow
 def test_error_in_a_child_keeps_its_traceback(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 0}) as manager:
         with pytest.raises(EnvError, match=r"env 1 failed 1 times.*raises in the child") as caught:
@@ -257,7 +273,6 @@ def test_steps_under_way_are_saved_with_their_results(launch: Launch, gate: Path
             assert sorted(each.ready_obs) == [0, 1]
 
 
-@pytest.mark.slow
 def test_lost_process_is_still_told_of_after_saving(launch: Launch) -> None:
     with launch(SYNC | {"max_retry": 1}, 2) as manager, launch(SYNC, 2) as other:
         os.kill(pid_of(manager, 1), signal.SIGKILL)
@@ -268,7 +283,6 @@ def test_lost_process_is_still_told_of_after_saving(launch: Launch) -> None:
         assert [bool(steps[i].info.get("abnormal")) for i in range(2)] == [False, True]
 
 
-@pytest.mark.slow
 def test_reset_drops_a_step_that_is_under_way(launch: Launch, gate: Path) -> None:
     with launch(ASYNC, 2) as manager:
         manager.step({0: HANG, 1: STEP})
@@ -279,7 +293,6 @@ def test_reset_drops_a_step_that_is_under_way(launch: Launch, gate: Path) -> Non
         assert {env_id: each.reward for env_id, each in timesteps.items()} == {0: 1.0}
 
 
-@pytest.mark.slow
 def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
     manager = launch({**SYNC, "envs_per_process": 1}, 2)
     pids = [pid_of(manager, env_id) for env_id in range(2)]
@@ -295,10 +308,10 @@ def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
     manager.close()
 
 
+@pytest.mark.usefixtures("launch")
 def test_envs_are_closed_with_their_manager_and_its_descriptors_are_given_back(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent)
     env_fn = functools.partial(importlib.import_module("child_envs").NotingEnv, tmp_path)
 
     def count_descriptors() -> int:
@@ -320,7 +333,6 @@ def test_envs_are_closed_with_their_manager_and_its_descriptors_are_given_back(
     assert counts[1] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "cfg", [{"type": "in_process"}, {"type": "vector", "vectorization_mode": "sync"}, SYNC]
 )
@@ -362,8 +374,8 @@ def test_managers_that_call_no_methods_name_those_that_do() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(launch: Launch) -> None:
-    with launch(SYNC, 1) as manager:
+def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(spawning: Launch) -> None:
+    with spawning(SYNC, 1) as manager:
         os.kill(pid_of(manager, 0), signal.SIGINT)
         assert manager.step({0: STEP})[0].reward == 2.0
         assert manager.failure_count == 0
@@ -427,8 +439,10 @@ def test_envs_at_their_quota_leave_those_in_a_step_to_go_on(tmp_path: Path) -> N
 def test_envs_that_are_not_made_in_time_are_told_by_name(launch: Launch, gate: Path) -> None:
     late = functools.partial(importlib.import_module("child_envs").hang, gate)
     manager = create_env_manager({**SYNC, "reset_timeout": 0.01}, [late])
-    with pytest.raises(EnvError, match=r"did not start.*env_manager.reset_timeout is 0.01 s"):
+    text = r"did not start: the process of env 0 gave.*env_manager.reset_timeout is 0.01 s"
+    with pytest.raises(EnvError, match=text):
         manager.launch()
+    assert manager.closed
 
 
 SLOW_TO_IMPORT = """
@@ -459,7 +473,6 @@ def test_imports_that_do_not_end_are_told_by_name(
         create_env_manager(SYNC, make_env_fns({"env_id": "CartPole-v1"}, 1)).launch()
 
 
-@pytest.mark.slow
 def test_rollout_waits_for_the_last_env_that_it_needs(launch: Launch, gate: Path) -> None:
     acted = []
 
@@ -506,18 +519,13 @@ def test_rollout_goes_on_with_the_steps_that_were_under_way(launch: Launch, gate
         assert seen == [(start, HANG, 1.0)]
 
 
-@pytest.mark.slow
-def test_process_that_never_makes_its_envs_fails_the_launch(launch: Launch, gate: Path) -> None:
-    made = importlib.import_module("child_envs")
-    late = functools.partial(made.hang, gate)
-    for env_fn, timeout_s, text in (
-        (late, 3.0, "gave no answer in time"),
-        (made.exit_at_once, 60.0, "exit code 4"),  # a process takes seconds to start when busy
-    ):
-        manager = create_env_manager({**SYNC, "reset_timeout": timeout_s}, [env_fn])
-        with pytest.raises(EnvError, match=f"the process of env 0 .*{text}"):
-            manager.launch()
-        assert manager.closed
+@pytest.mark.usefixtures("launch")
+def test_process_that_ends_while_it_makes_its_envs_fails_the_launch() -> None:
+    manager = create_env_manager(SYNC, [importlib.import_module("child_envs").exit_at_once])
+    with pytest.raises(EnvError, match=r"the process of env 0 ended with exit code 4") as caught:
+        manager.launch()
+    assert caught.value.env_id is None
+    assert manager.closed
 
 
 KILLED = """
