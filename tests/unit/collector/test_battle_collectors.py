@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.envs import Capabilities
+from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError
 from dingsdk.policy.ppo import PPOPolicy
 from dingsdk.worker import create_serial_collector
+from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
+from dingsdk.worker.collector.rows import RowsWriter
 
 from .duel import DuelEnvs, Fighter
 
@@ -97,7 +100,7 @@ def test_an_abnormal_step_costs_the_unfinished_episode(make_battle) -> None:
     assert [len(episode) for episode in data[1]] == [3, 4]
     assert [info["env"] for info in infos[1]] == [1, 0]
     assert collector.envstep == 8
-    assert all([0] in fighter.resets for fighter in fighters)
+    assert all(fighter.resets[-3:] == [[0], [1], [0]] for fighter in fighters)
 
 
 @pytest.mark.parametrize("players", [2, 3])
@@ -388,3 +391,103 @@ def test_turns_of_older_policies_are_dropped(make_battle) -> None:
     (first, second), _ = collector.collect(1, train_iter=1)  # player 0 had acted at 2
     assert (_turns(first), _turns(second)) == ([(4, 5, 1, True)], [(3, 5, 20, True)])
     assert collector.dropped_sample_count == 1
+
+
+def make_rollout(envs: Any) -> tuple[BattleRollout, list[RowsWriter], list[Fighter]]:
+    fighters = [Fighter(0), Fighter(1)]
+    writers = [RowsWriter(envs.env_num, None, lambda _, piece: piece) for _ in fighters]
+    envs.launch()
+    players = Players([each.mode() for each in fighters])
+    return BattleRollout(envs, players, writers), writers, fighters
+
+
+def unfinished(writers: list[RowsWriter]) -> list[int]:
+    return [each.unfinished_rows for each in writers]
+
+
+def test_player_that_trains_no_more_loses_what_is_unfinished() -> None:
+    rollout, writers, _ = make_rollout(DuelEnvs(((9,),)))
+    rollout.round(0, {})
+    rollout.write_to([writers[0], None])
+    assert unfinished(writers) == [1, 0]
+    rollout.round(0, {})
+    assert unfinished(writers) == [2, 0]
+    rollout.write_to(list(writers))
+    rollout.round(0, {})
+    assert unfinished(writers) == [3, 1]
+
+
+def test_turn_of_a_player_that_trained_before_is_forgotten() -> None:
+    rollout, writers, _ = make_rollout(ByTurns())
+    for _ in range(2):
+        rollout.round(0, {})  # the turns of both are under way or just over
+    rollout.write_to([writers[0], None])
+    rollout.write_to(writers)
+    rollout.round(0, {})
+    assert unfinished(writers) == [1, 0]
+    for _ in range(2):
+        rollout.round(0, {})
+    samples = [each.flush() or [] for each in writers]
+    assert _turns(samples[0]) == [(0, 2, 2, False), (2, 4, 2, False), (4, 5, 1, True)]
+    assert _turns(samples[1]) == [(3, 5, 20, True)]
+
+
+def test_nobody_is_asked_where_no_env_waits() -> None:
+    class Busy(DuelEnvs):
+        ready_obs: ClassVar[Any] = {}
+
+    envs = Busy(((9,),))
+    envs.capabilities = Capabilities(asynchronous=True)
+    rollout, writers, fighters = make_rollout(envs)
+    rollout.round(0, {})
+    assert unfinished(writers) == [0, 0]
+    assert [fighter.seen for fighter in fighters] == [[], []]
+
+
+def test_player_that_leaves_out_an_env_is_named() -> None:
+    rollout, _, fighters = make_rollout(DuelEnvs(((9,),)))
+    rollout._players = (fighters[0].mode(), fighters[1].mode()._replace(forward=lambda obs: {}))
+    with pytest.raises(PolicyOutputError):
+        rollout.round(0, {})
+
+
+def test_one_info_may_be_that_of_all_players(make_battle) -> None:
+    class Shared(DuelEnvs):
+        def _step(self, env_id: int) -> Any:
+            step = super()._step(env_id)
+            return step._replace(info=step.info[0])
+
+    collector = make_battle("episode_1v1", Shared(((2,),)), [Fighter(0), Fighter(1)])
+
+    _, infos = collector.collect(1)
+
+    assert [[info["eval_episode_return"] for info in each] for each in infos] == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("returns", "outcome"),
+    [((1, 1), "draws"), ((2, 1), "wins"), ((1, 2, 0), "losses"), ((1, 0, 1), "draws")],
+)
+def test_player_0_wins_where_it_has_more_than_any_other(returns: Any, outcome: str) -> None:
+    assert game_outcome([{"eval_episode_return": each} for each in returns]) == outcome
+
+
+@pytest.mark.parametrize("kind", ["episode_1v1", "sample_1v1"])
+def test_policies_may_come_later_and_be_replaced(make_battle, tmp_path, kind) -> None:
+    late = create_serial_collector(
+        {"type": kind}, env=DuelEnvs(((2,),)), exp_name=str(tmp_path / "late")
+    )
+    with pytest.raises(NotSetError) as caught:
+        late.reset_policy()
+    assert caught.value.what == "policy"
+    first, later = ([Fighter(number) for number in range(2)] for _ in range(2))
+    late.reset_policy([each.mode() for each in first])
+    data, _ = late.collect(2)
+    rows = data[0] if kind == "sample_1v1" else data[0][0]
+    assert {row["collect_iter"] for row in rows} == {0}
+    asked = len(first[1].seen)
+    late.reset_policy([each.mode() for each in later])
+    late.collect(2)
+    assert len(first[1].seen) == asked
+    assert later[1].seen
+    late.close()
