@@ -186,7 +186,7 @@ def stack_values(key: str, values: Sequence[Any]) -> NDArray[Any]:
         with np.errstate(over="raise"):
             return _stack(key, values)
     except FloatingPointError as error:
-        row = next((i for i, value in enumerate(values) if not _fits_float32(value)), 0)
+        row = next(i for i, value in enumerate(values) if not _fits_float32(value))
         raise _row_mismatch(key, row, "numbers in the range of float32", values[row]) from error
 
 
@@ -241,7 +241,7 @@ def _int_column(key: str, values: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _fits_float32(value: Any) -> bool:
-    wide = np.abs(np.asarray(value, dtype=np.float64))
+    wide = np.abs(np.asarray(torch_to_numpy(value), dtype=np.float64))
     return not bool((np.isfinite(wide) & (wide > np.finfo(np.float32).max)).any())
 
 

@@ -1,0 +1,111 @@
+"""Columns and rows: what is refused says where, what was expected and what was found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.data import SampleBatch
+from dingsdk.data.columns import column_equal
+from dingsdk.errors import SchemaMismatchError
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("columns", "what", "key", "expected", "found"),
+    [
+        ({}, "the batch", "", "at least one column", "{}"),
+        ({"a": {}}, "column 'a'", "a", "at least one column", "{}"),
+        ([1], "the batch", "", "a mapping of names to arrays", "list"),
+        ({1: [1]}, "column 1", 1, "a name of type str", "int"),
+        ({"o": {"a": 3}}, "column 'o.a'", "o.a", "a numeric array", "int"),
+        ({"a": np.array(["x"])}, "column 'a'", "a", "a numeric array", "dtype <U1"),
+        ({"a": np.array(1.0)}, "column 'a'", "a", "[batch, ...]", "[]"),
+        ({"a": [0], "b": [0, 1]}, "batch dimension of column 'b'", "b", 1, 2),
+        (
+            {"a": torch.zeros(2, dtype=torch.bfloat16)},
+            "a tensor",
+            None,
+            "a dtype that numpy has",
+            "torch.bfloat16",
+        ),
+    ],
+    ids=str,
+)
+def test_refused_columns_say_what_was_expected_and_found(
+    columns: Any, what: str, key: Any, expected: Any, found: Any
+) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch(columns)
+    error = caught.value
+    assert (error.key, error.expected, error.found) == (key, expected, found)
+    assert str(error).startswith(f"{what}: expected {expected}, found {found}")
+
+
+@pytest.mark.parametrize(
+    ("rows", "key", "row", "expected", "found"),
+    [
+        ([{"a": 1}, 5], "", 1, "dict", "int"),
+        ([{"a": 1}, {"a": 1, "b": 2}], "b", 1, ["a"], ["a", "b"]),
+        ([{}], "", 0, "keys", "{}"),
+        ([{"o": {2: 1}}], "o", 0, "keys of type str", "2"),
+        ([{"a": [[1], [1, 2]]}], "a", None, "a regular array", "list"),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2, np.int8)}], "a", 1, "float64", "int8"),
+        ([{"a": LARGEST}, {"a": 1e300}], "a", 1, "numbers in the range of float32", 1e300),
+        (
+            [{"a": torch.ones((), requires_grad=True)}, {"a": 1e300}],
+            *("a", 1, "numbers in the range of float32", 1e300),
+        ),
+        ([{"a": -(2**63)}, {"a": 200}, {"a": 2**63}], "a", 2, "an integer of 64 bits", None),
+        ([{"a": 0}, {"a": -(2**63) - 1}], "a", 1, "an integer of 64 bits", None),
+    ],
+    ids=str,
+)
+def test_refused_rows_say_what_was_expected_and_found(
+    rows: Any, key: str, row: int | None, expected: Any, found: Any
+) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch.from_rows(rows)
+    error = caught.value
+    assert (error.key, error.facts.get("row"), error.expected) == (key, row, expected)
+    assert found is None or error.found == found
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"), [([{"a": 1}, {"a": "x"}], "key 'a' of row 1"), ([{"a": 1}, 5], "row 1")]
+)
+def test_refused_row_is_named_with_the_key_if_there_is_one(rows: Any, what: str) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch.from_rows(rows)
+    assert str(caught.value).startswith(f"{what}: expected ")
+
+
+def test_list_without_numbers_is_a_column_of_no_rows() -> None:
+    batch = SampleBatch({"a": []})
+    assert len(batch) == 0
+    assert batch.columns["a"].dtype == np.float32
+
+
+def test_nan_has_the_same_content_as_nan() -> None:
+    batch = SampleBatch({"a": np.array([1.0, np.nan])})
+    assert batch == batch.copy()
+    assert batch != SampleBatch({"a": np.array([1.0, 2.0])})
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ({"x": np.zeros(1)}, np.zeros(1)),
+        (np.zeros(1), {"x": np.zeros(1)}),
+        ({"x": np.zeros(1), "y": np.zeros(1)}, {"x": np.zeros(1), "y": np.ones(1)}),
+        ({"x": np.zeros(1)}, {"x": np.zeros(1), "y": np.ones(1)}),
+        (0.5, "text"),
+        ("text", 0.5),
+    ],
+)
+def test_other_content_and_other_kinds_of_values_differ(left: Any, right: Any) -> None:
+    assert not column_equal(left, right)
