@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 
-from dingsdk.data import Connections
+from dingsdk.data import Connections, connections
 
 PATIENCE_S = 10.0
 
@@ -112,17 +114,47 @@ def test_close_ends_peers_threads_and_the_listener() -> None:
         site.dial()
 
 
-def test_close_says_where_a_thread_does_not_end() -> None:
+def test_close_says_where_threads_do_not_end_after_one_deadline_for_all() -> None:
     go_on = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
-    connections = Connections(
-        listener, Echo, lambda peer: go_on.wait(PATIENCE_S), most=1, name="stuck"
-    )
-    with socket.create_connection(listener.getsockname(), PATIENCE_S):
-        wait_until(iter(lambda: bool(connections._open), None))
-        assert not connections.close(0.05)
+    made = Connections(listener, Echo, lambda peer: go_on.wait(PATIENCE_S), most=3, name="stuck")
+    with ExitStack() as stack:
+        for _ in range(3):
+            client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+            stack.enter_context(client)
+        wait_until(iter(lambda: len(made._open) == 3, None))
+        started_s = time.monotonic()
+        assert not made.close(0.05)
+        assert time.monotonic() - started_s < 2
         go_on.set()
-        assert connections.close(PATIENCE_S)
+        assert made.close(PATIENCE_S)
+
+
+class ShortOfDescriptors(socket.socket):
+    """A listener that at first accepts nothing."""
+
+    refusals = 2
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return super().accept()
+
+
+def test_connection_that_could_not_be_accepted_is_logged_and_accepted_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "PAUSE_S", 0.01)
+    listener = ShortOfDescriptors()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    made = Connections(listener, Echo, Echo.serve, most=1, name="echo")
+    with socket.create_connection(listener.getsockname(), PATIENCE_S) as client:
+        assert ask(client) == b"a"
+        assert made.close(PATIENCE_S)
+    text = "a connection could not be accepted: [Errno 24] too many open files"
+    assert caplog.messages == [text, text]
 
 
 def test_peer_whose_server_raises_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
