@@ -232,6 +232,16 @@ def test_illegal_action_is_replaced_by_the_next_legal_one() -> None:
 def test_observations_without_a_mask_allow_everything() -> None:
     assert legal_actions(np.zeros((2, 3))) is None
     assert legal_actions({"observation": np.zeros((2, 3))}) is None
+    assert legal_actions(torch.zeros(2, 3)) is None
+
+
+def test_rows_without_a_legal_action_are_numbered_where_their_envs_are_not_known() -> None:
+    with pytest.raises(SchemaMismatchError, match="env 1, 3 allows none of the 3 actions") as got:
+        legal_actions({"action_mask": MASK * [[1], [0], [1], [0]]})
+    error = got.value
+    assert (error.key, error.expected, error.found) == (
+        "obs.action_mask", "a legal action", [0, 0, 0],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", [DQNPolicy, PPOPolicy, R2D2Policy])
