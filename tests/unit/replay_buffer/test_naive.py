@@ -16,9 +16,11 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.metrics import ThroughputMonitor
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
+
+from .scalar_writer import ScalarWriter
 
 
 def make_buffer(**cfg: Any) -> NaiveReplayBuffer:
@@ -189,6 +191,7 @@ def test_a_closed_buffer_admits_nothing() -> None:
 def test_a_refused_push_says_what_was_refused_and_may_be_done_again() -> None:
     limiter = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 2}
     buffer = make_buffer(limiter=limiter)
+    assert buffer.can_push(1)
     buffer.push(batch(1, 2, 3), 0)
     assert not buffer.can_push(1)
     with pytest.raises(BufferFullError) as caught:
@@ -217,14 +220,7 @@ def test_clear_starts_push_count_anew_and_the_totals_go_on() -> None:
 
 
 def test_throughput_is_reported_once_per_period(caplog: pytest.LogCaptureFixture) -> None:
-    class Writer:
-        def __init__(self) -> None:
-            self.scalars: list[tuple[str, float, int]] = []
-
-        def add_scalar(self, tag: str, value: float, step: int) -> None:
-            self.scalars.append((tag, value, step))
-
-    now, writer = [0.0], Writer()
+    now, writer = [0.0], ScalarWriter()
     monitor = ThroughputMonitor("buffer", 60, writer, clock=lambda: now[0])
     buffer = make_buffer(replay_buffer_size=2)
     buffer.push(batch(1, 2, 3), 0)
@@ -236,6 +232,45 @@ def test_throughput_is_reported_once_per_period(caplog: pytest.LogCaptureFixture
     assert monitor.next_report_s == 120.0
     assert "pushed_in 3, sampled_out 1, removed 1, current_have 2" in caplog.text
     assert ("buffer_sec/pushed_in", 3, 3) in writer.scalars
+
+
+MOMENT_S = 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "cfg"),
+    [
+        (NaiveReplayBuffer, {"periodic_thruput_seconds": MOMENT_S}),
+        (AdvancedReplayBuffer, {"periodic_thruput_seconds": MOMENT_S}),
+        (AdvancedReplayBuffer, {"monitor": {"periodic_thruput": {"seconds": MOMENT_S}}}),
+    ],
+)
+def test_pushes_and_samples_report_the_throughput_once_a_period_is_over(
+    kind: Any, cfg: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = ScalarWriter()
+    buffer = kind({"replay_buffer_size": 2, **cfg}, writer, instance_name="mine")
+
+    with caplog.at_level(logging.INFO):
+        buffer.push(batch(1, 2, 3), 0)
+        buffer.sample(2, 0)
+
+    names = ("pushed_in", "sampled_out", "removed", "current_have")
+    reports = [(3, 0, 1, 2), (0, 2, 0, 2)]
+    assert [each for each in writer.scalars if each[0].startswith("mine_sec/")] == [
+        (f"mine_sec/{name}", value, 3)
+        for report in reports
+        for name, value in zip(names, report, strict=True)
+    ]
+    assert "mine in 1e-09 s: pushed_in 3" in caplog.text
+
+
+def test_period_that_is_not_over_reports_nothing() -> None:
+    writer = ScalarWriter()
+    buffer = NaiveReplayBuffer({}, writer)
+    buffer.push(batch(1), 0)
+    buffer.sample(1, 0)
+    assert not [each for each in writer.scalars if each[0].startswith("buffer_sec/")]
 
 
 @pytest.mark.parametrize("kind", ["array", "object"])

@@ -9,13 +9,7 @@ import pytest
 
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor, Spread
 
-
-class Writer:
-    def __init__(self) -> None:
-        self.scalars: list[tuple[str, float, int]] = []
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.scalars.append((tag, value, step))
+from .scalar_writer import ScalarWriter
 
 
 class Clock:
@@ -83,7 +77,7 @@ def test_rates_are_since_the_oldest_sample_that_counts() -> None:
 
 
 def test_a_report_goes_to_the_log_and_the_writer(caplog: pytest.LogCaptureFixture) -> None:
-    writer, clock = Writer(), Clock()
+    writer, clock = ScalarWriter(), Clock()
     monitor = SampleMonitor("mine", 1, 1, tb_logger=writer, clock=clock)
     assert monitor.record({"use": np.array([1, 3])}, 0, 0)
     clock.now_s += 2.0

@@ -1,0 +1,13 @@
+"""A writer of curves that keeps what it is given."""
+
+from __future__ import annotations
+
+
+class ScalarWriter:
+    """Keeps the points of all curves, in order."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
