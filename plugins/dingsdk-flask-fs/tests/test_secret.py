@@ -12,6 +12,7 @@ import pytest
 
 from dingsdk.data import PrivateDir, create_secret, find_secret, named_secret
 from dingsdk.errors import AuthError
+from dingsdk.testing import recorded_writes
 
 GOOD = "g" * 32
 
@@ -56,6 +57,20 @@ def test_named_file_comes_before_the_variable_before_the_runs_own(
         assert by_file.reveal() == GOOD.encode()
         assert by_variable.reveal() == b"v" * 32
         assert by_file.is_explicit
+        assert by_variable.is_explicit
+        assert (by_file.source, by_variable.source) == (str(path), "DINGSDK_SECRET")
+
+
+def test_made_secret_is_on_the_disk_before_anybody_is_told(folder: PrivateDir) -> None:
+    with recorded_writes() as log:
+        create_secret(folder, {})
+    assert log.is_durable(folder.path / "secret")
+
+
+def test_shortest_secret_has_16_bytes() -> None:
+    found = named_secret({"DINGSDK_SECRET": "x" * 16})
+    assert found is not None
+    assert found.reveal() == b"x" * 16
 
 
 @pytest.mark.parametrize("content", ["", "   \n", "short", "x" * 15])
@@ -76,15 +91,30 @@ def test_file_that_is_missing_open_to_others_or_no_file_ends_the_start(
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(good)
     os.mkfifo(pipe, 0o600)
-    for path in (tmp_path / "missing", link, pipe, tmp_path):
-        with pytest.raises(AuthError):
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    missing = tmp_path / "missing"
+    refused = {missing: "unreadable", link: "unreadable", pipe: "type", tmp_path: "type"}
+    for path, reason in refused.items():
+        with pytest.raises(AuthError) as caught:
             create_secret(folder, {"DINGSDK_SECRET_FILE": str(path), "DINGSDK_SECRET": GOOD})
+        assert caught.value.reason == reason
     for mode in (0o640, 0o604, 0o620):
         good.chmod(mode)
         with pytest.raises(AuthError, match="chmod 600"):
             create_secret(folder, {"DINGSDK_SECRET_FILE": str(good)})
     with pytest.raises(AuthError):
         create_secret(folder, {"DINGSDK_SECRET_FILE": ""})
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_file_of_somebody_else_ends_the_start(folder: PrivateDir, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    path = secret_file(tmp_path, GOOD)
+    os.chown(path, 12345, -1)
+    with pytest.raises(AuthError) as caught:
+        create_secret(folder, {"DINGSDK_SECRET_FILE": str(path)})
+    assert caught.value.reason == "owner"
 
 
 def test_runs_own_file_that_was_opened_to_others_is_refused(folder: PrivateDir) -> None:

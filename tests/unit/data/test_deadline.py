@@ -1,0 +1,102 @@
+"""Code of others that may never return is left behind after a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dingsdk.data import deadline
+from dingsdk.data.deadline import close_in_time, closing_in_time, returns_within, warn_of_left
+
+PATIENCE_S = 10.0
+LEFT = "close() of some.key did not return in time; it is left behind"
+
+
+class Part:
+    """Closes at once, or waits until it may."""
+
+    def __init__(self, hangs: bool = False) -> None:
+        self.go_on = threading.Event()
+        if not hangs:
+            self.go_on.set()
+        self.closes = 0
+        self.thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        self.thread = threading.current_thread()
+        self.go_on.wait(PATIENCE_S)
+        self.closes += 1
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Part]:
+    monkeypatch.setattr(deadline, "CLOSE_S", 0.01)
+    part = Part(hangs=True)
+    yield part
+    part.go_on.set()
+    assert part.thread is not None
+    part.thread.join(PATIENCE_S)
+    assert part.closes == 1
+
+
+def test_call_that_returns_in_time_ran_in_a_thread_of_its_own_that_has_ended() -> None:
+    part = Part()
+    assert returns_within(PATIENCE_S, part.close)
+    assert part.closes == 1
+    assert part.thread is not threading.current_thread()
+    assert part.thread is not None
+    assert not part.thread.is_alive()
+
+
+def test_call_that_does_not_return_is_left_behind_and_keeps_no_program_from_its_end(
+    hanging: Part,
+) -> None:
+    assert not returns_within(0.01, hanging.close)
+    assert hanging.thread is not None
+    assert hanging.thread.is_alive()
+    assert hanging.thread.daemon
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
+def test_what_a_call_raises_in_time_is_raised(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        returns_within(PATIENCE_S, fail)
+    assert caught.value is error
+
+
+def test_only_a_part_that_does_not_close_in_time_is_told_of(
+    hanging: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    close_in_time(Part(hangs=False).close, "another.key")
+    close_in_time(hanging.close, "some.key")
+    assert caplog.messages == [LEFT]
+
+
+def test_part_of_a_section_is_named_if_there_are_several(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warn_of_left("some.key")
+    warn_of_left("some.key", "the second hook")
+    assert caplog.messages == [LEFT, LEFT.replace("some.key", "some.key, in the second hook")]
+
+
+def test_part_is_closed_when_its_block_ends_by_an_error_too() -> None:
+    part = Part()
+    with pytest.raises(ZeroDivisionError), closing_in_time(part, "some.key") as found:
+        assert found is part
+        assert part.closes == 0
+        raise ZeroDivisionError
+    assert part.closes == 1
+
+
+def test_part_that_does_not_close_is_left_when_its_block_ends(
+    hanging: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing_in_time(hanging, "some.key"):
+        pass
+    assert caplog.messages == [LEFT]
