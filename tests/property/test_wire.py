@@ -159,10 +159,47 @@ def test_malformed_messages_are_protocol_errors(data: bytes) -> None:
         decode_message(data)
 
 
+@pytest.mark.parametrize(
+    ("data", "where", "named"),
+    [
+        (b'{"b":1,"a":1,"a":2}', "$", "'a' appears twice"),
+        (b'{"b":1,"$unknown":1}', "$", "'$unknown'"),
+        (b'{"$float":"infinity"}', "$.$float", "'-inf', 'inf', 'nan'"),
+        (b'{"$float":1}', "$.$float", "'-inf', 'inf', 'nan'"),
+        (b'{"$array":{"dtype":"<i8"}}', "$.$array", "shape"),
+        (b'{"$array":{"dtype":"<i9","shape":[1],"data":""}}', "$.$array", "<i9"),
+        (b'{"$array":{"dtype":"|b1","shape":[3],"data":"AAIA"}}', "$.$array.data", "bool"),
+        (b"[1e999]", "$", "float64"),
+        (b"[NaN]", "$", "NaN"),
+        (b"18446744073709551616", "$", "64 bits"),
+        (b"[" * 33 + b"]" * 33, "$", "32 nested"),
+        (b'"\\ud800"', "$", "surrogate"),
+        (b'"\xff"', "$", "not JSON"),
+    ],
+)
+def test_malformed_message_is_told_by_its_place(data: bytes, where: str, named: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode_message(data)
+    assert caught.value.where == where
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63), 2**63])
+def test_widest_integers_travel_beside_values_of_any_kind(number: int) -> None:
+    assert decode_message(encode_message((number, float("inf")))) == [number, float("inf")]
+
+
+def test_text_of_other_types_travels_as_text() -> None:
+    found = decode_message(encode_message((np.str_("D"), "x")))
+    assert found == ["D", "x"]
+    assert type(found[0]) is str
+
+
 def test_a_message_over_the_cap_is_refused_unread() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode_message(b"[" * 101, max_bytes=100)
-    assert caught.value.size_bytes == 101
+    assert (caught.value.size_bytes, caught.value.max_bytes) == (101, 100)
+    assert caught.value.where == "$"
     assert decode_message(b"1" + b" " * 99, max_bytes=100) == 1
 
 
@@ -171,8 +208,9 @@ def test_depth_up_to_the_limit_passes_both_ways() -> None:
     for _ in range(32):
         message = [message]
     assert decode_message(encode_message(message)) == message
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match="more than 32 nested") as caught:
         encode_message([message])
+    assert caught.value.where == "$" + "[0]" * 32
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,19 @@ def test_other_leaves_are_refused_by_their_path(leaf: Any, found: str) -> None:
         assert caught.value.found == found
 
 
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_as_many_levels_as_allowed_are_kept_and_one_more_is_refused(kind: Any) -> None:
+    value: Any = np.arange(2)
+    for _ in range(container.MAX_DEPTH):
+        value = {"a": value} if kind is dict else kind([value])
+    found = decode_frame("state", frame_of(value, "state"))
+    for _ in range(container.MAX_DEPTH):
+        found = found["a"] if kind is dict else found[0]
+    assert found.tolist() == [0, 1]
+    with pytest.raises(SchemaMismatchError, match="at most 32 levels"):
+        encode_frame("state", [value])
+
+
 def test_a_value_that_contains_itself_is_refused() -> None:
     value: dict[str, Any] = {}
     value["again"] = [value]
@@ -261,8 +274,9 @@ def test_a_hostile_manifest_is_refused_without_allocating(name: str) -> None:
     ],
 )
 def test_a_malformed_tree_is_refused(tree: Any) -> None:
-    with pytest.raises(DataCorruptError):
+    with pytest.raises(DataCorruptError) as caught:
         decode_frame("payload", forged({}, b"", tree))
+    assert caught.value.where == "tree"
 
 
 @pytest.mark.parametrize(
@@ -384,6 +398,12 @@ def test_a_safetensors_file_that_holds_its_digest_twice_is_refused() -> None:
     assert "once" in str(caught.value)
 
 
+def test_numbers_that_spell_a_blank_digest_are_kept() -> None:
+    value = np.frombuffer(b"sha256:" + b"0" * 64, np.uint8)
+    found = decode_safetensors("state", bytes(encode_safetensors("state", value)))
+    assert found.tobytes() == value.tobytes()
+
+
 def test_numbers_that_safetensors_lacks_are_refused_by_it() -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         encode_safetensors("state", {"a": np.zeros(2, np.complex128)})
@@ -409,6 +429,33 @@ def test_another_version_of_the_format_is_named(version: Any) -> None:
         with pytest.raises(DataVersionError, match="reads 2") as caught:
             found()
         assert (caught.value.found, caught.value.expected) == (version, VERSION)
+
+
+def test_damage_is_told_by_its_place() -> None:
+    frame = frame_of(piece())
+    short, other = (
+        frame[:8] + length.to_bytes(4, "little") + frame[12:] for length in (9, 1 << 19)
+    )
+    text = encode_json("pointer", 1)
+    for damaged, where in (
+        (frame[:11], "size"),
+        (frame + b"\0", "digest"),
+        (b"x" + frame[1:], "magic"),
+        (short, "manifest"),
+        (other, "manifest length"),
+        (frame[:-1] + b"x", "digest"),
+        (forged({"a": FLOATS}, bytes(72)), "size"),
+        (forged({"a": FLOATS}, bytes(8), [1]), "tree"),
+        (forged({"a": FLOATS}, bytes(8), {"a": {"$array": "a"}}), "tree"),
+        (forged({"a": FLOATS}, bytes(8), more=1), "manifest"),
+    ):
+        with pytest.raises(DataCorruptError) as caught:
+            decode_batch(damaged)
+        assert caught.value.where == where
+    for damaged, where in ((text.replace(b"1", b"7", 1), "digest"), (text[:-2], "manifest")):
+        with pytest.raises(DataCorruptError) as caught:
+            decode_json("pointer", damaged)
+        assert caught.value.where == where
 
 
 def test_a_frame_above_the_limit_is_refused() -> None:
@@ -498,6 +545,8 @@ def test_columns_that_are_not_contiguous_are_written_in_order() -> None:
     assert decode_batch(frame_of(batch)) == batch
     large = SampleBatch({"a": np.zeros((1000, 90))[:, ::3], "b": np.arange(2000)[::-2]})
     assert decode_batch(frame_of(large)) == large
+    uneven = SampleBatch({"a": np.arange(70_001, dtype=np.uint8), "b": np.arange(70_001)})
+    assert decode_batch(frame_of(uneven)) == uneven
 
 
 @pytest.mark.parametrize("dtype", ["O", "U3", "S3", "M8[s]", [("a", "f4")], "g"])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dingsdk.data import Folder, PrivateDir, check_id
-from dingsdk.data.files import atomic_write_json, ensure_dir, open_private
+from dingsdk.data.files import atomic_write_json, ensure_dir, folder_error, open_private
 from dingsdk.errors import (
     ClosedError,
     DataCorruptError,
@@ -85,6 +85,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> Non
     ):
         atomic_write_json(target, "new")
     assert caught.value.path == str(target)
+    assert "No space left on device" in str(caught.value)
     assert target.read_bytes() == b'"old"\n'
     assert tree(tmp_path) == ["a.bin"]
 
@@ -121,10 +122,16 @@ def test_ensure_dir_makes_parents_and_refuses_files(tmp_path: Path) -> None:
     assert ensure_dir(tmp_path / "a" / "b").is_dir()
     assert ensure_dir(tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(RunFolderError) as caught:
-            ensure_dir(path)
-        assert caught.value.path == str(path)
+    for path, why in (("file", "a file has that name"), ("file/below", "a part of the path")):
+        with pytest.raises(RunFolderError, match=why) as caught:
+            ensure_dir(tmp_path / path)
+        assert caught.value.path == str(tmp_path / path)
+
+
+def test_a_failure_without_a_number_is_told_by_its_kind() -> None:
+    error = folder_error("write", Path("some/file"), OSError("odd"))
+    assert "cannot write some/file: OSError" in str(error)
+    assert error.path == "some/file"
 
 
 @pytest.mark.usefixtures("any_umask")
@@ -177,6 +184,7 @@ def test_what_is_no_id_is_refused_and_touches_nothing(
     if isinstance(text, str) and text.lower() not in {"con", "com1"}:
         for use in (
             lambda: folder.write_atomic(text, [b"x"]),
+            lambda: folder.append(text, b"x", 0),
             lambda: folder.read(text, 10),
             lambda: folder.unlink(text),
             lambda: folder.stat(text),
@@ -507,6 +515,31 @@ def test_a_durable_append_waits_for_the_file_and_at_first_for_its_name(folder: P
     file = ("sync", str(folder.path / "a"))
     assert log.calls == [file, ("sync", str(folder.path)), file]
     assert folder.read("a", 4) == b"1234"
+
+
+def test_an_append_to_a_file_of_another_size_is_refused(folder: PrivateDir) -> None:
+    before = descriptors()
+    folder.append("a", b"12", 0)
+    for at in (1, 3):
+        with pytest.raises(RunFolderError, match=f"has 2 bytes in place of {at}") as caught:
+            folder.append("a", b"x", at)
+        assert caught.value.path == str(folder.path / "a")
+    assert folder.read("a", 2) == b"12"
+    assert descriptors() == before
+
+
+def test_what_cannot_be_looked_at_is_named(folder: PrivateDir) -> None:
+    with failing_calls(("stat",), 1, errno.EACCES), pytest.raises(RunFolderError) as caught:
+        folder.stat("a")
+    assert f"cannot look at {folder.path / 'a'}" in str(caught.value)
+
+
+def test_a_tree_that_cannot_be_removed_is_named(folder: PrivateDir) -> None:
+    folder.sub("tree").close()
+    with failing_calls(("rmdir",), 1, errno.EACCES), pytest.raises(RunFolderError) as caught:
+        folder.remove_tree("tree")
+    assert f"cannot remove {folder.path / 'tree'}" in str(caught.value)
+    assert tree(folder.path) == ["tree"]
 
 
 def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:

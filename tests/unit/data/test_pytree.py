@@ -14,6 +14,7 @@ from dingsdk.data.pytree import (
     different_leaves,
     flatten,
     map_leaves,
+    nest,
     tensor_to_list,
     to_tensor,
 )
@@ -30,6 +31,13 @@ def test_flatten_gives_paths() -> None:
     tree = {"obs": {"pos": 1}, "act": [2, (3,)]}
     assert flatten(tree) == [(("obs", "pos"), 1), (("act", 0), 2), (("act", 1, 0), 3)]
     assert flatten(5) == [((), 5)]
+
+
+def test_nest_makes_dicts_of_paths_and_takes_each_once() -> None:
+    pairs = [(("obs", "pos"), 1), (("act",), 2), (("obs", "seen"), 3)]
+    assert nest(pairs) == {"obs": {"pos": 1, "seen": 3}, "act": 2}
+    with pytest.raises(ValueError, match=r"\('act',\) comes twice"):
+        nest([*pairs, (("act",), 4)])
 
 
 def test_copy_containers_shares_leaves_only() -> None:

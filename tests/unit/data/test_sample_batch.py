@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,6 +147,11 @@ def test_copies_of_a_row_are_plain_dicts() -> None:
         plain["action"] = 9
         plain["new"] = 1
     assert batch == make_batch()
+
+
+def test_batches_are_pickled() -> None:
+    sent = pickle.dumps(make_batch())
+    assert pickle.loads(sent) == make_batch()  # noqa: S301 - what multiprocessing does with it
 
 
 def test_a_slice_is_views_and_take_is_copies() -> None:
@@ -301,6 +307,7 @@ def test_tensors_after_a_freeze_are_not_those_from_before(is_plain: bool) -> Non
     columns = {"a": np.zeros(2, np.float32), "b": np.zeros(2)}
     batch = SampleBatch.trusted(columns, 2, is_plain=is_plain)
     before = batch.tensors()
+    assert list(before) == ["a", "b"]
     after = batch.freeze().tensors()
     assert after is not before
     for name in columns:
@@ -325,6 +332,7 @@ def test_equality_and_repr_tell_batches_apart() -> None:
     assert make_batch() == make_batch()
     assert make_batch() != make_batch()[:2]
     assert make_batch() != [*make_batch()]
+    assert (make_batch() == 3) is False
     assert make_batch().nbytes == 3 * (8 + 8 + 1)
     assert repr(make_batch()) == (
         "SampleBatch(3 rows, obs.pos: float32[2], action: int64, done: bool)"
@@ -355,11 +363,22 @@ def test_collate_stacks_the_rows_of_a_batch_without_changing_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [[], [{"a": 1}, {"b": 1}], [np.zeros(2), np.zeros(3)], [object()], [make_batch()]]
+    ("rows", "expected", "found"),
+    [
+        ([], ">= 1 element", 0),
+        ([{"a": 1}, {"b": 1}], "elements of equal keys and shapes", "dict"),
+        ([np.zeros(2), np.zeros(3)], "elements of equal keys and shapes", "ndarray"),
+        ([object()], "elements of equal keys and shapes", "object"),
+        ([make_batch()], "a SampleBatch or a list of dicts", "a list of SampleBatch"),
+    ],
+    ids=str,
 )
-def test_collate_refuses_what_does_not_stack(rows: list[Any]) -> None:
-    with pytest.raises(SchemaMismatchError):
+def test_collate_refuses_what_does_not_stack(rows: list[Any], expected: str, found: Any) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
         collate(rows)
+    error = caught.value
+    assert (error.key, error.expected, error.found) == ("", expected, found)
+    assert "collate: expected" in str(error)
 
 
 def test_importing_data_and_using_batches_does_not_import_torch() -> None:

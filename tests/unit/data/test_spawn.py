@@ -10,7 +10,13 @@ from types import ModuleType
 
 import pytest
 
-from dingsdk.data.spawn import UNGUARDED, is_importable, leave_if_importing, spawn_context
+from dingsdk.data.spawn import (
+    UNGUARDED,
+    check_guarded,
+    is_importable,
+    leave_if_importing,
+    spawn_context,
+)
 from dingsdk.errors import ConfigError
 
 
@@ -20,6 +26,14 @@ def test_script_that_a_new_worker_imports_is_left(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit) as caught:
         leave_if_importing()
     assert caught.value.code == UNGUARDED
+
+
+def test_only_a_process_that_left_for_its_script_is_told_of() -> None:
+    for code in (None, 0, 1):
+        check_guarded(code, "some.key")
+    with pytest.raises(ConfigError, match="__main__") as caught:
+        check_guarded(UNGUARDED, "some.key")
+    assert caught.value.path == "some.key"
 
 
 def test_script_without_a_file_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
