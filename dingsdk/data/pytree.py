@@ -166,7 +166,7 @@ def tensor_to_list(tree: Any) -> Any:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    if isinstance(first, np.ndarray) or is_tensor(first):
+    if any(isinstance(each, np.ndarray) or is_tensor(each) for each in (first, second)):
         one, other = np.asarray(first), np.asarray(second)
         return one.dtype == other.dtype and one.tobytes() == other.tobytes()
     return bool(first == second)

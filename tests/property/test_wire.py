@@ -213,6 +213,16 @@ def test_depth_up_to_the_limit_passes_both_ways() -> None:
     assert caught.value.where == "$" + "[0]" * 32
 
 
+def test_depth_is_counted_alike_beside_escaped_text() -> None:
+    nested = b"[" * 31 + b'["\\u00e9"]' + b"]" * 31
+    found = decode_message(nested)
+    for _ in range(31):
+        (found,) = found
+    assert found == ["\u00e9"]
+    with pytest.raises(ProtocolError, match="32 nested"):
+        decode_message(b"[" + nested + b"]")
+
+
 @pytest.mark.parametrize(
     ("message", "where"),
     [

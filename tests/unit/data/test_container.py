@@ -103,8 +103,10 @@ def test_json_keeps_every_value_without_arrays() -> None:
     plain = {key: VALUE[key] for key in ("nested", "special", "by int", "$tag", "big")}
     assert decode_json("state", encode_json("state", plain)) == plain
     assert math.isnan(decode_json("x", encode_json("x", [math.nan]))[0])
-    with pytest.raises(SchemaMismatchError):
-        encode_json("state", VALUE)
+    with pytest.raises(SchemaMismatchError) as caught:
+        encode_json("state", {"model": [np.zeros(1)]})
+    error = caught.value
+    assert (error.key, error.expected, error.found) == ("model.0", "no array", "one")
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", [], {}, (), [[]], {"a": {}}, 2.5])
@@ -153,6 +155,20 @@ def test_as_many_levels_as_allowed_are_kept_and_one_more_is_refused(kind: Any) -
     assert found.tolist() == [0, 1]
     with pytest.raises(SchemaMismatchError, match="at most 32 levels"):
         encode_frame("state", [value])
+
+
+def test_columns_of_as_many_levels_as_allowed_are_kept_and_one_more_is_refused() -> None:
+    columns: Any = np.arange(2)
+    for _ in range(container.MAX_DEPTH):
+        columns = {"a": columns}
+    batch = SampleBatch(columns)
+    assert decode_batch(frame_of(batch)) == batch
+    with pytest.raises(SchemaMismatchError, match="at most 32 levels") as caught:
+        encode_batch(SampleBatch({"a": columns}))
+    assert caught.value.key == ".".join("a" * 33)
+    columns["b"] = columns
+    with pytest.raises(SchemaMismatchError, match="at most 32 levels"):
+        encode_batch(SampleBatch.trusted(columns, 2))
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
@@ -455,6 +471,16 @@ def test_damage_is_told_by_its_place() -> None:
     for damaged, where in ((text.replace(b"1", b"7", 1), "digest"), (text[:-2], "manifest")):
         with pytest.raises(DataCorruptError) as caught:
             decode_json("pointer", damaged)
+        assert caught.value.where == where
+    for damaged, where in (
+        (b"", "header length"),
+        (bytes(8), "header length"),
+        (b"\2" + bytes(7) + b"{", "header length"),
+        (b"\2" + bytes(7) + b"{}", "header"),
+        (b"\2" + bytes(7) + b"x}", "header"),
+    ):
+        with pytest.raises(DataCorruptError) as caught:
+            decode_safetensors("state", damaged)
         assert caught.value.where == where
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -44,6 +46,11 @@ def test_batches_come_in_order_from_the_processes_asked_for(
     assert first["index"].tolist() == [0, 1, 2, 3]
     assert second["index"].tolist() == [4, 5, 6, 7]
     assert (os.getpid() in first["pid"].tolist()) is (num_workers == 0)
+
+
+def test_loader_is_an_iterator_of_batches() -> None:
+    with AsyncDataLoader(Source(tensor_sample), 1) as loader:
+        assert [batch["index"].item() for batch in islice(loader, 3)] == [0, 1, 2]
 
 
 def test_samples_themselves_are_only_collated() -> None:
@@ -105,6 +112,22 @@ def test_close_wakes_who_waits_and_ends_the_batches() -> None:
     closing.join(30)
     loader.close()
     assert next(loader) is None
+
+
+def test_close_waits_until_the_source_returns() -> None:
+    entered, returned = threading.Event(), threading.Event()
+
+    def slow(batch_size: int) -> list[Any]:
+        entered.set()
+        time.sleep(0.03)
+        returned.set()
+        return [tensor_sample(0)]
+
+    loader = AsyncDataLoader(slow, 1)
+    assert entered.wait(30)
+    loader.close()
+    assert returned.is_set()
+    assert "data-loader" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize(

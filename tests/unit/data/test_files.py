@@ -343,7 +343,7 @@ def test_a_folder_at_a_name_is_a_typed_error(folder: PrivateDir) -> None:
     (folder.path / "taken").mkdir()
     with pytest.raises(RunFolderError):
         folder.write_atomic("taken", [b"x"])
-    with pytest.raises(RunFolderError):
+    with pytest.raises(RunFolderError, match=f"cannot remove {folder.path / 'taken'}"):
         folder.unlink("taken")
     assert folder.names() == ["taken"]
 
@@ -404,6 +404,13 @@ def test_short_writes_are_finished(folder: PrivateDir, monkeypatch: pytest.Monke
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda fd, parts: real(fd, [b"".join(parts)[:5]]))
     folder.write_atomic("a", [b"abc", b"", b"defg", b"hij"])
+    assert folder.read("a", 100) == b"abcdefghij"
+
+
+def test_short_reads_are_finished(folder: PrivateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.readv
+    folder.write_atomic("a", [b"abcdefghij"])
+    monkeypatch.setattr(os, "readv", lambda fd, parts: real(fd, [parts[0][:3]]))
     assert folder.read("a", 100) == b"abcdefghij"
 
 

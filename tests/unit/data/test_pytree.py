@@ -117,3 +117,8 @@ def test_leaves_are_compared_bit_by_bit_and_named_by_their_paths() -> None:
     del second["only"]
     found = different_leaves(dict(flatten(first)), dict(flatten(second)))
     assert found == ["a", "b.0", "b.1", "only"]
+
+
+def test_array_differs_from_a_number_in_either_place() -> None:
+    one, other = {("a",): 1}, {("a",): np.array([1, 2])}
+    assert different_leaves(one, other) == different_leaves(other, one) == ["a"]

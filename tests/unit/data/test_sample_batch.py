@@ -154,6 +154,18 @@ def test_batches_are_pickled() -> None:
     assert pickle.loads(sent) == make_batch()  # noqa: S301 - what multiprocessing does with it
 
 
+def test_a_copy_shares_arrays_and_a_deep_copy_has_its_own() -> None:
+    batch = make_batch()
+    shallow, deep = copy.copy(batch), copy.deepcopy(batch)
+    assert shallow == deep == batch
+    assert len(shallow) == len(deep) == 3
+    batch.columns["obs"]["pos"][0, 0] = 7
+    del batch.columns["done"]
+    assert list(shallow.keys()) == list(deep.keys()) == ["obs", "action", "done"]
+    assert shallow.columns["obs"]["pos"][0, 0] == 7
+    assert deep == make_batch()
+
+
 def test_a_slice_is_views_and_take_is_copies() -> None:
     batch = make_batch()
     batch[1:].columns["action"][0] = 5
