@@ -692,8 +692,6 @@ def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, An
     try:
         value = joiner.visit(tree)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        if isinstance(error, DataCorruptError):
-            raise
         raise _corrupt(f"its tree: {error!r:.200}", "tree") from error
     if sorted(joiner.used) != sorted(arrays) or (columns and joiner.used != list(columns)):
         raise _corrupt("its tree does not name each array once, in order", "tree")

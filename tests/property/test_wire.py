@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -189,10 +190,14 @@ def test_widest_integers_travel_beside_values_of_any_kind(number: int) -> None:
     assert decode_message(encode_message((number, float("inf")))) == [number, float("inf")]
 
 
-def test_text_of_other_types_travels_as_text() -> None:
-    found = decode_message(encode_message((np.str_("D"), "x")))
-    assert found == ["D", "x"]
-    assert type(found[0]) is str
+class Ratio(float):
+    pass
+
+
+def test_values_of_derived_types_travel_as_those_of_json() -> None:
+    found = decode_message(encode_message((np.str_("D"), IntEnum("Side", "LEFT").LEFT, Ratio(0.5))))
+    assert found == ["D", 1, 0.5]
+    assert list(map(type, found)) == [str, int, float]
 
 
 def test_a_message_over_the_cap_is_refused_unread() -> None:

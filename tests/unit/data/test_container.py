@@ -455,6 +455,7 @@ def test_damage_is_told_by_its_place() -> None:
     text = encode_json("pointer", 1)
     for damaged, where in (
         (frame[:11], "size"),
+        (frame[:12], "manifest length"),
         (frame + b"\0", "digest"),
         (b"x" + frame[1:], "magic"),
         (short, "manifest"),
@@ -599,6 +600,21 @@ def test_columns_that_are_no_fixed_numbers_are_refused_at_the_writer(dtype: Any)
 def test_what_no_reader_would_take_is_refused_at_the_writer(columns: Any) -> None:
     with pytest.raises(SchemaMismatchError):
         encode_batch(SampleBatch.trusted(columns, 2))
+
+
+def test_batch_of_other_rows_than_it_says_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        encode_frame("state", [SampleBatch.trusted({"a": np.zeros(3)}, 2)])
+    error = caught.value
+    assert (error.key, error.expected, error.found) == ("0", "2 rows", "3")
+
+
+def test_weights_that_need_gradients_are_written() -> None:
+    weights = torch.ones(2, requires_grad=True)
+    value = {"w": weights, "half": weights.to(torch.bfloat16)}
+    found = decode_frame("state", frame_of(value, "state"))
+    assert [each.tolist() for each in found.values()] == [[1.0, 1.0], [1.0, 1.0]]
+    assert not found["w"].requires_grad
 
 
 def test_more_schemas_than_are_remembered_work() -> None:

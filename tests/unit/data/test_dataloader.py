@@ -63,6 +63,17 @@ def test_own_collate_function_gets_the_list_of_samples() -> None:
         assert next(loader) == 3
 
 
+def test_tensors_of_a_batch_go_to_the_device_and_nothing_else() -> None:
+    def collate(samples: Any) -> dict[str, Any]:
+        return {"tensor": samples[0]["index"], "text": "x"}
+
+    source = Source(tensor_sample)
+    with AsyncDataLoader(source, 1, device="meta", collate_fn=collate) as loader:
+        batch = next(loader)
+    assert batch["tensor"].device.type == "meta"
+    assert batch["text"] == "x"
+
+
 def test_batches_nobody_takes_are_at_most_two_ahead() -> None:
     taken = threading.Semaphore(0)
     source = Source(tensor_sample)
@@ -142,6 +153,8 @@ def test_numbers_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize("lock_type", LockContextType)
 def test_lock_is_held_by_one_at_a_time(lock_type: LockContextType) -> None:
     lock, entered = LockContext(lock_type), threading.Event()
+    with lock as held:
+        assert held is lock
 
     def enter() -> None:
         with lock:

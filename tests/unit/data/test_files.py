@@ -19,7 +19,14 @@ from typing import Any
 import pytest
 
 from dingsdk.data import Folder, PrivateDir, check_id
-from dingsdk.data.files import atomic_write_json, ensure_dir, folder_error, open_private
+from dingsdk.data.files import (
+    atomic_write_json,
+    ensure_dir,
+    folder_error,
+    is_locked,
+    locked_folder,
+    open_private,
+)
 from dingsdk.errors import (
     ClosedError,
     DataCorruptError,
@@ -400,6 +407,37 @@ def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, numbe
     assert made >= 1
 
 
+def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
+    before = descriptors()
+    assert not is_locked(tmp_path)
+    with locked_folder(tmp_path, "somebody has it"):
+        assert is_locked(tmp_path)
+        with (
+            pytest.raises(RunFolderError, match=r"^somebody has it$") as caught,
+            locked_folder(tmp_path, "somebody has it"),
+        ):
+            pass
+        assert caught.value.path == str(tmp_path)
+    assert not is_locked(tmp_path)
+    assert descriptors() == before
+
+
+def test_where_locks_cannot_be_asked_for_a_folder_counts_as_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_locked(tmp_path / "absent")
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = descriptors()
+    assert is_locked(tmp_path)
+    with locked_folder(tmp_path, "somebody has it"):
+        pass
+    assert descriptors() == before
+
+
 def test_short_writes_are_finished(folder: PrivateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda fd, parts: real(fd, [b"".join(parts)[:5]]))
@@ -551,9 +589,11 @@ def test_a_tree_that_cannot_be_removed_is_named(folder: PrivateDir) -> None:
 
 def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
     folder.write_atomic("a", [b"1"])
+    before = descriptors()
     with recorded_writes() as log:
         folder.sync("a")
         folder.sync()
+    assert descriptors() == before
     assert log.calls == [("sync", str(folder.path / "a")), ("sync", str(folder.path))]
     with pytest.raises(RunFolderError, match=f"cannot write {folder.path / 'absent'}"):
         folder.sync("absent")
@@ -673,6 +713,8 @@ def test_a_writer_whose_file_is_swept_before_it_is_locked_takes_another(
             if moment == "before the lock":
                 assert folder.sweep() == 1
             else:
+                (name,) = folder.names()
+                assert folder.unlink(name)
                 raise BlockingIOError(errno.EWOULDBLOCK, "held by a sweep")
         real(descriptor, operation)
 

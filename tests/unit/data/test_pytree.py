@@ -74,6 +74,15 @@ def test_to_tensor_converts_by_kind() -> None:
     assert found["z"].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_float32_arrays_are_shared_with_their_tensors(shape: tuple[int, ...]) -> None:
+    array = np.zeros(shape, np.float32)
+    tensor = to_tensor(array)
+    array += 1
+    assert (tensor == 1).all()
+    assert tensor.shape == shape
+
+
 @pytest.mark.parametrize("flip", [np.s_[::-1], np.s_[:, ::-1], np.s_[::-1, ::-1]])
 def test_arrays_that_run_backwards_become_tensors(flip: Any) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)[flip]

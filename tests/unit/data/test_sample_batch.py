@@ -139,6 +139,27 @@ def test_what_a_row_cannot_write_raises_and_changes_nothing(
     assert row == make_batch()[0]
 
 
+def test_number_beyond_the_range_of_its_column_is_refused() -> None:
+    batch = SampleBatch({"a": np.zeros(2, np.int8)})
+    for number in (127, -128):
+        batch[0]["a"] = number
+        assert batch.columns["a"].tolist() == [number, 0]
+    for number in (128, -129):
+        with pytest.raises(SchemaMismatchError) as caught:
+            batch[0]["a"] = number
+        error = caught.value
+        assert (error.key, error.expected, error.found) == ("a", "a number of int8", str(number))
+    assert batch.columns["a"].tolist() == [-128, 0]
+
+
+def test_rows_are_told_apart_from_other_dicts() -> None:
+    row = SampleBatch({"a": np.array([4, 5]), "o": {"x": np.zeros(2)}})[1]
+    assert row == {"a": 5, "o": {"x": 0.0}}
+    assert not row != {"a": 5, "o": {"x": 0.0}}  # noqa: SIM202 - each has a method of its own
+    assert row != {"a": 4, "o": {"x": 0.0}}
+    assert (row == 5) is False
+
+
 def test_copies_of_a_row_are_plain_dicts() -> None:
     batch = make_batch()
     for plain in (batch[0].copy(), copy.copy(batch[0]), copy.deepcopy(batch[0]), batch[0] | {}):
