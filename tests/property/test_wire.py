@@ -218,6 +218,18 @@ def test_depth_up_to_the_limit_passes_both_ways() -> None:
     assert caught.value.where == "$" + "[0]" * 32
 
 
+def test_array_counts_as_three_levels() -> None:
+    message: Any = np.arange(2)
+    for _ in range(29):
+        message = [message]
+    found = decode_message(encode_message(message))
+    for _ in range(29):
+        (found,) = found
+    assert found.tolist() == [0, 1]
+    with pytest.raises(ProtocolError, match="32 nested"):
+        encode_message([message])
+
+
 def test_depth_is_counted_alike_beside_escaped_text() -> None:
     nested = b"[" * 31 + b'["\\u00e9"]' + b"]" * 31
     found = decode_message(nested)

@@ -573,6 +573,17 @@ def test_an_append_to_a_file_of_another_size_is_refused(folder: PrivateDir) -> N
     assert descriptors() == before
 
 
+@pytest.mark.parametrize("call", ["open", "fstat", "writev", "fsync"])
+def test_an_append_that_fails_leaves_the_file_as_it_was(folder: PrivateDir, call: str) -> None:
+    folder.append("a", b"12", 0)
+    before = descriptors()
+    with failing_calls((call,), 1, errno.ENOSPC), pytest.raises(StorageFullError) as caught:
+        folder.append("a", b"34", 2, durable=True)
+    assert f"cannot write {folder.path / 'a'}" in str(caught.value)
+    assert folder.read("a", 9) == b"12"
+    assert descriptors() == before
+
+
 def test_what_cannot_be_looked_at_is_named(folder: PrivateDir) -> None:
     with failing_calls(("stat",), 1, errno.EACCES), pytest.raises(RunFolderError) as caught:
         folder.stat("a")

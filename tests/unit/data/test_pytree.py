@@ -74,6 +74,12 @@ def test_to_tensor_converts_by_kind() -> None:
     assert found["z"].tolist() == [0, 0]
 
 
+def test_list_of_one_number_is_a_tensor_and_one_of_none_a_list() -> None:
+    found = to_tensor({"one": [3], "none": []})
+    assert torch.equal(found["one"], torch.tensor([3]))
+    assert found["none"] == []
+
+
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
 def test_float32_arrays_are_shared_with_their_tensors(shape: tuple[int, ...]) -> None:
     array = np.zeros(shape, np.float32)

@@ -115,6 +115,7 @@ def test_a_row_is_a_dict_that_writes_through() -> None:
         (lambda row: row.__setitem__("action", 0.5), "action"),
         (lambda row: row.__setitem__("action", 2**70), "action"),
         (lambda row: row.__setitem__("action", [1, 2]), "action"),
+        (lambda row: row.__setitem__("action", [[1], [1, 2]]), "action"),
         (lambda row: row.__setitem__("action", None), "action"),
         (lambda row: row.__setitem__("done", 1), "done"),
         (lambda row: row.__setitem__("obs", 1), "obs"),
@@ -137,6 +138,13 @@ def test_what_a_row_cannot_write_raises_and_changes_nothing(
     assert caught.value.key == key
     assert batch == make_batch()
     assert row == make_batch()[0]
+
+
+def test_number_of_another_kind_than_its_column_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        make_batch()[0]["action"] = 0.5
+    error = caught.value
+    assert (error.key, error.expected, error.found) == ("action", "dtype int64", "dtype float64")
 
 
 def test_number_beyond_the_range_of_its_column_is_refused() -> None:
@@ -209,8 +217,13 @@ def test_indices_outside_the_batch_are_named() -> None:
         assert caught.value.index == index
     with pytest.raises(TypeError, match="columns"):
         batch["obs"]  # type: ignore[call-overload]
-    with pytest.raises(SchemaMismatchError):
+    with pytest.raises(BatchIndexError) as caught:
+        batch.take([-3, 2, 4, -5])
+    assert caught.value.index == 4
+    with pytest.raises(SchemaMismatchError) as mismatch:
         batch.take([0.5])
+    error = mismatch.value
+    assert (error.key, error.expected, error.found) == ("indices", "int[n]", "float64[1]")
     assert len(batch.take([])) == 0
 
 

@@ -80,6 +80,7 @@ def test_new_processes_find_classes_of_the_script_as_multiprocessing_imports_it(
     script.Own = type("Own", (), {"__module__": "__main__"})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "__main__", script)
     assert is_importable(script.Own) is is_found
+    assert not is_importable(script.Own, has_script=False)
 
 
 def test_script_that_is_no_longer_there_starts_no_processes(
