@@ -1,28 +1,244 @@
-"""What a coordinator's process tells its parent."""
+"""What a coordinator's process tells its parent, and what it hears from it."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import queue
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dingsdk.pipeline.context import RunContext, RunStatus
-from dingsdk.pipeline.coordinator_process import Opened, Told, _Elsewhere, _Parent, decode
+import pytest
+
+from dingsdk.config import to_easydict, to_plain
+from dingsdk.errors import ConfigError
+from dingsdk.pipeline import coordinator_process
+from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
+from dingsdk.pipeline.coordinator_process import (
+    CoordinatorSpec,
+    End,
+    Ending,
+    Failed,
+    Lose,
+    Message,
+    Observed,
+    Opened,
+    Over,
+    Told,
+    _Context,
+    _coordinate,
+    _Elsewhere,
+    _failed,
+    _Observers,
+    _Parent,
+    coordinator_main,
+    decode,
+    encode,
+)
+from dingsdk.pipeline.process_group import LinkedProcess
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import PluginManager, default_manager, hookimpl, observe, use_manager
+from dingsdk.worker import NaiveCommander
+
+PATIENCE_S = 60.0
+EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
 
 
-def test_parent_knows_how_far_a_resumed_run_is_before_it_is_open(tmp_path: Path) -> None:
+@pytest.fixture
+def pipe() -> Iterator[tuple[Connection, Connection]]:
+    """The supervisor's end of a link, and the coordinator's."""
     ours, theirs = multiprocessing.Pipe()
-    context = RunContext(cfg={}, run_dir=tmp_path)
-    context.status = lambda: RunStatus(env_steps=520)
-    master: Any = SimpleNamespace(workers=["collector-0"])
-    group = _Elsewhere(_Parent(theirs), context, master)
     with ours, theirs:
-        group.start("here")
-        told, opened = (decode(ours.recv_bytes()) for _ in range(2))
-        group.close(1.0)
-        group._telling.join(5.0)
+        yield ours, theirs
+
+
+def group_of(
+    theirs: Connection, run_dir: Path, master: Any, status: RunStatus, recorder: RunRecorder
+) -> _Elsewhere:
+    context = RunContext(cfg={}, run_dir=run_dir, recorder=recorder, status=lambda: status)
+    return _Elsewhere(_Parent(theirs), context, master)
+
+
+def test_parent_knows_how_far_a_resumed_run_is_before_it_is_open(
+    tmp_path: Path, pipe: tuple[Connection, Connection]
+) -> None:
+    ours, theirs = pipe
+    recorder = RunRecorder(lambda: 1000.0)
+    recorder.resume([EVALUATION], 12.0)
+    master: Any = SimpleNamespace(workers=["collector-0"])
+    group = group_of(theirs, tmp_path, master, RunStatus(env_steps=520), recorder)
+    group.start("here")
+    told, opened = (decode(ours.recv_bytes()) for _ in range(2))
+    group.close(1.0)
+    group._telling.join(5.0)
 
     assert isinstance(told, Told)
     assert (told.status.env_steps, told.workers) == (520, ["collector-0"])
-    assert isinstance(opened, Opened)
+    assert opened == Opened("here", [EVALUATION], 12.0)
+
+
+def test_parent_is_told_again_and_again_until_the_workers_are_to_end(
+    tmp_path: Path, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_process, "TELL_S", 0.001)
+    ours, theirs = pipe
+    master: Any = SimpleNamespace(workers=[])
+    group = group_of(theirs, tmp_path, master, RunStatus(), RunRecorder())
+    group.start("here")
+    kinds = [type(decode(ours.recv_bytes())) for _ in range(5)]
+    group.close(1.0)
+    group._telling.join(5.0)
+    assert not group._telling.is_alive()
+
+    assert kinds == [Told, Opened, Told, Told, Told]
+    rest = []
+    while ours.poll():
+        rest.append(type(decode(ours.recv_bytes())))
+    assert rest.count(Ending) == 1
+    assert Ending in rest[-2:]  # at most one was on its way
+
+
+@pytest.mark.parametrize(("reason", "stops"), [("stopped", False), ("interrupted", True)])
+def test_coordinator_obeys_until_its_parent_is_gone_and_ends_then(
+    tmp_path: Path,
+    pipe: tuple[Connection, Connection],
+    monkeypatch: pytest.MonkeyPatch,
+    reason: Any,
+    stops: bool,
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    ours, theirs = pipe
+    parent = _Parent(theirs)
+    lost: list[tuple[str, str]] = []
+    master: Any = SimpleNamespace(workers=[], lose=lambda *given: lost.append(given))
+    group = _Elsewhere(parent, RunContext(cfg={}, run_dir=tmp_path), master)
+    group.poll()
+    assert (parent.reason, parent.stop.is_set(), lost) == (None, False, [])
+
+    for message in (Lose("c0", "it died"), Lose("c1", "it hung"), End(reason), Ending()):
+        ours.send_bytes(encode(message))
+    ours.close()
+    parent.obey()
+
+    assert codes == [1]
+    assert (parent.reason, parent.stop.is_set()) == (reason, stops)
+    assert lost == []
+    group.poll()
+    assert lost == [("c0", "it died"), ("c1", "it hung")]
+    with pytest.raises(queue.Empty):
+        parent.lost.get_nowait()
+
+
+def test_message_to_a_parent_that_is_gone_is_dropped(
+    pipe: tuple[Connection, Connection],
+) -> None:
+    ours, theirs = pipe
+    ours.close()
+    _Parent(theirs).send(Ending())
+
+
+def test_run_ends_by_its_limits_before_what_the_parent_says(
+    tmp_path: Path, pipe: tuple[Connection, Connection]
+) -> None:
+    cfg = to_easydict(
+        {"system": {"max_env_steps": 10}, "policy": {"learn": {"learner": {"train_iterations": 5}}}}
+    )
+    parent = _Parent(pipe[1])
+    context = _Context(cfg=cfg, run_dir=tmp_path, parent=parent)
+    assert context.why_end(9, 4) is None
+    parent.reason = "stopped"
+    assert context.why_end(9, 4) == "stopped"
+    assert context.why_end(10, 4) == "limit"
+    assert context.why_end(9, 5) == "limit"
+
+
+def test_parent_calls_the_hooks_with_paths_as_text(pipe: tuple[Connection, Connection]) -> None:
+    ours, theirs = pipe
+    _Observers(_Parent(theirs)).after_checkpoint(path=Path("/run/ckpt"), iteration=2)
+    told = decode(ours.recv_bytes())
+    assert told == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 2})
+
+
+def raised(error: Exception) -> Failed:
+    error.add_note("at the door")
+    try:
+        raise error
+    except Exception as caught:
+        return _failed(caught)
+
+
+def test_parent_is_told_an_error_with_its_facts_or_with_its_traceback() -> None:
+    known = raised(ConfigError("no such key", path="a.b"))
+    assert known == Failed("ConfigError", "no such key", {"path": "a.b"}, ["at the door"], True)
+
+    other = raised(ValueError("no"))
+    assert (other.code, other.text) == ("DingError", "the coordinator: ValueError: no")
+    assert (other.facts, other.is_user_mistake) == ({}, False)
+    (note,) = other.notes
+    assert note.startswith("Traceback")
+    assert note.endswith("ValueError: no\nat the door\n")
+
+
+def test_coordinator_that_cannot_start_says_why_and_ends_with_its_parent(tmp_path: Path) -> None:
+    cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs"))
+    cfg["policy"]["other"]["commander"]["type"] = "naiv"
+    crash_file = tmp_path / "log" / "coordinator.crash"
+    snapshot = default_manager().snapshot()
+    spec = CoordinatorSpec(cfg, tmp_path, crash_file, snapshot, is_resumed=False, rejoin_s=0.0)
+    process = LinkedProcess(coordinator_main, spec, "coordinator")
+    messages: list[Message] = []
+    while not messages and process.exit_code is None:
+        messages += map(decode, process.received(PATIENCE_S))
+    assert process.end(PATIENCE_S) == 1
+    (message,) = messages
+    assert isinstance(message, Failed)
+    assert (message.code, message.facts["asked"]) == ("UnknownPluginError", "naiv")
+    assert message.is_user_mistake
+    assert crash_file.read_text() == ""
+    assert process.end(0.0) == 1  # again
+
+
+class Telling(NaiveCommander):
+    """Calls a hook as soon as it is there."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        observe().after_checkpoint(path=Path("/run/ckpt"), iteration=0)
+
+
+def test_coordinator_that_is_stopped_tells_its_parent_of_the_whole_run(
+    tmp_path: Path, pipe: tuple[Connection, Connection]
+) -> None:
+    ours, theirs = pipe
+    configured: list[str] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_configure(self, config: Any) -> None:
+            configured.append(config.policy.other.commander.type)
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry("commanders").register("telling", Telling)
+        snapshot = manager.snapshot()
+        sets = ["policy.other.commander.type=telling"]
+        cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs", sets))
+    spec = CoordinatorSpec(cfg, tmp_path, tmp_path / "crash", snapshot, False, 0.0)
+    parent = _Parent(theirs)
+    parent.stop.set()
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Observer(), "observer")
+        _coordinate(spec, parent)
+    messages: list[Any] = []
+    while ours.poll():
+        messages.append(decode(ours.recv_bytes()))
+
+    assert configured == ["telling"]
+    kinds = [type(message) for message in messages if type(message) is not Told]
+    assert kinds == [Observed, Opened, Ending, Over]
+    assert messages[0] == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 0})
+    assert messages[-1].reason == "interrupted"
+    assert messages[-1].status.buffer_capacity == 10_000

@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import DingError, StorageFullError, TaskFailedError, WorkerCrashedError
-from dingsdk.pipeline.context import Evaluation, RunContext, RunStatus
+from dingsdk.data.spawn import UNGUARDED
+from dingsdk.errors import (
+    ConfigError,
+    DingError,
+    StorageFullError,
+    TaskFailedError,
+    WorkerCrashedError,
+)
+from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus
 from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
@@ -26,9 +33,13 @@ from dingsdk.pipeline.coordinator_process import (
     decode,
     encode,
 )
-from dingsdk.pipeline.process_group import KILL_S
-from dingsdk.pipeline.supervisor import CLOSE_S, INTERRUPTED_CLOSE_S, Supervisor
+from dingsdk.pipeline.process_group import KILL_S, WorkerProcess
+from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.supervisor import CLOSE_S, INTERRUPTED_CLOSE_S, POLL_S, Supervisor
 from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker import worker_ids
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 
 REPORT = "Fatal Python error: Segmentation fault"
 
@@ -88,11 +99,15 @@ class Coordinator:
         self.spec = spec
         self.exit_code: int | None = None
         self.told: list[Message] = []
+        self.waits_s: list[float] = []
         self.heard: list[Message] = []
         self.ends: list[float] = []
 
     def received(self, timeout_s: float = 0.0) -> list[bytes]:
+        self.waits_s.append(timeout_s)
         messages, self.told = self.told, []
+        if any(isinstance(message, Over) for message in messages):
+            self.exit_code = 0
         return [encode(message) for message in messages]
 
     def send(self, message: bytes) -> None:
@@ -110,21 +125,25 @@ class Site:
         self.now = 1000.0
         self.calls: list[Any] = []
         self.started: list[Coordinator] = []
+        self.script: list[Message] = []  # what a coordinator tells when it is started
+        self.made: list[Any] = []
         sets = ["system.restarts=1", "system.coordinator.storage_timeout_s=30"]
         cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", sets, 0)
         self.lease_s = cfg.system.coordinator.lease_s
-        self.context = RunContext(cfg=cfg, run_dir=run_dir)
+        recorder = RunRecorder(lambda: self.now)
+        self.context = RunContext(cfg=cfg, run_dir=run_dir, recorder=recorder)
         self.supervisor = Supervisor(self.context, lambda: self.now)
-        transport = SimpleNamespace(
-            **{name: self.noting(name) for name in ("close", "keep_data", "remove_data")}
-        )
+        names = ("close", "keep_data", "remove_data", "launch", "start_worker")
+        self.transport = SimpleNamespace(**{name: self.noting(name) for name in names})
 
         def start(main: Any, spec: CoordinatorSpec, name: str) -> Coordinator:
             self.started.append(Coordinator(spec))
+            self.newest.told, self.script = self.script, []
             return self.started[-1]
 
         def workers(*given: Any, start: Any) -> Any:
             self.calls.append("made")
+            self.made.append((*given, start))
             names = ("prepare", "start", "poll", "close")
             calls = {name: self.noting(f"workers {name}") for name in names}
             return SimpleNamespace(crash_report=lambda worker_id: "", **calls)
@@ -132,9 +151,8 @@ class Site:
         module = "dingsdk.pipeline.supervisor"
         monkeypatch.setattr(f"{module}.LinkedProcess", start)
         monkeypatch.setattr(f"{module}.ProcessWorkers", workers)
-        monkeypatch.setattr(f"{module}.make_transport", lambda cfg, run_dir: transport)
+        monkeypatch.setattr(f"{module}.make_transport", lambda cfg, run_dir: self.transport)
         monkeypatch.setattr(f"{module}.NO_ROOM_PAUSE_S", 0.0)
-        self.supervisor._start(is_resumed=False, rejoin_s=0.0)
 
     def noting(self, name: str) -> Callable[..., None]:
         return lambda *given: self.calls.append((name, *given) if given else name)
@@ -158,6 +176,14 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path, monkeypatch)
+    made.supervisor._start(is_resumed=False, rejoin_s=0.0)
+    return made
+
+
+@pytest.fixture
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A run that has not been started."""
     return Site(tmp_path, monkeypatch)
 
 
@@ -303,3 +329,153 @@ def test_data_of_a_run_is_left_as_its_coordinator_would_have(
     assert site.calls == [*workers, *left]
     assert site.newest.ends == [CLOSE_S[0]]
     assert journal.is_dir() == (has_journal and has_begun)
+
+
+ADDRESS = "http://127.0.0.1:7777"
+EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
+
+
+def test_run_is_what_its_coordinator_tells_until_it_is_over(idle: Site) -> None:
+    status = RunStatus(env_steps=8, train_iter=4)
+    told = Told(RunStatus(env_steps=5), ["c0"])
+    idle.script = [Opened(ADDRESS, [], 0.0), told, Evaluated(EVALUATION), Over("limit", status)]
+
+    result = idle.supervisor.run()
+
+    assert (result.reason, result.mode, result.env_steps) == ("limit", "parallel", 8)
+    assert result.evaluations == (EVALUATION,)
+    assert idle.context.status() == status
+    assert idle.calls == [
+        "made",
+        "workers prepare",
+        ("workers start", ADDRESS),
+        ("workers close", CLOSE_S[1]),
+    ]
+    ((_, run_dir, _, joined, start),) = idle.made
+    assert (run_dir, joined, start) == (idle.context.run_dir, idle.supervisor, WorkerProcess)
+    (coordinator,) = idle.started
+    assert (coordinator.spec.is_resumed, coordinator.spec.rejoin_s) == (False, 0.0)
+    assert coordinator.waits_s == [POLL_S]
+    assert coordinator.heard == []
+
+
+def test_status_of_a_run_under_way_is_what_its_coordinator_told_last(idle: Site) -> None:
+    assert idle.supervisor._status == RunStatus()
+    seen = []
+    idle.script = [Told(RunStatus(env_steps=5), []), Over("limit", RunStatus(env_steps=6))]
+    idle.context.stop = SimpleNamespace(is_set=lambda: seen.append(idle.context.status()))  # type: ignore[assignment]
+    idle.supervisor.run()
+    assert [each.env_steps for each in seen] == [5]
+
+
+def test_run_that_is_resumed_has_its_coordinator_read_the_journal(idle: Site) -> None:
+    idle.context.resumed = JournaledRun(idle.context.run_dir, {})
+    idle.script = [Opened(ADDRESS, [EVALUATION], 12.0), Over("limit", RunStatus())]
+    idle.supervisor.run()
+    assert (idle.newest.spec.is_resumed, idle.newest.spec.rejoin_s) == (True, 0.0)
+    assert idle.context.recorder.all_evaluations == (EVALUATION,)
+    assert idle.context.recorder.elapsed_s == 12.0
+
+
+def test_evaluations_are_taken_from_a_coordinator_once(site: Site) -> None:
+    site.open()
+    site.tell(Evaluated(EVALUATION))
+    site.die()
+    site.tell(Opened(ADDRESS, [EVALUATION, EVALUATION], 12.0))
+    assert site.context.recorder.all_evaluations == (EVALUATION,)
+    assert site.context.recorder.elapsed_s == 0.0
+
+
+def test_error_of_a_coordinator_interrupts_what_goes_on(idle: Site) -> None:
+    broken = Failed("ConfigError", "no such key", {"path": "a"}, [], True)
+    idle.script = [Opened(ADDRESS, [], 0.0), broken]
+    with pytest.raises(ConfigError, match="no such key"):
+        idle.supervisor.run()
+    assert idle.newest.heard == [End("interrupted")]
+    assert idle.newest.ends == [INTERRUPTED_CLOSE_S[0]]
+    assert idle.calls[-3:] == [("workers close", INTERRUPTED_CLOSE_S[1]), "close", "remove_data"]
+
+
+def test_transport_that_starts_workers_is_launched_before_and_closed_after_the_run(
+    idle: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = SimpleNamespace(starts_workers=True)
+    monkeypatch.setattr("dingsdk.pipeline.supervisor.transport_class", lambda cfg: kind)
+    idle.script = [Opened(ADDRESS, [], 0.0), Over("limit", RunStatus())]
+    idle.supervisor.run()
+    assert idle.calls == [
+        ("launch", worker_ids(idle.context.cfg)),
+        "made",
+        ("workers start", ADDRESS),
+        ("workers close", CLOSE_S[1]),
+        "close",
+    ]
+    assert idle.made[0][-1] is idle.transport.start_worker
+
+
+@pytest.mark.parametrize(("reason", "heard"), [("enough", [End("stopped")]), (None, [])])
+def test_plugin_may_stop_the_run(site: Site, reason: str | None, heard: list[Message]) -> None:
+    asked = []
+
+    class Stop:
+        @hookimpl
+        def dingsdk_should_stop(self, status: dict[str, Any]) -> str | None:
+            asked.append((status["env_steps"], status["train_iter"]))
+            return reason
+
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Stop(), "stop")
+        site.open()
+        site.newest.heard.clear()
+        site.tell(Told(RunStatus(env_steps=5, train_iter=2), []))
+    assert asked[-1] == (5, 2)
+    assert site.newest.heard == heard
+
+
+def test_coordinator_that_crashed_has_its_report_in_the_error(site: Site) -> None:
+    crash_file = site.newest.spec.crash_file
+    crash_file.parent.mkdir()
+    crash_file.write_text(REPORT)
+    with pytest.raises(WorkerCrashedError) as caught:
+        site.die()
+    assert caught.value.facts == {
+        "worker_id": "coordinator", "exit_code": -9, "traceback": REPORT
+    }  # fmt: skip
+    assert not caught.value.is_user_mistake
+
+
+def test_script_that_would_start_its_run_again_is_told_about_the_guard(site: Site) -> None:
+    site.newest.exit_code = UNGUARDED
+    with pytest.raises(WorkerCrashedError, match="__main__") as caught:
+        site.tell()
+    assert caught.value.is_user_mistake
+
+
+@pytest.mark.parametrize(("has_begun", "waits_s"), [(True, KILL_S), (False, 0.0)])
+def test_coordinator_of_an_interrupted_run_has_had_its_time_when_the_run_is_closed(
+    site: Site, has_begun: bool, waits_s: float
+) -> None:
+    if has_begun:
+        site.open()
+    site.context.stop.set()
+    site.tell()
+    site.tell(after_s=6.0)
+    site.calls.clear()
+    site.supervisor._close()
+    assert site.newest.ends == [waits_s]
+    assert site.calls[:1] == (
+        [("workers close", INTERRUPTED_CLOSE_S[1])] if has_begun else ["close"]
+    )
+
+
+def test_file_for_a_crash_that_did_not_happen_is_removed_with_what_the_run_served(
+    site: Site,
+) -> None:
+    crash_file = site.newest.spec.crash_file
+    crash_file.parent.mkdir()
+    crash_file.touch()
+    served = site.context.run_dir / REPLAY_FOLDER
+    served.mkdir()
+    site.supervisor._close()
+    assert not crash_file.exists()
+    assert not served.exists()
