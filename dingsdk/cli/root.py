@@ -131,8 +131,6 @@ def run(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted; there was nothing to save.", err=True)
         return INTERRUPTED

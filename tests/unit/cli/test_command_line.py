@@ -61,6 +61,18 @@ def test_broken_command_does_not_hide_the_others(
     out = capsys.readouterr().out
     assert "train" in out
     assert "cannot be loaded" in out
+    assert sum(line.split()[:1] == ["broken"] for line in out.splitlines()) == 1
+
+
+def test_hidden_command_is_run_and_not_listed(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_command(manager, code=5)
+    manager.get("commands", "probe").hidden = True
+
+    assert main(["--help"]) == 0
+    assert "probe" not in capsys.readouterr().out
+    assert main(["probe"]) == 5
 
 
 def test_users_mistake_is_one_line_and_exit_code_2(
@@ -70,6 +82,22 @@ def test_users_mistake_is_one_line_and_exit_code_2(
 
     assert main(["probe"]) == 2
     assert capsys.readouterr().err == "Error: env.env_id is missing\n"
+
+
+def test_notes_of_a_mistake_are_shown_below_it(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ConfigError("env.env_id is missing")
+    error.add_note("asked for as env")
+    add_command(manager, error)
+
+    assert main(["probe"]) == 2
+    assert capsys.readouterr().err == "Error: env.env_id is missing\n  (asked for as env)\n"
+
+
+def test_program_ends_with_the_code_that_a_command_asks_for(manager: PluginManager) -> None:
+    add_command(manager, click.exceptions.Exit(7))
+    assert main(["probe"]) == 7
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "probe"], ["probe", "--debug"]])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import operator
 import os
 import shutil
 import subprocess
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,8 @@ import yaml
 import dingsdk.cli.doctor as doctor_module
 from dingsdk.cli import main
 from dingsdk.config import load_config
-from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.errors import DingError
+from dingsdk.plugins import PluginManager, Switches, use_manager
 
 BROKEN = {
     "METADATA": "Metadata-Version: 2.1\nName: acme-broken\nVersion: 1.0\n",
@@ -57,6 +61,26 @@ def test_plugins_imports_only_where_asked_to(
     assert [checked[key]["state"] for key in ("broken", "watch")] == ["broken"] * 2
     assert "no_such_module" in checked["broken"]["detail"]
     assert "implements no hook" in checked["watch"]["detail"]
+
+
+@pytest.fixture
+def disabled(broken: None) -> Iterator[None]:
+    with use_manager(PluginManager(Switches(disabled=("acme-broken",)))):
+        yield
+
+
+def test_plugin_that_is_switched_off_is_not_imported_by_a_check(
+    disabled: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checked = rows_of(capsys, "--check")
+    assert [checked[key]["state"] for key in ("broken", "watch")] == ["disabled"] * 2
+    found = [each for each in doctor_module._plugins() if "acme-broken" in each.detail]
+    assert [(each.state, each.what) for each in found] == [
+        ("warn", "buffers broken"),
+        ("warn", "plugins watch"),
+    ]
+    assert {each.fix for each in found} == {"take the switch away to use it"}
+    assert "DINGSDK_DISABLED_PLUGINS" in found[0].detail
 
 
 def test_plugins_check_fails_where_a_plugin_cannot_be_imported(
@@ -130,6 +154,17 @@ def test_every_config_is_validated_though_one_is_wrong(
     assert len(told.err.splitlines()) == 1
     assert "policy.nstpe" in told.err
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
+
+
+def test_defect_is_not_taken_for_a_config_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*given: Any, **named: Any) -> Any:
+        raise DingError("a defect")
+
+    monkeypatch.setattr("dingsdk.pipeline.train.compile_run", broken)
+    assert main(["config", "validate", "cartpole-dqn", "cartpole-ppo"]) == 1
+    assert "cartpole-dqn: a defect" not in capsys.readouterr().err
 
 
 def test_validation_is_for_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,6 +260,28 @@ def test_doctor_tells_gpus_that_torch_can_and_cannot_use(
 
     found = doctor_module._checked("GPU", doctor_module._gpu, "install another build")
     assert found == expected
+
+
+def test_package_without_metadata_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "version_of", lambda name: None)
+    (found,) = doctor_module._packages()
+    assert found[:3] == ("fail", "dingsdk-rl", "not installed")
+    assert "metadata" in found.fix
+
+
+def test_child_that_does_not_answer_in_time_is_found_and_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor_module, "SPAWN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(doctor_module, "_answer", operator.methodcaller("poll", None))
+    found = doctor_module._checked("child processes", doctor_module._spawn, "run it from a file")
+    assert found == (
+        "fail",
+        "child processes",
+        "TimeoutError: a child did not answer within 0 s",
+        "run it from a file",
+    )
+    assert multiprocessing.active_children() == []
 
 
 def test_failing_look_is_a_finding_with_its_fix() -> None:

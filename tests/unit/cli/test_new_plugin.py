@@ -92,6 +92,12 @@ def test_taken_name_is_refused(name: str, why: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_command_may_not_have_the_name_of_a_role() -> None:
+    with pytest.raises(ConfigError, match="there is a command of that type already") as raised:
+        render("command", "collector")
+    assert raised.value.found == "collector"
+
+
 def test_module_that_exists_is_a_taken_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

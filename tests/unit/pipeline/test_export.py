@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from gymnasium import spaces
 
 from dingsdk.data.pytree import map_leaves
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError
-from dingsdk.pipeline.export import _Acting, _named, export_policy
+from dingsdk.pipeline.export import _Acting, _inputs, _named, _quiet, export_policy
 from dingsdk.policy import BasePolicy, create_policy
 from dingsdk.policy.base import get_policy_cls
 
@@ -55,13 +57,16 @@ def inputs(policy: Any, observation: Any) -> list[Any]:
     return [obs, state] if size else [obs]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "ppo-lstm" else pytest.mark.slow) for name in CASES],
+)
 def test_program_of_torch_acts_as_the_policy(name: str, tmp_path: Path) -> None:
     kind, observation, action, model = CASES[name]
     policy = make(kind, observation, action, model)
     path = export_policy(policy, observation, tmp_path / "policy.pt2")
 
+    assert path == tmp_path / "policy.pt2"
     given = inputs(policy, observation)
     module = torch.export.load(path).module()
     found = module(*(map_leaves(torch.from_numpy, each) for each in given))
@@ -78,6 +83,35 @@ def test_module_that_is_exported_acts_as_the_policy(name: str) -> None:
     found = _Acting(policy).eval()(*(map_leaves(torch.from_numpy, each) for each in given))
 
     compare(policy, given, [each.numpy() for each in found])
+
+
+def test_module_that_is_exported_is_a_copy_that_does_not_train() -> None:
+    policy = make(*CASES["dqn-vector"])
+    exported = _Acting(policy)
+    assert not any(each.requires_grad for each in exported.parameters())
+    assert all(each.requires_grad for each in policy.state()["model"].parameters())
+
+
+def test_program_is_checked_with_the_same_observations_each_time() -> None:
+    obs, state = _inputs(VECTOR, 4)
+    again, _ = _inputs(VECTOR, 4)
+    assert obs.equal(again)
+    assert (obs.shape[1:], state.shape) == ((3,), (len(obs), 4))
+    assert state.abs().max() < 1.0
+    assert len(_inputs(VECTOR, 0)) == 1
+
+
+def test_torch_is_silent_during_an_export_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("torch.onnx")
+    bar = vars(torch.hub)["tqdm"]
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    monkeypatch.setattr(bar, "monitor_interval", 7)
+    with _quiet():
+        assert (logger.level, bar.monitor_interval) == (logging.ERROR, 0)
+        warnings.warn("of a part of torch", stacklevel=1)
+    assert (logger.level, bar.monitor_interval) == (logging.INFO, 7)
+    with pytest.warns(UserWarning, match="of its own"):
+        warnings.warn("of its own", stacklevel=1)
 
 
 def test_inputs_are_named_by_what_they_are_and_the_keys_of_a_dict() -> None:
@@ -167,14 +201,12 @@ def test_policy_without_greedy_is_refused(tmp_path: Path) -> None:
             export_policy(policy, VECTOR, tmp_path / "policy.pt2")
 
 
-@pytest.mark.slow
 def test_program_that_acts_otherwise_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DingError, match="would not act as the policy does"):
         export_policy(Other({}, seed=0), VECTOR, tmp_path / "policy.pt2")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     policy = make(*CASES["dqn-vector"])
     with pytest.raises(RunFolderError, match="cannot write"):

@@ -1,0 +1,204 @@
+"""Commands for the processes of a run that start by themselves: what they are given, and say."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dingsdk.cli import main
+from dingsdk.envs.bench import EnvSpeed
+from dingsdk.pipeline.context import RunResult
+
+OF_A_RUN = ("--config", "cartpole-dqn", "--transport", "flask_fs")
+ADDRESS = "http://127.0.0.1:7777"
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[bool]]:
+    """What workers were told, and what they answer: whether they want to be started again."""
+    told: list[Any] = []
+    answers: list[bool] = []
+
+    def run_worker(*given: Any) -> bool:
+        told.append(given)
+        given[6]()  # it has joined
+        if not answers:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return bool(answers) and answers.pop()
+
+    monkeypatch.setattr("dingsdk.pipeline.worker.run_worker", run_worker)
+    return told, answers
+
+
+def test_worker_is_told_its_run_and_says_how_it_ended(
+    work: tuple[list[Any], list[bool]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, answers = work
+    monkeypatch.chdir(tmp_path)
+    command = ["collector", *OF_A_RUN, "--set", "policy.discount_factor=0.5", "--data", "run"]
+    command += ["--coordinator", ADDRESS, "--id", "c-7"]
+
+    answers.append(False)
+    assert main(command) == 0
+    ((role, cfg, address, name, folder, stop, _, place),) = told
+    assert (role, address, name) == ("collector", ADDRESS, "c-7")
+    assert (folder, place, stop.is_set()) == (tmp_path / "run", None, False)
+    assert cfg.policy.discount_factor == 0.5
+    assert capsys.readouterr().out == f"c-7 joined {ADDRESS}\nc-7: the run is over\n"
+
+    answers.append(True)
+    assert main(command) == 75
+    assert capsys.readouterr().err == "c-7 left, over its memory limit; start it again\n"
+
+    assert main(command) == 128 + signal.SIGTERM
+    assert told[-1][5].is_set()
+    told_last = capsys.readouterr()
+    assert told_last.out.endswith("c-7 left\n")
+    assert "leaving the run" in told_last.err
+
+
+def test_worker_without_a_name_is_called_by_its_role_host_and_process(
+    work: tuple[list[Any], list[bool]], tmp_path: Path
+) -> None:
+    told, answers = work
+    answers.append(False)
+    command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
+    assert main(command) == 0
+    assert re.fullmatch(rf"collector-[A-Za-z0-9_-]{{1,40}}-{os.getpid()}", told[0][3])
+
+
+def test_name_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], work: tuple[list[Any], list[bool]]
+) -> None:
+    command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
+    assert main([*command, "--id", "../c"]) == 2
+    assert "--id" in capsys.readouterr().err
+    assert work[0] == []
+
+
+def test_one_of_several_learners_is_told_its_place_and_the_config_must_know_of_it(
+    work: tuple[list[Any], list[bool]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, answers = work
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    options = ["--data", str(tmp_path), "--coordinator", ADDRESS]
+    assert main(["learner", *OF_A_RUN, *options]) == 2
+    assert "learner_num" in capsys.readouterr().err
+    assert told == []
+
+    answers += [False, False]
+    sets = ["--set", "system.learner_num=2"]
+    assert main(["learner", *OF_A_RUN, *options, *sets]) == 0
+    assert main(["collector", *OF_A_RUN, *options, *sets]) == 0
+    assert (told[0][7].rank, told[0][7].world_size) == (1, 2)
+    assert told[1][7] is None
+
+
+@pytest.mark.parametrize(("signal_number", "code"), [(None, 0), (15, 143)])
+def test_coordinator_says_where_it_is_and_how_the_run_ended(
+    signal_number: int | None,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+
+    def run(cfg: Any, folder: Path, announce: Callable[[str, str], None], progress: Any) -> Any:
+        told.append((cfg, folder, progress))
+        announce(ADDRESS, "secret: here")
+        announce(ADDRESS, "")
+        return RunResult(
+            reached=True,
+            reason="stop_value",
+            mode="parallel",
+            best_return=9.0,
+            last_return=9.0,
+            env_steps=1,
+            train_iter=1,
+            elapsed_s=1.0,
+            run_dir=folder,
+            signal=signal_number,
+        )
+
+    monkeypatch.setattr("dingsdk.pipeline.train.run_coordinator", run)
+    monkeypatch.chdir(tmp_path)
+    command = ["coordinator", *OF_A_RUN, "--data", "run", "--set", "policy.discount_factor=0.5"]
+    command += ["--host", "127.0.0.2", "--port", "7777", "--seed", "5"]
+
+    assert main([*command, "--quiet"]) == code
+    ((cfg, folder, progress),) = told
+    assert (folder, progress) == (tmp_path / "run", None)
+    assert (cfg.seed, cfg.policy.discount_factor) == (5, 0.5)
+    assert (cfg.system.transport.host, cfg.system.transport.port) == ("127.0.0.2", 7777)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [f"coordinator: {ADDRESS}", "secret: here", f"coordinator: {ADDRESS}"]
+    assert "Solved: mean return 9.0 after 1 env steps, 1 iterations, 1.0 s." in lines
+
+    assert main(command) == code
+    assert told[-1][2] is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--coordinator", ADDRESS], "--coordinator and --config go together"),
+        (["--config", "cartpole-dqn"], "--coordinator and --config go together"),
+        (["--transport", "flask_fs"], "--transport is for --coordinator"),
+    ],
+)
+def test_options_of_a_replay_server_that_do_not_go_together_are_refused(
+    options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay-server", "--data", str(tmp_path / "data"), *options]) == 2
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_replay_server_of_a_run_is_a_worker_of_it(
+    work: tuple[list[Any], list[bool]], tmp_path: Path
+) -> None:
+    told, answers = work
+    answers.append(True)
+    sets = ["--set", "system.replay.type=server"]
+    command = ["replay-server", *OF_A_RUN, *sets, "--data", str(tmp_path)]
+    assert main([*command, "--coordinator", ADDRESS]) == 75
+    assert (told[0][0], told[0][2], told[0][4]) == ("replay-server", ADDRESS, tmp_path)
+
+
+def test_fastest_env_manager_is_shown_with_all_that_were_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    best = EnvSpeed("vector", 64, 123456.7)
+
+    def bench(*given: Any) -> Any:
+        told.append(given)
+        return best, [best, EnvSpeed("subprocess", 8, 0.0, "cannot be pickled")]
+
+    monkeypatch.setattr("dingsdk.envs.bench.bench_env", bench)
+    command = ["bench-env", "CartPole-v1", "--kwargs", "{a: 1}", "--seconds", "3"]
+    assert main([*command, "--wrapper", "clip_reward"]) == 0
+
+    assert told == [("CartPole-v1", {"a": 1}, ("clip_reward",), 3.0)]
+    assert capsys.readouterr().out == (
+        "env manager   envs   env steps/s\n"
+        "vector          64       123,457\n"
+        "subprocess       8   cannot be pickled\n"
+        "\nFor the config:\n\n"
+        "env:\n  collector_env_num: 64\nenv_manager:\n  type: vector\n"
+    )
