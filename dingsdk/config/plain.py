@@ -177,8 +177,6 @@ def plain_value(value: Any, path: str) -> Any:
         }
     if isinstance(value, list | tuple):
         return [plain_value(item, join_key(path, i)) for i, item in enumerate(value)]
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, str | PurePath):
         return str(value)
     # numpy's scalars register with numbers, except for its bool, which is 0-d with item().

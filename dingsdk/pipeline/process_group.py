@@ -342,8 +342,7 @@ class ProcessWorkers(WorkerGroup):
             _log.warning(
                 "worker %s is started again: it was over its memory limit", member.worker_id
             )
-            member.start_at = now
-            return
+            return  # its pause, after an earlier death, is over
         reason = member.failure.get("text") or how_it_ended(code)
         member.crash_report = member.failure.get("traceback") or member.crash_report
         _log.warning("worker %s died: %s", member.worker_id, reason)

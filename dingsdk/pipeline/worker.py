@@ -227,12 +227,10 @@ def resident_bytes() -> int:
     total, rest = 0, [os.getpid()]
     while rest:
         process = Path("/proc", str(rest.pop()))
-        try:
+        with contextlib.suppress(OSError):  # it ended meanwhile
             total += int((process / "statm").read_text().split()[1]) * page
             for children in process.glob("task/*/children"):
                 rest += map(int, children.read_text().split())
-        except OSError:  # it ended meanwhile
-            continue
     return total
 
 

@@ -113,11 +113,8 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
     text = distribution.read_text("entry_points.txt")
     if text is None or f"[{_PREFIX}" not in text:
         return
-    name = distribution.metadata["Name"]
-    if not name:
-        raise ValueError("the metadata has no name")
     # Of two copies on sys.path the first one counts, as it does for importing.
-    first = metadata.distribution(name)
+    first = metadata.distribution(distribution.metadata["Name"])  # ValueError without a name
     facts = first.metadata
     name, version = facts["Name"], facts["Version"]
     contracts = {
@@ -128,14 +125,13 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
         if kind is not None:
             contract = contracts.get(kind, "v1")
             yield Advert(kind, point.name, point.value, name, version, contract)
-        elif point.group == _CONTRACTS_GROUP and point.name not in KINDS:
-            nearest = nearest_name(point.name, KINDS)
-            advice = f"; did you mean {nearest}?" if nearest else ""
-            _logger.warning(
-                f"{name} names {point.name} in {_CONTRACTS_GROUP}, which is no kind{advice}"
-            )
         elif point.group == _CONTRACTS_GROUP:
-            continue
+            if point.name not in KINDS:
+                nearest = nearest_name(point.name, KINDS)
+                advice = f"; did you mean {nearest}?" if nearest else ""
+                _logger.warning(
+                    f"{name} names {point.name} in {_CONTRACTS_GROUP}, which is no kind{advice}"
+                )
         elif point.group.startswith(_PREFIX):
             _logger.info(
                 f"{name} advertises {point.name} in {point.group}, a group that this version of "

@@ -267,6 +267,14 @@ def test_absent_file_and_other_suffix_are_config_errors(tmp_path: Path) -> None:
         load_config(tmp_path / "c.toml")
 
 
+def test_file_that_the_system_cannot_read_is_a_config_error(tmp_path: Path) -> None:
+    path = tmp_path / "cfg.yaml"
+    path.symlink_to("/proc/self/mem")  # its first page is nobody's
+    with pytest.raises(ConfigError, match="cannot read") as caught:
+        load_config(path)
+    assert caught.value.path == str(path)
+
+
 def test_misspelled_example_is_told_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'cartpole-dqn'\?") as caught:
         load_config("cartpole-dqm")

@@ -453,6 +453,22 @@ def test_plain_config_of_a_subclass_overrides_defaults_and_adds_typed_keys() -> 
     assert Fifo.config["step"] == 1
 
 
+def test_list_of_a_plain_config_takes_what_its_items_are_if_they_are_alike() -> None:
+    class Listed(Fifo):
+        config: ClassVar[dict[str, Any]] = {
+            "sizes": [1, 2],
+            "mixed": [1, "a"],
+            "parts": [{"a": 1}],
+            "none": [],
+        }
+
+    with pytest.raises(ConfigTypeError, match="sizes"):
+        Listed.read({"sizes": [1, "a"]})
+    given: dict[str, Any] = {"sizes": [3], "mixed": [None], "parts": [2], "none": ["x"]}
+    found = Listed.read(given)
+    assert {name: getattr(found, name) for name in given} == given
+
+
 def test_plain_config_of_a_subclass_may_name_another_part() -> None:
     class Holder(Configurable):
         Config: ClassVar[type[Outer]] = Outer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from dingsdk.config import (
     to_plain,
 )
 from dingsdk.errors import (
+    CheckpointMissingError,
     ConfigError,
     ConfigTypeError,
     DingError,
@@ -35,6 +37,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.compile import compile_config, compile_config_parallel
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
 
 MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
@@ -349,6 +352,14 @@ def test_a_league_of_pairs_is_refused_where_the_env_has_three_players(mode: Any,
 def test_game_that_cannot_be_played_is_refused(change: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         compile_config(_game(change))
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_checkpoint_that_a_league_begins_with_must_be_there(mode: Any, tmp_path: Path) -> None:
+    game = _game(f"policy.other.league.load_path={tmp_path}")
+    with pytest.raises(CheckpointMissingError, match=str(tmp_path)):
+        compile_config(game, mode=mode)
+    assert compile_config(game, mode="eval").policy.other.league.load_path == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -791,6 +802,20 @@ def test_class_given_in_place_of_a_type_brings_its_own_defaults() -> None:
     assert cfg.policy.other.replay_buffer.replay_buffer_size == 123_456
 
 
+@pytest.mark.parametrize(
+    ("make", "name"), [(lambda cls: cls, "Mine"), (lambda cls: functools.partial(cls), "own")]
+)
+def test_type_of_what_is_given_is_its_name_unless_the_config_has_one(make: Any, name: str) -> None:
+    class Mine(NaiveReplayBuffer):
+        """A buffer of the user's."""
+
+    cfg = compile_config(MINIMAL, buffer=make(Mine))
+    assert cfg.policy.other.replay_buffer.type == name
+    named = changed("policy.other.replay_buffer.type=mine")
+    cfg = compile_config(named, buffer=make(Mine))
+    assert cfg.policy.other.replay_buffer.type == "mine"
+
+
 def test_parallel_form_is_split_as_a_coordinator_takes_it() -> None:
     found = compile_config_parallel(MINIMAL, seed=5)
 
@@ -819,6 +844,22 @@ def test_learners_that_cannot_train_together_are_refused_by_name(
         compile_config(changed("system.learner_num=2", *sets))
 
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("has_said_so", [True, False])
+def test_policy_that_does_not_say_that_it_trains_in_parallel_is_trained_by_one(
+    has_said_so: bool,
+) -> None:
+    class Alone:
+        """No policy of dingsdk, but for its config."""
+
+        default_config = DQNPolicy.default_config
+
+    if has_said_so:
+        Alone.is_data_parallel = False  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="trained by one learner") as caught:
+        compile_config(changed("system.learner_num=2"), policy=Alone)
+    assert caught.value.path == "system.learner_num"
 
 
 def test_comm_learner_that_is_one_learner_is_refused_where_several_are_asked_for() -> None:

@@ -262,6 +262,22 @@ def test_fixed_switch_is_left_out_at_its_value_and_refused_at_another(path: str)
     assert caught.value.path == path
 
 
+def test_section_with_one_switch_that_is_on_is_on() -> None:
+    shape = serial_shape()
+    put(shape["main_config"], "env.norm_obs", {"use_norm": True, "offline": False})
+    with pytest.raises(ConfigError) as caught:
+        convert_reference_shape(shape)
+    assert caught.value.path == "env.norm_obs"
+
+
+def test_manager_of_the_env_section_wins_over_that_of_the_config() -> None:
+    shape = serial_shape()
+    shape["main_config"]["env_manager"] = {"max_retry": 2, "step_timeout": 7.0}
+    shape["main_config"]["env"]["manager"] = {"max_retry": 5}
+    found = convert_reference_shape(shape)["env_manager"]
+    assert (found["max_retry"], found["step_timeout"]) == (5, 7.0)
+
+
 def test_all_that_cannot_carry_over_is_said_at_once() -> None:
     shape = serial_shape()
     shape["main_config"]["policy"]["learn"] |= {"value_norm": True, "multi_gpu": True}
@@ -305,6 +321,7 @@ def test_policy_that_nobody_has_is_left_to_the_bridge_and_an_own_one_to_its_modu
         ("CartPole-v0", "CartPole-v0"),
         ("CartPole-v99", "CartPole-v99"),
         ("Nowhere-v1", "Nowhere-v1"),
+        ("Acrobot", "Acrobot-v1"),
     ],
 )
 def test_id_that_gymnasium_has_no_more_is_its_newest_version(theirs: str, ours: str) -> None:
@@ -371,6 +388,7 @@ def test_r2d2_of_the_zoo_compiles_to_equal_lengths() -> None:
 
     assert (compiled.learn.burn_in, compiled.learn.sequence_length) == (2, 40)
     assert compiled.other.replay_buffer.sampler.burn_in == 2
+    assert compiled.other.replay_buffer.sampler.pad is True
     assert compiled.other.replay_buffer.sequence_length == 40
     assert compiled.learn.target_theta == 0.001
     assert compiled.collect.unroll_len == 1

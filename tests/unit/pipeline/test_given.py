@@ -161,6 +161,8 @@ def test_argument_of_the_wrong_kind_is_refused(
     with pytest.raises(ConfigTypeError) as raised:
         train(tmp_path, **given)
     assert raised.value.path == name
+    assert raised.value.found is given[name]
+    assert "a class" in raised.value.expected
 
 
 def test_class_within_a_config_is_told_where_it_belongs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -87,3 +88,10 @@ def test_children_count() -> None:
 
     assert alone > 10 * MB
     assert with_child - alone > 75 * MB
+
+
+def test_process_that_has_ended_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    monkeypatch.setattr(os, "getpid", lambda: child.pid)
+    assert resident_bytes() == 0

@@ -26,7 +26,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     UnknownPluginError,
 )
-from dingsdk.pipeline.predict import SavedPolicy, load_policy
+from dingsdk.pipeline.predict import SavedPolicy, _as_columns, load_policy
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import BasePolicy, DQNPolicy, create_policy
@@ -187,6 +187,20 @@ def test_exploration_is_that_of_the_checkpoint(policy: SavedPolicy) -> None:
     assert np.mean(explored != best) == pytest.approx(0.525 / 2, abs=0.03)
 
 
+def test_export_is_of_the_policy_and_its_observations(
+    policy: SavedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.pipeline.export.export_policy", lambda *given: given)
+    found: Any = policy.export("p.pt2")
+    assert found == (policy._policy, policy.observation_space, Path("p.pt2"))
+
+
+def test_observations_that_are_no_arrays_are_refused() -> None:
+    with pytest.raises(ConfigError, match="they are no arrays") as caught:
+        _as_columns(gym.spaces.Text(3), "abc", "obs")
+    assert caught.value.path == "obs"
+
+
 @pytest.mark.parametrize(
     ("obs", "found"),
     [
@@ -328,6 +342,14 @@ def test_dicts_images_and_numbers_are_taken_one_or_many(tmp_path: Path, kind: st
 
     assert np.shape(single) == ()
     assert many.tolist() == [single]
+
+
+def test_what_is_no_dict_is_told_by_its_type(tmp_path: Path) -> None:
+    policy = save_untrained(tmp_path, type="dqn")
+    for obs, found in (({"image": 0}, "a dict of ['image']"), (np.zeros(2), "ndarray")):
+        with pytest.raises(SchemaMismatchError) as raised:
+            policy.predict(obs)
+        assert raised.value.found == found
 
 
 def test_parts_of_a_dict_are_checked_each(tmp_path: Path) -> None:

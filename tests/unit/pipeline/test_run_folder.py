@@ -64,6 +64,24 @@ def test_first_run_has_the_plain_name_and_later_ones_a_time_stamp(tmp_path: Path
     assert names == ["exp", "exp-300102-120000", "exp-300102-120000-2", "exp-300102-120000-3"]
 
 
+def test_run_folders_of_one_second_are_counted_up_to_a_limit(tmp_path: Path) -> None:
+    names = [make_run_folder(tmp_path, "run", NOON).name for _ in range(100)]
+    assert names[1:4] == ["run-300102-120000", "run-300102-120000-2", "run-300102-120000-3"]
+    assert names[-1] == "run-300102-120000-99"
+    with pytest.raises(RunFolderError, match="no free run folder name") as caught:
+        make_run_folder(tmp_path, "run", NOON)
+    assert caught.value.path == str(tmp_path)
+
+
+def test_folder_whose_config_cannot_be_written_is_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk.pipeline.run_folder.CONFIG_NAME", "x" * 300)
+    with pytest.raises(RunFolderError, match=f"cannot write {tmp_path}/xxx") as caught:
+        claim_run_folder(tmp_path)
+    assert caught.value.path == str(tmp_path / ("x" * 300))
+
+
 def test_one_of_many_starts_in_one_folder_gets_it(tmp_path: Path) -> None:
     folder, begin = tmp_path / "run", threading.Barrier(8)
     claimed: list[Path] = []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dingsdk.cli.status import SILENT_S, status
+from dingsdk.cli.status import SILENT_S, _lines, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
@@ -276,7 +276,8 @@ def test_curves_that_cannot_be_written_are_named_once(
     written.write()
 
     (record,) = caplog.records
-    assert PROGRESS_NAME in record.getMessage()
+    path = tmp_path / PROGRESS_NAME
+    assert f"cannot be written: cannot write {path}: Is a directory" in record.getMessage()
     assert read_status(tmp_path)["env_steps"] == 40
 
 
@@ -304,3 +305,13 @@ def test_run_says_loss_exploration_limits_and_workers(tmp_path: Path, mode: Any)
     assert (last["train_iter"], last["loss"]) == (64, found["loss"])
     joined = {(each["role"], each["lease_s"] > 0) for each in found["connected"]}
     assert joined == (set() if mode == "serial" else {("collector", True), ("learner", True)})
+
+
+@pytest.mark.parametrize(("age_s", "text"), [(30.0, "under way"), (30.5, "not heard of for 30 s")])
+def test_run_is_silent_after_more_than_thirty_seconds(
+    tmp_path: Path, age_s: float, text: str
+) -> None:
+    StatusFile(context_of(tmp_path), "serial").write()
+    found = read_status(tmp_path)
+    (line,) = [line for label, line in _lines(found, age_s, False) if label == "run"]
+    assert line.startswith(text)

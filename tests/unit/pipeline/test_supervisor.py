@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,7 +221,11 @@ def test_deaths_of_a_coordinator_count_unless_it_was_well_for_a_minute(
     site.die()
     site.open(after_s=5.0)
     if ends:
-        with pytest.raises(WorkerCrashedError, match="the coordinator died 2 times"):
+        text = (
+            "the coordinator died 2 times within 600 s, at last by: killed by SIGKILL "
+            "(system.restarts is 1)"
+        )
+        with pytest.raises(WorkerCrashedError, match=f"^{re.escape(text)}$"):
             site.die(healthy_s)
     else:
         site.die(healthy_s)
@@ -233,7 +238,11 @@ def test_coordinator_that_never_opened_is_not_replaced(site: Site) -> None:
     assert len(site.started) == 1
 
 
-def test_coordinator_that_finds_no_room_is_started_again_for_a_time(site: Site) -> None:
+def test_coordinator_that_finds_no_room_is_started_again_for_a_time(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(site.context.stop, "wait", pauses.append)
     site.open()
     site.die()
     for after_s in (0.0, 20.0):
@@ -241,7 +250,9 @@ def test_coordinator_that_finds_no_room_is_started_again_for_a_time(site: Site) 
         site.tell(FULL, after_s=after_s)
         assert tried.ends == [KILL_S]
         assert site.newest is not tried
+        assert len(pauses) == site.started.index(site.newest) - 1
         assert (site.newest.spec.is_resumed, site.newest.spec.rejoin_s) == (True, site.lease_s)
+    assert caplog.text.count("the coordinator waits for up to 30 s: no room") == 1
     site.open()  # the next outage has its own time
     site.die(after_s=60.0)
     for after_s in (0.0, 30.0):

@@ -17,7 +17,7 @@ import pytest
 
 from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
 from dingsdk.pipeline import signals
-from dingsdk.pipeline.resume import changed_config
+from dingsdk.pipeline.resume import JournaledRun, changed_config
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.train import (
     _greet_replay_server,
@@ -199,6 +199,36 @@ def test_resumed_run_may_join_another_cluster() -> None:
     changed = changed_config(save, ["system.transport.address=10.0.0.2:6379"])
     assert changed == {"system": {"transport": {"type": "ray", "address": "10.0.0.2:6379"}}}
     assert config["system"]["transport"]["address"] == "10.0.0.1:6379"
+
+
+def test_goal_of_a_resumed_run_is_that_of_its_evaluator_too() -> None:
+    config = {"env": {"stop_value": 1.0}, "policy": {"eval": {"evaluator": {"stop_value": 1.0}}}}
+    changed = changed_config(JournaledRun(Path("run"), config), ["env.stop_value=2.5"])
+    assert changed["env"]["stop_value"] == 2.5
+    assert changed["policy"]["eval"]["evaluator"]["stop_value"] == 2.5
+    assert config["env"] == {"stop_value": 1.0}
+    with pytest.raises(ConfigError, match=r"env\.stop_valeu cannot change") as caught:
+        changed_config(JournaledRun(Path("run"), config), ["env.stop_valeu=2.5"])
+    assert (caught.value.path, caught.value.nearest) == ("env.stop_valeu", "env.stop_value")
+
+
+def test_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'sreial'; known: parallel, serial") as caught:
+        compile_run("cartpole-dqn", "sreial")  # type: ignore[arg-type]
+    assert caught.value.path == "mode"
+
+
+def test_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    told: list[str] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    stop = threading.Event()
+    with signals.StopOnSignal(stop, told.append, saved=lambda: "a file was saved") as handled:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (handled.received, stop.is_set(), codes) == (signal.SIGTERM, True, [])
+        os.kill(os.getpid(), signal.SIGINT)
+    assert codes == [130]
+    assert told[1] == "SIGINT again: exiting at once; a file was saved"
 
 
 def test_transport_of_a_serial_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:

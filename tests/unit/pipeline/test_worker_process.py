@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 
 from dingsdk.config import to_plain
 from dingsdk.errors import ConfigError, UnknownPluginError
+from dingsdk.pipeline import worker_process
 from dingsdk.pipeline.process_group import WorkerProcess
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import run_worker
@@ -97,3 +102,36 @@ def test_plugins_are_told_of_a_worker_and_of_its_end(tmp_path: Path) -> None:
         with pytest.raises(UnknownPluginError, match="colector"):
             run_worker("colector", cfg, "http://127.0.0.1:9", "w-0", tmp_path, threading.Event())
     assert told == ["dqn", "over"]
+
+
+def test_process_that_leaves_runs_what_is_registered_and_writes_its_output() -> None:
+    program = (
+        "import atexit; from dingsdk.pipeline.worker_process import leave;"
+        "atexit.register(print, 'at the end'); print('before', end=', '); leave(3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "before, at the end\n", "")
+
+
+@pytest.mark.parametrize(("is_at_work", "code"), [(True, 1), (False, 0)])
+def test_worker_whose_parent_is_gone_ends_and_outlives_the_run_by_no_more_than_a_time(
+    monkeypatch: pytest.MonkeyPatch, is_at_work: bool, code: int
+) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(worker_process, "LEAVE_S", 0.0)
+    addresses: list[str] = []
+    ends: list[str] = []
+    working = threading.Event()
+    if is_at_work:
+        working.set()
+    ours, theirs = multiprocessing.Pipe()
+    ours.send_bytes(worker_process.ADDRESS + b"http://here")
+    ours.close()
+    with theirs, pytest.raises(SystemExit) as ended:
+        worker_process._obey(theirs, addresses.append, lambda: ends.append("end"), working)
+    assert (addresses, ends, ended.value.code) == (["http://here"], ["end"], code)

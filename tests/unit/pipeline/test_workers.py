@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -11,11 +12,18 @@ from typing import Any, ClassVar
 import pytest
 
 from dingsdk.config import to_easydict
-from dingsdk.errors import ConfigError, WorkerLostError
+from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError, WorkerLostError
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker import place_of, run_worker, worker_ids
+from dingsdk.pipeline.worker import (
+    STALL_LIMIT_S,
+    ThreadWorkers,
+    place_of,
+    run_worker,
+    worker_ids,
+)
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import Place, Transport
+from dingsdk.worker.learner.remote_ranks import RankPlace
 
 
 class Anywhere(Transport):
@@ -118,3 +126,103 @@ def test_failure_of_a_worker_is_raised_unless_it_was_to_stop(tmp_path: Path) -> 
 
     stop = threading.Event()
     assert not run_collector(worker, tmp_path, stop, stop.set)
+
+
+def test_worker_that_is_to_stop_does_not_wait_until_it_has_joined(tmp_path: Path) -> None:
+    stop = threading.Event()
+    ended = threading.Event()
+
+    class Endless(EndedWorker):
+        def start(self, address: str) -> None:
+            stop.set()
+            assert ended.wait(60)
+
+        def close(self) -> None:
+            super().close()
+            ended.set()
+
+    worker = Endless()
+    joined: list[str] = []
+    assert not run_collector(worker, tmp_path, stop, lambda: joined.append("c0"))
+    assert (worker.is_closed, joined) == (True, [])
+
+
+@pytest.mark.parametrize("error", [ClosedError("closed", what="c0"), WorkerLostError("not there")])
+def test_worker_that_cannot_join_says_why_unless_it_was_closed(
+    tmp_path: Path, error: Exception
+) -> None:
+    class Failing(EndedWorker):
+        def start(self, address: str) -> None:
+            raise error
+
+    worker = Failing()
+    joined: list[str] = []
+    expected = nullcontext() if isinstance(error, ClosedError) else pytest.raises(WorkerLostError)
+    with expected:
+        assert not run_collector(worker, tmp_path, threading.Event(), lambda: joined.append("c0"))
+    assert (worker.is_closed, joined) == (True, [])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_first_of_several_learners_joins_and_the_others_serve_it(
+    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Any] = []
+    closed: list[Any] = []
+    remote = SimpleNamespace(close=lambda: closed.append(worker.is_closed))
+    module = "dingsdk.pipeline.worker"
+    monkeypatch.setattr(f"{module}.serve_remote", lambda *given: served.append(given))
+    monkeypatch.setattr(f"{module}.RemoteRanks", lambda place: remote)
+    worker = EndedWorker()
+    role = SimpleNamespace(create_worker=lambda transport, worker_id: worker, resumes=False)
+    monkeypatch.setattr(f"{module}.create_role", lambda name, cfg: role)
+    cfg = compile_run("cartpole-dqn", "parallel", "in_memory", (), 0)
+    place, stop = RankPlace(rank, 2, "here", 1), threading.Event()
+    assert not run_worker("learner", cfg, "memory", "l0", tmp_path, stop, place=place)
+    if rank == 0:
+        assert served == []
+        assert worker.remote_ranks is remote  # type: ignore[attr-defined]
+        assert worker.begun != []
+        assert closed == [True]  # after the worker
+    else:
+        assert served == [(place, cfg.policy, stop)]
+        assert worker.begun == closed == []
+
+
+def test_threads_that_one_job_keeps_waiting_are_not_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = threading.Event()
+    asked: list[float] = []
+
+    def stalled_job(limit_s: float) -> str:
+        asked.append(limit_s)
+        return "a step of the env"
+
+    transport: Any = SimpleNamespace(scheduler=SimpleNamespace(stalled_job=stalled_job))
+    group = ThreadWorkers({}, transport)
+    worker: Any = SimpleNamespace(close=lambda: ended.wait(60), failure=None)
+    group._workers.append(worker)
+    with pytest.raises(TaskTimeoutError, match="a step of the env") as caught:
+        group.poll()
+    assert caught.value.facts == {"task": "a step of the env", "timeout_s": STALL_LIMIT_S}
+
+    group.close(60.0)
+
+    ended.set()
+    assert asked == [STALL_LIMIT_S, 60.0]
+    assert "no other could save anything meanwhile: a step of the env" in caplog.text
+    group.close(60.0)  # again
+    assert len(asked) == 2
+
+
+def test_failure_of_a_thread_ends_the_run_unless_the_coordinator_judges_it() -> None:
+    scheduler = SimpleNamespace(stalled_job=lambda limit_s: None)
+    group = ThreadWorkers({}, SimpleNamespace(scheduler=scheduler))  # type: ignore[arg-type]
+    worker: Any = SimpleNamespace(close=lambda: None, failure=WorkerLostError("lost"))
+    group._workers.append(worker)
+    group.poll()
+    worker.failure = ConfigError("wrong")
+    with pytest.raises(ConfigError, match="wrong"):
+        group.poll()
+    group.close(60.0)

@@ -102,8 +102,11 @@ def test_disabled_plugin_is_not_imported_and_says_why(ring: Install, name: str) 
 
 
 def test_disabled_module_is_refused_in_import_names_too(ring: Install) -> None:
-    with pytest.raises(PluginLoadError, match="DINGSDK_DISABLED_PLUGINS"):
+    with pytest.raises(PluginLoadError, match="DINGSDK_DISABLED_PLUGINS") as caught:
         PluginManager(Switches(disabled=("acme_ring",))).get("buffers", "x", ["acme_ring"])
+
+    assert (caught.value.plugin, caught.value.reason) == ("acme_ring", "disabled")
+    assert caught.value.__notes__ == ["named in import_names"]
 
     assert "acme_ring" not in sys.modules
 
