@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from dingsdk.errors import DingError, TaskFailedError, WorkerCrashedError
+from dingsdk.errors import (
+    ConfigError,
+    DingError,
+    RunDirLockedError,
+    TaskFailedError,
+    WorkerCrashedError,
+)
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import (
     _finish_evaluations,
@@ -24,7 +30,10 @@ from dingsdk.pipeline.parallel import (
     _Results,
     _status,
     _train_out,
+    _watch,
     _with_trace,
+    keeps_journal,
+    open_journal,
     worker_config,
     write_collected,
     write_paces,
@@ -34,7 +43,8 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import worker_ids
 from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
-from dingsdk.worker.commander.base import PlayerProgress
+from dingsdk.worker import NaiveCommander
+from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
@@ -291,3 +301,74 @@ def test_collectors_are_held_back_by_about_two_collects(
     limiter = worker_config(cfg, tmp_path).policy.other.replay_buffer.limiter
     assert limiter.error_buffer / limiter.samples_per_insert == pytest.approx(slack_rows)
     assert limiter.samples_ahead == 0
+
+
+class Silent(NaiveCommander):
+    """Has nothing to resume from."""
+
+    state_dict = BaseParallelCommander.state_dict
+
+
+def context_with(run_dir: Path, *sets: str, **given: Any) -> RunContext:
+    cfg = compile_run("cartpole-dqn", "parallel", None, sets, 0)
+    return RunContext(cfg=cfg, run_dir=run_dir, **given)
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_run_whose_commander_cannot_be_resumed_keeps_no_journal(
+    tmp_path: Path, is_asked_for: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins = PluginManager()
+    plugins.registry("commanders").register("silent", Silent)
+    sets = ["policy.other.commander.type=silent"] + ["system.journal.enabled=true"] * is_asked_for
+    with use_manager(plugins):
+        context = context_with(tmp_path, *sets, on_address=lambda address, note: None)
+        if is_asked_for:
+            with pytest.raises(ConfigError, match="'silent' has no state_dict") as caught:
+                keeps_journal(context)
+            assert caught.value.path == "system.journal.enabled"
+        else:
+            assert not keeps_journal(context)
+            assert "keeps no journal: the commander 'silent'" in caplog.text
+
+
+def test_journal_is_for_one_coordinator_at_a_time(tmp_path: Path) -> None:
+    context = context_with(tmp_path, "system.journal.enabled=true")
+    with ExitStack() as first, ExitStack() as second:
+        journal = open_journal(context, first)
+        assert journal is not None
+        journal.open()
+        with pytest.raises(RunDirLockedError, match="a coordinator is at work in") as caught:
+            open_journal(context, second)
+        assert caught.value.path == str(tmp_path / "journal")
+    with ExitStack() as stack:
+        assert open_journal(context, stack) is not None
+    with ExitStack() as stack:
+        assert open_journal(context_with(tmp_path), stack) is None
+
+
+def test_run_is_watched_until_it_is_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dingsdk.pipeline.parallel.PACES_S", 0.0)
+    calls: list[str] = []
+    states = [status(), dataclasses.replace(status(), env_steps=20)]
+    coordinator: Any = SimpleNamespace(
+        wait=lambda timeout_s: False,
+        status=lambda: states.pop(0),
+        validate_state=lambda: calls.append("validated"),
+    )
+    workers: Any = SimpleNamespace(poll=lambda: calls.append("polled"))
+    tb_logger = build_tb_logger(tmp_path / "log", "coordinator")
+    with closing(tb_logger):
+        sets = ("system.max_env_steps=20", "system.validate_state=true")
+        context = context_with(tmp_path, *sets)
+        assert _watch(context, coordinator, workers, tb_logger) == "limit"
+        assert calls == ["validated", "polled", "validated"]
+
+        calls.clear()
+        states.append(status())
+        context = context_with(tmp_path, "system.max_env_steps=10")
+        assert _watch(context, coordinator, workers, tb_logger) == "limit"
+        assert calls == []
+
+        context.stop.set()
+        assert _watch(context, coordinator, workers, tb_logger) == "interrupted"

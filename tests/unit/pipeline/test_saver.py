@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from dingsdk.config import to_easydict
 from dingsdk.data.capture import capture
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import RunFolderError
+from dingsdk.errors import NotSavableError, RunFolderError
 from dingsdk.pipeline import resume
 from dingsdk.pipeline.resume import RunSaver
 
@@ -57,6 +58,9 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
+
+
+INEXACT = resume._inexact
 
 
 @pytest.fixture
@@ -211,3 +215,48 @@ def test_episodes_that_begin_anew_are_others_for_each_save_and_player(
     assert (workers.updates_left, workers.collected, workers.trained) == (4, 8, 6)
     # The buffer counts 5 by now: 4 more than were evicted when it was saved.
     assert workers.evicted_before["old"] == 1 - 4
+
+
+class Exact:
+    """An env manager that is saved whole."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+
+class Fleeting(Exact):
+    """One that is not."""
+
+    def get_state(self) -> dict[str, Any]:
+        raise NotSavableError("the env has no seed", path="env", found="seed")
+
+
+def inexact(*, learner_num: int = 1, interval_s: float | None = None, **parts: Any) -> list[str]:
+    made = {
+        "collector": SimpleNamespace(env=Exact(), resumes=True),
+        "evaluator": SimpleNamespace(env=Exact(), resumes=True),
+        "learner": SimpleNamespace(policy=SimpleNamespace(get_attribute=lambda name: {})),
+    } | parts
+    evaluator = to_easydict({} if interval_s is None else {"eval_interval_s": interval_s})
+    cfg: Any = SimpleNamespace(
+        system=SimpleNamespace(learner_num=learner_num),
+        policy=SimpleNamespace(type="mine", eval=SimpleNamespace(evaluator=evaluator)),
+    )
+    return INEXACT(cfg, SimpleNamespace(**made))  # type: ignore[arg-type]
+
+
+def test_what_a_resumed_run_does_otherwise_is_listed() -> None:
+    assert inexact() == []
+    (line,) = inexact(learner_num=2)
+    assert "learner_num" in line
+    (line,) = inexact(interval_s=3.0)
+    assert "eval_interval_s" in line
+    (line,) = inexact(learner=SimpleNamespace(policy=SimpleNamespace()))
+    assert "the policy mine has no attribute acting_state" in line
+    (line,) = inexact(collector=SimpleNamespace(env=Fleeting(), resumes=True))
+    assert line == (
+        "the envs of the collector begin new episodes with other seeds: the env has no seed"
+    )
+    (line,) = inexact(evaluator=SimpleNamespace(env=Exact()))
+    assert line == "the evaluator SimpleNamespace begins new episodes"
+    assert inexact(evaluator=SimpleNamespace()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dingsdk.config import to_easydict
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.serial import Team, Workers, _breakable, _run
+from dingsdk.worker.sample_counts import SampleCounts
 
 N_SAMPLE = 4
 SETTING = {"eps": 0.5}
@@ -95,10 +97,10 @@ def parts(tmp_path: Path) -> Parts:
     return Parts(RunContext(cfg=to_easydict(cfg), run_dir=tmp_path))
 
 
-def run(parts: Parts, *, on_policy: bool = False, saver: Any = None) -> str:
-    only = Workers(
-        player_id="",
-        player=None,
+def workers_of(parts: Any, *, on_policy: bool = False, player: str | None = None) -> Workers:
+    return Workers(
+        player_id=player or "",
+        player=player,
         learner=parts,
         collector=parts,
         evaluator=parts,
@@ -109,6 +111,10 @@ def run(parts: Parts, *, on_policy: bool = False, saver: Any = None) -> str:
         on_policy=on_policy,
         player_num=1,
     )
+
+
+def run(parts: Parts, *, on_policy: bool = False, saver: Any = None) -> str:
+    only = workers_of(parts, on_policy=on_policy)
     return _run(parts.context, Team([only]), saver or Saver(parts))
 
 
@@ -248,3 +254,43 @@ def test_run_can_be_broken_off_within_what_may_take_long_and_nowhere_else(tmp_pa
     assert not context.is_breakable
     with _breakable(context, 5.0) as can_be:
         assert not can_be  # nobody would break it
+
+
+def test_player_that_has_trained_out_leaves_the_rest_of_the_run_to_the_others(
+    parts: Parts,
+) -> None:
+    cfg = parts.context.cfg
+    cfg.system.max_env_steps, cfg.policy.learn.learner.train_iterations = None, 3
+    other = Parts(parts.context)
+    other.train_iter = -2  # it began later
+    team = Team([workers_of(parts), workers_of(other, player="other")])
+
+    assert _run(parts.context, team, Saver(parts)) == "limit"
+
+    assert (parts.train_iter, other.train_iter) == (3, 3)
+    assert [each.names().count("collect") for each in (parts, other)] == [2, 3]
+    assert [each.names().count("train") for each in (parts, other)] == [3, 5]
+
+
+def test_samples_that_left_are_counted_as_the_buffer_tells() -> None:
+    plain = SimpleNamespace(count=lambda: 3)
+    workers = workers_of(plain)
+    workers.collected, workers.trained = 10, 25
+    workers.evicted_before["missing"] = 2
+    assert workers.samples() == SampleCounts(10, 10, 25, 3, {"missing": 2, "removed": 7})
+
+    workers = workers_of(plain, on_policy=True)
+    workers.collected = 10
+    assert workers.samples() == SampleCounts(10, 10, 0, 3, {"trained": 10})
+
+
+@pytest.mark.parametrize("is_due", [False, True])
+def test_samples_are_checked_between_rounds_where_that_is_asked_for(
+    parts: Parts, is_due: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[int] = []
+    monkeypatch.setattr(SampleCounts, "check", lambda counts: checks.append(1))
+    parts.context.cfg.system.validate_state = is_due
+    parts.count = lambda: 0  # type: ignore[attr-defined]
+    run(parts)
+    assert checks == ([1] if is_due else [])  # the next one is due in seconds

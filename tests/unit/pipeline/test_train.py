@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from dingsdk.config import save_config, to_plain
+from dingsdk.data.files import Folder
 from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
 from dingsdk.pipeline import signals
-from dingsdk.pipeline.resume import JournaledRun, changed_config
+from dingsdk.pipeline.resume import JournaledRun, changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.train import (
     _greet_replay_server,
@@ -29,6 +31,7 @@ from dingsdk.pipeline.train import (
     train,
 )
 from dingsdk.worker import LearnerHook
+from dingsdk.worker.coordinator.journal import Journal
 
 SETS = (
     "env.collector_env_num=2",
@@ -210,6 +213,23 @@ def test_goal_of_a_resumed_run_is_that_of_its_evaluator_too() -> None:
     with pytest.raises(ConfigError, match=r"env\.stop_valeu cannot change") as caught:
         changed_config(JournaledRun(Path("run"), config), ["env.stop_valeu=2.5"])
     assert (caught.value.path, caught.value.nearest) == ("env.stop_valeu", "env.stop_value")
+
+
+def test_run_goes_on_in_its_folder_with_the_same_config_alone(tmp_path: Path) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", None, (), 0)
+    assert find_unfinished(tmp_path, cfg) is None
+    save_config(cfg, tmp_path / "config.yaml")
+    with Folder(tmp_path / "journal") as folder:
+        Journal(folder).open()
+
+    found = find_unfinished(tmp_path, cfg)
+    assert found == JournaledRun(tmp_path, to_plain(cfg))
+    cfg.system.max_env_steps = 5
+    assert find_unfinished(tmp_path, cfg) is not None
+    cfg.policy.discount_factor = 0.5
+    with pytest.raises(ConfigError, match=r"discount_factor: 0\.\d+, not 0\.5") as caught:
+        find_unfinished(tmp_path, cfg)
+    assert caught.value.path == "policy.discount_factor"
 
 
 def test_unknown_mode_is_refused() -> None:
