@@ -132,8 +132,8 @@ class ConsoleProgress:
         self._done.set()
         self._thread.join(timeout=5)
         if self._live is not None:
-            self._live.update(self._render(is_over=True), refresh=True)
-            self._live.stop()
+            self._live.update(self._render(is_over=True))
+            self._live.stop()  # shows it once more
         else:
             self._print_line(is_over=True)
 

@@ -77,6 +77,17 @@ def test_reader_learns_the_labels() -> None:
     assert actions.tolist() == scores.argmax(1).tolist()
 
 
+def test_first_step_of_the_reader_is_as_long_as_its_learning_rate() -> None:
+    images, labels = (torch.from_numpy(each) for each in draw(np.random.default_rng(0), 64))
+    policy = reader("learn")
+    before = [each.detach().clone() for each in policy.state()["model"].parameters()]
+    policy.learn({"image": images, "label": labels})
+    after = [each.detach() for each in policy.state()["model"].parameters()]
+    moved = max(float((new - old).abs().max()) for new, old in zip(after, before, strict=True))
+    assert moved == pytest.approx(1e-3, rel=0.01)  # as Adam begins
+    assert DigitReader.default_config().collect.n_sample == 256
+
+
 def test_reader_that_only_plays_has_no_optimizer() -> None:
     assert reader("eval").state().keys() == {"model"}
 

@@ -206,6 +206,7 @@ def test_doctor_says_how_to_mend_what_it_finds(
     python = next(line for line in lines if " python " in line)
     assert python.startswith("warn")
     assert "use Python 2.6 to 2.7" in python
+    assert doctor_module._python().fix.startswith("use Python 2.6 to 2.7")
     plugin = "".join(lines[next(i for i, line in enumerate(lines) if "buffers broken" in line) :])
     assert "pip uninstall acme-broken" in " ".join(plugin.split())
     assert "2 problems found." in lines

@@ -34,6 +34,7 @@ from dingsdk.pipeline.parallel import (
     _with_trace,
     keeps_journal,
     open_journal,
+    parallel_pipeline,
     worker_config,
     write_collected,
     write_paces,
@@ -372,3 +373,15 @@ def test_run_is_watched_until_it_is_to_end(tmp_path: Path, monkeypatch: pytest.M
 
         context.stop.set()
         assert _watch(context, coordinator, workers, tb_logger) == "interrupted"
+
+
+def test_workers_that_come_by_themselves_are_told_where_to(tmp_path: Path) -> None:
+    told: list[Any] = []
+    cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", (), 0)
+    context = RunContext(cfg=cfg, run_dir=tmp_path, on_address=lambda *each: told.append(each))
+    context.stop.set()
+    result = parallel_pipeline(context)
+    assert (result.reason, result.mode, context.has_begun) == ("interrupted", "parallel", True)
+    ((address, note),) = told
+    assert address.startswith("http://127.0.0.1:")
+    assert "secret" in note

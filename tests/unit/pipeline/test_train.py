@@ -22,6 +22,7 @@ from dingsdk.pipeline import signals
 from dingsdk.pipeline.resume import JournaledRun, changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.train import (
+    GREET_S,
     _greet_replay_server,
     _saved,
     _warn_of_short_pieces,
@@ -32,6 +33,7 @@ from dingsdk.pipeline.train import (
 )
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.coordinator.journal import Journal
+from dingsdk.worker.replay_server import ReplayClient
 
 SETS = (
     "env.collector_env_num=2",
@@ -264,9 +266,29 @@ def test_missing_checkpoint_to_load_is_refused_before_anything_is_written(
     tmp_path: Path, mode: Any
 ) -> None:
     path = tmp_path / "gone"
-    sets = (*SETS, f"policy.learn.learner.hook.load_ckpt_before_run={path}")
+    hook = "policy.learn.learner.hook"
+    nothing = f"{hook}.first={{type: load_ckpt, position: before_run, priority: 1}}"
+    sets = (*SETS, f"{hook}.load_ckpt_before_run={path}", nothing)
 
     with pytest.raises(CheckpointMissingError, match="gone"):
         train("cartpole-dqn", mode, sets=sets, output=tmp_path / "runs")
 
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("path", "given"), [("", None), ("folder", "folder")])
+def test_secret_of_a_replay_server_is_in_its_folder_if_one_is_named(
+    path: str, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    class Client(ReplayClient):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            asked.append((args, kwargs))
+            raise ServerLostError("not there")
+
+    monkeypatch.setattr("dingsdk.worker.replay_server.ReplayClient", Client)
+    section = SimpleNamespace(address="here:1", path=path, timeout_s=60.0)
+    with pytest.raises(ServerLostError):
+        _greet_replay_server(section)
+    assert asked == [(("here:1", given), {"timeout_s": GREET_S})]
