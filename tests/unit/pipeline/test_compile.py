@@ -334,7 +334,9 @@ def test_part_for_one_player_is_refused_where_the_env_has_two(
 def test_a_league_of_pairs_is_refused_where_the_env_has_three_players(mode: Any, path: str) -> None:
     sums = ("env.env_id=tests.unit.envs.games:Sums", "env.kwargs={lengths: [3, 3, 3]}")
 
-    with pytest.raises(ConfigError, match=r"plays two players, .* has 3") as caught:
+    with pytest.raises(
+        ConfigError, match=r"plays two players, .* has 3; choose an env of two"
+    ) as caught:
         compile_config(_game(*sums, "env.wrappers=[]"), mode=mode)
 
     assert caught.value.path == f"{path}.type"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import dingsdk
 from dingsdk.config import load_config, save_config
@@ -142,13 +143,16 @@ def test_spaces_are_those_of_the_env_which_is_not_made(
 
 
 def test_spaces_are_read_from_the_env_where_the_config_lacks_them(
-    run_dir: Path, tmp_path: Path
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(CartPoleEnv, "close", lambda env: closed.append(env))
     config = load_config(run_dir / "config.yaml")
     del config["env"]["observation_space"]
     shutil.copytree(run_dir, tmp_path / "run")
     save_config(config, tmp_path / "run" / "config.yaml")
     assert load_policy(tmp_path / "run").observation_space.shape == (4,)
+    assert len(closed) == 1
 
 
 def test_spaces_are_those_of_one_player(tmp_path: Path) -> None:

@@ -267,8 +267,8 @@ def test_missing_checkpoint_to_load_is_refused_before_anything_is_written(
 ) -> None:
     path = tmp_path / "gone"
     hook = "policy.learn.learner.hook"
-    nothing = f"{hook}.first={{type: load_ckpt, position: before_run, priority: 1}}"
-    sets = (*SETS, f"{hook}.load_ckpt_before_run={path}", nothing)
+    first = "{type: load_ckpt, position: before_run, priority: 1, ext_args: {load_path: ''}}"
+    sets = (*SETS, f"{hook}.load_ckpt_before_run={path}", f"{hook}.first={first}")
 
     with pytest.raises(CheckpointMissingError, match="gone"):
         train("cartpole-dqn", mode, sets=sets, output=tmp_path / "runs")
