@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,10 @@ from dingsdk.errors import (
     TaskFail,
     TaskFailedError,
     UnknownPluginError,
+    listing,
     nearest_name,
     raised_at,
+    wrong_type,
 )
 
 ALL = [
@@ -75,6 +79,71 @@ def test_same_call_may_succeed_later_for_these_errors_alone() -> None:
         "TooManyTasksError",
         "WorkerLostError",
     }
+
+
+def test_mistakes_of_the_user_are_these_alone() -> None:
+    mistakes = {error.__name__ for error in ALL if error.is_user_mistake}
+
+    assert mistakes == {
+        "AuthError",
+        "CheckpointCorruptError",
+        "CheckpointError",
+        "CheckpointMissingError",
+        "CheckpointVersionError",
+        "ConfigError",
+        "ConfigTypeError",
+        "HookError",
+        "InsecureBindError",
+        "NotSavableError",
+        "PluginLoadError",
+        "PluginNotInstalledError",
+        "PortInUseError",
+        "RunDirLockedError",
+        "RunFolderError",
+        "ServerLostError",
+        "StorageFullError",
+        "UnknownEnvError",
+        "UnknownKeyError",
+        "UnknownPluginError",
+        "UntrustedImportError",
+    }
+
+
+def test_task_fail_has_a_text_and_a_result_of_its_own() -> None:
+    result = {"message": "busy"}
+    error = TaskFail(result)
+    result["message"] = "idle"
+    assert (str(error), error.facts["result"]) == ("task failed", {"message": "busy"})
+    assert TaskFail().facts["result"] == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "text"),
+    [
+        ("a.b", None, "a.b: expected a list, found None (null); like this"),
+        ("", "x", "config: expected a list, found 'x' (str); like this"),
+        ("a", "x" * 300, f"a: expected a list, found '{'x' * 199} (str); like this"),
+        ("a", 2**10_001, "a: expected a list, found a number of thousands of digits (int); like"),
+        ("a", 2**600, f"a: expected a list, found {str(2**600)[:200]} (int); like this"),
+    ],
+)
+def test_value_of_a_wrong_type_is_shown_with_its_type(path: str, found: Any, text: str) -> None:
+    error = wrong_type(path, "a list", found, "; like this")
+    assert str(error).startswith(text)
+    assert error.facts == {"path": path, "expected": "a list", "found": found}
+
+
+def test_names_are_listed_in_order() -> None:
+    assert listing(["b", 1, "a"]) == "1, a, b"
+    assert listing([]) == "none"
+
+
+def test_syntax_error_says_itself_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text("def f(:\n")
+    with pytest.raises(SyntaxError) as caught:
+        runpy.run_path(str(path))
+    assert raised_at(caught.value) == ""
 
 
 def test_nearest_name_needs_some_likeness() -> None:

@@ -512,15 +512,19 @@ def test_doctor_finds_no_problem_where_there_is_none(
     assert [row for row in rows if f" {row} " not in told] == []
 
 
-def test_process_that_ends_collects_no_more_garbage() -> None:
+def test_process_that_ends_collects_no_more_garbage_and_heeds_no_ctrl_c() -> None:
     program = (
-        "import atexit, gc, sys; from dingsdk.cli import main;"
-        "atexit.register(lambda: sys.stdout.write(str(gc.get_freeze_count() > 0))); main()"
+        "import atexit, gc, signal, sys; from dingsdk.cli import main;"
+        "ignored = lambda: signal.getsignal(signal.SIGINT) == signal.SIG_IGN;"
+        "found = lambda: f'{gc.get_freeze_count() > 0} {ignored()}';"
+        "main(['--version']); print(found());"
+        "atexit.register(lambda: sys.stdout.write(found())); main()"
     )
     command = [sys.executable, "-c", program, "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
-    assert done.stdout.endswith("True")
+    lines = done.stdout.splitlines()
+    assert (lines[1], lines[-1]) == ("False False", "True True")
 
 
 @pytest.mark.parametrize("option", [["--host", "0.0.0.0"], ["--port", "0"]])

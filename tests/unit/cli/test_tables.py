@@ -53,3 +53,13 @@ def test_last_column_is_wrapped_where_a_terminal_has_20_columns_for_it(
     if is_wrapped:
         assert max(map(len, lines)) <= int(columns)
         assert all(line.startswith(" " * 23) for line in lines[2:])
+
+
+def test_headings_alone_are_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for headings in (("state", "name", "why"), ()):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        show_table(ROWS[:1], headings)
+        lines = terminal.getvalue().splitlines()
+        assert ["\x1b[1m" in line for line in lines] == ([True, False] if headings else [False])
