@@ -818,8 +818,15 @@ def test_type_of_what_is_given_is_its_name_unless_the_config_has_one(make: Any, 
     assert cfg.policy.other.replay_buffer.type == "mine"
 
 
-def test_parallel_form_is_split_as_a_coordinator_takes_it() -> None:
+def test_parallel_form_is_split_as_a_coordinator_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     found = compile_config_parallel(MINIMAL, seed=5)
+
+    assert list(tmp_path.iterdir()) == []
+    compile_config_parallel(MINIMAL, seed=5, save_cfg=True, save_path="all.py")
+    assert load_config(tmp_path / "run" / "all.yaml")["seed"] == 5
 
     assert found.seed == found.main.seed == 5
     assert found.system.transport.type == "in_memory"
@@ -862,6 +869,28 @@ def test_policy_that_does_not_say_that_it_trains_in_parallel_is_trained_by_one(
     with pytest.raises(ConfigError, match="trained by one learner") as caught:
         compile_config(changed("system.learner_num=2"), policy=Alone)
     assert caught.value.path == "system.learner_num"
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "match"),
+    [
+        ("comm_learners", "learner", "a comm learner of type 'lonely' does not sample"),
+        ("comm_collectors", "collector", "a comm collector of type 'lonely' does not insert"),
+    ],
+)
+def test_comm_part_that_knows_no_replay_server_is_refused_where_there_is_one(
+    kind: str, part: str, match: str
+) -> None:
+    class Lonely(Configurable):
+        class Config(PartSection, frozen=True, kw_only=True):
+            type: str = "lonely"
+
+    with use_manager(PluginManager()) as manager:
+        manager.registry(kind).register("lonely", Lonely)
+        cfg = changed("system.replay.type=server", f"system.{part}.type=lonely")
+        with pytest.raises(ConfigError, match=match) as caught:
+            compile_config(cfg, mode="parallel")
+    assert caught.value.path == "system.replay.type"
 
 
 def test_comm_learner_that_is_one_learner_is_refused_where_several_are_asked_for() -> None:
