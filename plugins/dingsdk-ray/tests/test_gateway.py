@@ -1,0 +1,159 @@
+"""The gateway of a run, in this process."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dingsdk_ray.frames import POLICY, joined
+from dingsdk_ray.gateway import Gateway
+from dingsdk_ray.transport import RayTransport
+from dingsdk_shared_memory.run_memory import is_held
+
+from dingsdk import SampleBatch
+from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
+from dingsdk.pipeline.run_folder import held
+from dingsdk.worker.comm.requests import LinkError
+
+
+def test_gateway_knows_whether_its_run_is_under_way(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "absent")
+    assert not is_held(tmp_path)
+    with held(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
+
+
+class UnwatchedGateway(Gateway):
+    """A gateway of this process, which is no actor that could be ended."""
+
+    def _watch(self) -> None:
+        pass
+
+
+def test_gateway_without_a_coordinator_says_so_and_serves_payloads(tmp_path: Path) -> None:
+    """Of a run that is resumed, before the next coordinator has opened."""
+    gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
+    try:
+        with pytest.raises(LinkError, match="no coordinator has opened yet"):
+            gateway.request("/join", b"{}", 5.0)
+        batch = SampleBatch({"obs": np.arange(3)})
+        buffers, info = encode_batch(batch)
+        gateway.put({"p0": joined(buffers, info.size_bytes)})
+        assert (gateway.count(), gateway.has("p0", 0.0), gateway.has("p1", 0.0)) == (1, True, False)
+        assert decode_batch(memoryview(gateway.get("p0", info.digest, 0.0))) == batch
+        gateway.delete(["p0"])
+        assert gateway.count() == 0
+    finally:
+        gateway._transport.close()
+        gateway._transport.remove_data()
+
+
+class Reference:
+    """Of an object in Ray's store, which keeps it as long as this is there."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+
+
+def test_gateway_stores_a_version_once_and_lets_it_go_when_the_policy_is_discarded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stored: list[weakref.ref[Reference]] = []
+
+    def put(frame: Any) -> Reference:
+        made = Reference(frame)
+        stored.append(weakref.ref(made))
+        return made
+
+    def newest(newer_than: int | None = None) -> Any:
+        found = gateway.newest("p", newer_than)
+        if found is None:
+            return None
+        version, (reference,) = found
+        frame = memoryview(reference.frame)
+        return version, decode_frame(POLICY, frame, max_bytes=len(frame))["w"].tolist()
+
+    def publish(version: int) -> None:
+        buffers, info = encode_frame(POLICY, {"w": torch.full((2,), float(version))})
+        gateway.publish("p", version, joined(buffers, info.size_bytes))
+
+    monkeypatch.setattr("ray.put", put)
+    gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
+    other = RayTransport({}, tmp_path)
+    try:
+        assert newest() is None
+        publish(3)
+        for _ in range(2):
+            assert (newest(), newest(2), newest(3)) == ((3, [3.0, 3.0]), (3, [3.0, 3.0]), None)
+        assert len(stored) == 1
+        publish(4)
+        assert newest(3) == (4, [4.0, 4.0])
+        assert [each() is None for each in stored] == [True, False]
+        gateway.discard("p")
+        assert stored[1]() is None
+        publish(1)
+        assert newest() == (1, [1.0, 1.0])
+        other.policy_store().discard("p")  # of the coordinator
+        assert newest() is None
+        assert stored[2]() is None
+    finally:
+        other.close()
+        gateway._transport.close()
+        gateway._transport.remove_data()
+
+
+def test_gateway_keeps_the_connections_that_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
+    made: list[Any] = []
+    broken = [False, False, True, False]
+    posted: list[tuple[Any, ...]] = []
+
+    def post(target: str, body: bytes, key: str, deadline: float) -> str:
+        posted.append((target, body, key))
+        assert 4.0 < deadline - time.monotonic() <= 5.0
+        if broken[len(posted) - 1]:
+            raise LinkError("cut off")
+        return "answer"
+
+    def connection() -> Any:
+        made.append(SimpleNamespace(post=post))
+        return made[-1]
+
+    fake: Any = SimpleNamespace(secret=lambda: "key", connection=connection)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway, "_transport", fake)
+            for is_broken in broken:
+                if is_broken:
+                    with pytest.raises(LinkError):
+                        gateway.request("/turn", b"{}", 5.0)
+                else:
+                    assert gateway.request("/turn", b"{}", 5.0) == "answer"
+        assert posted == [("/turn", b"{}", "key")] * 4
+        assert (len(made), gateway._idle) == (2, made[1:])
+    finally:
+        gateway._transport.close()
+        gateway._transport.remove_data()
+
+
+def test_gateway_ends_after_three_looks_at_a_folder_that_nobody_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    held = iter([True, False, False, True, False, False, False])
+    killed: list[Any] = []
+    monkeypatch.setattr("dingsdk_ray.gateway.LOOK_S", 0.0)
+    monkeypatch.setattr("dingsdk_ray.gateway.is_held", lambda run_dir: next(held))
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(current_actor="me"))
+    monkeypatch.setattr("ray.kill", lambda actor, no_restart: killed.append((actor, no_restart)))
+    gateway: Any = SimpleNamespace(_transport=SimpleNamespace(run_dir=tmp_path))
+    Gateway._watch(gateway)
+    assert (killed, list(held)) == ([("me", True)], [])
