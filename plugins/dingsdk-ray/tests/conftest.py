@@ -10,6 +10,7 @@ import pytest
 import ray
 from dingsdk_ray import cluster
 from dingsdk_ray.far import GatewayCalls
+from dingsdk_ray.gateway import Gateway
 from dingsdk_ray.transport import RayTransport
 from dingsdk_shared_memory.run_memory import folder_of
 
@@ -25,6 +26,13 @@ class FarTransport(RayTransport):
     def find_gateway(self) -> None:
         """Do without joining a coordinator, which says where the gateway is."""
         self._far = GatewayCalls(folder_of(self.run_dir).name)
+
+
+class UnwatchedGateway(Gateway):
+    """A gateway of this process, which is no actor that could be ended."""
+
+    def _watch(self) -> None:
+        pass
 
 
 # Actors get the class by value, as they do not import the tests.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
 import os
+import signal
 import socket
 import threading
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +21,8 @@ from dingsdk.errors import (
     InsecureBindError,
     PluginNotInstalledError,
 )
+
+GCS_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 
 @pytest.mark.parametrize("found", ["2.53.0", "1.13.0", ""])
@@ -33,6 +39,154 @@ def test_ray_that_is_old_or_absent_is_told_before_a_run_folder_is_made(
         cluster.check_ray()
     with pytest.raises(PluginNotInstalledError):
         cluster.connect("local")
+
+
+@pytest.mark.parametrize("found", ["2.54.0", "2.100.1", "3.0.0"])
+def test_ray_that_is_new_enough_is_used(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(cluster.importlib.metadata, "version", lambda name: found)
+    cluster.check_ray()
+
+
+class Ray:
+    """Stands for Ray in this process, and notes how it is started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[dict[str, Any]] = []
+        self.stopped = 0
+        self.is_there = False
+        monkeypatch.setattr("ray.init", self.init)
+        monkeypatch.setattr("ray.shutdown", self.shutdown)
+        monkeypatch.setattr("ray.is_initialized", lambda: self.is_there)
+        context = SimpleNamespace(gcs_address="10.0.0.1:6379")
+        monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+
+    def init(self, **options: Any) -> None:
+        self.started.append(options)
+        self.is_there = True
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+    def shutdown(self) -> None:
+        self.stopped += 1
+        self.is_there = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+    return Ray(monkeypatch)
+
+
+def token_of_ray() -> str:
+    raylet: Any = importlib.import_module("ray._raylet")
+    return str(raylet.AuthenticationTokenLoader.instance().get_raw_token())
+
+
+def test_local_ray_is_started_by_the_first_user_and_stopped_with_the_last(
+    fake: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # what the user says holds
+    monkeypatch.setenv(GCS_TIMEOUT, "7")
+    environ = dict(os.environ)
+    tokens = []
+    for _ in range(2):
+        address = cluster.connect("local", num_cpus=3.5, object_store_bytes=1 << 20)
+        assert address == "10.0.0.1:6379"
+        tokens.append(os.environ["RAY_AUTH_TOKEN"])
+        assert token_of_ray() == tokens[0]  # it looks at the environment anew
+    assert tokens[0] == tokens[1]
+    assert fake.started == [
+        {
+            "address": "local",
+            "num_cpus": 3.5,
+            "include_dashboard": False,
+            "object_store_memory": 1 << 20,
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "namespace": cluster.NAMESPACE,
+        }
+    ]
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
+    assert os.environ[GCS_TIMEOUT] == "7"
+    cluster.disconnect()
+    assert fake.stopped == 0
+    cluster.disconnect()
+    assert fake.stopped == 1
+    assert dict(os.environ) == environ
+    cluster.connect("local", shows_logs=True)  # anew, with another token
+    try:
+        assert os.environ["RAY_AUTH_TOKEN"] not in tokens
+        assert token_of_ray() == os.environ["RAY_AUTH_TOKEN"]
+        started = fake.started[1]
+        assert (started["num_cpus"], started["log_to_driver"]) == (1, True)
+        assert "object_store_memory" not in started
+    finally:
+        cluster.disconnect()
+
+
+def test_ray_that_others_started_in_this_process_is_used_and_left(fake: Ray) -> None:
+    fake.is_there = True
+    environ = dict(os.environ)
+    assert cluster.connect("10.0.0.1:6379", allow_insecure=True) == "10.0.0.1:6379"
+    cluster.disconnect()
+    assert (fake.started, fake.stopped) == ([], 0)
+    assert dict(os.environ) == {**environ, **dict.fromkeys(cluster._QUIET, "0")}
+    for name in cluster._QUIET.keys() - environ.keys():
+        del os.environ[name]
+
+
+def test_signals_are_handled_as_before_ray_was_started_and_stopped(fake: Ray) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    cluster.connect("local")
+    assert [signal.getsignal(number) for number in numbers] == before
+    cluster.disconnect()
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_ray_is_started_from_other_threads_which_handle_no_signals(
+    fake: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(cluster.connect("local")))
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "signal", lambda number, handler: None)
+        patch.setattr(signal, "getsignal", found.append)
+        thread.start()
+        thread.join(20.0)
+    assert found == ["10.0.0.1:6379"]
+    cluster.disconnect()
+
+
+def test_defect_at_the_start_of_ray_passes_as_it_is(
+    fake: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**options: Any) -> None:
+        raise TypeError("a defect")
+
+    environ = dict(os.environ)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(TypeError, match="a defect"):
+        cluster.connect("local")
+    assert dict(os.environ) == environ
+    monkeypatch.setattr("ray.init", fake.init)  # the failed try is forgotten
+    cluster.connect("local")
+    cluster.disconnect()
+    assert fake.stopped == 1
+
+
+def test_reason_of_ray_is_cut_to_300_characters(fake: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise RuntimeError("x" * 400)
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConfigError) as caught:
+        cluster.connect("local")
+    assert str(caught.value).count("x") == 300
+    assert caught.value.path == "system.transport.address"
 
 
 def test_ray_that_does_not_start_in_time_is_told_in_one_line(
@@ -52,34 +206,93 @@ def test_ray_that_does_not_start_in_time_is_told_in_one_line(
     # Only those who know a token may come in, and a Ray that is killed is missed soon.
     assert seen["RAY_AUTH_MODE"] == "token"
     assert len(seen["RAY_AUTH_TOKEN"]) == 64
-    assert seen["RAY_gcs_rpc_server_reconnect_timeout_s"] == "10"
+    assert seen[GCS_TIMEOUT] == "10"
     assert dict(os.environ) == environ
 
 
-def serve(sock: socket.socket, answer: bytes | None, until: threading.Event) -> None:
-    """Answer the first words on each connection; None: never."""
-    sock.settimeout(0.05)
-    with contextlib.ExitStack() as opened:
-        while not until.is_set():
-            with contextlib.suppress(TimeoutError):
-                connection = opened.enter_context(sock.accept()[0])
-                connection.settimeout(5.0)
-                connection.recv(64)
-                if answer is not None:
-                    connection.sendall(answer)
+class Server:
+    """Answers the first words on each connection, the last answer again and again; None: never."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self.heard: list[bytes] = []
+        self._answers = [*answers]
+        self._until = threading.Event()
+        # As Ray resolves 127.0.0.1 to the address of its node.
+        self._sock = socket.create_server(("0.0.0.0", 0))
+        self._sock.settimeout(0.05)
+        self.address = f"127.0.0.1:{self._sock.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        with contextlib.ExitStack() as opened:
+            while not self._until.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection = opened.enter_context(self._sock.accept()[0])
+                    connection.settimeout(5.0)
+                    self.heard.append(connection.recv(64))
+                    answer = self._answers.pop(0) if self._answers[1:] else self._answers[0]
+                    if answer is not None:
+                        connection.sendall(answer)
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._until.set()
+        self._thread.join(10.0)
+        self._sock.close()
+
+
+# RFC 9113, sections 3.4, 4.1 and 6.5: what both ends of HTTP/2 say first.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000 04 00 00000000")
+SETTINGS = bytes.fromhex("000006 04 00 00000000 0004 00400000")
+
+
+@pytest.mark.parametrize("answers", [[SETTINGS], [b"HTTP/1.1 400\r\n", SETTINGS]])
+def test_cluster_is_joined_once_its_gcs_answers(
+    fake: Ray, monkeypatch: pytest.MonkeyPatch, answers: list[bytes]
+) -> None:
+    pauses_s: list[float] = []
+    paused = SimpleNamespace(wait=pauses_s.append)
+    patched = SimpleNamespace(**{**vars(threading), "Event": lambda: paused})
+    monkeypatch.setattr(cluster, "threading", patched)
+    with Server(*answers) as server:
+        assert cluster.connect(server.address) == "10.0.0.1:6379"
+    assert server.heard == [HELLO] * len(answers)
+    assert len(pauses_s) == len(answers) - 1
+    assert all(0.05 <= each <= 0.25 for each in pauses_s)  # soon, and not all the time
+    ((options),) = fake.started
+    assert options["address"] == server.address
+    assert not options.keys() & {"num_cpus", "include_dashboard", "object_store_memory"}
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    cluster.disconnect()
+
+
+@pytest.mark.parametrize("value", ["1", "TRUE"])
+def test_gcs_that_speaks_tls_is_not_asked(
+    fake: Ray, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", value)
+    with Server(None) as server:
+        cluster.connect(server.address)
+    assert set(server.heard) <= {b""}
+    cluster.disconnect()
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("closed", "refused"),
+        (b"", "refused"),
         (None, "timed out"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no GCS"),
+        (b"abc", "no GCS"),
+        (bytes(9), "no GCS"),
     ],
-    ids=["nobody", "mute", "another server"],
+    ids=["nobody", "mute", "another server", "short", "another frame"],
 )
 def test_cluster_that_does_not_answer_is_told_before_ray_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch, answer: Any, why: str
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
 ) -> None:
     def init(**options: Any) -> None:
         raise AssertionError("Ray was asked to join")
@@ -87,21 +300,12 @@ def test_cluster_that_does_not_answer_is_told_before_ray_waits_for_it(
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr(cluster, "REACH_S", 0.5)
     environ = dict(os.environ)
-    until = threading.Event()
-    with socket.socket() as sock:
-        # As Ray resolves 127.0.0.1 to the address of its node.
-        sock.bind(("0.0.0.0", 0))
-        if answer != "closed":
-            sock.listen()
-            thread = threading.Thread(target=serve, args=(sock, answer, until))
-            thread.start()
-        try:
-            with pytest.raises(ConfigError, match=f"did not answer as a GCS.*{why}"):
-                cluster.connect(f"127.0.0.1:{sock.getsockname()[1]}")
-        finally:
-            until.set()
-            if answer != "closed":
-                thread.join(10.0)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Server(answer))
+        if why == "refused":
+            stack.close()
+        with pytest.raises(ConfigError, match=f"did not answer as a GCS.*{why}"):
+            cluster.connect(server.address)
     assert dict(os.environ) == environ
 
 
@@ -112,6 +316,11 @@ def test_address_of_a_cluster_that_is_none_is_refused(
     monkeypatch.setattr(cluster, "REACH_S", 0.5)
     with pytest.raises(ConfigError, match=f"no Ray cluster at .*{address}"):
         cluster.connect(address, allow_insecure=True)
+
+
+def test_port_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="'6379x' is no port"):
+        cluster.connect("head:6379x", allow_insecure=True)
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head:6379"])

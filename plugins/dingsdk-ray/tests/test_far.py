@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 from dingsdk_ray import cluster
 from dingsdk_ray.far import (
     UNSENT_BYTES,
     FarDataStore,
+    FarLink,
     FarPolicyStore,
     GatewayCalls,
     GatewayGoneError,
+    LateDataStore,
+    LatePolicyStore,
 )
 from dingsdk_ray.frames import POLICY
 from dingsdk_ray.transport import RayTransport
@@ -27,9 +33,17 @@ from dingsdk import SampleBatch
 from dingsdk.data import decode_batch, decode_frame
 from dingsdk.errors import (
     ClosedError,
+    ConfigError,
+    ConflictError,
+    DataCorruptError,
     DataMissingError,
+    ProtocolError,
     StorageFullError,
+    WorkerLostError,
 )
+from dingsdk.worker.comm.requests import LinkError
+
+from .conftest import UnwatchedGateway
 
 
 class CallsOfOneProcess:
@@ -208,6 +222,262 @@ def test_calls_under_way_end_for_the_one_that_cancels_and_all_with_the_close(
         calls.call("count", timeout_s=1.0)
 
 
+class GatewayHere:
+    """A gateway of this process in place of an actor: its calls are done at once."""
+
+    def __init__(self, gateway: UnwatchedGateway) -> None:
+        self.gateway = gateway
+        self.called: list[tuple[str, bool]] = []
+
+    def __getattr__(self, method: str) -> Any:
+        return self.bound(method, False)
+
+    def bound(self, method: str, waits: bool) -> Any:
+        def remote(*args: Any) -> Any:
+            self.called.append((method, waits))
+            future: Future[Any] = Future()
+            try:
+                future.set_result(getattr(self.gateway, method)(*args))
+            except Exception as error:
+                future.set_exception(ray.exceptions.RayTaskError(method, "Traceback", error))
+            return SimpleNamespace(future=lambda: future)
+
+        return SimpleNamespace(
+            remote=remote, options=lambda concurrency_group: self.bound(method, True)
+        )
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayHere]:
+    """The gateway of a run, which is found by the name ``run``."""
+    made = GatewayHere(UnwatchedGateway(RayTransport, {}, tmp_path))
+    monkeypatch.setattr("ray.get_actor", lambda name, namespace: made)
+    yield made
+    made.gateway._transport.close()
+    made.gateway._transport.remove_data()
+
+
+def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere) -> None:
+    far = FarDataStore(GatewayCalls("run"), 5.0)
+    store = LateDataStore(lambda: far)
+    batch, other = (SampleBatch({"obs": np.arange(n)}) for n in (3, 4))
+    info = store.put("a", batch)
+    assert info is not None
+    assert store.put("a", batch) == info
+    assert store.get("a", 0.0) == store.get_verified("a", info.digest, 0.0) == batch
+    assert (store.has("a", 0.0), store.has("b", 0.0), len(store)) == (True, False, 1)
+    with pytest.raises(ConflictError):
+        store.put("a", other)
+    with pytest.raises(DataMissingError, match="no payload 'b'"):
+        store.get("b", 0.0)
+    with pytest.raises(DataCorruptError, match=r"^payload 'a': ") as caught:
+        store.get_verified("a", info.digest[:-1] + "x", 0.0)
+    assert caught.value.facts["data_id"] == "a"
+    assert isinstance(caught.value.__cause__, DataCorruptError)
+    assert caught.value.where == caught.value.__cause__.where
+    assert not store.has("a", 0.0)  # what is damaged is deleted
+    store.put_soon("b", other)
+    store.put_soon("c", batch)
+    assert len(store) == 0
+    store.flush()
+    assert (store.get("b", 0.0), len(store)) == (other, 2)
+    store.delete(["b", "none"])
+    assert (store.has("b", 0.0), store.has("c", 0.0)) == (False, True)
+    # What waits has threads of its own.
+    assert not any(waits for _, waits in here.called)
+    assert store.has("c", 5.0)
+    assert here.called[-1] == ("has", True)
+
+
+def test_id_that_is_none_is_refused_before_it_travels(here: GatewayHere) -> None:
+    calls = GatewayCalls("run")
+    data, policies = FarDataStore(calls, 5.0), FarPolicyStore(calls, 5.0)
+    batch = SampleBatch({"obs": np.arange(3)})
+    for call in (
+        lambda: data.put("../a", batch),
+        lambda: data.put_soon("../a", batch),
+        lambda: data.get("../a", 0.0),
+        lambda: data.has("../a", 0.0),
+        lambda: data.delete(["a", "../a"]),
+        lambda: policies.publish("../a", {"w": np.zeros(1)}, 1),
+        lambda: policies.newest("../a"),
+        lambda: policies.discard("../a"),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            call()
+        assert caught.value.facts["where"] in ("data_id", "policy_id")
+    assert here.called == []
+
+
+def test_payload_larger_than_readers_take_is_refused_where_it_is_written(here: GatewayHere) -> None:
+    store = FarDataStore(GatewayCalls("run"), 5.0, max_payload_bytes=1 << 10, algorithm="sha256")
+    info = store.put("a", SampleBatch({"obs": np.zeros(10, np.uint8)}))
+    assert info.digest.startswith("sha256:")
+    with pytest.raises(ConfigError, match="at most 1024"):
+        store.put("b", SampleBatch({"obs": np.zeros(1 << 10, np.uint8)}))
+    assert here.called == [("put", False)]
+
+
+def test_newest_policy_comes_from_the_object_store_of_ray(
+    here: GatewayHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, Any] = {}
+
+    def get(reference: str, timeout: float) -> Any:
+        assert timeout == 5.0
+        if reference not in kept:
+            raise ray.exceptions.ObjectLostError(reference.encode(), "", "")
+        return kept[reference]
+
+    def put(frame: Any) -> str:
+        kept[f"r{len(kept)}"] = frame
+        return f"r{len(kept) - 1}"
+
+    monkeypatch.setattr("ray.put", put)
+    monkeypatch.setattr("ray.get", get)
+    far = FarPolicyStore(GatewayCalls("run"), 5.0)
+    policies = LatePolicyStore(lambda: far)
+    assert policies.newest("p") is None
+    policies.publish("p", {"w": torch.arange(3.0)}, 4)
+    found = policies.newest("p", 3)
+    assert found is not None
+    assert (found[0], found[1]["w"].tolist()) == (4, [0.0, 1.0, 2.0])
+    assert policies.newest("p", 4) is None
+    kept.clear()  # the object is lost with its node
+    assert policies.newest("p") is None
+    policies.discard("p")
+    policies.publish("p", {"w": torch.ones(1)}, 1)
+    again = policies.newest("p")
+    assert again is not None
+    assert again[0] == 1
+
+
+def test_store_that_is_found_late_is_asked_with_what_it_is_given() -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Noting:
+        def __getattr__(self, method: str) -> Any:
+            return lambda *given: asked.append((method, *given)) or method
+
+    late = LateDataStore(Noting)  # type: ignore[arg-type]
+    assert (late.get("a"), late.get("a", 3.0)) == ("get", "get")
+    assert (late.has("a"), late.has("a", 3.0)) == ("has", "has")
+    late.get_verified("a", "head:1")
+    late.get_verified("a", "head:1", 3.0)
+    assert late.sweep_orphans(bool, 9.0) == "sweep_orphans"
+    assert asked == [
+        ("get", "a", 2.0),
+        ("get", "a", 3.0),
+        ("has", "a", 2.0),
+        ("has", "a", 3.0),
+        ("get_verified", "a", "head:1", 2.0),
+        ("get_verified", "a", "head:1", 3.0),
+        ("sweep_orphans", bool, 9.0),
+    ]
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster without the gateway."""
+
+    def get_actor(name: str, namespace: str) -> Any:
+        raise ValueError(f"no actor {name}\n" + "x" * 400)
+
+    monkeypatch.setattr("ray.get_actor", get_actor)
+    monkeypatch.setattr("dingsdk_ray.far._RETRY_S", 0.01)
+
+
+def test_gateway_that_is_gone_is_told_as_such(gone: None) -> None:
+    calls = GatewayCalls("run")
+    data, policies = FarDataStore(calls, 0.03), FarPolicyStore(calls, 0.03)
+    batch = SampleBatch({"obs": np.arange(3)})
+    for call in (
+        lambda: data.put("a", batch),
+        lambda: data.delete(["a"]),
+        lambda: len(data),
+        lambda: policies.newest("p"),
+        lambda: policies.discard("p"),
+    ):
+        with pytest.raises(WorkerLostError, match=r"gateway of the run.* no actor run x") as caught:
+            call()
+        assert caught.value.facts["worker_id"] == "gateway"
+        assert "x" * 180 in str(caught.value)
+        assert "x" * 200 not in str(caught.value)
+    assert not data.has("a", 0.0)
+    with pytest.raises(DataMissingError, match=r"'a' within 0\.0 s: get: no actor run") as missing:
+        data.get("a", 0.0)
+    assert missing.value.facts["data_id"] == "a"
+    calls.close()
+    with pytest.raises(ClosedError) as closed:
+        data.put("a", batch)
+    assert closed.value.facts["what"] == "transport"
+
+
+@pytest.mark.parametrize("error", ["ObjectStoreFullError", "OutOfDiskError"])
+def test_object_store_without_room_is_named(actors: list[Actor], error: str) -> None:
+    calls = GatewayCalls("run")
+    answering(calls, actors, getattr(ray.exceptions, error)("full"))
+    with pytest.raises(StorageFullError, match="object store is full") as caught:
+        calls.call("put", timeout_s=5.0)
+    assert (caught.value.facts["path"], caught.value.facts["reason"]) == ("ray", "object_store")
+    assert len(actors) == 1
+    answering(calls, actors, 1)
+    assert calls.call("count", timeout_s=5.0) == 1
+    assert len(actors) == 1  # the same gateway
+
+
+class NotingCalls:
+    """Answers each call with the same, and notes it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.cancelled: list[object] = []
+
+    def call(self, *given: Any, **limits: Any) -> Any:
+        self.asked.append((given, limits))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def cancel(self, owner: object) -> None:
+        self.cancelled.append(owner)
+
+
+@pytest.mark.parametrize(
+    ("target", "waits"),
+    [("/v1/join", True), ("/v1/turn", True), ("/v1/leave", False), ("turn", True)],
+)
+def test_request_travels_with_its_deadline_to_the_threads_that_may_wait(
+    target: str, waits: bool
+) -> None:
+    calls: Any = NotingCalls((404, b"none"))
+    link = FarLink(calls)
+    answer = link.post(target, b"{}", True, time.monotonic() + 60.0)
+    assert (answer.status, answer.body) == (404, b"none")
+    ((method, sent, body, wait_s), limits) = calls.asked[0]
+    assert (method, sent, body) == ("request", target, b"{}")
+    assert 50.0 < wait_s <= 60.0
+    assert limits == {"timeout_s": wait_s, "waits": waits, "owner": link}
+    link.post(target, b"{}", True, time.monotonic() - 60.0)  # too late: an answer that is there
+    assert calls.asked[1][0][3] == 0.0
+
+
+@pytest.mark.parametrize(
+    "error", [GatewayGoneError("died"), ClosedError("died", what="transport")], ids=["gone", "end"]
+)
+def test_connection_without_an_answer_or_that_is_closed_is_a_broken_link(error: Exception) -> None:
+    calls: Any = NotingCalls(error)
+    link = FarLink(calls)
+    with pytest.raises(LinkError, match="died"):
+        link.post("/v1/turn", b"", True, time.monotonic() + 5.0)
+    link.close()
+    assert calls.cancelled == [link]
+    with pytest.raises(LinkError, match="this connection is closed"):
+        link.post("/v1/turn", b"", True, time.monotonic() + 5.0)
+    assert len(calls.asked) == 1
+
+
 class ScriptedCalls:
     """Answers calls of a gateway in order, and notes how long they may take."""
 
@@ -252,6 +522,19 @@ def test_payload_that_is_not_there_is_asked_for_until_the_deadline_a_while_at_a_
     calls = Slow(True)
     assert FarDataStore(calls, 7.0).has("p0", 12.0)
     assert len(calls.asked) == 1
+    calls = Slow(False, missing, missing)  # two seconds where nothing is said
+    store = FarDataStore(calls, 7.0)
+    assert not store.has("p0")
+    with pytest.raises(DataMissingError):
+        store.get("p0")
+    with pytest.raises(DataMissingError):
+        store.get_verified("p0", "head:1")
+    assert [each[-3:] for each in calls.asked] == [(2.0, 9.0, True)] * 3
+    assert [each[:-3] for each in calls.asked] == [
+        ("has", "p0"),
+        ("get", "p0", None),
+        ("get", "p0", "head:1"),
+    ]
 
 
 def test_policy_goes_to_the_gateway_with_its_id_and_version() -> None:

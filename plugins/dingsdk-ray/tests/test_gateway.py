@@ -21,6 +21,8 @@ from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
 from dingsdk.pipeline.run_folder import held
 from dingsdk.worker.comm.requests import LinkError
 
+from .conftest import UnwatchedGateway
+
 
 def test_gateway_knows_whether_its_run_is_under_way(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "absent")
@@ -28,13 +30,6 @@ def test_gateway_knows_whether_its_run_is_under_way(tmp_path: Path) -> None:
     with held(tmp_path):
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
-
-
-class UnwatchedGateway(Gateway):
-    """A gateway of this process, which is no actor that could be ended."""
-
-    def _watch(self) -> None:
-        pass
 
 
 def test_gateway_without_a_coordinator_says_so_and_serves_payloads(tmp_path: Path) -> None:
