@@ -163,7 +163,7 @@ class RayTransport(SharedMemoryTransport):
     def release(self) -> None:
         super().release()
         with self._lock:
-            far, self._far = self._far, None
+            far = self._far  # kept: its stores refuse, and none of this node is made
             workers, self._workers = self._workers, None
             was_connected, self._is_connected = self._is_connected, False
         if far is not None:

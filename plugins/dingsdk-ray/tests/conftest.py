@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -33,6 +36,43 @@ class UnwatchedGateway(Gateway):
 
     def _watch(self) -> None:
         pass
+
+
+class GatewayHere:
+    """A gateway of this process in place of an actor: its calls are done at once."""
+
+    def __init__(self, gateway: UnwatchedGateway) -> None:
+        self.gateway = gateway
+        self.called: list[tuple[str, bool]] = []
+
+    def __getattr__(self, method: str) -> Any:
+        return self.bound(method, False)
+
+    def bound(self, method: str, waits: bool) -> Any:
+        def remote(*args: Any) -> Any:
+            self.called.append((method, waits))
+            future: Future[Any] = Future()
+            try:
+                future.set_result(getattr(self.gateway, method)(*args))
+            except Exception as error:
+                future.set_exception(ray.exceptions.RayTaskError(method, "Traceback", error))
+            return SimpleNamespace(future=lambda: future)
+
+        return SimpleNamespace(
+            remote=remote, options=lambda concurrency_group: self.bound(method, True)
+        )
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayHere]:
+    """The gateway of a run, which is found by the name ``run``."""
+    made = GatewayHere(UnwatchedGateway(RayTransport, {}, tmp_path))
+    monkeypatch.setattr("ray.get_actor", lambda name, namespace: made)
+    yield made
+    for connection in made.gateway._idle:
+        connection.close()
+    made.gateway._transport.close()
+    made.gateway._transport.remove_data()
 
 
 # Actors get the class by value, as they do not import the tests.

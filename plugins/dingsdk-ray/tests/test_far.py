@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +42,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.comm.requests import LinkError
 
-from .conftest import UnwatchedGateway
+from .conftest import GatewayHere
 
 
 class CallsOfOneProcess:
@@ -220,41 +219,6 @@ def test_calls_under_way_end_for_the_one_that_cancels_and_all_with_the_close(
     assert ended[1:] == [("other", "ClosedError")]
     with pytest.raises(ClosedError):
         calls.call("count", timeout_s=1.0)
-
-
-class GatewayHere:
-    """A gateway of this process in place of an actor: its calls are done at once."""
-
-    def __init__(self, gateway: UnwatchedGateway) -> None:
-        self.gateway = gateway
-        self.called: list[tuple[str, bool]] = []
-
-    def __getattr__(self, method: str) -> Any:
-        return self.bound(method, False)
-
-    def bound(self, method: str, waits: bool) -> Any:
-        def remote(*args: Any) -> Any:
-            self.called.append((method, waits))
-            future: Future[Any] = Future()
-            try:
-                future.set_result(getattr(self.gateway, method)(*args))
-            except Exception as error:
-                future.set_exception(ray.exceptions.RayTaskError(method, "Traceback", error))
-            return SimpleNamespace(future=lambda: future)
-
-        return SimpleNamespace(
-            remote=remote, options=lambda concurrency_group: self.bound(method, True)
-        )
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayHere]:
-    """The gateway of a run, which is found by the name ``run``."""
-    made = GatewayHere(UnwatchedGateway(RayTransport, {}, tmp_path))
-    monkeypatch.setattr("ray.get_actor", lambda name, namespace: made)
-    yield made
-    made.gateway._transport.close()
-    made.gateway._transport.remove_data()
 
 
 def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from dingsdk_ray.frames import POLICY, joined
-from dingsdk_ray.gateway import Gateway
+from dingsdk_ray.gateway import QUICK_CALLS, WAITING_CALLS, Gateway, start_gateway
 from dingsdk_ray.transport import RayTransport
 from dingsdk_shared_memory.run_memory import is_held
 
@@ -145,10 +146,73 @@ def test_gateway_ends_after_three_looks_at_a_folder_that_nobody_holds(
 ) -> None:
     held = iter([True, False, False, True, False, False, False])
     killed: list[Any] = []
-    monkeypatch.setattr("dingsdk_ray.gateway.LOOK_S", 0.0)
+    pauses_s: list[float] = []
+    patched = SimpleNamespace(Event=lambda: SimpleNamespace(wait=pauses_s.append))
+    monkeypatch.setattr("dingsdk_ray.gateway.threading", patched)
     monkeypatch.setattr("dingsdk_ray.gateway.is_held", lambda run_dir: next(held))
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(current_actor="me"))
     monkeypatch.setattr("ray.kill", lambda actor, no_restart: killed.append((actor, no_restart)))
     gateway: Any = SimpleNamespace(_transport=SimpleNamespace(run_dir=tmp_path))
     Gateway._watch(gateway)
     assert (killed, list(held)) == ([("me", True)], [])
+    assert pauses_s == [20.0] * 7
+
+
+def test_watch_of_a_gateway_does_not_keep_its_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    until = threading.Event()
+    monkeypatch.setattr(UnwatchedGateway, "_watch", lambda self: until.wait(20.0))
+    gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
+    try:
+        (thread,) = [each for each in threading.enumerate() if each.name == "gateway-watch"]
+        assert thread.daemon
+    finally:
+        until.set()
+        gateway._transport.close()
+        gateway._transport.remove_data()
+    thread.join(20.0)
+
+
+def test_gateway_of_a_cluster_uses_the_memory_of_its_node(tmp_path: Path) -> None:
+    section = {"address": "10.0.0.1:6379", "digest": "sha256"}
+    gateway = UnwatchedGateway(RayTransport, section, tmp_path)
+    try:
+        assert gateway._transport.cfg.address == "local"
+        assert gateway._transport.cfg.digest == "sha256"
+        assert gateway._transport.connection()._path == str(gateway._transport.data_dir / "socket")
+    finally:
+        gateway._transport.close()
+        gateway._transport.remove_data()
+
+
+def test_gateway_is_one_actor_of_this_node_that_outlives_its_coordinator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {}
+    made: list[Any] = []
+
+    def remote(**given: Any) -> Any:
+        def choose(**more: Any) -> Any:
+            options.update(given | more)
+            return SimpleNamespace(remote=lambda *args: made.append(args) or "actor")
+
+        return lambda cls: SimpleNamespace(options=choose)
+
+    context = SimpleNamespace(get_node_id=lambda: "1f" * 28)
+    monkeypatch.setattr("ray.remote", remote)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+    assert start_gateway("run", RayTransport, {"a": 1}, tmp_path) == "actor"
+    assert made == [(RayTransport, {"a": 1}, tmp_path)]
+    strategy = options.pop("scheduling_strategy")
+    assert (strategy.node_id, strategy.soft) == ("1f" * 28, False)
+    assert options == {
+        "name": "run",
+        "namespace": "dingsdk",
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "concurrency_groups": {"waits": WAITING_CALLS},
+        "max_concurrency": QUICK_CALLS,
+    }

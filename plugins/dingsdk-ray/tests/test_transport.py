@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from dingsdk_ray import cluster
 from dingsdk_ray.far import (
@@ -16,11 +18,14 @@ from dingsdk_ray.far import (
 )
 from dingsdk_ray.frames import SMALL_BYTES, joined
 from dingsdk_ray.transport import RayTransport, parse_address
+from dingsdk_shared_memory.run_memory import folder_of
 
-from dingsdk.errors import (
-    ConfigError,
-)
+from dingsdk import SampleBatch
+from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.pipeline.train import compile_run
+from dingsdk.worker.comm import TaskAnswer, TaskMessage, WorkerInfo
+
+from .conftest import FarTransport, GatewayHere
 
 
 @pytest.mark.parametrize(
@@ -38,8 +43,10 @@ def test_address_has_node_and_name() -> None:
 
 def test_resources_of_an_unknown_role_are_refused() -> None:
     sets = ["system.transport.resources.colector.num_cpus=1"]
-    with pytest.raises(ConfigError, match="collector"):
+    with pytest.raises(ConfigError, match=r"did you mean 'collector'; roles: .*learner"):
         compile_run("cartpole-dqn", "parallel", "ray", sets)
+    with pytest.raises(ConfigError, match="'xyz', which is no role; roles: "):
+        compile_run("cartpole-dqn", "parallel", "ray", ["system.transport.resources.xyz={}"])
 
 
 def test_coordinator_of_a_local_ray_is_reached_by_its_socket(tmp_path: Path) -> None:
@@ -86,6 +93,192 @@ def test_worker_on_another_node_has_one_store_for_its_payloads(tmp_path: Path) -
     assert isinstance(found, FarDataStore)
     assert transport._find_data_store() is found
     transport.close()
+
+
+class Listener:
+    """Notes who joins and leaves."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self.seen.append(f"{info.worker_id} joined")
+
+    def worker_left(self, worker_id: str, reason: str) -> None:
+        self.seen.append(f"{worker_id} left")
+
+    def worker_renewed(self, worker_id: str, progress: int) -> None:
+        self.seen.append(f"{worker_id} at {progress}")
+
+    def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
+        self.seen.append(f"{worker_id} did {answer.task_id}")
+
+
+def test_worker_on_another_node_works_through_the_gateway(
+    here: GatewayHere, tmp_path: Path
+) -> None:
+    coordinators = RayTransport({}, tmp_path)
+    cfg = {"address": "10.0.0.1:6379", "digest": "sha256", "max_payload_bytes": 1 << 20}
+    workers = FarTransport(cfg, tmp_path)
+    end, listener = coordinators.master_end(), Listener()
+    try:
+        end.open(listener)
+        worker = workers.slave_end("ray://1f2e/run")
+        worker.join(WorkerInfo("w", "collector"), 10.0)
+        worker.renew(7)
+        end.send("w", 1, TaskMessage("t", {}))
+        task = worker.next_task(10.0)
+        assert task is not None
+        assert task.task_id == "t"
+        store, policies = workers.data_store(), workers.policy_store()
+        batch = SampleBatch({"obs": np.arange(3)})
+        info = store.put("a", batch)
+        assert info is not None
+        assert info.digest.startswith("sha256:")
+        assert coordinators.data_store().get("a", 0.0) == batch
+        with pytest.raises(ConfigError, match=f"at most {1 << 20}"):
+            store.put("b", SampleBatch({"obs": np.zeros(1 << 20, np.uint8)}))
+        policies.publish("p", {"w": np.zeros(1)}, 3)
+        found = coordinators.policy_store().newest("p")
+        assert found is not None
+        assert found[0] == 3
+        assert workers.slave_end("ray://1f2e/run") is not worker
+        worker.close()
+        # Joining and asking for tasks wait, other calls do not.
+        waiting = {waits for method, waits in here.called if method == "request"}
+        assert waiting == {True, False}
+        workers.close()
+        for call in (lambda: store.put("c", batch), lambda: policies.discard("p")):
+            with pytest.raises(ClosedError):
+                call()
+    finally:
+        workers.close()
+        coordinators.close()
+    assert listener.seen[0] == "w joined"
+    assert set(listener.seen[1:]) == {"w at 7", "w left"}
+
+
+def test_ends_of_one_worker_share_the_calls_to_the_gateway(tmp_path: Path) -> None:
+    transport = FarTransport({"address": "10.0.0.1:6379"}, tmp_path)
+    transport.slave_end("ray://1f2e/run")
+    calls = transport._far
+    assert calls is not None
+    assert calls._name == "run"
+    transport.slave_end("ray://1f2e/run")
+    assert transport._far is calls
+    transport.close()
+
+
+class Cluster:
+    """Stands for a cluster of which this process is on the node ``1f2e``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.joined: list[tuple[str, dict[str, Any]]] = []
+        self.left = 0
+        self.killed: list[tuple[Any, bool]] = []
+        context = SimpleNamespace(get_node_id=lambda: "1f2e")
+        monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+        monkeypatch.setattr(
+            "ray.kill", lambda actor, no_restart: self.killed.append((actor, no_restart))
+        )
+        monkeypatch.setattr(
+            cluster, "connect", lambda address, **given: self.joined.append((address, given))
+        )
+        monkeypatch.setattr(cluster, "disconnect", self.leave)
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+def test_worker_on_the_node_of_the_coordinator_dials_its_socket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = Cluster(monkeypatch)
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        "dingsdk_ray.gateway.start_gateway", lambda *given: started.append(given) or "gateway"
+    )
+    section = {"address": "10.0.0.1:6379", "allow_insecure_ray": True, "object_store_bytes": 5}
+    coordinators, workers = (RayTransport(section, tmp_path) for _ in range(2))
+    end, listener = coordinators.master_end(), Listener()
+    try:
+        address = end.open(listener)
+        name = folder_of(tmp_path).name
+        assert address == f"ray://1f2e/{name}"
+        ((called, transport, options, run_dir),) = started
+        assert (called, transport, run_dir) == (name, RayTransport, tmp_path)
+        assert options.items() >= {**section, "type": "ray"}.items()
+        worker = workers.slave_end(address)
+        worker.join(WorkerInfo("w", "collector"), 10.0)
+        workers.data_store().put("a", SampleBatch({"obs": np.arange(3)}))
+        assert coordinators.data_store().has("a", 0.0)
+        assert workers._far is None
+        workers.close()
+        assert listener.seen == ["w joined", "w left"]
+        assert found.killed == []
+        end.close(5.0)
+        assert found.killed == [("gateway", True)]
+    finally:
+        workers.close()
+        coordinators.close()
+        coordinators.remove_data()
+    limits = {"allow_insecure": True, "object_store_bytes": 5, "num_cpus": 1.0, "shows_logs": False}
+    assert found.joined == [("10.0.0.1:6379", limits)] * 2
+    assert found.left == 2
+
+
+def test_coordinator_whose_gateway_does_not_start_lets_go_of_its_socket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start_gateway(*given: Any) -> Any:
+        raise RuntimeError("no actor can be started")
+
+    Cluster(monkeypatch)
+    monkeypatch.setattr("dingsdk_ray.gateway.start_gateway", start_gateway)
+    transport = RayTransport({"address": "auto"}, tmp_path)
+    threads = set(threading.enumerate())
+    try:
+        with pytest.raises(RuntimeError, match="no actor can be started"):
+            transport.master_end().open(Listener())
+        assert not (transport.data_dir / "socket").exists()
+    finally:
+        transport.close()
+        transport.remove_data()
+    assert set(threading.enumerate()) <= threads
+
+
+def test_worker_looks_whether_it_is_on_the_node_of_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = Cluster(monkeypatch)
+    transport = RayTransport({"address": "auto"}, tmp_path)
+    assert (transport.is_on("1f2e"), transport.is_on("1f2f")) == (True, False)
+    assert len(found.joined) == 1
+    transport.close()
+    assert found.left == 1
+
+
+def test_local_ray_for_workers_without_cpus_has_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = Cluster(monkeypatch)
+    closed: list[int] = []
+    monkeypatch.setattr(
+        "dingsdk_ray.workers.Workers",
+        lambda *given: SimpleNamespace(close=lambda: closed.append(1), start=lambda spec: spec),
+    )
+    resources = {"learner": {"num_cpus": 0, "num_gpus": 2, "custom": {"disk": 1}}}
+    transport = RayTransport({"resources": resources}, tmp_path)
+    transport.launch([("learner", "learner-0")])
+    assert found.joined[0][1]["num_cpus"] == 1.0
+    assert transport.start_worker("spec") == "spec"
+    assert transport._options_of("learner") == {
+        "num_cpus": 0.0,
+        "num_gpus": 2.0,
+        "resources": {"disk": 1.0},
+    }
+    transport.close()
+    assert closed == [1]
 
 
 def test_cluster_is_joined_once_with_room_for_all_workers_and_left_once(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from dingsdk_ray.workers import KILLED, RayWorker, Workers
+from dingsdk_ray.workers import KILLED, RayWorker, RoleActor, Workers
 
 from dingsdk.errors import (
     ConfigError,
@@ -19,11 +20,18 @@ class Refs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there: dict[str, Any] = {}
+        self.waited: list[tuple[str, float]] = []
+        self.killed: list[tuple[Any, bool]] = []
+        monkeypatch.setattr("ray.kill", lambda actor, no_restart: self.note(actor, no_restart))
         monkeypatch.setattr("ray.wait", self.wait)
         monkeypatch.setattr("ray.get", self.get)
 
     def wait(self, refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        self.waited += [(ref, timeout) for ref in refs]
         return [r for r in refs if r in self.there], [r for r in refs if r not in self.there]
+
+    def note(self, actor: Any, no_restart: bool) -> None:
+        self.killed.append((actor, no_restart))
 
     def get(self, ref: str, timeout: float) -> Any:
         if isinstance(self.there[ref], BaseException):
@@ -48,6 +56,10 @@ def test_worker_tells_once_that_it_joined_and_once_why_it_ended(
     refs.there["run"] = end
     assert [list(worker.messages()) for _ in "12"] == [[end], []]
     assert worker.exit_code == 1
+    assert {timeout for _, timeout in refs.waited} == {0.0}  # who looks does not wait
+    refs.waited.clear()
+    worker.join(9.0)
+    assert refs.waited == []  # it is known
 
     early = started()  # it never joined
     assert (list(early.messages()), early.exit_code) == ([end], 1)
@@ -68,6 +80,75 @@ def test_actor_that_died_is_a_killed_worker(
     assert message["text"].startswith("its actor died" if has_room else "out of memory")
 
 
+def test_reason_of_an_actor_that_died_is_one_line_of_300_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refs, worker = Refs(monkeypatch), started()
+    refs.there["run"] = ray.exceptions.OutOfMemoryError("it\nhas " + "x" * 400)
+    (message,) = worker.messages()
+    reason = message["text"].rpartition("its actor died: ")[2]
+    assert reason.startswith("it has xx")
+    assert len(reason) == 300
+
+
+def test_worker_is_stopped_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    refs, asked = Refs(monkeypatch), list[str]()
+    stop = SimpleNamespace(remote=lambda: asked.append("stop"))
+    run, joined = (SimpleNamespace(remote=lambda *given, n=name: n) for name in ("run", "joined"))
+    actor = SimpleNamespace(run=run, wait_joined=joined, stop=stop)
+    spec: Any = None
+    worker = RayWorker(actor, spec)
+    worker.send_stop()
+    assert (asked, refs.killed) == (["stop"], [])
+    worker.join(9.0)
+    assert refs.waited == [("run", 9.0)]
+    worker.kill()
+    assert refs.killed == [(actor, True)]
+    worker.close()
+    assert refs.killed == [(actor, True)] * 2
+
+
+def test_actor_works_until_it_is_told_to_stop_and_tells_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[str] = []
+    actor = RoleActor()
+
+    def work(spec: str, stop: threading.Event, tell: Any) -> int:
+        assert not stop.is_set()
+        assert not actor._joined.is_set()
+        tell({"event": "joined"})
+        actor.wait_joined()
+        actor.stop()
+        assert stop.is_set()
+        tell({"event": "failed", "text": "it broke"})
+        steps.append(spec)
+        return 3
+
+    monkeypatch.setattr("dingsdk_ray.workers.work", work)
+    spec: Any = "spec"
+    assert actor.run(spec) == {"code": 3, "event": "failed", "text": "it broke"}
+    assert steps == ["spec"]
+
+
+def test_actor_that_never_joined_lets_those_go_on_who_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(*given: Any) -> int:
+        raise ImportError("no such module")
+
+    monkeypatch.setattr("dingsdk_ray.workers.work", work)
+    actor = RoleActor()
+    spec: Any = None
+    waiting = threading.Thread(target=actor.wait_joined)
+    waiting.start()
+    assert waiting.is_alive()
+    with pytest.raises(ImportError):
+        actor.run(spec)
+    waiting.join(20.0)
+    assert not waiting.is_alive()
+
+
 def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
 
@@ -78,6 +159,8 @@ def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -
     Workers([*roles, ("collector-1", demand(1.0))], "", 1.0)
     with pytest.raises(ConfigError, match="no room for evaluator-0, which takes"):
         Workers([*roles, ("evaluator-0", demand(0.5))], "", 1.0)
+    with pytest.raises(ConfigError, match="no room for evaluator-0, which takes 9 CPU"):
+        Workers([("learner-1", demand(1.0)), ("evaluator-0", demand(9.0))], "", 1.0)
     with pytest.raises(ConfigError, match=r"1 disk .*3 CPU, 1 GPU is free"):
         Workers([("learner-0", {**demand(1.0), "resources": {"disk": 1.0}})], "", 1.0)
 
@@ -104,3 +187,93 @@ def test_worker_gets_what_its_role_takes_and_no_cpu_by_itself(
         {"max_concurrency": 4, "num_cpus": 0},
         {"max_concurrency": 4, "num_cpus": 2.0},
     ]
+
+
+def test_cluster_without_anything_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.available_resources", dict)
+    demand = {"num_cpus": 1.0, "num_gpus": 0.0, "resources": {}}
+    with pytest.raises(ConfigError, match="nothing is free") as caught:
+        Workers([("learner-0", demand)], "", 1.0)
+    assert caught.value.path == "system.transport.resources"
+    assert "system.transport.resources.learner" in str(caught.value)
+
+
+class Groups:
+    """Stands for Ray's placement groups."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, has_room: bool) -> None:
+        self.has_room = has_room
+        self.made: list[tuple[Any, str]] = []
+        self.waited: list[float] = []
+        self.removed: list[Any] = []
+        monkeypatch.setattr("ray.util.placement_group", self.make)
+        monkeypatch.setattr("ray.util.remove_placement_group", self.removed.append)
+        monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 2.0})
+
+    def make(self, bundles: Any, strategy: str) -> Groups:
+        self.made.append((bundles, strategy))
+        return self
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waited.append(timeout_s)
+        return self.has_room
+
+
+DEMANDS = [
+    ("learner-0", {"num_cpus": 2.0, "num_gpus": 1.0, "resources": {"disk": 3.0}}),
+    ("collector-0", {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}),
+]
+BUNDLES = [{"CPU": 2.0, "GPU": 1.0, "disk": 3.0}, {"CPU": 0.001}]
+
+
+def test_workers_of_a_placement_group_have_a_bundle_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch, has_room=True)
+    workers = Workers(DEMANDS, "SPREAD", 7.0)
+    assert (groups.made, groups.waited) == ([(BUNDLES, "SPREAD")], [7.0])
+    chosen: list[dict[str, Any]] = []
+
+    def remote(**given: Any) -> Any:
+        def options(**more: Any) -> Any:
+            chosen.append(given | more)
+            call = SimpleNamespace(remote=lambda *spec: "ref")
+            return SimpleNamespace(remote=lambda: SimpleNamespace(run=call, wait_joined=call))
+
+        return lambda cls: SimpleNamespace(options=options)
+
+    monkeypatch.setattr("ray.remote", remote)
+    for name in ("collector-0", "learner-0"):
+        spec: Any = SimpleNamespace(worker_id=name)
+        workers.start(spec)
+    strategies = [each.pop("scheduling_strategy") for each in chosen]
+    assert [each.placement_group_bundle_index for each in strategies] == [1, 0]
+    assert all(each.placement_group is groups for each in strategies)
+    # Ray starts no worker again: whoever watches them does.
+    assert chosen == [
+        {"max_restarts": 0, "max_concurrency": 4, "num_cpus": 0},
+        {
+            "max_restarts": 0,
+            "max_concurrency": 4,
+            "num_cpus": 2.0,
+            "num_gpus": 1.0,
+            "resources": {"disk": 3.0},
+        },
+    ]
+    assert groups.removed == []
+    workers.close()
+    assert groups.removed == [groups]
+
+
+def test_placement_group_without_room_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch, has_room=False)
+    with pytest.raises(ConfigError, match=r"within 7 s: they take .*\(PACK\), and 2 CPU") as caught:
+        Workers(DEMANDS, "PACK", 7.0)
+    assert caught.value.path == "system.transport.placement"
+    assert groups.removed == [groups]
+
+
+def test_workers_without_a_placement_group_give_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = Groups(monkeypatch, has_room=True)
+    Workers(DEMANDS[1:], "", 7.0).close()
+    assert (groups.made, groups.removed) == ([], [])
