@@ -517,8 +517,7 @@ class Segments:
             try:
                 name, found = self._make("slot", slot_size)
             except StorageFullError:
-                if not self._drop_free(0):
-                    raise
+                self._drop_free(0)  # their room may do
                 name, found = self._make("slot", slot_size)
             slot = _Slot(name, slot_size)
             self._slots.add(slot)
@@ -533,17 +532,15 @@ class Segments:
                 self._free.append(slot)
         self._drop_free(FREE_BYTES)
 
-    def _drop_free(self, most_bytes: int) -> int:
-        """Remove free slots until they have at most so many bytes; return how many."""
-        count, left = 0, sum(slot.size for slot in self._free)
+    def _drop_free(self, most_bytes: int) -> None:
+        """Remove free slots until they have at most so many bytes."""
+        left = sum(slot.size for slot in self._free)
         while left > most_bytes:
             slot = self._free.pop(0)
             left -= slot.size
             self._slots.remove(slot)
             self._maps.pop(slot.name, None)
             self._folder.unlink(slot.name)
-            count += 1
-        return count
 
     def _make(self, kind: str, size: int) -> tuple[str, mmap.mmap]:
         """Make a file of our own; return its name and its memory."""

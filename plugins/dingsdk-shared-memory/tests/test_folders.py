@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from dingsdk_shared_memory.run_memory import OWNER, ROOT, RunMemory, folder_of, remove_stale
+from dingsdk_shared_memory.run_memory import (
+    OWNER,
+    ROOT,
+    RunMemory,
+    folder_of,
+    remove,
+    remove_stale,
+)
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.data import encode_json
@@ -182,6 +191,166 @@ def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None
         os.utime(path, (made_at, made_at))
         assert remove_stale(tmp_path) == int(is_stale)
         assert path.is_dir() != is_stale
+
+
+def test_folder_of_which_somebody_died_before_it_had_an_owner_is_stale(tmp_path: Path) -> None:
+    path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
+    path.mkdir(mode=0o700)
+    (path / "lock").touch(0o600)
+    assert remove_stale(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stale_folders_are_all_removed_and_those_in_use_are_left(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs"
+    names = [f"dingsdk-{os.geteuid()}-{digit * 16}" for digit in "abcd"]
+    for name in names:
+        RunMemory(tmp_path / name, run_dir).close()
+    used = RunMemory(tmp_path / names[1], run_dir)
+    (tmp_path / "another").mkdir()
+    assert remove_stale(tmp_path) == 3
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["another", names[1]]
+    used.close()
+
+
+def test_folder_that_another_process_has_alone_for_too_long_is_refused(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_shared_memory.run_memory.SWEPT_S", 0.03)
+    path = tmp_path / "shm"
+    RunMemory(path, run_dir).close()
+    before = open_files()
+    with (path / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunDirLockedError, match=r"has held .*/lock alone") as caught:
+            RunMemory(path, run_dir)
+    assert caught.value.facts["path"] == str(path)
+    del caught
+    assert open_files() == before
+    RunMemory(path, run_dir).close()
+
+
+def test_folder_of_another_run_is_let_go(run_dir: Path, tmp_path: Path) -> None:
+    RunMemory(tmp_path / "shm", run_dir).close()
+    before = open_files()
+    with pytest.raises(RunDirLockedError) as caught:
+        RunMemory(tmp_path / "shm", tmp_path / "other")
+    assert caught.value.facts["path"] == str(tmp_path / "shm")
+    assert open_files() == before
+
+
+def test_owner_that_cannot_be_read_is_damage(run_dir: Path, tmp_path: Path) -> None:
+    RunMemory(tmp_path / "shm", run_dir).close()
+    owner = tmp_path / "shm" / OWNER
+    owner.write_bytes(encode_json("shared-memory-run", {"format": "5"}))
+    with pytest.raises(DataCorruptError) as caught:
+        RunMemory(tmp_path / "shm", run_dir)
+    assert caught.value.where == OWNER
+    owner.write_bytes(encode_json("shared-memory-run", {"format": 4, "run_dir": "x"}))
+    with pytest.raises(DataVersionError) as other:
+        RunMemory(tmp_path / "shm", run_dir)
+    found = other.value.facts
+    assert (found["found"], found["expected"], found["where"]) == (4, 5, OWNER)
+
+
+def test_removing_a_folder_takes_what_is_in_it_and_leaves_what_is_of_others(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "shm"
+    memory = RunMemory(path, run_dir)
+    (path / "data").mkdir(mode=0o700)
+    (path / "data" / "a.seg").touch()
+    (path / ".hidden").touch()
+    memory.close()
+    remove(path)
+    remove(tmp_path / "absent")
+    assert [each.name for each in path.iterdir()] == [".hidden"]
+    (path / ".hidden").unlink()
+    remove(path)
+    assert not path.exists()
+
+
+def test_payloads_that_are_kept_come_back_once(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shm"
+    first = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
+    for name, rows in (("a", 64), ("b", 20_000), ("c", 8)):
+        first.data_store().put(name, a_batch(rows))
+    (damaged,) = path.glob("data/*.slot")
+    with damaged.open("r+b") as file:
+        file.truncate(4096)
+    first.close()
+    first.keep_data()
+    first.keep_data()
+    assert not path.exists()
+    kept = run_dir / "transport"
+    assert sorted(each.name for each in kept.iterdir()) == ["a.ding", "c.ding"]
+    (kept / "note.txt").touch()
+
+    second = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
+    second.data_store().put("c", a_batch(9))  # this one stays
+    second.master_end()
+    assert not kept.exists()
+    assert sorted(second._own_data_store().segments.ids()) == ["a", "c"]
+    assert second.data_store().get("a") == a_batch(64)
+    assert second.data_store().get("c") == a_batch(9)
+    second.close()
+    second.keep_data()
+    assert kept.is_dir()
+    second.remove_data()
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("ask", ["has", "get", "get_verified"])
+def test_payload_is_waited_for_two_seconds_where_nothing_is_said(
+    transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    store = transport._own_data_store()
+    now, pauses_s = [100.0], list[float]()
+
+    def wait(pause_s: float) -> bool:
+        pauses_s.append(pause_s)
+        now[0] += 0.75
+        return False
+
+    monkeypatch.setattr(store._closed, "wait", wait)
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("dingsdk_shared_memory.data_store.time", clock)
+    if ask == "has":
+        assert not store.has("a")
+    else:
+        digest = ["xxh3-128:0"] if ask == "get_verified" else []
+        with pytest.raises(DataMissingError, match=r"within 2\.0 s") as caught:
+            getattr(store, ask)("a", *digest)
+        assert caught.value.facts["data_id"] == "a"
+    assert len(pauses_s) == 3
+    assert max(pauses_s) < 0.1
+    monkeypatch.setattr(store._closed, "wait", lambda pause_s: store.put("a", a_batch()) and False)
+    assert store.has("a")
+
+
+def test_all_damage_of_a_store_is_counted(run_dir: Path, tmp_path: Path) -> None:
+    cfg = {"digest": "xxh3-128", "data_dir": str(tmp_path / "shm")}
+    writer, reader = (SharedMemoryTransport(cfg, run_dir) for _ in range(2))
+    store = writer.data_store()
+    for name, rows in (("a", 64), ("b", 20_000), ("c", 64)):
+        store.put(name, a_batch(rows))
+    with next((tmp_path / "shm").glob("data/*.slot")).open("r+b") as file:
+        file.seek(8192)
+        file.write(b"damage")
+    with next((tmp_path / "shm").glob("data/*.seg")).open("r+b") as file:
+        file.seek(64 + 64)  # the size of the first payload
+        file.write(b"\xff")
+    theirs = reader.data_store()
+    for name, where in (("a", "table"), ("b", None)):
+        with pytest.raises(DataCorruptError) as caught:
+            theirs.get(name, 0.0)
+        assert caught.value.facts["data_id"] == name
+        assert where in (None, caught.value.where)
+    assert theirs.corrupt_count == 2  # type: ignore[attr-defined]
+    assert theirs.get("c", 0.0) == a_batch(64)
+    del caught
+    writer.close()
+    reader.close()
 
 
 def test_folder_that_others_can_write_to_is_left_and_told_as_text(

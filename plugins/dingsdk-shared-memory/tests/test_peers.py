@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +17,20 @@ from typing import Any
 import pytest
 from dingsdk_shared_memory.channel import GREETING, Channel
 from dingsdk_shared_memory.connection import Connection
+from dingsdk_shared_memory.server import SocketServer
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
-from dingsdk.errors import AuthError, ConfigError, ProtocolError
+from dingsdk.errors import AuthError, ConfigError, PortInUseError, ProtocolError
 from dingsdk.worker.comm import TaskMessage, WorkerInfo
-from dingsdk.worker.comm.requests import ForeignAnswerError, LinkError, Secret, find_secret
+from dingsdk.worker.comm.requests import (
+    Answer,
+    ForeignAnswerError,
+    LinkError,
+    Secret,
+    find_secret,
+)
 
-from .conftest import Listener
+from .conftest import Listener, open_files
 
 SECRET = Secret(b"0123456789abcdef", source="test", is_explicit=True)
 
@@ -132,7 +140,9 @@ def test_other_version_of_the_protocol_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_user_is_refused_even_where_the_socket_is_open_to_all(served: Served) -> None:
+def test_another_user_is_refused_even_where_the_socket_is_open_to_all(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     Path(served.path).chmod(0o777)
     Path(served.path).parent.chmod(0o755)
     script = (
@@ -148,6 +158,9 @@ def test_another_user_is_refused_even_where_the_socket_is_open_to_all(served: Se
     Path(served.path).parent.chmod(0o700)
 
     assert done.stdout == "0\n"
+    assert [record.levelname for record in caplog.records if "user 65534" in record.message] == [
+        "WARNING"
+    ]
 
 
 def test_message_over_the_limit_ends_the_connection(served: Served) -> None:
@@ -211,6 +224,164 @@ def test_message_may_begin_at_any_time_and_its_rest_has_so_long() -> None:
         channel.receive(time.monotonic() + 60.0)
     assert len(timeouts) == 4
     assert all(each is not None and 50.0 < each <= 60.0 for each in timeouts)
+
+
+def test_rest_of_a_message_has_no_time_where_none_is_given() -> None:
+    chunks = [b"\3\0"]
+    sock: Any = SimpleNamespace(settimeout=lambda limit: None, recv=lambda count: chunks.pop(0))
+    with pytest.raises(TimeoutError):
+        Channel(sock, 3).receive(None)
+    assert chunks == []
+
+
+def test_message_is_sent_within_its_deadline() -> None:
+    done: list[Any] = []
+    sock: Any = SimpleNamespace(settimeout=done.append, sendall=done.append)
+    channel = Channel(sock, 3)
+    channel.send(b"abc", time.monotonic() + 60.0)
+    limit_s, content = done
+    assert 50.0 < limit_s <= 60.0
+    assert content == b"\3\0\0\0abc"
+    with pytest.raises(TimeoutError):
+        channel.send(b"abc", time.monotonic() - 1.0)
+    assert len(done) == 2
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_peer_is_told_by_its_user_whatever_its_group(other: int) -> None:
+    user = os.geteuid() + other
+    ours, theirs = socket.socketpair()
+    credentials = struct.pack("3i", 1, user, user + 7)
+    sock: Any = SimpleNamespace(
+        getsockopt=lambda *asked: credentials,
+        settimeout=ours.settimeout,
+        sendall=ours.sendall,
+        recv=ours.recv,
+    )
+    theirs.shutdown(socket.SHUT_WR)
+    with ours, theirs:
+        with pytest.raises((ForeignAnswerError, ConnectionResetError)) as caught:
+            Channel(sock, 3).greet(SECRET, time.monotonic() + 10.0)
+        assert isinstance(caught.value, ForeignAnswerError) == bool(other)
+
+
+class Echo:
+    """A server whose answers are its requests, on a socket of its own."""
+
+    def __init__(self, path: Path, max_bytes: int = 1000) -> None:
+        self.path = str(path)
+        self.asked: list[tuple[str, bytes]] = []
+        self.server = SocketServer(
+            self.path, self.answer, SECRET, connections=8, max_bytes=max_bytes, timeout_s=10.0
+        )
+
+    def answer(self, kind: str, body: bytes) -> Answer:
+        self.asked.append((kind, body))
+        return Answer(207, body)
+
+    def __enter__(self) -> Echo:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self.server.close()
+
+
+def deadline() -> float:
+    return time.monotonic() + 10.0
+
+
+def test_answer_as_large_as_it_may_be_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
+    with Echo(tmp_path / "s") as echo:
+        connection = Connection(echo.path, 100)
+        answer = connection.post("/v1/turn", bytes(100), SECRET, deadline())
+        assert (answer.status, answer.body) == (207, bytes(100))
+        assert echo.asked == [("turn", bytes(100))]
+        with pytest.raises(LinkError, match="at most 102"):
+            connection.post("/v1/turn", bytes(101), SECRET, deadline())
+        assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"  # dials again
+        connection.close()
+
+
+def test_request_as_large_as_it_may_be_is_served_beside_its_name(tmp_path: Path) -> None:
+    with Echo(tmp_path / "s", max_bytes=100) as echo:
+        connection = Connection(echo.path, 1000)
+        name = "/v1/" + "n" * 59
+        assert connection.post(name, bytes(100), SECRET, deadline()).body == bytes(100)
+        with pytest.raises(LinkError):
+            connection.post(name, bytes(101), SECRET, deadline())
+        connection.close()
+
+
+def test_server_that_says_nothing_is_given_up_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_shared_memory.connection.CONNECT_TIMEOUT_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "s"))
+        mute.listen()
+        connection = Connection(str(tmp_path / "s"), 100)
+        started = time.monotonic()
+        with pytest.raises(LinkError):
+            connection.post("/v1/turn", b"", SECRET, started + 25.0)
+        assert time.monotonic() - started < 20.0
+        connection.close()
+
+
+def test_request_waits_for_the_one_before_it_until_its_deadline(tmp_path: Path) -> None:
+    connection = Connection(str(tmp_path / "s"), 100)
+    with connection._lock:
+        for late_s in (0.0, 5.0):
+            with pytest.raises(LinkError, match="busy"):
+                connection.post("/v1/turn", b"", SECRET, time.monotonic() - late_s)
+        failed: list[str] = []
+
+        def post() -> None:
+            try:
+                connection.post("/v1/turn", b"", SECRET, time.monotonic() + 20.0)
+            except LinkError as error:
+                failed.append(str(error))
+
+        waiting = threading.Thread(target=post)
+        waiting.start()
+        waiting.join(0.02)
+    waiting.join(20.0)
+    assert len(failed) == 1
+    assert "No such file" in failed[0]  # its turn came
+    connection.close()
+
+
+def test_socket_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
+    before = open_files()
+    with pytest.raises(PortInUseError, match=r"cannot listen on .*/absent/s") as caught:
+        Echo(tmp_path / "absent" / "s")
+    assert (caught.value.facts["host"], caught.value.facts["port"]) == ("", 0)
+    assert open_files() == before
+
+
+def test_socket_of_a_dead_master_is_replaced_and_goes_with_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with Echo(path) as echo:
+        connection = Connection(echo.path, 100)
+        assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"
+        connection.close()
+    assert not path.exists()
+    assert echo.server.close()  # again
+
+
+def test_refused_process_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Secret(b"another secret 1", source="test", is_explicit=True)
+    with Echo(tmp_path / "s") as echo:
+        connection = Connection(echo.path, 100)
+        with pytest.raises(ForeignAnswerError, match="different secrets"):
+            connection.post("/v1/turn", b"", other, deadline())
+        connection.close()
+    (record,) = caplog.records
+    assert (record.levelname, "was refused" in record.getMessage()) == ("WARNING", True)
+    assert echo.asked == []
 
 
 def test_connection_that_was_closed_dials_no_more(tmp_path: Path) -> None:

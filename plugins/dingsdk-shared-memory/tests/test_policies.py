@@ -12,7 +12,7 @@ from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.segments import Segments
 
 from dingsdk.data import PrivateDir
-from dingsdk.errors import ConfigError, DataCorruptError, StorageFullError
+from dingsdk.errors import ConfigError, DataCorruptError, ProtocolError, StorageFullError
 
 LARGE = 1 << 15
 
@@ -99,8 +99,8 @@ def test_store_keeps_nothing_of_a_policy_that_it_discarded(publisher: SharedPoli
     assert publisher._returned.newest("p") is None
 
 
-def test_damaged_newest_version_falls_back_and_is_counted_once(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore
+def test_damaged_newest_version_falls_back_and_is_counted_and_told_once(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     for version in (1, 2, 3):
         publisher.publish("p", weights(version), version)
@@ -110,8 +110,61 @@ def test_damaged_newest_version_falls_back_and_is_counted_once(
     for _ in range(3):
         assert reader.newest("p", newer_than=2) is None
     assert reader.corrupt_count == 1
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "policy p: version 3 is damaged" in record.getMessage()
     publisher.publish("p", weights(4), 4)
     assert is_whole(reader.newest("p", newer_than=2), 4)
+
+
+def test_id_that_is_none_is_refused(publisher: SharedPolicyStore) -> None:
+    for call in (
+        lambda: publisher.publish("../p", weights(1), 1),
+        lambda: publisher.newest("../p"),
+        lambda: publisher.latest("../p"),
+        lambda: publisher.discard("../p"),
+    ):
+        with pytest.raises(ProtocolError):
+            call()
+
+
+def test_latest_version_is_told_with_the_life_of_its_policy(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    assert reader.latest("p") is None
+    lives = []
+    for _ in range(2):
+        for version in (1, 2):
+            publisher.publish("p", weights(version), version)
+            found = reader.latest("p")
+            assert found is not None
+            lives.append(found[0])
+            assert found[1] == version
+        publisher.discard("p")
+    assert lives[0] == lives[1] != lives[2] == lives[3]
+    assert len(lives[0]) == 16
+
+
+def test_version_that_is_not_newer_changes_nothing(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    publisher.publish("p", weights(2), 2)
+    publisher.publish("p", weights(5), 2)
+    publisher.publish("p", weights(5), 1)
+    assert is_whole(reader.newest("p"), 2)
+    assert [version.number for version in reader._versions("p")] == [2]
+
+
+def test_policy_that_never_holds_still_is_given_up(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_shared_memory.policy_store._MOVED_ON_TRIES", 3)
+    publisher.publish("p", weights(1), 1)
+    tries: list[int] = []
+    monkeypatch.setattr(reader, "_load", lambda policy_id, version: tries.append(version.number))
+    with pytest.raises(DataCorruptError, match="never holds still") as caught:
+        reader.newest("p")
+    assert (tries, caught.value.where) == ([1, 1, 1], "p")
 
 
 def test_no_whole_version_is_an_error(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +22,7 @@ from dingsdk_shared_memory.segments import (
 )
 
 from dingsdk.data import PrivateDir
-from dingsdk.errors import DataCorruptError, StorageFullError
+from dingsdk.errors import ClosedError, DataCorruptError, StorageFullError
 
 LARGE = 1 << 16
 
@@ -140,6 +142,8 @@ def test_place_of_an_earlier_generation_holds_no_payload(
 
     assert reader._find("old", is_new=True) is None
     assert reader.read("old") is None
+    assert reader.has("new")
+    assert reader._index.keys() == {"new"}  # nothing is kept of what is gone
 
 
 def test_deleting_twice_or_nothing_changes_nothing(writer: Segments, reader: Segments) -> None:
@@ -268,6 +272,33 @@ def test_payloads_that_a_reader_knows_outlast_a_header_that_is_damaged_twice(
     assert reader.read("b") == b"b"
 
 
+def test_payloads_behind_a_count_that_is_damaged_twice_are_lost_to_a_reader_that_comes_late(
+    writer: Segments, reader: Segments
+) -> None:
+    add(writer, "a", b"a")
+    own = writer._own
+    assert own is not None
+    for copy in (16, 32):
+        own.map[copy] ^= 1
+    assert reader.ids() == []
+    assert reader.damaged_count == 1
+
+
+def test_header_holds_generation_and_count_twice_each_with_a_check(writer: Segments) -> None:
+    for generation in (1, 2):
+        for count in (1, 2):
+            add(writer, f"p{count}", b"x")
+            own = writer._own
+            assert own is not None
+            magic, *words = struct.unpack_from("<8s4Q", own.map)
+            assert magic == b"DINGSEG4"
+            assert words[:2] == words[2:]
+            assert [word & 0xFFFF_FFFF for word in words[:2]] == [generation, count]
+            assert all(word >> 32 for word in words)
+        own.begin_generation()
+        writer._index.clear()
+
+
 def test_damaged_mark_of_a_deletion_leaves_the_payload(writer: Segments, reader: Segments) -> None:
     add(writer, "a", b"a")
     own = writer._own
@@ -306,6 +337,7 @@ def test_orphans_go_after_their_grace_and_segments_of_dead_writers_with_the_last
     assert files(tmp_path) == 1  # that of the writer who lives
     add(living, "d", b"d")
     assert keeper.read("d") == b"d"
+    assert len(keeper._segments) == 1
     living.close()
     keeper.close()
 
@@ -359,6 +391,63 @@ def test_slots_of_other_sizes_are_not_used_and_go_where_there_is_no_room(tmp_pat
     assert files(tmp_path, "slot") == 0
     assert not made.has("b")
     made.close()
+
+
+class Small(PrivateDir):
+    """A folder with so much room for all of its files together."""
+
+    room = 0
+
+    def free_bytes(self) -> int:
+        return self.room - sum(each.stat().st_size for each in self.path.iterdir())
+
+
+def test_room_of_free_slots_is_used_for_one_of_another_size(tmp_path: Path) -> None:
+    folder = Small(tmp_path / "s")
+    folder.room = SEGMENT_BYTES + 3 * LARGE
+    with closing(Segments(folder)) as made:  # by itself it leaves nothing free
+        add(made, "a", bytes(LARGE))
+        made.delete("a")
+        add(made, "b", bytes(3 * LARGE))
+        assert bytes(made.read("b") or b"") == bytes(3 * LARGE)
+        assert files(tmp_path, "slot") == 1
+        with pytest.raises(StorageFullError):
+            add(made, "c", bytes(LARGE))
+
+
+def test_folder_that_is_gone_is_told_with_the_reason_of_the_system(tmp_path: Path) -> None:
+    with closing(opened(tmp_path / "s")) as made:
+        (tmp_path / "s").rmdir()
+        assert made.ids() == []
+        with pytest.raises(StorageFullError, match="cannot make") as caught:
+            add(made, "a", b"a")
+    assert caught.value.facts["reason"] == "ENOENT"
+    assert caught.value.facts["path"] == str(tmp_path / "s")
+
+
+def test_store_that_was_closed_finds_nothing_takes_nothing_and_holds_no_memory(
+    tmp_path: Path,
+) -> None:
+    made = opened(tmp_path / "s")
+    add(made, "a", b"a")
+    for name in "bcd":
+        add(made, name, bytes(LARGE))
+    made.delete("b")
+    made.delete("c")
+    add(made, "e", bytes(LARGE))  # into one of the two, and the other one is free
+    made.delete("d")
+    os.utime(tmp_path / "s", (0, 0))
+    assert made.ids() == ["a", "e"]
+    maps = [weakref.ref(each) for each in made._maps.values()]
+    for _ in range(2):
+        made.close()
+    assert [each() for each in maps] == [None] * 3
+    assert made.ids() == []
+    assert not made.has("a")
+    for size in (1, LARGE):
+        with pytest.raises(ClosedError):
+            add(made, "x", bytes(size))
+    assert made._maps == {}
 
 
 def test_free_slots_that_are_kept_are_limited(
