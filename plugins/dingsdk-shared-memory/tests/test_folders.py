@@ -22,7 +22,7 @@ from dingsdk_shared_memory.run_memory import (
 )
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
-from dingsdk.data import encode_json
+from dingsdk.data import PrivateDir, encode_json
 from dingsdk.errors import (
     ConfigError,
     ConflictError,
@@ -174,7 +174,12 @@ def test_folder_that_was_removed_while_it_was_opened_is_made_again(
 ) -> None:
     path = tmp_path / "shm"
     found = iter([False, False, True])
+    opened: list[PrivateDir] = []  # so that collecting garbage closes none
     monkeypatch.setattr("dingsdk_shared_memory.run_memory._is_same", lambda *given: next(found))
+    monkeypatch.setattr(
+        "dingsdk_shared_memory.run_memory.PrivateDir",
+        lambda path: opened.append(PrivateDir(path)) or opened[-1],
+    )
     before = open_files()
     memory = RunMemory(path, run_dir)
     assert open_files() == before + 2  # the folder, and its lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import socket
 import struct
@@ -310,6 +311,23 @@ def test_request_as_large_as_it_may_be_is_served_beside_its_name(tmp_path: Path)
         with pytest.raises(LinkError):
             connection.post(name, bytes(101), SECRET, deadline())
         connection.close()
+
+
+def test_both_ends_prove_by_both_nonces_that_they_know_the_secret(tmp_path: Path) -> None:
+    with Echo(tmp_path / "s") as echo, socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(10.0)
+        peer.connect(echo.path)
+        greeting = peer.recv(len(GREETING) + 32, socket.MSG_WAITALL)
+        nonce = bytes(range(32))
+        nonces = greeting[len(GREETING) :] + nonce
+
+        def proof(side: bytes) -> bytes:
+            return hmac.new(SECRET.reveal(), GREETING + side + nonces, "sha256").digest()
+
+        peer.sendall(nonce + proof(b"worker"))
+        assert peer.recv(32, socket.MSG_WAITALL) == proof(b"master")
+        peer.sendall(b"\x0a\0\0\0/v1/turn\nx")
+        assert peer.recv(64) == b"\x03\0\0\0\xcf\0x"  # 207
 
 
 def test_server_that_says_nothing_is_given_up_soon(

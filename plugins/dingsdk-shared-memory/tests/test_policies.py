@@ -117,6 +117,19 @@ def test_damaged_newest_version_falls_back_and_is_counted_and_told_once(
     assert is_whole(reader.newest("p", newer_than=2), 4)
 
 
+def test_reader_gets_no_older_version_where_the_one_it_had_is_damaged(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    for version in (1, 2, 3):
+        publisher.publish("p", weights(version), version)
+    assert is_whole(reader.newest("p"), 3)
+    damage(publisher, 3)
+    with pytest.raises(DataCorruptError):
+        reader.newest("p")
+    publisher.publish("p", weights(4), 4)
+    assert is_whole(reader.newest("p"), 4)
+
+
 def test_id_that_is_none_is_refused(publisher: SharedPolicyStore) -> None:
     for call in (
         lambda: publisher.publish("../p", weights(1), 1),

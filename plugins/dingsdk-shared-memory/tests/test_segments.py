@@ -460,7 +460,26 @@ def test_free_slots_that_are_kept_are_limited(
         writer.delete(f"p{index}")
     add(writer, "last", bytes(LARGE))
     assert 1 <= files(tmp_path, "slot") <= 2
-    assert writer._maps.keys() == {path.name for path in (tmp_path / "s").glob("*.slot")}
+    names = {path.name for path in (tmp_path / "s").glob("*.slot")}
+    assert writer._maps.keys() == {slot.name for slot in writer._slots} == names
+
+
+@pytest.mark.parametrize(
+    ("size", "slot_size"),
+    [
+        (20_000, 5 * 4096),
+        (LARGE, LARGE),
+        (LARGE + 1, LARGE + (LARGE >> 3)),
+        ((1 << 20) + 1, (1 << 20) + (1 << 17)),
+        ((1 << 21) - 1, 1 << 21),
+    ],
+)
+def test_slots_are_of_few_sizes(
+    tmp_path: Path, writer: Segments, size: int, slot_size: int
+) -> None:
+    add(writer, "a", bytes(size))
+    (slot,) = (tmp_path / "s").glob("*.slot")
+    assert slot.stat().st_size == slot_size
 
 
 def test_maps_of_slots_are_limited_and_go_with_the_slots(
