@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import copy
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from dingsdk.errors import SchemaMismatchError
+from dingsdk.errors import NonFiniteError, SchemaMismatchError
 from dingsdk.policy import Adam
 
 
@@ -22,6 +25,115 @@ def test_minimize_takes_the_step_of_torch() -> None:
         theirs.step()
 
     torch.testing.assert_close(net.weight, twin.weight)
+
+
+def test_large_gradients_are_clipped_and_eps_counts_as_in_torch() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 2), torch.ones(4, 3)
+    twin = copy.deepcopy(net)
+    own = Adam(net, 1e-2, 0.5, eps=0.1)
+    theirs = torch.optim.Adam(twin.parameters(), 1e-2, eps=0.1)
+
+    for scale in (0.01, 100.0):  # a small gradient is left as it is
+        norm = own.minimize(scale * net(x).square().mean())
+        theirs.zero_grad()
+        (scale * twin(x).square().mean()).backward()
+        expected = nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        theirs.step()
+        assert norm == own.gradient_norm == pytest.approx(float(expected))
+
+    torch.testing.assert_close(net.weight, twin.weight)
+    assert own.updates == 2
+
+
+def test_state_goes_on_in_another_optimizer_and_reset_begins_anew() -> None:
+    nets = [nn.Linear(3, 2) for _ in range(3)]
+    for net in nets[1:]:
+        net.load_state_dict(nets[0].state_dict())
+    first, second, new = (Adam(net, 1e-2) for net in nets)
+    gradients = torch.randn(4, 8)
+    for gradient in gradients[:2]:
+        first.step(gradient.clone())
+    second.flat.copy_(first.flat)
+    new.flat.copy_(first.flat)
+    second.load_state_dict(first.state_dict())
+    assert second.updates == 2
+    for gradient in gradients[2:]:
+        first.step(gradient.clone())
+        second.step(gradient.clone())
+    assert torch.equal(first.flat, second.flat)
+
+    third = Adam(nn.Linear(3, 2), 1e-2)
+    third.flat.copy_(new.flat)
+    second.reset()
+    assert second.updates == 0
+    second.flat.copy_(new.flat)
+    for optimizer in (second, third):
+        optimizer.step(gradients[3].clone())
+    assert torch.equal(second.flat, third.flat)
+    assert second.state_dict().keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize("key", ["step", "exp_avg", "exp_avg_sq"])
+def test_state_of_other_parameters_changes_nothing(key: str) -> None:
+    adam = Adam(nn.Linear(3, 2), 1e-2)
+    adam.step(torch.ones(8))
+    before = {name: torch.as_tensor(value).clone() for name, value in adam.state_dict().items()}
+    other = {"step": 9, "exp_avg": torch.zeros(8), "exp_avg_sq": torch.zeros(8)}
+
+    with pytest.raises(SchemaMismatchError, match=f"optimizer.*{key}"):
+        adam.load_state_dict(other | {key: torch.zeros(7)})
+
+    for name, value in adam.state_dict().items():
+        assert torch.equal(torch.as_tensor(value), before[name])
+
+
+def test_learning_rate_is_scaled_from_the_one_it_began_with() -> None:
+    adam = Adam(nn.Linear(3, 2), 0.5)
+    for factor in (0.5, 0.1):
+        adam.scale_rate(factor)
+        assert adam.learning_rate == 0.5 * factor
+    before = adam.flat.clone()
+    adam.step(torch.ones(8))
+    torch.testing.assert_close(before - adam.flat, torch.full((8,), 0.05))  # the first step
+
+
+def test_ranks_step_by_the_mean_of_their_gradients() -> None:
+    adam = Adam(nn.Linear(3, 2), 1e-2, 1e9)
+    seen: list[torch.Tensor] = []
+
+    def average(joined: torch.Tensor) -> None:
+        seen.append(joined.clone())
+        joined.mul_(0.5)
+
+    adam.average = average
+    assert adam.descend(torch.tensor(3.0), torch.full((8,), 2.0)) == pytest.approx(8**0.5)
+    assert seen[0].tolist() == [2.0] * 8 + [3.0]
+    assert adam.gradient_norm == pytest.approx(8**0.5)
+
+
+@pytest.mark.parametrize("is_loss", [True, False])
+def test_rank_refuses_an_update_that_is_not_finite_on_another_rank(is_loss: bool) -> None:
+    adam = Adam(nn.Linear(3, 2), 1e-2)
+    before = adam.flat.clone()
+
+    def average(joined: torch.Tensor) -> None:
+        joined[-1 if is_loss else 0] = math.nan
+
+    adam.average = average
+    with pytest.raises(NonFiniteError, match=r"update 0: .*the values diverge") as caught:
+        adam.descend(torch.tensor(3.0), torch.ones(8))
+    assert (caught.value.facts["key"], caught.value.facts["update"]) == ("total_loss", 0)
+    assert torch.equal(adam.flat, before)
+    assert (adam.updates, adam.gradient_norm) == (0, 0.0)
+
+
+def test_weights_that_are_not_finite_are_named_as_the_cause() -> None:
+    net = nn.Linear(3, 2)
+    adam = Adam(net, 1e-2)
+    adam.flat[3] = math.inf
+    with pytest.raises(NonFiniteError, match="the weights hold NaN or infinity"):
+        adam.minimize(net(torch.ones(1, 3)).sum())
 
 
 @pytest.mark.parametrize("given", [torch.ones(()), torch.ones(7), torch.ones(8).double()])
