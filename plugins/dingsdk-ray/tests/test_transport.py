@@ -73,6 +73,24 @@ def test_section_is_read_with_resources_by_role(tmp_path: Path) -> None:
         RayTransport({"resources": {"learner": {"num_gpu": 1}}}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ({"object_store_bytes": 0}, {"object_store_bytes": -1}),
+        ({"start_timeout_s": 3600}, {"start_timeout_s": 3601}),
+        ({"start_timeout_s": 0.5}, {"start_timeout_s": 0}),
+        ({"resources": {"learner": {"num_cpus": 0}}}, {"resources": {"learner": {"num_cpus": -1}}}),
+        ({"resources": {"learner": {"num_gpus": 0}}}, {"resources": {"learner": {"num_gpus": -1}}}),
+    ],
+)
+def test_values_beyond_their_bounds_are_refused(
+    tmp_path: Path, right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    RayTransport(right, tmp_path)
+    with pytest.raises(ConfigError):
+        RayTransport(wrong, tmp_path)
+
+
 @pytest.mark.parametrize(("address", "is_late"), [("local", False), ("10.0.0.1:6379", True)])
 def test_stores_of_a_cluster_are_found_when_the_node_is_known(
     tmp_path: Path, address: str, is_late: bool

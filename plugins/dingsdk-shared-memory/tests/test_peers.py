@@ -205,6 +205,32 @@ def test_address_that_is_none_is_refused(transport: SharedMemoryTransport, addre
         transport.slave_end(address)
 
 
+@pytest.mark.parametrize(
+    ("key", "least", "most"),
+    [
+        ("max_connections", 8, 4096),
+        ("max_payload_bytes", 1 << 20, None),
+        ("max_policy_bytes", 1 << 20, None),
+        ("min_free_bytes", 0, None),
+        ("keep_policy_versions", 2, None),
+        ("max_message_bytes", 64 << 10, 1 << 30),
+        ("request_timeout_s", None, 3600),
+        ("lost_after_s", None, 3600),
+    ],
+)
+def test_limits_of_the_section_are_refused_beyond_their_bounds(
+    run_dir: Path, key: str, least: int | None, most: int | None
+) -> None:
+    for value in (least, most):
+        if value is not None:
+            assert getattr(SharedMemoryTransport({key: value}, run_dir).cfg, key) == value
+    for value in (0 if least is None else least - 1, None if most is None else most + 1):
+        if value is not None:
+            with pytest.raises(ConfigError) as caught:
+                SharedMemoryTransport({key: value}, run_dir)
+            assert caught.value.path == f"system.transport.{key}"
+
+
 def test_task_larger_than_a_message_is_refused_where_it_is_sent(served: Served) -> None:
     worker = served.transport.slave_end(served.address)
     worker.join(WorkerInfo("w", "collector"), 5.0)

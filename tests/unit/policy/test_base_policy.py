@@ -17,6 +17,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
 from dingsdk.policy import BasePolicy, DQNPolicy, PolicySection, create_policy
 
+MODEL = {"obs_shape": 3, "action_shape": 2}
 Timestep = namedtuple("Timestep", "obs reward done info")
 
 
@@ -135,7 +136,9 @@ def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) ->
         mode.forward(SampleBatch(batch))
 
     assert caught.value.path == "policy.learn.batch_size"
-    assert caught.value.facts["expected"] > 0
+    assert 1 << 20 < caught.value.facts["expected"] < 1 << 50  # bytes that are free
+    if error is None:
+        assert "allocate" in caught.value.facts["found"]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +224,51 @@ def test_policy_that_only_commands_builds_no_network() -> None:
     assert not hasattr(policy, "net")
 
 
+def test_policies_without_a_seed_differ_and_leave_the_random_state_of_torch() -> None:
+    weights = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        weights.append(Own({}).net.weight.detach())
+        assert torch.equal(torch.get_rng_state(), before)
+
+    assert not torch.equal(*weights)
+
+
+def test_attributes_that_a_policy_has_no_use_for_are_refused() -> None:
+    for policy, key in (
+        (Own({}), "average_over_ranks"),
+        (DQNPolicy({"model": MODEL}, ["learn"]), "colour"),
+        (DQNPolicy({"model": MODEL}, ["collect"]), "learning_rate_factor"),
+        (DQNPolicy({"model": MODEL}, ["collect"]), "learning_rate"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"'{key}' cannot be set"):
+            policy._set_attribute(key, 1.0)
+    for key in ("norms", "learning_rate"):
+        with pytest.raises(NotImplementedError, match=f"no attribute '{key}'"):
+            DQNPolicy({"model": MODEL}, ["collect"]).collect_mode.get_attribute(key)
+
+
+def test_state_that_lacks_a_target_or_an_optimizer_begins_them_anew() -> None:
+    policy = DQNPolicy({"model": MODEL}, seed=0)
+    rng = np.random.default_rng(0)
+    batch = {name: rng.normal(size=(8, 3)).astype(np.float32) for name in ("obs", "next_obs")}
+    batch |= {"action": rng.integers(0, 2, 8), "reward": np.ones(8, np.float32)}
+    batch["discount"] = np.full(8, 0.9, np.float32)
+    policy.learn_mode.forward(SampleBatch(batch))
+    assert policy._optimizer.updates == 1
+    other = DQNPolicy({"model": MODEL}, seed=1).learn_mode.state_dict()
+
+    policy.learn_mode.load_state_dict({"model": other["model"]})
+
+    state = policy.learn_mode.state_dict()
+    for name, tensor in other["model"].items():
+        assert torch.equal(state["model"][name], tensor)
+        assert torch.equal(state["target_model"][name], tensor)
+    assert policy._optimizer.updates == 0
+    assert not state["optimizer"]["exp_avg"].any()
+
+
 def test_wrong_section_is_refused_with_its_path() -> None:
     with pytest.raises(ConfigTypeError) as caught:
         Own({"width": 0})
@@ -255,6 +303,28 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CXX", "my-compiler")
     with pytest.raises(ConfigError, match="neither my-compiler nor clang"):
         Own({"compile": True})
+
+
+def test_compiling_takes_every_way_through_the_networks(monkeypatch, tmp_path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.touch(0o700)  # one of the two that are looked for
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    compiled: list[tuple[Any, str]] = []
+    monkeypatch.setattr(
+        torch, "compile", lambda way: compiled.append((way.__self__, way.__name__)) or way
+    )
+    model = {"obs_shape": 3, "action_shape": 2}
+    recurrent = {**model, "recurrent": "gru"}
+
+    policy: Any = create_policy({"type": "ppo", "model": recurrent, "compile": True}, seed=0)
+
+    ways = {(id(network), name) for network, name in compiled}
+    networks = (policy._network, policy._acting_network)
+    assert ways == {(id(each), name) for each in networks for name in ("forward", "unroll")}
+    compiled.clear()
+    create_policy({"type": "dqn", "model": model, "compile": False}, seed=0)
+    assert compiled == []
 
 
 COMPILED = """
