@@ -6,12 +6,15 @@ import fcntl
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from dingsdk_shared_memory.data_store import SharedDataStore, encode_payload
 from dingsdk_shared_memory.run_memory import (
     OWNER,
     ROOT,
@@ -20,8 +23,10 @@ from dingsdk_shared_memory.run_memory import (
     remove,
     remove_stale,
 )
+from dingsdk_shared_memory.segments import Segments
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
+from dingsdk import SampleBatch
 from dingsdk.data import PrivateDir, encode_json
 from dingsdk.errors import (
     ConfigError,
@@ -414,6 +419,48 @@ def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> N
     # What is copied out always has a digest of all bytes.
     head = "xxh3-128" if rows == 8 else "head"
     assert found == {"head": head, "xxh3-128": "xxh3-128", "sha256": "sha256"}
+
+
+@pytest.mark.parametrize(("size", "kind"), [(16383, "xxh3-128"), (16384, "head")])
+def test_what_fits_into_a_segment_has_a_digest_of_all_bytes(
+    transport: SharedMemoryTransport, size: int, kind: str
+) -> None:
+    info = transport.data_store().put("a", SampleBatch({"x": np.zeros(size, np.uint8)}))
+    assert info is not None
+    assert info.digest.startswith(f"{kind}:")
+
+
+def test_payload_just_as_large_as_readers_take_is_stored_and_a_larger_one_is_not(
+    tmp_path: Path,
+) -> None:
+    batch = a_batch()
+    size = encode_payload(batch, "sha256", 1 << 20)[1].size_bytes
+    for most in (size, size - 1):
+        store = SharedDataStore(
+            Segments(PrivateDir(tmp_path / str(most))),
+            max_payload_bytes=most,
+            algorithm="sha256",
+        )
+        if most == size:
+            store.put("a", batch)
+            assert store.get("a", 0.0) == batch
+        else:
+            with pytest.raises(ConfigError, match=f"{size} bytes; at most {most}") as caught:
+                store.put("a", batch)
+            assert caught.value.path == "policy.collect.n_sample"
+            assert len(store) == 0
+        store.close()
+
+
+def test_folder_that_another_process_lets_go_in_time_is_used(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shm"
+    RunMemory(path, run_dir).close()
+    with (path / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        release = threading.Timer(0.03, fcntl.flock, (file, fcntl.LOCK_UN))
+        release.start()
+        RunMemory(path, run_dir).close()
+        release.join()
 
 
 @pytest.fixture
