@@ -171,6 +171,36 @@ def test_actions_that_a_config_describes_wrongly_are_refused(
         PPOPolicy({"model": {"obs_shape": 3, **model}})
 
 
+def test_shape_of_observations_is_checked_before_a_network_is_made() -> None:
+    with pytest.raises(ConfigError, match="obs_shape is 'Box"):
+        PPOPolicy({"model": {"obs_shape": "Box(3)"}}, ["command"])
+    assert PPOPolicy({"model": {"action_shape": [2]}}, ["command"]).section.model.action_count == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "expected"),
+    [
+        ({"action_low": [0.0, 0.0, 0.0]}, "policy.model.action_low", 2),
+        ({"action_high": None}, "policy.model.action_high", 2),
+        ({"action_low": [3.0, 0.0]}, "policy.model.action_low", [3.0, 0.5]),
+    ],
+)
+def test_bounds_that_fit_no_action_are_refused_with_their_path(
+    model: dict[str, Any], path: str, expected: Any
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gaussian(**model)
+    assert caught.value.path == path
+    assert caught.value.facts["expected"] == expected
+    assert caught.value.facts["found"] == next(iter(model.values()))
+
+
+def test_several_numbers_may_be_described_by_one() -> None:
+    cfg = {"action_space": "multi_discrete", "action_shape": 3}
+    found = make_distribution(PPOPolicy({"model": cfg}, ["command"]).section.model)
+    assert found.mode(np.array([[0.0, 2.0, 1.0]], np.float32)).tolist() == [[1]]
+
+
 def test_observations_of_more_dimensions_are_refused_by_what_they_are() -> None:
     images = spaces.Box(0, 255, (3, 8, 8), np.uint8)
     with pytest.raises(ConfigError, match="a Box of one dimension") as caught:

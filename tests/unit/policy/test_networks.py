@@ -10,8 +10,16 @@ from safetensors.torch import load, save
 from torch import nn
 
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.policy.encoders import MLP
-from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
+from dingsdk.policy.distributions import Categorical
+from dingsdk.policy.encoders import MLP, make_encoder
+from dingsdk.policy.networks import (
+    ActorCritic,
+    QNetwork,
+    RecurrentActorCritic,
+    RecurrentQNetwork,
+    flatten_parameters,
+    frozen,
+)
 from dingsdk.policy.weights import load_state
 
 
@@ -63,6 +71,46 @@ def test_network_without_hidden_layers_is_linear() -> None:
 
     assert list(network.state_dict()) == ["head.weight", "head.bias"]
     torch.testing.assert_close(network(torch.zeros(1, 3)), network.head.bias[None])
+
+
+def test_hidden_layers_have_64_units_where_nothing_is_said() -> None:
+    def shapes(network: nn.Module) -> list[list[int]]:
+        return [list(each.shape) for name, each in network.named_parameters() if "weight" in name]
+
+    actions = Categorical([2], is_scalar=True)
+    assert shapes(make_encoder(3)) == [[64, 3], [64, 64]]
+    assert shapes(QNetwork(3, 2)) == [[64, 3], [64, 64], [2, 64]]
+    assert shapes(ActorCritic(3, actions)) == [
+        *([64, 3], [64, 64], [2, 64]),
+        *([64, 3], [64, 64], [1, 64]),
+    ]
+    recurrent = RecurrentQNetwork(3, 2)
+    assert recurrent.state_size == 2 * 64
+    assert shapes(recurrent) == [[64, 3], [64, 64], [4 * 64, 64], [4 * 64, 64], [2, 64]]
+    assert QNetwork(3, 2).value is None
+    assert recurrent.heads.value is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "image", "gru"])
+def test_weights_of_actor_and_critic_begin_orthogonal_with_their_gains(kind: str) -> None:
+    actions = Categorical([3, 2], is_scalar=False)
+    if kind == "gru":
+        network: nn.Module = RecurrentActorCritic(4, actions, [8], "gru", 6)
+    else:
+        network = ActorCritic([6, 6, 3] if kind == "image" else 4, actions, [8])
+    heads = network.actor.layers[-1], network.critic.layers[-1]
+    gains = dict(zip(map(id, heads), (0.01, 1.0), strict=True))
+    layers = [each for each in network.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
+
+    for layer in layers:
+        assert not layer.bias.any()
+        rows = layer.weight.detach().flatten(1)
+        rows = rows if rows.shape[0] <= rows.shape[1] else rows.T
+        gain = gains.get(id(layer), 2**0.5)
+        torch.testing.assert_close(
+            rows @ rows.T, gain**2 * torch.eye(len(rows)), rtol=1e-4, atol=1e-5 * gain**2
+        )
+    assert {id(layer) for layer in layers} > gains.keys()
 
 
 def test_flat_vector_is_the_memory_of_all_parameters() -> None:

@@ -173,6 +173,16 @@ def test_gradient_is_clipped_to_its_norm() -> None:
     assert max(steps[half:]) == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_step_is_halved_where_the_gradient_is_one_of_100_000() -> None:
+    policy = make(learn={"learning_rate": 0.25})
+    before = policy._optimizer.flat.clone()
+
+    policy._optimizer.step(torch.full_like(before, 1e-5))
+
+    # learning_rate * gradient / (|gradient| + eps)
+    torch.testing.assert_close(before - policy._optimizer.flat, torch.full_like(before, 0.125))
+
+
 def test_training_moves_towards_the_better_action() -> None:
     policy = make(learn={"learning_rate": 0.01, "entropy_weight": 0.0})
     obs = np.zeros((64, 3), np.float32)
