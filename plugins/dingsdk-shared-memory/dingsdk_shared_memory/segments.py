@@ -478,7 +478,7 @@ class Segments:
         for name in segment.ids:
             found = self._index.get(name)
             if found is not None and found[0] is segment:
-                pass
+                del self._index[name]
 
     # Writers.
 

@@ -154,7 +154,7 @@ class Run:
             while self._rows and self._rows[-1]["elapsed_s"] >= elapsed_s:
                 self._rows.pop()
             self._rows.append(row)
-        self._offset = max(self._offset, end)
+        self._offset = end
 
 
 def _thinned(rows: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:

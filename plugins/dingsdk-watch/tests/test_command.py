@@ -93,10 +93,17 @@ def wait_until_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    ("number", "flags"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGINT, ["--until-closed"]),
+        pytest.param(signal.SIGTERM, [], marks=pytest.mark.slow),
+    ],
 )
-def test_watch_serves_until_it_is_told_to_end(start: Start, run_folder: Path, number: int) -> None:
-    process = start("watch", run_folder)
+def test_watch_serves_until_it_is_told_to_end(
+    start: Start, run_folder: Path, number: int, flags: list[str]
+) -> None:
+    process = start("watch", *flags, run_folder, stdin=subprocess.PIPE)
     port, token = address_of(process)
     assert (ask(port, token), ask(port, "wrong")) == (200, 401)
 

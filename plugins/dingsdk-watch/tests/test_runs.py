@@ -104,6 +104,15 @@ def test_lines_that_are_added_are_read_once_they_are_whole(run_folder: Path) -> 
     assert run.curves()["env_steps"] == [0, 100, 200, 300]
 
 
+def test_lines_that_were_read_are_not_read_again(run_folder: Path) -> None:
+    run, path = Run(run_folder), run_folder / "progress.jsonl"
+    assert run.curves()["env_steps"] == [0, 100, 200]
+    content = path.read_text()
+    for added, steps in (("", []), ('{"elapsed_s": 3.0, "env_steps": 300}\n', [300])):
+        path.write_text(content.replace('"env_steps": 100', '"env_steps": 999') + added)
+        assert run.curves()["env_steps"] == [0, 100, 200, *steps]
+
+
 def test_resumed_run_replaces_what_it_does_again(run_folder: Path) -> None:
     run = Run(run_folder)
     run.curves()
@@ -146,6 +155,18 @@ def test_logs_are_listed_newest_first_and_tailed_from_a_whole_line(run_folder: P
     assert tail is not None
     assert tail.startswith("line\n")
     assert TAIL_BYTES - 10 < len(tail) <= TAIL_BYTES
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_log_that_is_longer_than_the_page_shows_is_cut_at_a_line(
+    run_folder: Path, more: int
+) -> None:
+    line, rest = "first\n", "x" * (TAIL_BYTES - 6 + more)
+    (run_folder / "log" / "learner" / "learner_logger.txt").write_text(line + rest)
+
+    tail = Run(run_folder).tail("learner/learner_logger.txt")
+
+    assert tail == (rest if more else line + rest)
 
 
 def test_nothing_outside_the_run_folder_is_read(run_folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,16 @@ from dingsdk.errors import InsecureBindError, PortInUseError
 from .run_folders import ask, write_run
 
 Serve = Callable[..., Server]
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 PATHS = ("/", "/page.js", "/page.css", "/status.json", "/curves.json", "/log.json", "/metrics")
 
 
@@ -210,6 +221,14 @@ def test_log_gives_the_newest_or_the_one_that_is_named(
         assert ask(server, f"/log.json{path}").status == 404
 
 
+def test_run_without_logs_has_an_empty_one(serve: Serve, run_folder: Path) -> None:
+    shutil.rmtree(run_folder / "log")
+    server = serve(run_folder)
+
+    assert ask(server, "/log.json").json == {"format": 1, "logs": [], "name": "", "text": ""}
+    assert ask(server, "/curves.json").json["format"] == 1
+
+
 LABELS = ("run", "event", "reason", "worker", "role", "kind", "name")
 
 
@@ -308,8 +327,9 @@ def test_reading_changes_nothing_in_the_run_folder(serve: Serve, run_folder: Pat
 def test_port_in_use_is_named(serve: Serve, run_folder: Path) -> None:
     port = serve(run_folder).port
 
-    with pytest.raises(PortInUseError, match=str(port)):
+    with pytest.raises(PortInUseError, match=str(port)) as caught:
         serve(run_folder, port=port)
+    assert caught.value.facts["address"] == f"127.0.0.1:{port}"
 
 
 def test_listening_beyond_this_machine_needs_a_name() -> None:
@@ -321,6 +341,36 @@ def test_listening_beyond_this_machine_needs_a_name() -> None:
     assert "127.0.0.1" not in allowed_hosts("::", ["box.lan"])
     assert "[::1]" in allowed_hosts("::1", [])
     assert "127.0.0.2" in allowed_hosts("127.0.0.2", [])
+
+
+def test_address_names_the_first_host_by_which_it_may_be_asked(
+    serve: Serve, run_folder: Path
+) -> None:
+    own = serve(run_folder)
+    named = serve(run_folder, allow_hosts=["box.lan", "other.lan"], token="a" * 16)
+
+    assert own.url == f"http://127.0.0.1:{own.port}/?token={own.token}"
+    assert named.url == f"http://box.lan:{named.port}/?token={'a' * 16}"
+    assert ask(named, "/metrics", Host=f"other.lan:{named.port}").status == 200
+    assert own._thread.daemon  # a program that forgets to close it may end
+
+
+def test_server_that_was_never_started_lets_go_of_its_port(run_folder: Path) -> None:
+    server = Server([Run(run_folder)])
+    for _ in range(2):
+        server.close()
+    with Server([Run(run_folder)], port=server.port) as other:
+        assert ask(other, "/metrics").status == 200
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+def test_address_of_ipv6_is_listened_on(serve: Serve, run_folder: Path) -> None:
+    server = serve(run_folder, host="::1")
+
+    with socket.create_connection(("::1", server.port), timeout=10) as connection:
+        head = f"Host: [::1]:{server.port}\r\nAuthorization: Bearer {server.token}\r\n"
+        connection.sendall(f"GET /metrics HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode())
+        assert connection.recv(64).split()[1] == b"200"
 
 
 def test_closing_twice_and_answers_after_it(run_folder: Path, serve: Serve) -> None:
