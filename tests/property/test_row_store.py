@@ -282,6 +282,29 @@ def test_rows_are_not_moved_while_little_memory_would_be_given_back() -> None:
     assert (store.rows, store.ring_rows) == (59_400, before)
 
 
+def test_rows_stay_where_they_are_while_the_ring_is_as_short_as_it_may_be() -> None:
+    store = RowStore(8, {}, lambda *name: SampleBatch({"value": np.arange(4)}), LEAST)
+    store.announce({"p": 0, "q": 1})
+    store.gather(np.asarray([0, 1]), np.asarray([3, 3]))
+    storage = store._storage
+    store.drop(np.asarray([0]))
+    assert store._storage is storage
+    assert (store.rows, store.ring_rows) == (4, LEAST)
+
+
+def test_storage_that_another_takes_the_place_of_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, closed = RowStore(8, {}, hundreds, LEAST), list[Any]()
+    store.announce({str(number): number for number in range(10)})
+    first = store._storage
+    monkeypatch.setattr(type(first), "close", lambda storage: closed.append(storage))
+    store.gather(np.arange(10), np.arange(10))  # more than was reserved
+    second = store._storage
+    store.drop(np.arange(9))
+    store.close()
+    assert [id(each) for each in closed] == [id(each) for each in (first, second, store._storage)]
+    assert len(set(map(id, closed))) == 3
+
+
 @pytest.mark.parametrize("number", [1023, 1024, 5000])
 def test_payloads_of_any_number_are_held(number: int) -> None:
     store = RowStore(8, {}, lambda *name: SampleBatch({"value": np.arange(4)}), LEAST)
