@@ -7,6 +7,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ class Site:
         self.scheduler = scheduler or ThreadScheduler()
         self.asked: list[tuple[str, float]] = []
         """Kinds of the requests, and seconds until their deadlines."""
+        self.closes = 0
         self.wait_s: list[float] = []
         """Seconds that the master was asked to wait for a task."""
         self.replies: deque[Answer] = deque()
@@ -120,6 +122,7 @@ class Site:
 
     def close(self) -> None:
         """Of a link; there is nothing to close."""
+        self.closes += 1
 
     def join(self) -> None:
         self.end.join(WorkerInfo("w0", "collector"), 20.0)
@@ -187,13 +190,17 @@ def test_master_that_is_silent_is_lost_and_all_later_calls_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost_after_s", "join_s", "wait_s", "turn_s", "renew_s"),
-    [(60.0, 10.0, 20.0, 22.0, 10.0), (3.0, 1.5, 1.0, 2.0, 1.5)],
+    ("limits", "join_s", "wait_s", "turn_s", "renew_s"),
+    [
+        ({}, 7.5, 5.0, 7.0, 7.5),
+        ({"lost_after_s": 60.0}, 10.0, 20.0, 22.0, 10.0),
+        ({"lost_after_s": 3.0}, 1.5, 1.0, 2.0, 1.5),
+    ],
 )
 def test_one_answer_is_waited_for_for_less_than_makes_a_silence(
-    lost_after_s: float, join_s: float, wait_s: float, turn_s: float, renew_s: float
+    limits: dict[str, float], join_s: float, wait_s: float, turn_s: float, renew_s: float
 ) -> None:
-    site = Site(SetClock(), lost_after_s=lost_after_s)
+    site = Site(SetClock(), **limits)
     site.end.join(WorkerInfo("w0", "collector"), 0.25)
     site.join()
     site.handler.send("w0", 2, TaskMessage("t0", {}))
@@ -221,6 +228,44 @@ def test_close_takes_no_longer_to_leave_than_it_may() -> None:
     for _ in range(2):
         site.end.close(0.25)
     assert [each for each in site.asked if each[0] == "leave"] == [("leave", 0.25)]
+    assert site.closes == 2  # it has two connections
+    site.handler.close()
+
+
+@pytest.mark.parametrize(("limit", "join_s"), [((), 5.0), ((0.05,), 0.1)])
+def test_close_waits_for_the_sender_of_answers_until_its_deadline(
+    limit: tuple[float, ...], join_s: float
+) -> None:
+    site, waited = Site(SetClock()), list[float]()
+    site.join()
+    sender: Any = site.end._sender
+    site.end._sender = SimpleNamespace(join=waited.append)  # type: ignore[assignment]
+    site.end.close(*limit)
+    assert waited == [join_s]
+    assert sender.join(20.0)
+    site.handler.close()
+
+
+def test_end_of_a_worker_that_asks_nothing_asks_whether_its_master_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.comm.requests.slave_end.PRESENCE_S", 0.02)
+    site = Site()
+    site.join()
+    assert site.on_answers.wait(20.0)
+    site.end.close()
+    site.handler.close()
+
+
+def test_join_is_tried_until_its_deadline() -> None:
+    site = Site(SetClock())
+    site.is_silent = True
+    with pytest.raises(WorkerLostError, match=r"no master at here within 2\.0 s: silent") as caught:
+        site.end.join(WorkerInfo("w0", "collector"), 2.0)
+    assert caught.value.facts["worker_id"] == "w0"
+    assert site.asked == [("join", 2.0), ("join", 1.0)]
+    site.end.close()
+    assert [kind for kind, _ in site.asked] == ["join", "join"]  # it has nothing to leave
     site.handler.close()
 
 
