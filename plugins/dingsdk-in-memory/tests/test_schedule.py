@@ -78,10 +78,9 @@ def run(scheduler: GreenletScheduler, busy_s: float) -> list[tuple[str, float]]:
 
 
 def test_replayed_jobs_have_the_turns_and_times_of_the_recorded_ones(tmp_path: Path) -> None:
-    path = tmp_path / "schedule.bin"
+    path, began = tmp_path / "schedule.bin", time.monotonic()
     recorder, replayer = GreenletScheduler(), GreenletScheduler()
     recorder.record(path)
-    began = time.monotonic()
     told = run(recorder, busy_s=0.002)
     assert 0.0 < told[-1][1] <= time.monotonic() - began
     done = replayer.replay(path)
