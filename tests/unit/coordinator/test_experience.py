@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConflictError, ProtocolError, SamplesLostError
+from dingsdk.errors import ConflictError, ProtocolError, SamplesLostError, SchemaMismatchError
+from dingsdk.worker.coordinator import experience as experiences
 from dingsdk.worker.coordinator.experience import (
     REDRAWS,
     Experience,
@@ -104,6 +105,89 @@ def test_rows_of_deleted_payloads_are_no_reason_to_free_others() -> None:
     assert {number: rows.tolist() for number, rows in ledger.free_rows().items()} == {
         2: list(range(10, 20))
     }
+
+
+def evict(ledger: PayloadLedger, number: int, *rows: int) -> None:
+    ledger.evict(np.full(len(rows), number), np.array(rows), "overwritten")
+
+
+def test_rows_are_freed_where_they_are_more_than_a_tenth_of_all_and_of_their_payload() -> None:
+    ledger = PayloadLedger()
+    for name, rows in (("large", 110), ("small", 110)):
+        ledger.add(name, rows)
+    evict(ledger, 0, *range(10))
+    evict(ledger, 1, *range(10))
+    assert ledger.free_rows() == {}, "20 rows more than 200"
+    evict(ledger, 1, 10)
+    assert {number: len(rows) for number, rows in ledger.free_rows().items()} == {1: 99}
+    kept = ledger.kept_rows(1)
+    assert kept is not None
+    assert (ledger.kept_rows(0), kept.tolist()) == (None, list(range(11, 110)))
+
+
+def test_rows_that_were_freed_count_no_more() -> None:
+    ledger = PayloadLedger()
+    for name, rows in (("large", 300), ("small", 40)):
+        ledger.add(name, rows)
+    evict(ledger, 1, *range(31))
+    assert [rows.tolist() for rows in ledger.free_rows().values()] == [list(range(31, 40))]
+    evict(ledger, 1, 31)
+    assert ledger.free_rows() == {}, "1 row more than 308"
+    ledger.check(308)
+
+
+def test_ledger_goes_on_from_its_saved_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiences, "RETIRED_SAVED", 2)
+    ledger = PayloadLedger()
+    for number, name in enumerate(("a", "b", "c")):
+        ledger.add(name, 1, f"digest of {name}")
+        evict(ledger, number, 0)
+    ledger.take_garbage()
+    for name, rows in (("garbage", 2), ("part", 60), ("whole", 40)):
+        ledger.add(name, rows)
+    evict(ledger, 3, 0, 1)
+    evict(ledger, 4, *range(10))
+    other = PayloadLedger()
+
+    other.load_state_dict(ledger.state_dict())
+
+    assert [other.knows(name) for name in ("a", "b", "c", "part")] == [False, True, True, True]
+    with pytest.raises(ConflictError):
+        other.add("b", 1, "another digest")
+    other.check(90)
+    assert (other.acked_rows, other.evicted_rows) == (105, {"overwritten": 15})
+    assert other.take_garbage() == {3: "garbage"}
+    assert list(other.free_rows()) == [4], "10 rows more than 90"
+    assert other.add("new", 1) == 6
+
+
+def test_learner_is_told_the_digests_of_new_payloads(experience: Experience) -> None:
+    meta = {"rows": ROWS, "policy_iter": 0}
+    experience.push({"data_id": "a", "digest": "d1", **meta}, 0)
+    experience.push({"data_id": "b", **meta}, 0)
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    lease = experience.lease(state, 2 * ROWS, 4, 0)
+    assert lease is not None
+    assert lease["payloads"] == {"a": 0, "b": 1}
+    assert lease["digests"] == {"a": "d1"}
+    again = experience.lease(state, 2 * ROWS, 1, 0)
+    assert again is not None
+    assert (again["payloads"], again["digests"]) == ({}, {})
+
+
+def test_payload_that_the_buffer_refuses_may_come_again() -> None:
+    experience = Experience(Curious({"replay_buffer_size": 40}))
+    meta: dict[str, Any] = {"rows": ROWS, "policy_iter": 0}
+    good, bad = {"reward": np.ones(ROWS)}, {"reward": np.ones((ROWS, 2))}
+    assert experience.push({**meta, "data_id": "a", "columns": good}, 0)
+    with pytest.raises(SchemaMismatchError):
+        experience.push({**meta, "data_id": "b", "columns": bad}, 0)
+    experience.check()
+    assert not experience.ledger.knows("b")
+    assert experience.push({**meta, "data_id": "b", "columns": good}, 0)
+    assert experience.ledger.numbers == {"a": 0, "b": 1}
+    assert experience.counts().acknowledged == 2 * ROWS
+    experience.check()
 
 
 def test_payload_is_entered_once_and_another_content_under_its_id_is_refused() -> None:
