@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import ConflictError, ProtocolError, SamplesLostError, SchemaMismatchError
+from dingsdk.errors import (
+    BufferFullError,
+    ConflictError,
+    ProtocolError,
+    SamplesLostError,
+    SchemaMismatchError,
+)
 from dingsdk.worker.coordinator import experience as experiences
 from dingsdk.worker.coordinator.experience import (
     REDRAWS,
@@ -53,6 +59,35 @@ def test_payloads_that_are_gone_are_leased_no_more(experience: Experience) -> No
         assert batch is not None, f"a tenth can be read, and {REDRAWS} draws found no batch of it"
         assert batch <= set(names[45:])
     experience.check()
+
+
+def test_learner_waits_where_hardly_a_payload_can_be_read(experience: Experience) -> None:
+    names = [f"p{n}" for n in range(100)]
+    push(experience, *names)
+    experience.give_up_missing(names[1:])
+    assert leased(experience, 16) is None, f"in {REDRAWS} draws some five rows of 16"
+
+
+class Clocked(NaiveReplayBuffer):
+    """Admits rows, and refuses them a moment later."""
+
+    def push(self, data: Any, cur_collector_envstep: int) -> None:
+        raise BufferFullError("too soon", rows=len(data), waited_s=0.0)
+
+
+def test_payload_that_was_admitted_a_moment_ago_is_taken_all_the_same() -> None:
+    experience = Experience(Clocked({"replay_buffer_size": 40}))
+    push(experience, "a", "b")
+    assert experience.buffer.count() == 2 * ROWS
+    assert leased(experience, 2 * ROWS) == {"a", "b"}
+    experience.check()
+
+
+def test_payload_that_is_announced_again_adds_nothing(experience: Experience) -> None:
+    push(experience, "a")
+    assert not experience.push({"data_id": "a", "rows": ROWS, "policy_iter": 0}, 0)
+    assert experience.count_rows() == ROWS
+    assert (experience.collects, experience.is_in_collect) == (0, False), "trained at any time"
 
 
 def test_buffer_of_nothing_but_lost_payloads_makes_room_at_once(experience: Experience) -> None:
@@ -292,6 +327,28 @@ def test_batches_that_are_still_to_come_stay_leased(experience: Experience) -> N
     assert experience.trained_rows == 28
     assert not experience.settle(state)
     experience.check()
+
+
+def test_learner_that_has_begun_no_batch_keeps_all_that_it_has(experience: Experience) -> None:
+    push(experience, "a", "b")
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    experience.lease(state, 6, 2, 10)
+    assert not experience.settle(state, {**learned(10), "batches_left": 2})
+    assert experience.trained_rows == 0
+    assert experience.settle(state, learned(12))
+    assert experience.trained_rows == 12
+
+
+def test_learner_is_told_once_which_rows_it_may_free(experience: Experience) -> None:
+    push(experience, "a", "b")
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    state.kept = {1: np.array([0, 2])}
+    found = [experience.lease(state, 2, 1, 0) for _ in range(2)]
+    told = [{} if each is None else dict(each["kept"]) for each in found]
+    assert [{key: rows.tolist() for key, rows in each.items()} for each in told] == [
+        {1: [0, 2]},
+        {},
+    ]
 
 
 def test_leases_that_do_not_match_the_ledger_are_named(experience: Experience) -> None:
