@@ -351,6 +351,39 @@ def test_learner_is_told_once_which_rows_it_may_free(experience: Experience) -> 
     ]
 
 
+def test_learner_that_comes_back_is_told_what_it_may_free_of_what_it_knows(
+    experience: Experience,
+) -> None:
+    push(experience, "a", "b")
+    evict(experience.ledger, 0, 0, 1, 2)
+    experience.ledger.free_rows()
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    experience.rejoin(state, [0, 9, 8])
+    assert (state.announced, state.dropped) == ({0}, [8, 9])
+    assert {number: rows.tolist() for number, rows in state.kept.items()} == {0: [3]}
+    evict(experience.ledger, 0, 3)
+    assert experience.take_garbage([state]) == ["a"]
+    assert (state.announced, state.dropped, state.kept) == (set(), [8, 9, 0], {})
+
+
+class Listening(NaiveReplayBuffer):
+    """Remembers the priorities that it is told."""
+
+    told: Any = None
+
+    def update(self, info: Any) -> None:
+        self.told = info
+
+
+def test_priorities_that_a_learner_found_are_for_the_buffer() -> None:
+    experience = Experience(buffer := Listening({"replay_buffer_size": 40}))
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    experience.settle(state, {**learned(1), "priority_info": {}})
+    assert buffer.told is None
+    experience.settle(state, {**learned(2), "priority_info": {"priority": [0.5]}})
+    assert buffer.told == {"priority": [0.5]}
+
+
 def test_leases_that_do_not_match_the_ledger_are_named(experience: Experience) -> None:
     push(experience, "a")
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
