@@ -58,6 +58,11 @@ def test_payloads_that_are_gone_are_leased_no_more(experience: Experience) -> No
         batch = leased(experience, 16)
         assert batch is not None, f"a tenth can be read, and {REDRAWS} draws found no batch of it"
         assert batch <= set(names[45:])
+        state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+        found = experience.lease(state, 15, 1, 0)
+        assert found is not None
+        assert len(found["batches"][0]["payload"]) == 15, "what was drawn beyond is left out"
+        experience.settle(state)
     experience.check()
 
 
@@ -394,6 +399,24 @@ def test_leases_that_do_not_match_the_ledger_are_named(experience: Experience) -
         experience.check()
 
 
+def test_experience_goes_on_with_its_leases_and_lost_payloads() -> None:
+    cfg = metadata_config({"type": "naive", "replay_buffer_size": 400, "seed": 7})
+    old, new = (Experience(create_buffer(cfg, exp_name="run")) for _ in range(2))
+    push(old, "a", "b")
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    old.lease(state, 6, 1, 0)
+    old.settle(state, learned(1, 0))
+    old.lease(state, 3, 2, 1)
+    new.load_state_dict(old.state_dict())
+    assert new.readable() == ["b"]
+    with pytest.raises(SamplesLostError, match="have leases"):
+        new.check(["other"])
+    new.check(["task"])
+    assert new.settle(state, learned(3))
+    assert new.trained_rows == 6
+    new.check([])
+
+
 def test_padded_step_names_a_row_of_its_own_sequence() -> None:
     mask = np.array([[True, False], [False, True]])
     columns = {"payload": np.array([[3, 4], [9, 5]]), "row": np.array([[0, 1], [8, 2]])}
@@ -413,6 +436,9 @@ def test_leases_of_episodes_name_the_length_of_each() -> None:
     for name, count in zip("abcd", rows, strict=True):
         assert experience.push({"data_id": name, "rows": count, "policy_iter": 0}, 0)
     assert experience.ledger.evicted_rows == {"overwritten": 2}
+    assert (experience.count_rows(), experience.counts().live) == (12, 12)
+    assert experience.can_push(10**6), "an episode takes one place, however long it is"
+    experience.check()
     experience.give_up_missing(["b"])
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
 

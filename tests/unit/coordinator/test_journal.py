@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import struct
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +111,32 @@ def test_flipped_byte_before_the_last_record_is_refused_with_file_and_place(tmp_
             recovered(folder)
         assert caught.value.path == str(folder / path.name)
         assert caught.value.offset == starts[np.searchsorted(starts, place, "right") - 1]
+
+
+def test_damaged_head_at_the_end_of_the_file_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    damaged = bytearray(path.read_bytes())
+    at = len(damaged) - len(encode_fact(FACTS[-1]))
+    del damaged[at + 12 :]  # its content was not written
+    damaged[at] ^= 0x10
+    path.write_bytes(damaged)
+    with pytest.raises(CheckpointCorruptError) as caught:
+        recovered(tmp_path)
+    assert caught.value.offset == at
+
+
+def test_journal_holds_arrays_of_numbers_alone(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="holds no ndarray"):
+        encode_fact(Pushed("b", "p0", 1, 0, 0, columns={"x": np.array(["a"])}))
+    numbers = encode_fact(Pushed("b", "p0", 1, 0, 0, columns={"x": np.zeros(1, np.float32)}))
+    content = numbers[12:].replace(b"<f4", b"<U1")
+    head = struct.pack("<II", len(content), zlib.crc32(content))
+    record = head + struct.pack("<I", zlib.crc32(head)) + content
+    path = written(tmp_path, [])
+    path.write_bytes(path.read_bytes() + record)
+    with pytest.raises(CheckpointCorruptError, match="damaged at byte") as caught:
+        recovered(tmp_path)
+    assert caught.value.path == str(path)
 
 
 def test_unwritten_end_after_a_power_cut_is_dropped(tmp_path: Path) -> None:

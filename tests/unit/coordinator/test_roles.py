@@ -146,6 +146,9 @@ class Control:
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
         self._note("info", info["learner_step"])
 
+    def deal_with_learner_known(self, state: TaskState, known: Any) -> None:
+        self._note("known", known)
+
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         return info["learner_step"] in self.done_at
 
@@ -460,6 +463,84 @@ def test_buffer_that_refuses_is_asked_again() -> None:
     assert len(control.of("get_data")) == 3
     assert pauses.count(REFUSED_PAUSE_S) == 2
     assert control.of("info") == [1]
+
+
+def go_on_as_learner(control: Control) -> None:
+    LearnerRole({}, RUN_CFG).go_on(control, TaskState("t", "learner", TASK))
+
+
+def test_learner_of_an_earlier_coordinator_goes_on_with_what_it_has_trained() -> None:
+    control = Control({"known": [3, 4], **learned(5)}, DEMAND, learned(6))
+    control.data, control.done_at = [{"batches": ["next"]}], {6}
+    go_on_as_learner(control)
+    assert control.messages[0] == {"name": "learner_go_on_task", "task_id": "t"}
+    assert control.names()[1:] == [
+        "learner_get_data_task", "learner_learn_task", "learner_close_task",
+    ]  # fmt: skip
+    assert control.timeouts[:2] == ["learn_timeout_s", "answer_timeout_s"]
+    assert [call[0] for call in control.calls[:3]] == ["started", "known", "info"]
+    assert control.of("known") == [[3, 4]]
+    assert control.of("info") == [5, 6]
+
+
+def test_learner_of_an_earlier_coordinator_that_has_ended_is_closed() -> None:
+    control = Control({"known": [], **learned(5)})
+    control.done_at = {5}
+    go_on_as_learner(control)
+    assert control.names() == ["learner_go_on_task", "learner_close_task"]
+    assert control.of("finish") == [("learner_close_task", True)]
+
+
+def test_learner_that_did_nothing_of_its_last_lease_gets_another_one() -> None:
+    control = Control({"known": [], "info": None}, DEMAND, learned(6))
+    control.data, control.done_at = [{"batches": ["again"]}], {6}
+    go_on_as_learner(control)
+    assert [call[0] for call in control.calls[:3]] == ["started", "known", "end_leases"]
+    assert control.of("info") == [6]
+
+
+@pytest.mark.parametrize("is_evaluation", [False, True])
+def test_collector_of_an_earlier_coordinator_goes_on_with_what_it_may_take(
+    is_evaluation: bool,
+) -> None:
+    answer = {"admitted_steps": 8, "delivered_steps": 3, "policy_iter": 5}
+    control = Control(answer, reports(has_ended=True))
+    experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
+    state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": is_evaluation}})
+    found: list[Any] = []
+    control.on_call = lambda name: found.append(experience.admission.has_outstanding("t"))
+    CollectorRole({}, RUN_CFG).go_on(control, state)
+    assert control.messages[0] == {"name": "collector_go_on_task", "task_id": "t"}
+    assert [call[0] for call in control.calls] == ["started", "collecting", "storage", "finish"]
+    assert found == [False, *[not is_evaluation] * 3]
+    experience.admission.report("t", 7, None)
+    assert experience.admission.has_outstanding("t") is not is_evaluation
+    experience.admission.report("t", 8, None)
+    assert not experience.admission.has_outstanding("t")
+
+
+def test_collector_of_no_buffer_is_told_of_no_columns() -> None:
+    control = Control(reports(has_ended=True))
+    control.experience = None
+    drive_collector(control)
+    assert control.messages[0]["task_info"] == TASK
+
+
+def test_task_is_tried_again_with_other_episodes_or_from_a_checkpoint() -> None:
+    collector, cfg = CollectorRole({}, RUN_CFG), {"seed": 7, "eval_flag": False}
+
+    def retried(attempt: int, **own: Any) -> dict[str, Any]:
+        task = {**TASK, "collector_cfg": {**cfg, **own}}
+        found = collector.retried(TaskState("t", "collector", task, attempt=attempt))
+        return dict(found["collector_cfg"])
+
+    seeds = {retried(attempt)["seed"] for attempt in (1, 2)}
+    assert len(seeds | {7}) == 3
+    assert retried(1) == retried(1)
+    assert retried(1, eval_flag=True) == {"seed": 7, "eval_flag": True}
+    assert retried(1, seed=None) == {"seed": None, "eval_flag": False}
+    learner = LearnerRole({}, RUN_CFG)
+    assert learner.retried(TaskState("t", "learner", TASK)) == {**TASK, "resume": True}
 
 
 def test_lost_learner_has_no_result() -> None:
