@@ -291,6 +291,15 @@ def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
     assert experience.can_sample(4)
 
 
+def test_collector_that_may_come_back_is_counted_for_a_step() -> None:
+    admission = Admission(4, 0)
+    admission.expect("gone")
+    assert admission.admit("c", 1, is_training=False) == 2, "of 4, one is there and one may be"
+    admission.forget("gone")
+    admission.report("c", 2, 0)
+    assert admission.admit("c", 1, is_training=False) == 5
+
+
 @pytest.mark.parametrize(
     ("iters", "expected"),
     [

@@ -632,6 +632,77 @@ def test_run_that_waits_for_storage_has_said_so_already() -> None:
     assert site.state.why_quiet() == ""
 
 
+def test_time_in_which_the_coordinator_stood_still_is_no_standstill_of_the_run() -> None:
+    site = Site(quiet_after_s=30.0, storage_timeout_s=40.0)
+    site.state.why_quiet()
+    site.state.outage.note("t", "no space left")
+    site.now += 1000.0
+    site.state.postpone(1000.0)
+    assert site.state.outage.failure() is None
+    site.state.outage.note("t", "")
+    assert site.state.why_quiet() == ""
+    site.now += 30.0
+    assert "no learner has joined" in site.state.why_quiet()
+
+
+def test_episodes_of_ended_collecting_tasks_are_counted(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    for task, episodes in ((collecting(), 3), (EVALUATING, 5), (collecting(), None)):
+        state = site.assigned(**task)
+        count = {} if episodes is None else {"real_episode_count": episodes}
+        site.state.finish_collector(state, {"step_count": 1, **count})
+        site.state.end(state, None)
+    assert site.state.episodes == 3
+
+
+def test_learners_that_are_out_take_the_limit_of_the_run_that_goes_on(site: Site) -> None:
+    site.open_buffer()
+    site.join("l0", "learner")
+    learner_cfg = {"train_iterations": 10, "hook": {}}
+    site.commander.tasks["learner"] += [
+        {"task_id": name, "buffer_id": "b", "learner_cfg": learner_cfg} for name in ("t", "u")
+    ]
+    running = site.assigned("learner")
+    site.join("l1", "learner")
+    site.join("c0")
+    collector = site.assigned(task_id="c", **collecting(), learner_cfg=learner_cfg)
+    site.state.produce("learner")
+    site.state.change_limit({"train_iterations": 50, "hook": {"x": 1}})
+    queued = site.state.assign("learner")
+    assert queued is not None
+    for state in (running, queued):
+        assert state.task["learner_cfg"] == {"train_iterations": 50, "hook": {}}
+    assert collector.task["learner_cfg"] == learner_cfg == {"train_iterations": 10, "hook": {}}
+
+
+def test_worker_that_comes_back_with_its_task_is_busy(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    state.worker = None  # as after the journal of an earlier coordinator was read
+    assert site.state.orphans == [state]
+    info = site.join("c1")
+    assert site.state.adopt("t", state.payload_prefix, info) is state
+    assert site.state.orphans == []
+    assert not site.state.pool.has_idle("collector")
+    assert site.state.adopt("t", state.payload_prefix, info) is None, "it has its worker"
+
+
+def test_pace_of_a_lost_worker_is_not_that_of_the_next_one(site: Site) -> None:
+    site.open_buffer()
+    info = site.join("c0")
+    state = site.assigned(**collecting())
+    site.now += 20.0
+    site.state.note_progress(state, 60)
+    assert site.state.pace.look() == {}
+    assert site.state.pace.paces()["c0"].per_s == 3.0
+    site.state.lose(WorkerInfo("c0", "collector", incarnation=7))
+    assert "c0" in site.state.pace.paces(), "another one of that name"
+    site.state.lose(info)
+    assert site.state.pace.paces() == {}
+
+
 def test_fact_of_a_task_that_nobody_queued_is_refused() -> None:
     with pytest.raises(LookupError, match="there is no task t7"):
         Site().state.apply(Given("t7", 0, "p"))
