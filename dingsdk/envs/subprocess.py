@@ -188,7 +188,6 @@ class SubprocessEnvManager(EnvManager):
                 continue
             now = time.monotonic()
             for group in [group for group in self._busy.values() if group.deadline <= now]:
-                del self._busy[group.connection.fileno()]
                 self._replace(group, ProcessLostError(f"{group} gave no answer in time"))
             if not answers and self._finished and not for_all:
                 return
@@ -425,11 +424,9 @@ class SubprocessEnvManager(EnvManager):
             except DingError:
                 self.close()
                 raise
-        rows, board = group.env_ids, self._board
-        board.reward[rows] = board.failures[rows] = 0
-        board.terminated[rows] = board.truncated[rows] = board.asked[rows] = False
-        board.abnormal[rows] = True
-        for env_id in rows:
+        self._board.asked[group.env_ids] = False
+        self._board.abnormal[group.env_ids] = True
+        for env_id in group.env_ids:
             self._infos[env_id] = {ABNORMAL: True, ERROR: text}
             (self._finished if self._under_way[env_id] else self._lost).add(env_id)
 

@@ -99,3 +99,16 @@ def hang(gate: Path) -> None:
 def exit_at_once() -> None:
     """End the process."""
     os._exit(4)
+
+
+class SlowToImport:
+    """What makes envs, and is not imported before somebody opens ``gate`` for writing."""
+
+    def __init__(self, gate: Path) -> None:
+        self._gate = gate
+
+    def __reduce__(self) -> Any:
+        return hang, (self._gate,)
+
+    def __call__(self) -> ChildEnv:
+        return ChildEnv()

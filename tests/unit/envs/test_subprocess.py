@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -23,9 +24,10 @@ import psutil
 import pytest
 
 from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
-from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
+from dingsdk.data.seeding import derive_seed
+from dingsdk.envs import Capabilities, EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs import subprocess as subprocess_envs
-from dingsdk.errors import ConfigError, EnvError, UnknownEnvError
+from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError, UnknownEnvError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.policy.base import EvalMode
@@ -132,6 +134,222 @@ def test_steps_are_those_of_the_plain_loop(spawning: Launch) -> None:
             assert plain.ready_obs.keys() == m.ready_obs.keys()
 
 
+def test_closed_manager_is_refused(launch: Launch) -> None:
+    manager = launch(SYNC)
+    assert manager.capabilities == Capabilities()
+    manager.close()
+    for use in (
+        manager.current_obs,
+        lambda: manager.ready_obs,
+        lambda: manager.step({0: STEP}),
+        lambda: manager.step_batch(np.zeros(2, int)),
+        lambda: manager.enable_save_replay("replays"),
+        manager.get_state,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_env_is_stepped_once_a_call(launch: Launch) -> None:
+    with launch(SYNC) as manager:
+        for use in (
+            lambda: manager.step_batch(np.zeros(2, int), np.array([1, 1])),
+            lambda: manager.step({0: STEP, 2: STEP}),
+        ):
+            with pytest.raises(PolicyOutputError):
+                use()
+        assert manager.current_obs()[:, 1].tolist() == [0, 0]
+
+
+def open_later(gate: Path) -> threading.Timer:
+    timer = threading.Timer(0.05, lambda: gate.open("w").close())
+    timer.start()
+    return timer
+
+
+def test_batched_step_waits_for_all_envs(launch: Launch, gate: Path) -> None:
+    with launch({**SYNC, "envs_per_process": 1}) as manager:
+        timer = open_later(gate)
+        columns = manager.step_batch(np.array([HANG, STEP]))
+        assert columns.reward.tolist() == [1.0, 1.0]
+        assert columns.obs[:, 1].tolist() == [1, 1]
+        timer.join()
+
+
+def test_batched_step_waits_for_steps_that_are_under_way(launch: Launch, gate: Path) -> None:
+    with launch(ASYNC) as manager:
+        manager.step({0: HANG, 1: STEP})
+        timer = open_later(gate)
+        columns = manager.step_batch(np.array([STEP, STEP]))
+        assert columns.reward.tolist() == [2.0, 2.0]
+        timer.join()
+
+
+def test_envs_are_spread_over_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {2, 5, 7}}.__getitem__)
+    env_fns = make_env_fns({"env_id": "CartPole-v1"}, 7)
+    manager: Any = create_env_manager(SYNC, env_fns)
+    assert [group.env_ids for group in manager._groups] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(map(str, manager._groups[1:])) == [
+        "the process of env 3 to 5",
+        "the process of env 6",
+    ]
+    manager = create_env_manager(ASYNC, env_fns)
+    assert [group.env_ids for group in manager._groups] == [[i] for i in range(7)]
+
+
+def test_reseeding_starts_the_count_of_lost_processes_again(launch: Launch) -> None:
+    with launch({**SYNC, "max_retry": 9}, 1) as manager:
+        runs = []
+        for _ in range(2):
+            manager.seed(5)
+            manager.reset()
+            starts = [float(manager.current_obs()[0, 0])]
+            for number in (1, 2):
+                manager.step({0: EXIT})
+                starts.append(float(manager.current_obs()[0, 0]))
+                seed = derive_seed(5, "rebuild_process", number)
+                assert starts[-1] == np.float32(np.random.default_rng(seed).random())
+            runs.append(starts)
+        assert runs[0] == runs[1]
+        assert len(set(runs[0])) == 3
+
+
+class Poll:
+    """A poll object that notes how long it was told to wait, in milliseconds."""
+
+    def __init__(self, poll: Any) -> None:
+        self._poll = poll
+        self.waits: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poll, name)
+
+    def poll(self, wait_ms: int) -> Any:
+        self.waits.append(wait_ms)
+        return self._poll.poll(wait_ms)
+
+
+def test_wait_ends_with_a_step_and_at_the_earliest_deadline(
+    launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = types.SimpleNamespace(now=100.0)
+    fake = types.SimpleNamespace(monotonic=lambda: clock.now)
+    with launch({**ASYNC, "step_timeout": 50.0}, 3) as manager:
+        poll: Any = Poll(manager._poll)  # type: ignore[attr-defined]
+        monkeypatch.setattr(manager, "_poll", poll)
+        monkeypatch.setattr(subprocess_envs, "time", fake)
+        assert manager.step({0: HANG, 1: STEP}).keys() == {1}
+        assert poll.waits[0] == 50_000
+        assert poll.waits[-1] == 0
+        clock.now = 130.0
+        poll.waits.clear()
+        assert manager.step({1: STEP}).keys() == {1}
+        assert poll.waits[0] == 20_000
+        assert poll.waits[-1] == 0
+        clock.now = 150.0
+        poll.waits.clear()
+        found = manager.step({2: STEP})
+        assert set(poll.waits) == {0}
+        assert "process of env 0 gave no answer in time" in found[0].info["error"]
+        assert manager.failure_count == 1
+
+
+def test_launch_begins_anew_whatever_was_under_way(
+    launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess_envs, "_CLOSE_TIMEOUT_S", 0.05)
+    started = {1: {"options": {"start": 0.25}}}
+    with launch({**ASYNC, "max_retry": 1}, reset_param=started) as manager:
+        manager.step({1: EXIT})
+        manager.step({0: HANG, 1: STEP})
+        children = multiprocessing.active_children()
+        assert [child.daemon for child in children] == [True, True]
+        manager.close()  # kills the one that hangs
+        assert multiprocessing.active_children() == []
+        manager.launch()
+        assert sorted(manager.ready_obs) == [0, 1]
+        assert manager.step({}) == {}
+        # One loss is forgiven as in the first launch, and what that was told is forgotten.
+        manager.step({1: EXIT})
+        assert manager.ready_obs[1][0] != 0.25
+        assert manager.step({0: STEP})[0].reward == 1.0
+
+
+def test_nothing_is_stepped_where_no_env_is_named(launch: Launch) -> None:
+    with launch(SYNC) as manager:
+        assert manager.step({}) == {}
+        assert manager.current_obs()[:, 1].tolist() == [0, 0]
+
+
+def test_reset_of_an_env_drops_what_its_lost_process_left(launch: Launch) -> None:
+    with launch({**SYNC, "envs_per_process": 2}) as manager:
+        manager.step({0: STEP, 1: STEP})
+        manager.step({0: EXIT})
+        manager.reset({1: None})
+        timesteps = manager.step({0: STEP, 1: STEP})
+        assert [each.reward for each in timesteps.values()] == [1.0, 1.0]
+        for _ in range(2):
+            timesteps = manager.step({0: STEP, 1: STEP})
+        assert [each.info["eval_episode_return"] for each in timesteps.values()] == [6.0, 6.0]
+
+
+def test_process_that_is_lost_before_a_reset_is_reset(launch: Launch) -> None:
+    with launch(SYNC, 1) as manager:
+        pid = pid_of(manager, 0)
+        os.kill(pid, signal.SIGKILL)
+        manager.reset()
+        assert manager.failure_count == 1
+        timestep = manager.step({0: STEP})[0]
+        assert (timestep.reward, "abnormal" in timestep.info) == (1.0, False)
+
+
+def test_envs_of_a_lost_process_are_stepped_where_they_are_named(launch: Launch) -> None:
+    with launch({**SYNC, "envs_per_process": 2}) as manager:
+        manager.step_batch(np.array([EXIT, STEP]))
+        manager.step_batch(np.array([STEP]), np.array([1]))
+        assert manager.current_obs()[:, 1].tolist() == [0, 1]
+
+
+def test_error_of_a_lost_process_names_an_env_only_where_it_has_one(launch: Launch) -> None:
+    with launch({**SYNC, "envs_per_process": 2, "max_retry": 0}) as manager:
+        with pytest.raises(EnvError, match="process of env 0 to 1 failed 1 times") as caught:
+            manager.step({0: EXIT})
+        assert manager.closed
+        assert caught.value.env_id is None
+        assert manager.failure_count == 2
+
+
+def test_env_that_is_done_does_not_fail_with_its_process(launch: Launch) -> None:
+    with launch({**SYNC, "envs_per_process": 2, "episode_num": 1}) as manager:
+        for _ in range(3):
+            columns = manager.step_batch(np.array([STEP]), np.array([0]))
+        assert columns.terminated.tolist() == [True]
+        columns = manager.step_batch(np.array([STEP, EXIT]))
+        assert columns.valid.tolist() == [False, False]  # type: ignore[union-attr]
+        assert columns.abnormal.tolist() == [False, True]  # type: ignore[union-attr]
+
+
+def test_statistics_of_an_episode_are_found_by_the_row_of_its_env(launch: Launch) -> None:
+    with launch(SYNC) as manager:
+        for _ in range(3):
+            columns = manager.step_batch(np.array([STEP]), np.array([1]))
+        assert columns.episode_info == {0: {"length": 3}}
+        assert columns.final_obs[0, 1] == 3
+        assert columns.obs[0, 1] == 0
+
+
+def test_losses_in_a_row_go_along_with_the_state(launch: Launch) -> None:
+    with launch({**SYNC, "max_retry": 1}, 1) as manager:
+        manager.step({0: EXIT})
+        state = manager.get_state()
+    with launch({**SYNC, "max_retry": 1}, 1) as other:
+        other.set_state(state)
+        assert other.current_obs().tolist() == state["envs"]["obs"][0].tolist()
+        with pytest.raises(EnvError, match="process of env 0 failed 2 times"):
+            other.step({0: EXIT})
+
+
 @pytest.mark.parametrize("form", ["batched", "dict"])
 def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def refuse(*args: Any) -> None:
@@ -157,6 +375,9 @@ def test_finite_episodes_park_an_env(launch: Launch) -> None:
                     assert timestep.info["episode_info"] == {"length": 3}
                     assert timestep.obs[1] == 3
         assert returns == [6.0] * 4
+        assert manager.current_obs()[:, 1].tolist() == [3, 3]  # no episode begins after the last
+        with pytest.raises(PolicyOutputError):
+            manager.step({0: STEP})
         columns = manager.step_batch(np.zeros(2, int))
         assert not columns.valid.any()  # type: ignore[union-attr]
         assert not columns.reward.any()
@@ -464,13 +685,14 @@ def test_imports_of_a_process_do_not_count_as_a_reset(
         assert manager.failure_count == 0
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("launch")
 def test_imports_that_do_not_end_are_told_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess_envs, "IMPORT_S", 0.01)
-    with pytest.raises(EnvError, match=r"gave no answer in time; the limit of imports is 0.01 s"):
-        create_env_manager(SYNC, make_env_fns({"env_id": "CartPole-v1"}, 1)).launch()
+    monkeypatch.setattr(subprocess_envs, "IMPORT_S", 0.05)
+    env_fn = importlib.import_module("child_envs").SlowToImport(gate)
+    with pytest.raises(EnvError, match=r"gave no answer in time; the limit of imports is 0.05 s"):
+        create_env_manager(SYNC, [env_fn]).launch()
 
 
 def test_rollout_waits_for_the_last_env_that_it_needs(launch: Launch, gate: Path) -> None:
