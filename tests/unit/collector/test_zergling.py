@@ -402,6 +402,32 @@ def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_polic
     assert delivered == [0, 6, 9]
 
 
+def test_policy_that_comes_amid_admitted_steps_acts_in_the_rest_of_them(make_zergling) -> None:
+    wire = Wire()
+    collector = make_zergling(
+        wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
+    )
+    published, later = [1], [2]
+    answers = {0: (9, 1), 9: None}
+
+    def newest(path: str) -> dict[str, Any] | None:
+        return {"model": wire.model, "iter": published.pop()} if published else None
+
+    def turn() -> None:
+        if collector._rollout.env_steps and later:
+            published.append(later.pop())
+
+    collector.get_policy_update_info = newest
+    collector.await_admission = answers.__getitem__
+    collector.yield_turn = turn
+
+    collector.start()
+
+    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(3, 1), (6, 2)]
+    delivered = [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta]
+    assert delivered == [0, 3, 9]
+
+
 def test_an_on_policy_collector_goes_on_with_what_a_learner_that_went_back_admits(
     make_zergling,
 ) -> None:
