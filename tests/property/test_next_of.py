@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, ConfigTypeError, SchemaMismatchError
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.storage import next_of
 from dingsdk.worker.replay_buffer.storage.next_of import _fingerprint
 
 NEXT_OF = {"type": "array", "next_of": "obs"}
@@ -103,6 +104,21 @@ def test_every_word_counts_in_a_fingerprint(data: st.DataObject, width: int) -> 
     prints = np.zeros(2, np.uint64)
     _fingerprint(words, prints)
     assert prints[0] != prints[1]
+
+
+def test_observations_whose_fingerprints_are_alike_are_told_apart_by_their_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(next_of, "_fingerprint", lambda words, prints: None)
+    rng = np.random.default_rng(2)
+    rows = [{"obs": rng.random(4), "next_obs": rng.random(4)} for _ in range(12)]
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 12, "storage": NEXT_OF})
+    for start in range(0, 12, 3):  # each push may follow rows of the same one and of those before
+        buffer.push(rows[start : start + 3], 0)
+    assert own_count(buffer) == 12
+    taken = buffer._storage.take(np.arange(12))  # type: ignore[union-attr]
+    assert isinstance(taken, SampleBatch)
+    assert content(taken) == content(SampleBatch.from_rows(rows))
 
 
 def own_count(buffer: NaiveReplayBuffer) -> int:

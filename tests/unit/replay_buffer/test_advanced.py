@@ -152,6 +152,26 @@ def test_what_is_no_dict_is_refused_with_nothing_pushed(storage: str, given: Any
 
 
 @pytest.mark.parametrize(
+    ("bad", "key", "expected", "found", "what"),
+    [
+        (5, "", "dict", "int", "row 1: "),
+        ({"use": 3}, "", "a dict with keys of its own", "no such key", "row 1 holds nothing"),
+        ({"collect_iter": 0.5}, "collect_iter", "int", "float", "collect_iter of row 1 is 0.5"),
+        ({"policy_iter": []}, "collect_iter", "int", "list", "collect_iter of row 1 is []"),
+    ],
+)
+def test_a_refused_row_says_what_was_expected_and_found(
+    bad: Any, key: str, expected: str, found: str, what: str
+) -> None:
+    buffer = make_buffer()
+    with pytest.raises(SchemaMismatchError) as caught:
+        buffer.push([row(0), bad], 0)
+    error = caught.value
+    assert (error.key, error.row, error.expected, error.found) == (key, 1, expected, found)
+    assert str(error).startswith(what)
+
+
+@pytest.mark.parametrize(
     "bad", [math.nan, math.inf, -1.0, "1", True, torch.ones(2), 10**400, [1.0], np.bool_(True)]
 )
 def test_a_bad_priority_is_refused_with_nothing_pushed(bad: Any) -> None:

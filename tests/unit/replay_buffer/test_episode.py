@@ -25,6 +25,8 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import EpisodeReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import save
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.storage.episodes import EpisodeObjects
+from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
 
 from .pushing_episodes import CAPACITY, episode_of
 from .saved_rows import edit, manifest_of, replace_frame, segment_files
@@ -89,6 +91,18 @@ def test_what_is_no_episode_is_refused(bad: Any) -> None:
     with pytest.raises(SchemaMismatchError):
         buffer.push([episode(5, 2), bad], 0)
     assert buffer.episode_len == [2]
+
+
+def test_closing_episodes_closes_what_keeps_them() -> None:
+    class Closing(ObjectStorage):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    objects = Closing({}, 2)
+    EpisodeObjects(objects, 2).close()
+    assert objects.is_closed
 
 
 def test_one_episode_pushed_as_many_elements_is_told_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dingsdk.errors import CheckpointCorruptError
+from dingsdk.errors import CheckpointCorruptError, RunFolderError, StorageFullError
+from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer.storage import mapped_folder
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 
@@ -89,6 +91,40 @@ def test_space_is_held_back_until_it_is_released_and_can_be_held_again(
         folder.release_spare()
         assert not spare.exists()
     folder.release_spare()
+
+
+def test_write_takes_the_space_held_back_and_fails_if_that_is_too_little(
+    folder: MappedFolder,
+) -> None:
+    slots = folder.slots("slots.bin", 40, "create")
+    folder.hold_spare(1 << 16)
+    with failing_calls(("pwrite",), 1, errno.ENOSPC) as calls:
+        slots.write(b"first", 0)
+    assert calls() == 2
+    assert slots.read(5, 0) == b"first"
+    assert not (folder.path / "spare.bin").exists()
+    with (
+        failing_calls(("pwrite",), 1, errno.ENOSPC, persistent=True) as calls,
+        pytest.raises(StorageFullError) as caught,
+    ):
+        slots.write(b"other", 0)
+    assert calls() == 2
+    assert caught.value.path == str(folder.path / "slots.bin")
+    assert slots.read(5, 0) == b"first"
+
+
+def test_write_that_fails_for_another_reason_is_not_tried_again(folder: MappedFolder) -> None:
+    slots = folder.slots("slots.bin", 40, "create")
+    folder.hold_spare(1 << 16)
+    with failing_calls(("pwrite",), 1, errno.EPERM) as calls, pytest.raises(RunFolderError):
+        slots.write(b"first", 0)
+    assert calls() == 1
+    assert (folder.path / "spare.bin").exists()
+
+
+def test_array_of_no_bytes_is_mapped(folder: MappedFolder) -> None:
+    assert folder.map("empty.bin", (0, 3), BYTES, "create").shape == (0, 3)
+    assert folder.map("empty.bin", (4, 0), BYTES, "open").shape == (4, 0)
 
 
 def test_close_releases_the_space_and_lets_others_use_the_folder(folder: MappedFolder) -> None:

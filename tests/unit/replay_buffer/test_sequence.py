@@ -222,22 +222,53 @@ def test_the_length_may_come_from_the_config() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows",
+    ("rows", "expected", "found"),
     [
-        [{"x": 1}],
-        [{"x": 1, "done": True}, {"x": 1}],
-        [{"x": 1, "done": np.zeros(2, bool)}],
-        SampleBatch({"x": np.arange(2), "done": np.zeros((2, 3), bool)}),
+        ([{"x": 1}], "a value of 'done'", "none"),
+        ([{"x": 1, "done": True}, {"x": 1}], "one value a row", "none in 1 of 2 rows"),
+        ([{"x": 1, "done": np.zeros(2, bool)}], "one value a row", "an array"),
+        (
+            SampleBatch({"x": np.arange(2), "done": np.zeros((2, 3), bool)}),
+            *("one value a row", [2, 3]),
+        ),
     ],
+    ids=str,
 )
 @pytest.mark.parametrize("storage", ["auto", "object"])
-def test_rows_without_a_clear_end_are_refused(storage: str, rows: Any) -> None:
+def test_rows_without_a_clear_end_are_refused(
+    storage: str, rows: Any, expected: str, found: Any
+) -> None:
     buffer = make(storage=storage)
     fill(buffer, [10])
-    with pytest.raises(SchemaMismatchError):
+    with pytest.raises(SchemaMismatchError) as caught:
         buffer.push(rows, 0)
+    error = caught.value
+    assert (error.key, error.expected, error.found) == ("done", expected, found)
+    assert str(error).startswith("'done'")
     assert buffer.count() == 10
     assert buffer.count_starts(10) == 1
+
+
+@pytest.mark.parametrize(
+    ("sampler", "row", "key", "expected", "found"),
+    [
+        ({}, {"x": 1, "done": False}, "done", "none", "a value of 'done'"),
+        ({"trajectory": "env"}, {"x": 1}, "env", "a value in every row", "none"),
+        ({"pad": True}, {"x": 1, "mask": 1}, "mask", "another name", "mask"),
+    ],
+)
+def test_rows_that_a_sampler_could_not_tell_apart_say_what_is_missing(
+    sampler: dict[str, Any], row: dict[str, Any], key: str, expected: str, found: str
+) -> None:
+    buffer = make(**sampler)
+    if not sampler:
+        buffer.push({"x": 1}, 0)
+    for rows in ([row], SampleBatch.from_rows([row])):
+        with pytest.raises(SchemaMismatchError) as caught:
+            buffer.push(rows, 0)
+        error = caught.value
+        assert (error.key, error.expected, error.found) == (key, expected, found)
+    assert buffer.count() == (not sampler)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
