@@ -91,7 +91,6 @@ class Table(IBuffer):
         self._tells_departures = False
         self._departures: list[tuple[Rows, str]] = []
         self._copies: tuple[state.TableCopy, ...] = ()
-        self._is_durable = False
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)

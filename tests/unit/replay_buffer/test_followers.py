@@ -58,6 +58,23 @@ def test_listeners_hear_of_rows_as_they_are_stored(storage: str) -> None:
     assert [sorted(row) for row in recorder.inserted] == [["x"]] * 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_listener_that_only_checks_rows_is_asked_before_each_push(kind: Any) -> None:
+    class Strict(RowListener):
+        def check(self, rows: Any) -> None:
+            if any(row["x"] > 4 for row in rows):
+                raise SchemaMismatchError("too large")
+
+    buffer = kind({"replay_buffer_size": 6})
+    buffer.push(SampleBatch({"x": np.arange(2)}), 0)
+    buffer.add_listener(Strict())
+    buffer.push(SampleBatch({"x": np.arange(2)}), 0)
+    for rows in (SampleBatch({"x": np.array([1, 7])}), [{"x": 7}], {"x": 7}):
+        with pytest.raises(SchemaMismatchError, match="too large"):
+            buffer.push(rows, 0)
+    assert (buffer.count(), buffer.push_count) == (4, 4)
+
+
 def test_listeners_get_copies_of_rows_that_left() -> None:
     buffer = NaiveReplayBuffer({"replay_buffer_size": 2, "storage": {"type": "object"}})
     recorder = Recorder()

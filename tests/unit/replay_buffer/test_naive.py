@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from dingsdk.worker.replay_buffer.metrics import ThroughputMonitor
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 from .scalar_writer import ScalarWriter
+
+SLOW_DOWN = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 2}
 
 
 def make_buffer(**cfg: Any) -> NaiveReplayBuffer:
@@ -182,21 +186,61 @@ def test_update_warns_once_and_changes_nothing(caplog: pytest.LogCaptureFixture)
 
 def test_a_closed_buffer_admits_nothing() -> None:
     buffer = make_buffer()
+    assert buffer.closed is False
     buffer.close()
+    assert buffer.closed is True
     for use in (lambda: buffer.can_push(1), lambda: buffer.can_sample(1)):
         with pytest.raises(BufferClosedError):
             use()
 
 
 def test_a_refused_push_says_what_was_refused_and_may_be_done_again() -> None:
-    limiter = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 2}
-    buffer = make_buffer(limiter=limiter)
+    buffer = make_buffer(limiter=SLOW_DOWN)
     assert buffer.can_push(1)
     buffer.push(batch(1, 2, 3), 0)
     assert not buffer.can_push(1)
     with pytest.raises(BufferFullError) as caught:
         buffer.push(row(4), 0)
     assert (caught.value.rows, caught.value.waited_s, caught.value.retryable) == (1, 0, True)
+
+
+def test_a_limiter_of_another_type_limits_from_then_on() -> None:
+    buffer = make_buffer()
+    buffer.push(batch(1, 2, 3), 0)
+    buffer.change_limiter(SLOW_DOWN)
+    with pytest.raises(BufferFullError):
+        buffer.push(row(4), 0)
+    buffer.change_limiter({"type": "min_size"})
+    buffer.push(row(4), 0)
+    assert buffer.count() == 4
+
+
+def test_a_waiting_push_goes_on_once_rows_are_sampled() -> None:
+    buffer = make_buffer(limiter=SLOW_DOWN)
+    buffer.push(batch(1, 2, 3), 0)
+    thread = threading.Thread(target=buffer.push, args=(row(4), 0), kwargs={"timeout_s": 60.0})
+    thread.start()
+    while not buffer._waiting:
+        time.sleep(0.001)
+    assert buffer.sample(1, 0) is not None
+    thread.join(10)
+    try:
+        assert not thread.is_alive()
+        assert buffer.count() == 4
+    finally:
+        buffer.close()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_row_of_nothing_is_refused_by_object_storage(nothing: Any) -> None:
+    buffer = make_buffer(storage={"type": "object"})
+    with pytest.raises(SchemaMismatchError) as caught:
+        buffer.push([{"x": 1}, nothing], 0)
+    error = caught.value
+    assert (error.key, error.row, error.found) == ("", 1, repr(nothing))
+    assert error.expected == "an object or a dict with keys"
+    assert buffer.count() == 0
 
 
 # Listeners, totals, reports ---------------------------------------------------------------------

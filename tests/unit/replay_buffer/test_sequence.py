@@ -172,6 +172,14 @@ def test_a_change_of_trajectory_ends_a_sequence() -> None:
     assert buffer.count_starts(5) == 1 + 6 + 1
 
 
+def test_a_trajectory_goes_on_from_the_last_row_of_a_push() -> None:
+    buffer = make(trajectory="env")
+    for envs in ((0, 0, 1), (1, 1, 0), (0,)):
+        buffer.push([{"x": 0, "env": env, "done": False} for env in envs], 0)
+    # 0 0 | 1 1 1 | 0 0
+    assert [buffer.count_starts(length) for length in (1, 2, 3, 4)] == [7, 4, 1, 0]
+
+
 @pytest.mark.parametrize("storage", ["auto", "object"])
 def test_future_samples_of_a_loaded_state_are_the_same(storage: str) -> None:
     sampler = {"stride": 3, "burn_in": 1}

@@ -122,6 +122,13 @@ def test_replace_and_clear_leave_nothing_of_before() -> None:
     assert (tree.total, tree.lowest, tree.live) == (0.0, math.inf, 0)
 
 
+def test_weights_are_read_only() -> None:
+    tree = tree_of([1.0, 2.0])
+    assert tree.weights.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="read-only"):
+        tree.weights[0] = 3.0
+
+
 def test_importance_is_relative_to_the_least_weight() -> None:
     tree = tree_of([0.0, 4.0, 1.0, 16.0])
     weights = tree.importance(np.array([1, 2, 3, 3]), 0.5)
