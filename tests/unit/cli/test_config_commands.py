@@ -119,6 +119,18 @@ def test_differences_name_keys_that_only_one_has(capsys: pytest.CaptureFixture[s
     assert any(line.startswith("policy.learn.entropy_weight: (absent) | ") for line in lines)
 
 
+def test_differences_are_shown_as_they_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
+    files = []
+    for name in ("één", "twee"):
+        files.append(str(tmp_path / f"{name}.yaml"))
+        Path(files[-1]).write_text(yaml.safe_dump({**cfg, "system": {"replay": {"path": name}}}))
+    assert main(["config", "diff", *files]) == 1
+    assert capsys.readouterr().out == 'system.replay.path: "één" | "twee"\n'
+
+
 def test_difference_names_the_config_that_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

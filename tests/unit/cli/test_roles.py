@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,3 +204,23 @@ def test_fastest_env_manager_is_shown_with_all_that_were_measured(
         "\nFor the config:\n\n"
         "env:\n  collector_env_num: 64\nenv_manager:\n  type: vector\n"
     )
+
+
+def test_replay_server_says_where_it_is_and_serves_until_a_signal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().wait(timeout)
+
+    monkeypatch.setattr("dingsdk.cli.replay_server.threading", SimpleNamespace(Event=Stop))
+    monkeypatch.chdir(tmp_path)
+    sets = ["--set", "replay_buffer_size=50", "--set", "limiter.min_size=2"]
+    command = ["replay-server", "--data", "served", "--host", "127.0.0.2", *sets]
+    assert main(command) == 128 + signal.SIGTERM
+    address, secret, rows = capsys.readouterr().out.splitlines()
+    assert address.startswith("replay server: 127.0.0.2:")
+    assert secret.startswith("secret: ")
+    assert str(tmp_path / "served") in secret
+    assert rows == "rows: 0"

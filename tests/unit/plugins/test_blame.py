@@ -160,9 +160,11 @@ def test_what_a_store_is_not_to_blame_for_does_not_name_its_transport(
         raise WorkerLostError("no coordinator answers", worker_id="w0")
 
     manager.registry("transports").register("mine", Part)
-    elsewhere = type("Elsewhere", (Store,), {"__module__": "elsewhere"})
+    elsewhere = [
+        type("Elsewhere", (Store,), {"__module__": name}) for name in ("elsewhere", "else.where")
+    ]
     assert suffix(publishing(refuse)) == ""
     assert suffix(lambda: Store(refuse).publish("p", {}, 1)) == ""
     assert suffix(publishing(CORE["Base"]().draw)) == ""
-    assert suffix(publishing(Helper().refuse, elsewhere)) == ""
+    assert [suffix(publishing(Helper().refuse, cls)) for cls in elsewhere] == ["", ""]
     assert suffix(Helper().refuse) == ""
