@@ -63,6 +63,17 @@ def test_plugins_imports_only_where_asked_to(
     assert "implements no hook" in checked["watch"]["detail"]
 
 
+def test_doctor_tells_plugins_that_can_be_imported_from_those_that_cannot(broken: None) -> None:
+    found = {each.what: each for each in doctor_module._plugins()}
+
+    state, _, detail, fix = found["buffers broken"]
+    assert (state, fix) == ("fail", "mend it, or pip uninstall acme-broken")
+    assert detail.startswith("acme-broken 1.0: ")
+    version = metadata.version("dingsdk-rl-in-memory")
+    good = ("pass", "transports in_memory", f"dingsdk-rl-in-memory {version}", "")
+    assert found["transports in_memory"] == good
+
+
 @pytest.fixture
 def disabled(broken: None) -> Iterator[None]:
     with use_manager(PluginManager(Switches(disabled=("acme-broken",)))):
@@ -102,6 +113,8 @@ def test_shown_config_is_complete_and_can_be_used(
     text = capsys.readouterr().out
     (tmp_path / "shown.yaml").write_text(text)
 
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
     assert yaml.safe_load(text)["policy"]["nstep"] == 3
     assert load_config(tmp_path / "shown.yaml")["policy"]["learn"]["grad_clip_norm"] == 10.0
     assert main(["config", "diff", "cartpole-dqn", str(tmp_path / "shown.yaml")]) == 1

@@ -153,8 +153,10 @@ def test_config_without_type_or_that_is_no_section_is_refused() -> None:
     assert caught.value.path == "a.b.type"
     assert "naive" in caught.value.known
 
-    with pytest.raises(ConfigTypeError):
+    with pytest.raises(ConfigTypeError) as wrong:
         PluginManager().create("buffers", "naive", config_path="a.b")  # type: ignore[arg-type]
+    assert (wrong.value.path, wrong.value.found) == ("a.b", "naive")
+    assert wrong.value.expected == "the section of one of the buffers"
 
 
 @pytest.mark.parametrize("error", [KeyError("capacity"), TypeError("bad keyword"), OSError(5, "x")])
