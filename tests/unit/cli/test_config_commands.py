@@ -310,6 +310,23 @@ def test_child_that_does_not_answer_in_time_is_found_and_ended(
     assert multiprocessing.active_children() == []
 
 
+def test_child_that_ends_without_an_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "_answer", operator.methodcaller("fileno"))
+    found = doctor_module._checked("child processes", doctor_module._spawn, "run it from a file")
+    assert (found.state, found.detail.partition(":")[0]) == ("fail", "EOFError")
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 9), (0, 0), (-9, 0), (1, 9), (-9, -1)])
+def test_python_is_tested_from_the_first_to_the_last_version(
+    first: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    major, minor = sys.version_info[:2]
+    tested = (major, minor + first), (major, minor + last)
+    monkeypatch.setattr(doctor_module, "TESTED", tested)
+    state = "pass" if first <= 0 <= last else "warn"
+    assert doctor_module._python().state == state
+
+
 def test_failing_look_is_a_finding_with_its_fix() -> None:
     def full() -> str:
         raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import pytest
 from dingsdk.cli import main
 from dingsdk.envs.bench import EnvSpeed
 from dingsdk.pipeline.context import RunResult
+from dingsdk.worker.coordinator.roles import CollectorRole
 
 OF_A_RUN = ("--config", "cartpole-dqn", "--transport", "flask_fs")
 ADDRESS = "http://127.0.0.1:7777"
@@ -76,6 +78,13 @@ def test_worker_without_a_name_is_called_by_its_role_host_and_process(
     command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
     assert main(command) == 0
     assert re.fullmatch(rf"collector-[A-Za-z0-9_-]{{1,40}}-{os.getpid()}", told[0][3])
+
+
+def test_help_of_a_worker_is_that_of_its_role(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collector", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert " ".join(str(inspect.getdoc(CollectorRole)).split()) in told
+    assert "--coordinator" in told
 
 
 def test_name_that_is_none_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.pipeline.compile import compile_config, compile_config_parallel
+from dingsdk.pipeline.di_engine_keys import NO_SECTION
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
@@ -506,18 +508,18 @@ def test_names_of_default_configs_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("given", "path", "reason"),
     [
-        ({"env": dict}, "env"),
-        ({"reward_model": dict}, "reward_model"),
-        ({"world_model": dict}, "world_model"),
-        ({"auto": True}, "create_cfg"),
+        ({"env": dict}, "env", "an env is named by env.env_id"),
+        ({"reward_model": dict}, "reward_model", NO_SECTION["reward_model"]),
+        ({"world_model": dict}, "world_model", NO_SECTION["world_model"]),
+        ({"auto": True}, "create_cfg", "give it"),
     ],
 )
 def test_parameter_of_the_reference_without_a_counterpart_is_refused_by_name(
-    given: dict[str, Any], path: str
+    given: dict[str, Any], path: str, reason: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
         compile_config(MINIMAL, **given)
 
     assert caught.value.path == path
@@ -758,6 +760,58 @@ def test_train_sample_may_be_as_long_as_an_episode() -> None:
 def test_no_number_is_no_stop_value() -> None:
     with pytest.raises(ConfigTypeError, match="expected a number, found nan"):
         compile_config(changed("env.stop_value=.nan"))
+
+
+@pytest.mark.parametrize(
+    ("sets", "match"),
+    [
+        (["system.transport.type=in_memory"], "runs all workers in one process; choose one whose"),
+        (["policy.type=foreign"], "type 'foreign' is no BasePolicy"),
+        (["policy.collect.parallel_collector.type=foreign"], "and this is 'foreign' with the"),
+        (
+            [
+                "policy.collect.collector={type: episode, get_train_sample: true}",
+                "policy.collect.n_episode=8",
+            ],
+            "with the collector 'episode'",
+        ),
+    ],
+)
+def test_what_an_inference_server_cannot_act_for_is_refused(sets: list[str], match: str) -> None:
+    class Foreign:
+        """No policy of dingsdk, but for its config."""
+
+        default_config = DQNPolicy.default_config
+
+    def make_collector(cfg: Any) -> None:
+        """Says nothing of acting elsewhere."""
+
+    base = ("system.roles.inference.num=1", "system.transport.type=flask_fs")
+    with use_manager(PluginManager()) as manager:
+        compile_config(changed(*base), mode="parallel")
+        manager.registry("policies").register("foreign", Foreign)
+        manager.registry("parallel_collectors").register("foreign", make_collector)
+        with pytest.raises(ConfigError, match=match) as caught:
+            compile_config(changed(*base, *sets), mode="parallel")
+    assert caught.value.path == "system.roles.inference"
+
+
+@pytest.mark.parametrize(
+    ("sets", "mode", "match"),
+    [
+        ([], "serial", "has no schedule"),
+        (["system.transport.concurrency=threads"], "parallel", "'in_memory' jobs run side by side"),
+        (["env_manager.type=async_subprocess"], "parallel", "use another env manager"),
+    ],
+)
+def test_schedule_that_cannot_be_recorded_is_refused(
+    sets: list[str], mode: Any, match: str
+) -> None:
+    base = ("system.record_schedule=true", "system.transport.concurrency=greenlets")
+    compile_config(changed(*base), mode="parallel")
+    with pytest.raises(ConfigError, match=match) as caught:
+        compile_config(changed(*base, *sets), mode=mode)
+    assert caught.value.path == "system.record_schedule"
 
 
 def test_memory_limit_of_workers_that_are_threads_is_refused() -> None:

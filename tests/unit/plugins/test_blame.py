@@ -10,7 +10,7 @@ import pytest
 
 from dingsdk.errors import ConfigError, WorkerLostError
 from dingsdk.plugins import PluginManager, Switches, use_manager
-from dingsdk.plugins.blame import raised_in
+from dingsdk.plugins.blame import raised_in, registered_as
 from dingsdk.worker.comm import PolicyStore
 
 
@@ -101,6 +101,13 @@ def test_typed_error_of_the_core_speaks_for_itself(manager: PluginManager) -> No
 def test_registered_function_is_named(manager: PluginManager) -> None:
     manager.registry("env_wrappers").register("wrap", wrap)
     assert suffix(wrap) == f" (raised in type 'wrap' of env_wrappers, from {__name__})"
+
+
+def test_part_is_described_by_its_class(manager: PluginManager) -> None:
+    assert registered_as(Part) == ""
+    manager.registry("samplers").register("other", Other)
+    manager.registry("buffers").register("mine", Part)
+    assert registered_as(Part) == f"type 'mine' of buffers, from {__name__}"
 
 
 def test_innermost_of_two_parts_is_named(manager: PluginManager) -> None:

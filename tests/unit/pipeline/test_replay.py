@@ -1,0 +1,83 @@
+"""What a replay compares, and what the command says of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dingsdk.cli import main
+from dingsdk.errors import CheckpointMissingError
+from dingsdk.pipeline.parallel import SCHEDULE_NAME
+from dingsdk.pipeline.replay import ReplayResult, _Watch, replay
+from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER
+from dingsdk.worker.learner.checkpoint import save_checkpoint
+
+
+def learner_of(state: Any) -> Any:
+    return SimpleNamespace(policy=SimpleNamespace(state_dict=lambda: state))
+
+
+def test_state_after_the_iteration_is_kept_as_it_was_and_the_run_ended() -> None:
+    weights, moments = torch.zeros(2, requires_grad=True), np.zeros(2)
+    state = {"model": {"w": weights}, "optimizer": moments, "step": 3}
+    stop = threading.Event()
+    watch = _Watch(2, stop)
+    assert (watch.reached, watch.state) == (0, None)
+    watch.after_iter(learner_of(state), 0)
+    assert (watch.reached, watch.state, stop.is_set()) == (1, None, False)
+    watch.after_iter(learner_of(state), 1)
+    assert (watch.reached, stop.is_set()) == (2, True)
+    with torch.no_grad():
+        weights += 1
+    moments += 1
+    watch.after_iter(learner_of(state), 2)
+    assert watch.reached == 3
+    assert watch.state is not None
+    kept = watch.state["model"]["w"]
+    assert (kept.tolist(), kept.requires_grad) == ([0.0, 0.0], False)
+    assert (watch.state["optimizer"].tolist(), watch.state["step"]) == ([0.0, 0.0], 3)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_same", "text"),
+    [
+        (ReplayResult(1200, 1200, ()), True, "the policy of iteration 1,200 is the same"),
+        (ReplayResult(1200, 1100, ()), False, "came to iteration 1,100 of 1,200"),
+        (ReplayResult(1200, 1200, ("model.w", "step")), False, "1,200 differs in model.w, step"),
+    ],
+)
+def test_replay_is_the_same_where_it_came_as_far_and_nothing_differs(
+    found: ReplayResult,
+    is_same: bool,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert found.is_same is is_same
+    asked: list[Path] = []
+
+    def train_again(run: Path) -> ReplayResult:
+        asked.append(run)
+        return found
+
+    monkeypatch.setattr("dingsdk.pipeline.replay.replay", train_again)
+    assert main(["replay", "runs/mine"]) == (0 if is_same else 1)
+    assert text in capsys.readouterr().out
+    assert asked == [Path("runs/mine")]
+
+
+def test_run_without_a_schedule_or_without_training_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMissingError, match="record_schedule=true have one") as caught:
+        replay(tmp_path)
+    assert caught.value.path == str(tmp_path / SCHEDULE_NAME)
+    (tmp_path / SCHEDULE_NAME).touch()
+    save_checkpoint(tmp_path / CHECKPOINT_FOLDER, "iteration_0", {"w": np.zeros(1)}, iteration=0)
+    with pytest.raises(CheckpointMissingError, match="was not trained") as caught:
+        replay(tmp_path)
+    assert caught.value.path == str(tmp_path)
