@@ -217,10 +217,15 @@ def test_stale_folders_are_all_removed_and_those_in_use_are_left(tmp_path: Path)
     for name in names:
         RunMemory(tmp_path / name, run_dir).close()
     used = RunMemory(tmp_path / names[1], run_dir)
-    (tmp_path / "another").mkdir()
+    run_dir.mkdir()
     assert remove_stale(tmp_path) == 3
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["another", names[1]]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [names[1], "runs"]
     used.close()
+    held = os.open(run_dir, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)  # a run whose processes will be back
+    assert remove_stale(tmp_path) == 0
+    os.close(held)
+    assert remove_stale(tmp_path) == 1
 
 
 def test_folder_that_another_process_has_alone_for_too_long_is_refused(
