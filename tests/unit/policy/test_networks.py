@@ -91,6 +91,48 @@ def test_hidden_layers_have_64_units_where_nothing_is_said() -> None:
     assert recurrent.heads.value is None
 
 
+def tanh_layers(*layers: nn.Linear, ends_active: bool = False) -> nn.Sequential:
+    """Return the same layers with torch's tanh after each but the last."""
+    modules = [module for layer in layers for module in (layer, nn.Tanh())]
+    return nn.Sequential(*(modules if ends_active else modules[:-1]))
+
+
+def test_actor_and_critic_are_tanh_layers_of_their_own() -> None:
+    network, obs = ActorCritic(3, Categorical([2], is_scalar=True), [5, 4]), torch.randn(6, 3)
+    for layer in [*network.actor.layers, *network.critic.layers]:
+        nn.init.normal_(layer.bias)
+
+    outputs, value = network(obs)
+
+    torch.testing.assert_close(outputs, tanh_layers(*network.actor.layers)(obs))
+    torch.testing.assert_close(value, tanh_layers(*network.critic.layers)(obs).squeeze(1))
+
+
+def test_layers_that_follow_convolutions_are_tanh_layers_too() -> None:
+    network = ActorCritic([6, 6, 3], Categorical([2], is_scalar=True), [5, 4])
+    images = torch.rand(2, 6, 6, 3)
+    features = network.encoder.features(images)
+    hidden = tanh_layers(*network.encoder.layers.layers, ends_active=True)(features)
+
+    outputs, value = network(images)
+
+    torch.testing.assert_close(outputs, network.actor.layers[0](hidden))
+    torch.testing.assert_close(value, network.critic.layers[0](hidden).squeeze(1))
+
+
+def test_hidden_layers_before_a_recurrent_one_are_tanh_layers() -> None:
+    network = RecurrentActorCritic(3, Categorical([2], is_scalar=True), [5, 4], "gru", 6)
+    obs, state = torch.randn(7, 3), torch.randn(7, 6)
+    hidden = tanh_layers(*network.encoder.layers, ends_active=True)(obs)
+    after = network.recurrent(hidden[None], state[None])[0][0]
+
+    outputs, value, last = network(obs, state)
+
+    torch.testing.assert_close(last, after)
+    torch.testing.assert_close(outputs, network.actor.layers[0](after))
+    torch.testing.assert_close(value, network.critic.layers[0](after).squeeze(1))
+
+
 @pytest.mark.parametrize("kind", ["plain", "image", "gru"])
 def test_weights_of_actor_and_critic_begin_orthogonal_with_their_gains(kind: str) -> None:
     actions = Categorical([3, 2], is_scalar=False)

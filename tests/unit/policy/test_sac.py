@@ -367,9 +367,10 @@ def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
 def test_spaces_that_it_cannot_use_are_refused_with_both_sides_named(
     observation: Any, action: Any, named: str
 ) -> None:
-    with pytest.raises(ConfigError, match="policy type sac") as caught:
+    with pytest.raises(ConfigError, match=r"policy type sac cannot use the (\w+) space") as caught:
         SACPolicy.model_from_spaces(observation, action)
     assert named in str(caught.value)
+    assert caught.value.facts["found"] in (str(observation), str(action))
     assert "Box" in caught.value.facts["expected"]
 
 
@@ -397,6 +398,15 @@ def test_bounds_that_cannot_be_are_refused(model: dict[str, Any], path: str) -> 
     with pytest.raises(ConfigError) as caught:
         make(model={**MODEL, **model})
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("shape", ["Discrete(3)", [3, 4], {"arm": 3}])
+def test_observations_that_are_no_vector_are_refused(shape: Any) -> None:
+    with pytest.raises(ConfigError, match="takes vectors") as caught:
+        make(model={**MODEL, "obs_shape": shape})
+    assert caught.value.path == "policy.model.obs_shape"
+    assert caught.value.facts["found"] == shape
+    assert make(model={**MODEL, "obs_shape": [3]})._actor.net.layers[0].in_features == 3
 
 
 def test_batch_of_other_shapes_is_refused_by_name() -> None:
