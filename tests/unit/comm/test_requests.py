@@ -196,6 +196,15 @@ def test_request_that_was_overtaken_or_is_repeated_gets_no_tasks() -> None:
         assert len(box.fetch(seq, ack, want=9, wait_s=0.0)) == count
 
 
+def test_tasks_are_numbered_from_1_and_forgotten_once_they_are_confirmed() -> None:
+    box = Mailbox("w0", 1, 1 << 20, threading.Condition())
+    for number in range(3):
+        box.put(TaskMessage(f"t{number}", {}))
+    for seq, ack, left in ((1, 0, [1, 2, 3]), (2, 2, [3]), (3, 1, [3]), (4, 3, [])):
+        tasks = [json.loads(task) for task in box.fetch(seq, ack, want=9, wait_s=0.0)]
+        assert [(task["n"], task["task_id"]) for task in tasks] == [(n, f"t{n - 1}") for n in left]
+
+
 def test_request_that_is_overtaken_while_it_waits_gets_no_tasks() -> None:
     later: list[list[bytes]] = []
 

@@ -23,7 +23,15 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.worker import ThreadWorkers
 from dingsdk.plugins import default_manager
-from dingsdk.worker.comm import LEFT, CommWorker, Master, Slave, TaskFunctions, WorkerInfo
+from dingsdk.worker.comm import (
+    LEFT,
+    CommWorker,
+    Master,
+    Slave,
+    TaskFunctions,
+    ThreadScheduler,
+    WorkerInfo,
+)
 
 PATIENCE_S = 20.0
 
@@ -279,6 +287,31 @@ def test_worker_may_leave_4096_tasks_unanswered_unless_the_master_says_otherwise
         master.new_task("w0", {"name": "wait"}).start()
     assert caught.value.limit == 4096
     master.close()
+
+
+def test_master_gives_up_only_workers_that_it_knows_and_none_by_its_own_close() -> None:
+    dropped, closed, lost = list[Any](), list[float](), list[tuple[str, str]]()
+    end: Any = SimpleNamespace(drop=lambda *given: dropped.append(given), close=closed.append)
+    master = Master(
+        end,
+        ThreadScheduler(),
+        on_join=lambda info: None,
+        on_renew=lambda worker_id: None,
+        on_lost=lambda info, reason: lost.append((info.worker_id, reason)),
+    )
+    for number, name in enumerate(("w0", "w1"), start=1):
+        master.worker_joined(WorkerInfo(name, "collector", {}, number))
+    master.lose("nobody", "silent")
+    master.lose("w0", "silent", incarnation=2)
+    assert (dropped, lost) == ([], [])
+    master.lose("w0", "silent", incarnation=1)
+    assert (dropped, lost) == ([("w0", 1, "silent")], [("w0", "silent")])
+    for worker_id, reason in (("w0", "silent"), ("nobody", "it never joined")):
+        with pytest.raises(WorkerLostError, match=reason) as caught:
+            master.ask(worker_id, {"name": "work"}, PATIENCE_S)
+        assert (caught.value.facts["worker_id"], caught.value.reason) == (worker_id, reason)
+    master.close()
+    assert (closed, lost, master.workers) == ([5.0], [("w0", "silent")], {})
 
 
 def test_end_of_the_job_wakes_the_task_that_waits_for_it(
