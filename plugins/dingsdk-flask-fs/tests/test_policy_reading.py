@@ -36,9 +36,12 @@ def test_policy_that_is_newer_at_each_look_is_an_error_in_the_end(
     publisher: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.publish("p", weights(1), 1)
-    monkeypatch.setattr(reader._returned, "note", lambda *version: False)
+    looks: list[Any] = []
+    monkeypatch.setattr("dingsdk.worker.comm.files.policy_store._MOVED_ON_TRIES", 3)
+    monkeypatch.setattr(reader._returned, "note", lambda *version: looks.append(version))
     with pytest.raises(DataCorruptError, match="never holds still"):
         reader.newest("p")
+    assert len(looks) == 3
     monkeypatch.undo()
     assert is_whole(reader.newest("p"), 1)
 

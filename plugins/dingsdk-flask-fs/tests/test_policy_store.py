@@ -17,6 +17,7 @@ from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
     ProtocolError,
+    RunFolderError,
     SchemaMismatchError,
     StorageFullError,
 )
@@ -154,6 +155,46 @@ def test_discard_forgets_a_policy_and_the_next_one_starts_anew(
     assert is_whole(reader.newest("p"), 2)
 
 
+def test_discard_forgets_the_damage_of_that_policy_alone(
+    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+) -> None:
+    publish_damaged(publisher, tmp_path, 1, 2)
+    publisher.publish("q", weights(1), 1)
+    damage(folder_of(tmp_path, "q") / f"{1:012d}.ding")
+    assert is_whole(reader.newest("p"), 1)
+    with pytest.raises(DataCorruptError):
+        reader.newest("q")
+    assert reader.corrupt_count == 2
+    reader.discard("p")
+    assert reader.corrupt_count == 1
+
+
+def test_closed_store_leaves_no_open_file(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    store = FilePolicyStore(tmp_path / "run")
+    store.publish("p", weights(1), 1)
+    store.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_version_is_out_though_older_ones_cannot_be_removed(
+    publisher: FilePolicyStore,
+    reader: FilePolicyStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(folder: Folder, name: str) -> bool:
+        raise RunFolderError(f"cannot delete {name}", path=name)
+
+    for version in range(3):
+        publisher.publish("p", weights(version), version)
+    monkeypatch.setattr(Folder, "unlink", refuse)
+    publisher.publish("p", weights(3), 3)
+    assert is_whole(reader.newest("p"), 3)
+    text = "cannot remove old versions of policy p: cannot delete 000000000000.ding"
+    assert caplog.messages == [text]
+
+
 def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
@@ -171,13 +212,18 @@ def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
 
 
 def test_a_damaged_newest_version_falls_back_and_is_counted_once(
-    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
+    publisher: FilePolicyStore,
+    reader: FilePolicyStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     publish_damaged(publisher, tmp_path, 1, 2, 3)
     assert is_whole(reader.newest("p"), 2)
     for _ in range(3):
         assert reader.newest("p", newer_than=2) is None
     assert reader.corrupt_count == 1
+    (message,) = caplog.messages
+    assert message.startswith("policy p: version 3 is damaged: ")
     publisher.publish("p", weights(4), 4)
     assert is_whole(reader.newest("p", newer_than=2), 4)
 
@@ -287,7 +333,11 @@ def test_a_version_that_was_never_announced_is_not_read(
     ],
 )
 def test_a_damaged_pointer_is_looked_past(
-    publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path, change: dict[str, Any]
+    publisher: FilePolicyStore,
+    reader: FilePolicyStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: dict[str, Any],
 ) -> None:
     for version in (1, 2):
         publisher.publish("p", weights(version), version)
@@ -295,6 +345,8 @@ def test_a_damaged_pointer_is_looked_past(
     fields = decode_json("newest-policy", pointer.read_bytes()) | change
     pointer.write_bytes(encode_json("newest-policy", fields))
     assert is_whole(reader.newest("p"), 2)
+    (message,) = caplog.messages
+    assert message.startswith(f"the versions of policy p are looked through: {pointer}: ")
     publisher.publish("p", weights(2), 2)
     publisher.publish("p", weights(3), 3)
     assert is_whole(reader.newest("p", newer_than=2), 3)
@@ -377,6 +429,10 @@ def test_states_and_versions_that_cannot_be_stored_are_refused(
     just.publish("p", weights(1), 1)
     just.discard("p")
     just.close()
+    publisher.publish("last", weights(1), 10**12 - 1)
+    last = publisher.newest("last")
+    assert last is not None
+    assert last[0] == 10**12 - 1
     full = FilePolicyStore(tmp_path / "run", min_free_bytes=1 << 60)
     with pytest.raises(StorageFullError):
         full.publish("p", weights(1), 1)
