@@ -274,6 +274,21 @@ def test_numbers_of_requests_have_63_bits(number: int, is_taken: bool) -> None:
             decode_request(data, "renew", 1 << 20)
 
 
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [({"type": "renew"}, "$.type"), ({"seq": "1"}, "$.seq"), ({"v": 2}, "$.v"), ({"body": 1}, "$")],
+)
+def test_request_of_another_form_is_refused_and_the_place_named(
+    changes: dict[str, Any], where: str
+) -> None:
+    known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
+    body = {"answers": [], "progress": 1}
+    data = json.dumps({**known, "type": "answer", "body": body, **changes}).encode()
+    with pytest.raises(ProtocolError) as caught:
+        decode_request(data, "answer", 1 << 20)
+    assert caught.value.where == where
+
+
 def test_item_leaves_room_for_the_rest_of_its_message() -> None:
     task = TaskMessage("t0", {"text": "x" * 100})
     size = len(encode_item(7, task, 1 << 20))
