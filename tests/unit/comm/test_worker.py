@@ -777,6 +777,39 @@ def test_worker_that_does_not_join_again_serves_no_more(
     assert str(slave.failure) == f"number {1 + joins}"
 
 
+@pytest.mark.parametrize(
+    ("facts", "is_kept"), [({"silent": True}, True), ({"restarted": True}, True), ({}, False)]
+)
+def test_job_is_kept_for_a_master_that_was_silent_or_is_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, facts: dict[str, bool], is_kept: bool
+) -> None:
+    over, worker, joined = threading.Event(), bench.worker(), list[Any]()
+    task = {"task_id": "t1", "payload_prefix": "p"}
+    worker._task_info = task
+    worker.start_job(until(over), over.set, "job")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._joined(), "join", lambda *given: joined.append(given))
+        assert worker._join_again(WorkerLostError("gone", **facts))
+    ((info, timeout_s),) = joined
+    assert info.resource == {**worker.info.resource, **({"task": task} if is_kept else {})}
+    assert (info.worker_id, timeout_s) == ("w0", 60.0)
+    assert worker.has_job is is_kept
+    over.set()
+
+
+def test_worker_whose_job_hangs_when_it_is_given_up_stays_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    over, worker, lost = threading.Event(), bench.worker(), WorkerLostError("gone")
+    worker.start_job(until(over), lambda: None, "job")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._job, "join", lambda timeout_s: False)  # 5 s are over
+        assert not worker._join_again(lost)
+    assert worker.failure is lost
+    assert caplog.messages == ["w0 has work that does not end; it stays away"]
+    over.set()
+
+
 def test_joining_again_renews_the_lease(bench: Bench) -> None:
     slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}), clock=lambda: bench.now)
     renewed: list[float] = []
