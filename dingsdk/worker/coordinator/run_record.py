@@ -221,9 +221,12 @@ class RunRecord:
             leased = experience.lease(state, fact.batch_size, fact.batches, fact.train_iter)
             drawn = 0 if leased is None else len(leased["batches"])
             if drawn != fact.drawn:
-                text = "the replay buffer drew %d batches where it had drawn %d; its limiter goes "
-                text += "by the clock, or its random numbers are not in its state"
-                _log.warning(text, drawn, fact.drawn)
+                _log.warning(
+                    "the replay buffer drew %d batches where it had drawn %d; its limiter goes by "
+                    "the clock, or its random numbers are not in its state",
+                    drawn,
+                    fact.drawn,
+                )
             return []
         self.note_iteration(fact.task_id, fact.train_iter)
         experience.settle(state, _info_of(fact) | {"priority_info": fact.priorities})

@@ -184,6 +184,54 @@ def test_rows_that_were_not_trained_on_wait_for_the_next_training() -> None:
     experience.check()
 
 
+def push(experience: OnPolicyExperience, *names: str) -> None:
+    for name in names:
+        assert experience.push({"data_id": name, "rows": 4, "policy_iter": 0}, 0)
+
+
+def test_rows_that_come_during_a_training_are_for_the_next_one() -> None:
+    experience = OnPolicyExperience(4, 1)
+    push(experience, "a")
+    for number, name in enumerate("bc", start=1):
+        assert experience.lease(learner(), 4, 8, number - 1) is not None
+        push(experience, name)
+        experience.settle(learner(), {"learner_step": number, "lost_payloads": []})
+        assert experience.readable() == [name]
+        assert experience.ledger.evicted_rows == {"trained": 4 * number}
+    leased = experience.lease(learner(), 4, 8, 2)
+    assert leased is not None
+    assert list(leased["payloads"]) == ["c"]
+    experience.check()
+
+
+def test_queue_of_nothing_but_lost_payloads_makes_room_at_once() -> None:
+    experience = OnPolicyExperience(4, 0)
+    push(experience, "a", "b")
+    experience.give_up_missing(["a", "b"])
+    assert experience.buffer.count() == 0
+    assert experience.ledger.evicted_rows == {"missing": 8}
+    push(experience, "c")
+    assert experience.lease(learner(), 4, 8, 0) is not None
+    experience.close()
+    assert experience.buffer.count() == 0
+
+
+def test_training_that_is_under_way_at_a_restart_is_judged_by_its_own_iteration() -> None:
+    before, experience = OnPolicyExperience(4, 0), OnPolicyExperience(4, 0)
+    push(before, "a")
+    assert before.lease(learner(), 4, 8, 5) is not None
+    state = before.state_dict()
+    experience.load_state_dict(state)
+    experience.settle(learner(), {"learner_step": 5, "lost_payloads": []})  # it did nothing
+    assert experience.readable() == ["a"]
+    assert experience.lease(learner(), 4, 8, 5) is not None
+
+    del state["buffer"]["returned"]  # as earlier versions wrote it
+    older = OnPolicyExperience(4, 0)
+    older.load_state_dict({**state, "buffer": {**state["buffer"], "drawn": 0}, "leases": {}})
+    assert older.lease(learner(), 4, 8, 9) is not None
+
+
 def test_missing_payloads_leave_at_once() -> None:
     experience = OnPolicyExperience(4, 0)
     for name in ("a", "b"):
@@ -221,6 +269,7 @@ def test_collectors_are_told_the_version_of_a_learner_that_went_back_when_it_ask
         before.admission.trained(np.zeros(4, np.int64), train_iter)
     experience.load_state_dict(before.state_dict())
     collector = TaskState("c", "collector", {"buffer_id": "b"})
+    assert experience.admission.lag == before.admission.lag == PolicyLag(1.0, 2, 2)
     assert experience.admit(collector) == {"admitted_steps": 4, "policy_iter": 30}
     assert experience.lease(learner(), 1, 8, 15) is None, "no rows yet"
     assert experience.admit(collector) == {"admitted_steps": 4, "policy_iter": 10}
@@ -240,6 +289,8 @@ def test_training_that_was_saved_and_not_reported_is_not_made_again() -> None:
         0,
         1,
     )
+    experience.push({"data_id": "b", "rows": 4, "policy_iter": 1}, 0)
+    assert experience.lease(learner(), 4, 8, 1) is not None
 
 
 def test_end_of_a_task_without_a_lease_leaves_the_training_of_another_alone() -> None:

@@ -60,6 +60,28 @@ def test_worker_ten_times_slower_is_named_once(race: Race) -> None:
     assert race.stragglers() == {"c1"}
 
 
+def test_worker_is_a_straggler_after_two_slow_windows_in_a_row(race: Race) -> None:
+    rates = {"c0": 100.0, "c1": 10.0, "c2": 100.0}
+    race.run(19, rates)
+    assert race.changes == []
+    race.run(1, rates)
+    assert race.changes == ["c1"]
+
+
+def test_worker_that_is_slower_by_less_than_the_factor_is_no_straggler(race: Race) -> None:
+    race.run(200, {"c0": 100.0, "c1": 40.0, "c2": 100.0})
+    assert race.changes == []
+
+
+def test_time_of_a_task_counts_to_its_end(race: Race) -> None:
+    race.now += 10.0
+    race.board.note("c0", "collector", 50)
+    race.board.end("c0", "collector")
+    race.now += 5.0
+    assert race.board.look() == {}
+    assert race.board.paces()["c0"].per_s == 5.0
+
+
 def test_worker_that_sends_nothing_at_all_is_named_too(race: Race) -> None:
     race.run(60, {"c0": 100.0, "c2": 100.0})
     assert race.changes == ["c1"]

@@ -19,6 +19,7 @@ from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.roles import (
     LAST_ANSWERS,
     REFUSED_PAUSE_S,
+    WAIT_S,
     CollectorRole,
     LearnerRole,
 )
@@ -294,12 +295,14 @@ def test_payload_waits_for_room_without_spinning() -> None:
     driver.start()
     assert refused.wait(20.0)
     with control.condition:
-        assert control.states[0].waits_for == "room for 4 rows in the replay buffer"
+        waiting = control.states[0]
+        assert waiting.waits_for == "room for 4 rows in the replay buffer"
+        assert waiting.wanted == 0
         buffer.is_ready = True
         control.condition.notify_all()
     driver.join(20.0)
     assert len(control.of("data")) == 2
-    assert control.states[0].waits_for == ""
+    assert (waiting.waits_for, waiting.wanted) == ("", 0)
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])
@@ -364,6 +367,38 @@ def test_collector_without_steps_to_take_is_not_asked_until_it_has_some() -> Non
     assert not was_asked
     demand = control.messages[1]
     assert (demand["admitted_steps"], demand["policy_iter"]) == (4, 5)
+
+
+def test_evaluation_beside_an_on_policy_learner_may_take_any_steps() -> None:
+    control = Control(reports(has_ended=True))
+    control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
+    state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": True}})
+    CollectorRole({}, RUN_CFG).drive(control, state, state.task)
+    assert "admitted_steps" not in control.messages[1]
+    assert "columns" not in control.messages[0]["task_info"]
+
+
+@pytest.mark.parametrize("what", ["ending", "buffer"])
+def test_collector_without_steps_to_take_holds_nobody_up(what: str) -> None:
+    control = Control(reports(has_ended=True))
+    experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
+    experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
+    assert experience.lease(TaskState("l", "learner", {"buffer_id": "b"}), 1, 1, 0) is not None
+    waits: list[float | None] = []
+    looks: list[bool] = []
+
+    class Noted(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            waits.append(timeout)
+            looks.append(bool(predicate()))
+            control.is_ending = what == "ending"
+            control.experience = control.experience if control.is_ending else None
+            looks.append(bool(predicate()))
+
+    control.condition = Noted(threading.Lock())
+    drive_collector(control)
+    assert (looks, waits) == ([False, True], [WAIT_S])
+    assert control.names()[-1] == "collector_close_task"
 
 
 # Learners -----------------------------------------------------------------------------------
@@ -452,6 +487,36 @@ def test_learner_that_waits_for_data_in_vain_is_closed(what: str) -> None:
     drive_learner(control)
     assert control.of("finish") == [("learner_close_task", False)]
     assert len(control.of("get_data")) == (0 if what == "ending" else 1)
+
+
+def test_learner_waits_for_a_batch_without_asking_for_it() -> None:
+    control = Control(DEMAND, learned(1))
+    control.data, control.done_at = [{"batches": ["first"]}], {1}
+    assert control.experience is not None
+    control.experience.buffer.is_ready = False
+    state, waits = TaskState("t", "learner", TASK), threading.Event()
+    seen: list[Any] = []
+
+    class Noted(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            seen.append((state.waits_for, state.wanted, timeout, bool(predicate())))
+            waits.set()
+            return super().wait_for(predicate, timeout)
+
+    control.condition = Noted(threading.Lock())
+    driver = threading.Thread(
+        target=LearnerRole({}, RUN_CFG).drive, args=(control, state, state.task)
+    )
+    driver.start()
+    assert waits.wait(20.0)
+    with control.condition:
+        assert control.of("get_data") == []
+        control.experience.buffer.is_ready = True
+        control.condition.notify_all()
+    driver.join(20.0)
+    assert seen[0] == ("a batch of 8 samples", 8, WAIT_S, False)
+    assert control.of("get_data") == [8]
+    assert (state.waits_for, state.wanted) == ("", 0)
 
 
 def test_buffer_that_refuses_is_asked_again() -> None:
@@ -596,4 +661,33 @@ def test_learner_is_told_how_many_processes_train_together(
     worker: Any = create_role("learner", cfg).create_worker(transport, "learner-0")
     assert worker.learner_num == learner_num
     worker.close()
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("replay", "own"),
+    [({}, True), ({"type": "server"}, True), ({"type": "server", "address": "127.0.0.1:1"}, False)],
+)
+def test_workers_have_a_client_of_the_runs_replay_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay: dict[str, str], own: bool
+) -> None:
+    monkeypatch.setenv("DINGSDK_SECRET", "x" * 64)
+    cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
+    cfg.system.replay = {"path": "", "address": "", "timeout_s": 7.0, **replay}
+    cfg.system.roles = {"inference": {"num": 1}}
+    cfg.system.collector.allowed_modules = ["json"]
+    transport = make_transport(cfg, tmp_path)
+    assert ("replay-server" in create_roles(cfg)) is (bool(replay) and own)
+    for role in ("learner", "collector"):
+        worker: Any = create_role(role, cfg).create_worker(transport, f"{role}-0")
+        if not replay:
+            assert worker.replay is None
+        else:
+            assert worker.replay._timeout_s == 7.0
+            assert worker.replay.address == replay.get("address", "")
+            found = worker.replay._path
+            assert (found is not None and found.is_relative_to(tmp_path)) is own
+        assert (getattr(worker, "inference", None) is not None) is (role == "collector")
+        assert ("json" in worker._cfg.allowed_modules) is (role == "collector")
+        worker.close()
     transport.close()

@@ -272,6 +272,33 @@ def test_lost_learner_task_goes_on_from_its_checkpoint(site: Site) -> None:
     assert again.payload_prefix != state.payload_prefix
 
 
+def test_lost_task_of_another_role_is_tried_again_as_it_was(site: Site) -> None:
+    site.join("a0", "auditor")
+    state = site.assigned("auditor")
+    assert site.lose(state) == (None, False)
+    again = site.state.assign("auditor")
+    assert again is not None
+    assert (again.task, again.attempt) == ({"task_id": "audit"}, 2)
+    assert [Auditor(cfg, RUN_CFG).worker_num for cfg in ({}, {"num": 3})] == [1, 3]
+
+
+def test_run_is_as_far_as_the_learner_that_is_behind(site: Site) -> None:
+    experience = site.open_buffer()
+    record = RunRecord(site.state, lambda state: experience, lambda: 0.0)
+    assert (record.train_iter, record.elapsed_s) == (0, 0.0)
+    for number, train_iter in enumerate((5, 3)):
+        site.join(f"l{number}", "learner")
+        task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
+        state = site.assigned("learner", **task)
+        record.note_iteration(state.task_id, train_iter)
+    assert [record.open_experience(state) for _ in range(2)] == [True, False]
+    assert record.train_iter == 3
+    for state in list(site.state.running.values()):
+        record.end_learner(state.task_id)
+        site.state.end(state, None)
+    assert record.train_iter == 3, "the one that ended last"
+
+
 def test_lost_collector_task_plays_other_episodes_an_evaluation_the_same(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
