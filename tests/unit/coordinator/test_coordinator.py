@@ -201,6 +201,13 @@ def test_collecting_task_is_told_to_who_counts_and_not_to_who_keeps_the_best(sit
     assert site.coordinator.status().env_steps == 7
 
 
+def test_result_of_another_player_names_it(site: Site) -> None:
+    state = site.task()
+    state.task = {**state.task, "player": "player_1"}
+    site.coordinator.deal_with_collector_finish_task(state, {"step_count": 3})
+    assert site.collected == [{"step_count": 3, "player": "player_1"}]
+
+
 def test_evaluated_policy_is_handed_on_and_then_deleted(site: Site) -> None:
     store = site.coordinator.policy_store
     store.publish("t", {"w": np.arange(2.0)}, 5)

@@ -38,8 +38,15 @@ class Commander:
         self.failed: list[tuple[str, str]] = []
         self.progress: list[dict[str, Any]] = []
         self.finished: list[dict[str, Any]] = []
+        self.loaded: list[dict[str, Any]] = []
         self.goal_is_reached = False
         self.last: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"finished": len(self.finished)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loaded.append(dict(state))
 
     def get_last_eval_task(self) -> dict[str, Any] | None:
         return self.last
@@ -497,7 +504,116 @@ def test_run_that_owes_no_evaluation_gets_none(site: Site) -> None:
     assert site.state.assign_last_evaluation() == (None, False)
 
 
+def test_collector_that_got_somewhere_is_not_given_up(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    for _ in range(5):
+        site.now += LEASE_S
+        site.state.note_progress(state, 1)
+        assert site.lose(state) == (None, False)
+        state = site.assigned()
+
+
+@pytest.mark.parametrize(("wanted", "is_out"), [((2, 2), True), ((0, 2), False), ((2, 0), False)])
+def test_run_is_trained_out_when_no_learner_has_a_batch_left(
+    site: Site, wanted: tuple[int, int], is_out: bool
+) -> None:
+    for number, samples in enumerate(wanted):
+        site.open_buffer(f"b{number}")
+        site.join(f"l{number}", "learner")
+        task = {**TRAINING, "task_id": f"t{number}", "buffer_id": f"b{number}"}
+        site.assigned("learner", **task).wanted = samples
+    assert site.state.is_trained_out() is is_out
+
+
+# Facts --------------------------------------------------------------------------------------
+
+
+def test_facts_of_tasks_make_another_state_the_same(site: Site) -> None:
+    facts: list[Any] = []
+    site.state.note = facts.append
+    site.open_buffer()
+    site.join("c0")
+    done = site.assigned(**collecting(), task_id="done")
+    site.state.finish_collector(done, {"step_count": 8, "real_episode_count": 2})
+    site.state.end(done, None)
+    lost = site.assigned(**collecting(), task_id="lost")
+    site.state.progress(lost, report(3))
+    site.lose(lost)
+    failed = site.join("c1")
+    site.commander.tasks["collector"].append({"task_id": "failed", "buffer_id": "b"})
+    again = site.state.assign("collector")
+    assert again is not None
+    site.state.produce("collector")
+    site.state.lose(failed)
+    site.now += 31.0
+    site.state.assign("collector")
+    assert site.commander.failed == [("collector", "failed")]
+
+    other = Site()
+    for fact in facts:
+        other.state.apply(fact)
+
+    (orphan,) = other.state.orphans
+    assert (orphan.task_id, orphan.attempt, orphan.lost_env_steps) == ("lost", 2, 3)
+    assert orphan.payload_prefix == again.payload_prefix
+    assert [other.state.has_task(name) for name in ("done", "failed")] == [False, False]
+    assert (other.state.env_steps, other.state.episodes) == (11, 2)
+    assert [each["finished"] for each in other.commander.loaded] == [0, 1, 1, 1, 1, 1]
+
+
+def test_saved_state_holds_tasks_and_counts(site: Site) -> None:
+    experience = site.open_buffer()
+    site.join("l0", "learner")
+    site.join("c0")
+    site.assigned("learner", **TRAINING, task_id="l")
+    collector = site.assigned(**collecting(), task_id="c")
+    site.state.progress(collector, report(5))
+    experience.push({"data_id": "a", "rows": 2, "policy_iter": 0}, 0)
+    site.state.close_experience("b")
+    site.state.unacknowledged_rows = 7
+    site.state.episodes, site.state._ended_env_steps = 3, 40
+    site.join("c1")
+    site.commander.tasks["collector"].append({"task_id": "queued", "buffer_id": "b"})
+    site.state.produce("collector")
+    other = Site()
+
+    other.state.load_state_dict(site.state.state_dict())
+
+    assert [each.task_id for each in other.state.orphans] == ["l", "c"]
+    assert other.state.has_task("queued")
+    assert (other.state.env_steps, other.state.episodes) == (45, 3)
+    assert other.state.samples() == site.state.samples() == SampleCounts(9, 2, 0, 2)
+    assert other.commander.loaded == [{"finished": 0}]
+    assert other.state.learner_of("b").task_id == "l"
+    with pytest.raises(LookupError, match="no task has the buffer x"):
+        other.state.learner_of("x")
+
+
 # Counting -----------------------------------------------------------------------------------
+
+
+def test_rows_that_wait_at_the_end_of_their_task_are_not_acknowledged_any_more(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    state.waiting = {"a": 3, "b": 2}
+    for _ in range(2):
+        assert site.state.samples() == SampleCounts(collected=5)
+        site.state.end(state, None)
+        state.waiting = {}
+
+
+def test_time_after_a_task_is_none_of_its_worker(site: Site) -> None:
+    site.open_buffer()
+    site.join("c0")
+    state = site.assigned(**collecting())
+    site.now += 5.0
+    site.state.end(state, None)
+    site.now += 1000.0
+    site.state.pace.look()
+    assert site.state.pace.paces() == {}
 
 
 def report(steps: int, *, done: bool = False) -> dict[str, Any]:
@@ -517,6 +633,7 @@ def test_env_steps_of_lost_attempts_stay_counted_and_are_told_to_the_commander(s
     assert site.state.progress(again, report(5, done=True))
     assert site.commander.progress[-1]["cur_step"] == 45
     assert not site.state.finish_collector(again, {"step_count": 8})
+    assert site.state.env_steps == 48
     site.state.end(again, None)
     assert site.state.env_steps == 48
     assert site.commander.finished[-1]["step_count"] == 48
@@ -589,6 +706,8 @@ def test_state_of_a_task_needs_only_its_id() -> None:
     state = TaskState("t")
     assert (state.task_id, state.kind, state.buffer_id, state.is_evaluation) == ("t", "", "", False)
     assert state.start_time > 0
+    assert state.player is None
+    assert TaskState("t", "learner", {"player": "player_1"}).player == "player_1"
 
 
 def test_run_without_progress_says_once_what_it_waits_for() -> None:
@@ -727,6 +846,14 @@ def test_pace_of_a_lost_worker_is_not_that_of_the_next_one(site: Site) -> None:
     site.state.lose(WorkerInfo("c0", "collector", incarnation=7))
     assert "c0" in site.state.pace.paces(), "another one of that name"
     site.state.lose(info)
+    assert site.state.pace.paces() == {}
+
+    site.join("c1")
+    site.assigned(**collecting(), task_id="u")
+    site.now += 20.0
+    site.state.pace.look()
+    assert "c1" in site.state.pace.paces()
+    site.join("c1")  # another process
     assert site.state.pace.paces() == {}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from dingsdk.errors import SamplesLostError
 from dingsdk.worker.coordinator.served import ServedExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts
@@ -41,6 +44,24 @@ def test_rows_that_were_announced_can_be_sampled_before_the_server_was_heard_of(
     experience.push({"data_id": "a", "rows": 3}, 0)
     assert experience.can_sample(3)
     assert not experience.can_sample(4)
+
+
+def test_server_admits_rows_by_itself_and_sees_their_columns() -> None:
+    experience = ServedExperience()
+    assert experience.columns == ()
+    assert experience.can_push(10**9)
+    assert experience.push({"data_id": "a", "rows": 3}, 0)
+
+
+def test_server_that_lost_count_of_rows_is_told() -> None:
+    experience = ServedExperience()
+    experience.note_figures({**FIGURES, "count": 69})
+    with pytest.raises(SamplesLostError):
+        experience.check()
+    experience.note_figures(None)
+    assert experience.count_rows() == 69
+    experience.note_figures(FIGURES)
+    experience.check()
 
 
 def test_server_that_was_not_heard_of_has_no_rows() -> None:
