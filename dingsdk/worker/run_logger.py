@@ -192,10 +192,9 @@ class _EventFile:
         self._path = str(Path(folder) / name)
         self._lock = threading.Lock()
         self._has_failed = False
-        self._file: Any = None
         self._flushed_at = time.monotonic()
         self._try(lambda: os.close(open_private(self._path, os.O_CREAT | os.O_WRONLY)))
-        self._file = RecordWriter(self._path)
+        self._file: Any = RecordWriter(self._path)
         self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def add_event(self, event: Any) -> None:

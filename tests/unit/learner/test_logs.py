@@ -22,6 +22,7 @@ from dingsdk.worker.run_logger import (
     MAX_TEXT_BYTES,
     build_logger,
     build_tb_logger,
+    floats_of,
     remove_logs,
     write_statistics,
 )
@@ -271,6 +272,24 @@ class TestBuildLogger:
 
         assert written == [[], [], [0, 20, 31], [0, 20, 31], [0, 20, 31], [0, 20, 31, 50, 61, 62]]
 
+    def test_points_are_on_the_disk_after_a_flush(self, tmp_path):
+        writer = build_tb_logger(tmp_path, "a")
+        writer.add_scalar("x", 1.0, 7)
+
+        writer.flush()
+
+        assert list(read_events(tmp_path / "a_tb_logger")) == [("x", 7, 1.0)]
+        writer.close()
+
+    def test_points_that_find_no_room_at_the_end_are_told(self, tmp_path, caplog):
+        writer = build_tb_logger(tmp_path, "a")
+        writer.add_scalar("x", 1.0, 7)
+        with full_disk(10):
+            writer.close()
+
+        (text,) = caplog.messages
+        assert text.endswith("the run goes on: File too large")
+
     def test_an_event_file_says_its_format_first_and_when_it_was_begun(self, tmp_path):
         before = time.time()
         writer = build_tb_logger(tmp_path, "a")
@@ -291,6 +310,10 @@ class TestBuildLogger:
             "-----+------",
             "loss |  0.25",
             "   n |     3",
+        ]
+        assert logger.get_tabulate_vars({"x": 1 / 3, "n": "one"}).splitlines()[2:] == [
+            "   x | 0.333333",
+            "   n |      one",
         ]
         assert logger.get_tabulate_vars_hor({"loss": 0.25, "n": 3}).splitlines() == [
             "loss | n",
@@ -315,6 +338,10 @@ class TestStatistics:
             ("collector_step/a", 0.5, 70),
             ("collector_iter/total_envstep_count", 70.0, 3),
         ]
+
+
+def test_settings_that_are_no_numbers_have_no_curves():
+    assert floats_of({"eps": 0.5, "mode": "x", "n": 3, "is_on": True}) == {"eps": 0.5}
 
 
 def test_logs_of_all_components_are_removed_and_nothing_else(tmp_path):
