@@ -221,7 +221,7 @@ def test_untrained_player_that_wins_changes_nothing(make_commander: Any) -> None
     commander = make_commander(("a:weak", "a:strong"))
     commander.get_learner_task()
     task = commander.get_collector_task()
-    info = {"train_iter": 0, "reward_mean": 1.0, "reward_raw": [1.0]}
+    info = {"train_iter": 0, "reward_mean": 1.0, "reward_raw": [1.0], "game_result": [["wins"]]}
 
     assert commander.finish_collector_task(task["task_id"], info) is False
     assert commander.statistics()["eval_opponent"] == 0

@@ -211,7 +211,7 @@ def test_queue_of_nothing_but_lost_payloads_makes_room_at_once() -> None:
     assert experience.buffer.count() == 0
     assert experience.ledger.evicted_rows == {"missing": 8}
     push(experience, "c")
-    assert experience.lease(learner(), 4, 8, 0) is not None
+    assert experience.lease(learner(), 4, 8, 5) is not None
     experience.close()
     assert experience.buffer.count() == 0
 
@@ -230,6 +230,26 @@ def test_training_that_is_under_way_at_a_restart_is_judged_by_its_own_iteration(
     older = OnPolicyExperience(4, 0)
     older.load_state_dict({**state, "buffer": {**state["buffer"], "drawn": 0}, "leases": {}})
     assert older.lease(learner(), 4, 8, 9) is not None
+
+
+def test_batch_that_a_learner_did_not_train_on_is_leased_again() -> None:
+    experience = OnPolicyExperience(4, 0)
+    push(experience, "a")
+    assert experience.lease(learner(), 4, 8, 0) is not None
+    experience.settle(learner(), {"learner_step": 0, "lost_payloads": []})
+    assert experience.lease(learner(), 4, 8, 9) is not None, "it is known that it did not"
+
+
+def test_lost_payloads_are_none_of_a_training_before_they_came() -> None:
+    experience = OnPolicyExperience(4, 0)
+    push(experience, "a")
+    assert experience.lease(learner(), 4, 8, 0) is not None
+    experience.settle(learner())  # the learner was lost, whatever it had trained
+    push(experience, "b")
+    experience.give_up_missing(["b"])
+    experience.settle(learner())
+    assert experience.lease(learner(), 4, 8, 1) is None, "it had trained on a"
+    assert experience.ledger.evicted_rows == {"trained": 4, "missing": 4}
 
 
 def test_missing_payloads_leave_at_once() -> None:

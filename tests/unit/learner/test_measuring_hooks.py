@@ -273,6 +273,9 @@ class TestThroughput:
         assert seeing.seen[4]["train_share"] == pytest.approx(trained)
 
 
+EACH_KIND = ("jsonl", "csv")
+
+
 class TestFiles:
     def test_jsonl_and_csv_hold_every_freq_th_iteration(self, scripted, make_learner, tmp_path):
         policy = scripted(losses(1.0, 2.0, math.inf, 4.0))
@@ -296,6 +299,17 @@ class TestFiles:
         ]
         assert read[0].keys() == {"iteration", "env_steps", "loss", "train_time"}
         assert (folder / "metrics.csv").stat().st_mode & 0o777 == 0o600
+
+    def test_a_line_can_be_read_while_the_training_goes_on(self, scripted, make_learner, tmp_path):
+        args = {"ext_args": {"freq": 1}}
+        learner = make_learner(scripted(losses(1.0)), hooked(jsonl_log=args, csv_log=args))
+
+        learner.train([{}])
+
+        folder = tmp_path / "run" / "log" / "learner"
+        counts = [len((folder / f"metrics.{kind}").read_text().splitlines()) for kind in EACH_KIND]
+        assert counts == [1, 2]  # a heading
+        learner.close()
 
     def test_csv_gets_columns_that_come_later_and_goes_on_after_a_restart(
         self, scripted, make_learner, tmp_path
@@ -371,7 +385,9 @@ class TestTrackers:
         database = tmp_path / "run" / "log" / "learner" / "mlflow.db"
         assert client == {"tracking_uri": f"sqlite:///{database}"}
         assert mlflow.of("MlflowClient().get_experiment_by_name") == [(("tests",), {})]
-        ((_, run),) = mlflow.of("MlflowClient().create_run")
+        assert mlflow.of("MlflowClient().create_experiment") == []
+        (((experiment,), run),) = mlflow.of("MlflowClient().create_run")
+        assert experiment.name == "MlflowClient().get_experiment_by_name().experiment_id"
         assert run == {"run_name": "run"}
         metrics = [args for args, _ in mlflow.of("entities.Metric")]
         kept = [(name, value, at) for name, value, _, at in metrics if name != "train_time"]
@@ -391,8 +407,8 @@ class TestTrackers:
     ):
         wandb = Called()
         monkeypatch.setitem(sys.modules, "wandb", wandb)
-        args = {"ext_args": {"freq": 2, "name": "mine"}}
-        learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(wandb=args))
+        args = {"type": "wandb", "ext_args": {"freq": 2, "name": "mine"}}
+        learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(follow=args))
         train_three_times(learner)
 
         ((_, run),) = wandb.of("init")
@@ -404,6 +420,15 @@ class TestTrackers:
             (2, 24, 3.0),
         ]
         assert len(wandb.of("init().finish")) == 1
+        assert wandb.of("Settings") == [((), {"console": "off", "silent": True})]
+
+    def test_package_that_is_not_there_is_named_with_how_to_get_it(
+        self, scripted, make_learner, monkeypatch
+    ):
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        with pytest.raises(HookError, match="needs the package wandb; to get it: pip") as caught:
+            make_learner(scripted(losses(1.0)), hooked(follow={"type": "wandb"}))
+        assert (caught.value.facts["name"], caught.value.facts["found"]) == ("follow", "wandb")
 
 
 def run_alone(source, tmp_path):
