@@ -669,6 +669,13 @@ def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None
     assert collector.env_manager is other.env_manager
 
 
+def test_result_before_the_start_counts_the_time_since_it_was_made(make_zergling) -> None:
+    before = time.time()
+    collector = make_zergling()
+    duration = collector.get_finish_info()["duration"]
+    assert 0 <= duration <= time.time() - before
+
+
 def test_close_of_a_collector_that_never_started_closes_its_envs_once(make_zergling) -> None:
     collector = make_zergling()
     assert not collector.env_manager.closed

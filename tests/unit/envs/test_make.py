@@ -240,3 +240,12 @@ def test_unknown_wrapper_and_manager_types_are_named() -> None:
         create_env_manager({"type": "vectr"}, make_env_fns({"env_id": "CartPole-v1"}, 1))
     with pytest.raises(UnknownKeyError):
         create_env_manager({"type": "base", "x": 1}, make_env_fns({"env_id": "CartPole-v1"}, 1))
+
+
+def test_makers_of_the_same_env_are_equal_and_say_what_they_make() -> None:
+    cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 9}, "wrappers": ["flatten_obs"]}
+    one, same, other = EnvFn(cfg), EnvFn(cfg), EnvFn({**cfg, "wrappers": []})
+    assert len({one, same, other}) == 2
+    assert one != cfg
+    text = "EnvFn('CartPole-v1', kwargs={'max_episode_steps': 9}, wrappers=[])"
+    assert repr(other) == text

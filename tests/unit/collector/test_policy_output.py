@@ -1,0 +1,101 @@
+"""Answers of policies that are refused, and random answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from dingsdk.data import decode_safetensors, encode_safetensors
+from dingsdk.errors import NonFiniteError, PolicyOutputError
+from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_dicts
+
+
+@pytest.mark.parametrize(
+    ("output", "key", "expected", "found"),
+    [
+        ([1.0], "action", "action", "list"),
+        ({"value": np.zeros(2)}, "action", "action", ["value"]),
+        ({"action": np.zeros(3)}, "action", (2,), (3,)),
+        ({"action": np.array(1)}, "action", (2,), ()),
+        ({"action": np.zeros(2), "value": [0.0, 0.0]}, "value", "ndarray", "list"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_named(
+    output: Any, key: str, expected: Any, found: Any
+) -> None:
+    with pytest.raises(PolicyOutputError) as caught:
+        check_columns(output, 2)
+    assert (caught.value.key, caught.value.expected, caught.value.found) == (key, expected, found)
+
+
+def test_rows_that_are_not_finite_are_named() -> None:
+    value = np.zeros((4, 2))
+    value[1, 1], value[3] = np.nan, np.inf
+    with pytest.raises(NonFiniteError) as caught:
+        check_columns({"action": np.zeros(4, np.int64), "value": value}, 4)
+    assert (caught.value.key, caught.value.rows) == ("value", [1, 3])
+    check_columns({"action": np.zeros(4), "state": {"hidden": value}}, 4)
+
+
+@pytest.mark.parametrize(
+    "bad", [float("nan"), np.float32(np.inf), np.array([0.0, np.nan]), torch.tensor([np.inf])]
+)
+def test_value_of_an_env_that_is_not_finite_is_named(bad: Any) -> None:
+    outputs = {0: {"action": 1, "value": 0.5}, 3: {"action": 1, "value": bad}}
+    with pytest.raises(NonFiniteError) as caught:
+        check_dicts(outputs, [0, 3])
+    assert (caught.value.key, caught.value.rows) == ("value", [3])
+    check_dicts(outputs, [0])
+
+
+@pytest.mark.parametrize("outputs", [None, {0: {"action": 1}}, {0: {"action": 1}, 1: {"value": 1}}])
+def test_env_without_an_action_is_named(outputs: Any) -> None:
+    with pytest.raises(PolicyOutputError, match=r"for env \d") as caught:
+        check_dicts(outputs, [0, 1])
+    assert caught.value.key == "action"
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=4),
+        spaces.Box(-1, 1, (2,), np.float32),
+        spaces.Box(0, 2, (2,), np.int8),
+        spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        spaces.MultiDiscrete([2, 3]),
+    ],
+    ids=repr,
+)
+def test_random_actions_are_of_the_space_and_of_their_seed(space: Any) -> None:
+    drawn = RandomActions(space, 5).draw(60)
+    assert len(drawn) == 60
+    assert drawn.dtype == space.dtype
+    assert all(space.contains(each if each.shape else each[()]) for each in drawn)
+    assert np.array_equal(RandomActions(space, 5).draw(60), drawn)
+    assert not np.array_equal(RandomActions(space, 6).draw(60), drawn)
+    if np.issubdtype(space.dtype, np.integer):
+        most = space.high.max() if isinstance(space, spaces.Box) else None
+        most = space.start + 2 if isinstance(space, spaces.Discrete) else most
+        assert most is None or drawn.max() == most
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: spaces.Discrete(9),
+        lambda: spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        lambda: spaces.Tuple([spaces.Discrete(9), spaces.Discrete(9)]),
+    ],
+    ids=["discrete", "unbounded", "tuple"],
+)
+def test_random_actions_go_on_from_their_state(make: Any) -> None:
+    actions, other = RandomActions(make(), 1), RandomActions(make(), 2)
+    actions.draw(3)
+    state = decode_safetensors("test", encode_safetensors("test", actions.state_dict()))
+    expected = actions.draw(8)
+    other.load_state_dict(state)
+    assert np.array_equal(other.draw(8), expected)
