@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import (
     Capabilities,
     EnvManager,
@@ -415,6 +416,13 @@ def test_envs_are_seeded_from_a_branch_of_the_seed_tree() -> None:
         assert found[0] == found[1]
         assert len({str(one) for one in found}) == 3
         assert found[0][0] != found[0][1]
+        seed: Any = [derive_seed(2, "collector", "env", index) for index in range(2)]
+        if cfg is NATIVE:
+            seed = derive_seed(2, "collector", "env")
+        with make(cfg) as manager:
+            manager.seed(seed)
+            manager.launch()
+            assert starts(manager) == found[3]
 
 
 class Fresh(gym.vector.VectorEnv[Any, Any, Any]):

@@ -14,7 +14,13 @@ from pettingzoo.utils.env_logger import EnvLogger
 
 from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.envs.make import make_env
-from dingsdk.envs.players import PLAYERS, OpponentEnv, PlayersEnv, find_opponent
+from dingsdk.envs.players import (
+    PLAYERS,
+    OpponentEnv,
+    PlayersEnv,
+    find_opponent,
+    space_of_player,
+)
 from dingsdk.errors import ConfigError, EnvError
 
 from .games import Nim, Sums, take_one
@@ -327,3 +333,85 @@ def test_vector_manager_refuses_several_players() -> None:
         manager.launch()
 
     assert caught.value.path == "env_manager.type"
+
+
+class Plain(gym.Env[Any, Any]):
+    """Two players act at once, and no info is theirs alone; player 0 gets what both did.
+
+    Args:
+        lost: Episodes at the beginning that end before player 0 may act.
+    """
+
+    player_num = 2
+    observation_space = gym.spaces.Dict({"seat": gym.spaces.Box(0, 1, (2, 1), np.float32)})
+    action_space = gym.spaces.MultiDiscrete([5, 5], start=[3, 3])
+
+    def __init__(self, lost: int = 0) -> None:
+        self._lost, self.episodes = lost, 0
+
+    def reset(self, **_: Any) -> Any:
+        self.episodes += 1
+        is_lost = self.episodes <= self._lost
+        return self._obs(), {PLAYERS: [{"acts_next": False}, {}]} if is_lost else {}
+
+    def step(self, action: Any) -> Any:
+        return self._obs(), np.array([10 * action[0] + action[1], 0]), True, False, {}
+
+    def _obs(self) -> Any:
+        return {"seat": np.array([[0], [1]], np.float32)}
+
+
+def take_four(obs: Any, action_space: Any, action_mask: Any, rng: Any) -> int:
+    assert (obs["seat"].tolist(), action_mask) == ([1], None)
+    assert action_space == gym.spaces.Discrete(5, start=3)
+    return 4
+
+
+def test_opponent_acts_where_no_info_says_who_does() -> None:
+    env = OpponentEnv(Plain(), f"{__name__}:take_four")
+    obs, info = env.reset()
+    assert (obs["seat"].tolist(), info) == ([0], {})
+    obs, reward, terminated, truncated, info = env.step(7)
+    assert (reward, terminated, truncated, info) == (74.0, True, False, {})
+
+
+def test_game_that_is_over_before_the_first_turn_is_followed_by_another() -> None:
+    env = OpponentEnv(Plain(lost=2), "random")
+    obs, _ = env.reset(seed=1)
+    assert obs["seat"].tolist() == [0]
+    assert env.unwrapped.episodes == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("space", "own"),
+    [
+        (gym.spaces.MultiDiscrete([4], start=[2]), gym.spaces.Discrete(4, start=2)),
+        (
+            gym.spaces.MultiDiscrete([[4, 3]], start=[[2, 1]]),
+            gym.spaces.MultiDiscrete([4, 3], start=[2, 1]),
+        ),
+        (gym.spaces.Box(-1, 2, (1, 3), np.int8), gym.spaces.Box(-1, 2, (3,), np.int8)),
+    ],
+)
+def test_space_of_one_player_has_no_axis_of_players(space: Any, own: Any) -> None:
+    assert space_of_player(space, 1) == own
+    with pytest.raises(ConfigError, match="no axis of 2 players"):
+        space_of_player(space, 2)
+
+
+def test_game_keeps_what_it_says_of_itself() -> None:
+    assert PlayersEnv(Sums()).metadata == Sums.metadata
+
+
+def test_picture_of_a_game_is_that_of_its_env() -> None:
+    class Drawn(Sums):
+        def render(self) -> Any:
+            return np.full((2, 2, 3), 7, np.uint8)
+
+    assert PlayersEnv(Drawn()).render().shape == (2, 2, 3)
+
+
+def test_random_opponent_needs_no_seed() -> None:
+    env = OpponentEnv(PlayersEnv(Nim()), "random")
+    env.reset()
+    assert env.step(0)[0]["observation"][1] < 3
