@@ -19,6 +19,8 @@ from dingsdk.envs import (
     make_env_fns,
     seed_envs,
 )
+from dingsdk.envs.guard import GuardedEnv
+from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -297,7 +299,27 @@ def test_random_actions_are_for_ready_envs() -> None:
         manager.launch()
         for _ in range(3):
             manager.step({0: 0})
-        assert list(manager.random_action()) == [1]
+        actions = manager.random_action()
+        assert list(actions) == [1]
+        assert manager.action_space.contains(actions[1])
+
+
+class Silent(InProcessEnvManager):
+    """Does not say how many players its envs have."""
+
+    def _open(self) -> None:
+        self._envs = [GuardedEnv(self._env_fns[0], 0, self.section)]
+        space, actions = self._envs[0].observation_space, self._envs[0].action_space
+        self._spaces = ObservationSchema(space), ActionChecker(actions)
+
+
+def test_envs_of_a_manager_that_names_no_players_have_one() -> None:
+    env_fns = make_env_fns({"env_id": "Tiny/Counter-v0"}, 1)
+    with Silent({}, env_fns) as manager:
+        manager.launch()
+        timesteps = [manager.step({0: 0})[0] for _ in range(3)]
+    assert [each.reward for each in timesteps] == [1.0, 2.0, 3.0]
+    assert timesteps[2].info["eval_episode_return"] == 6.0
 
 
 def test_images_of_envs_that_give_none_are_refused() -> None:
