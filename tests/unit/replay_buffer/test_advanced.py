@@ -200,7 +200,7 @@ def test_a_bad_priority_column_is_refused() -> None:
 @pytest.mark.parametrize("key", ["collect_iter", "policy_iter"])
 def test_age_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
     arrays, objects = make_buffer(), make_buffer(storage={"type": "object"})
-    arrays.push(batch(0, 1, **{key: np.array([[7, 5], [6, 6]])}), 0)
+    arrays.push(batch(0, 1, **{key: np.array([[7, 5, 8], [6, 6, 9]])}), 0)
     objects.push([row(0, **{key: [7, 5]}), row(1, **{key: torch.tensor(6)})], 0)
     for buffer in (arrays, objects):
         sample = buffer.sample(2, 10)
@@ -208,6 +208,16 @@ def test_age_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
             0: 5,
             1: 4,
         }
+
+
+def test_an_update_finds_rows_by_their_places_once_the_ring_has_wrapped() -> None:
+    buffer = make_buffer(replay_buffer_size=4)
+    buffer.push(batch(*range(6)), 0)
+    for number in range(2, 6):
+        sample = buffer.sample(1, 0, slice(number - 2, number - 1))
+        buffer.update(info(sample, [float(number)]))
+    assert facts(buffer, "priority") == {n: pytest.approx(n + 1e-5) for n in range(2, 6)}
+    assert buffer.skipped_updates == 0
 
 
 def test_the_policy_tells_the_age_where_collect_iter_is_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,17 @@ def test_batches_of_changing_length_fit() -> None:
         batch = SampleBatch({"obs": np.full((rows, 2), rows, np.float32)})
         storage.put(slice(0, rows), storage.accept(batch))
         assert storage.take(slice(0, rows)) == batch
+
+
+@pytest.mark.parametrize("next_of", [None, "obs"])
+def test_clearing_gives_the_memory_of_the_columns_back(next_of: str | None) -> None:
+    storage = ArrayStorage({"next_of": next_of}, 8)
+    columns = {"obs": np.zeros((1, 4)), "next_obs": np.ones((1, 4)), "action": np.zeros(1)}
+    storage.put(slice(0, 1), storage.accept(SampleBatch(columns)))
+    kept = [weakref.ref(array) for array in storage._columns.values()]
+    assert all(each() is not None for each in kept)
+    storage.clear()
+    assert [each() for each in kept] == [None] * len(kept)
 
 
 def test_positions_of_two_dimensions_give_sequences() -> None:

@@ -252,6 +252,18 @@ def test_a_sampler_of_another_kind_gets_the_priorities_alone(
     assert facts(new, "use") == {n: use + 1 for n, use in uses_of(old).items()}
 
 
+def test_each_row_keeps_its_own_priority_and_uses_over_several_segments(tmp_path: Path) -> None:
+    old = filled(AdvancedReplayBuffer)
+    for number in range(8):
+        sample = old.sample(1, 0, slice(number, number + 1))
+        old.update({**sample.columns, "priority": [float(number)]})
+    save(tmp_path, old, segment_rows=2)
+    new = AdvancedReplayBuffer({"replay_buffer_size": 6})
+    new.load_data(str(tmp_path))
+    assert uses_of(new) == {n: use for n, use in uses_of(old).items() if n >= 5}
+    assert facts(new, "priority") == {n: pytest.approx(n - 3 + 1e-5) for n in range(5, 11)}
+
+
 def uses_of(buffer: AdvancedReplayBuffer) -> dict[int, int]:
     where = buffer._remover.oldest_first()
     return dict(zip(numbered(buffer), buffer._metadata.uses(where).tolist(), strict=True))

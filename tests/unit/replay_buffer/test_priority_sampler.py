@@ -184,6 +184,16 @@ def test_new_rows_have_the_rank_that_they_would_have_had() -> None:
     assert sampler._tree.weights[0] == 1 / 6
 
 
+def test_a_row_in_the_place_of_another_has_a_rank_of_its_own() -> None:
+    sampler = RankSampler({"alpha": 1.0, "sort_after": 10.0}, 3, 0)
+    sampler.assign(slice(0, 3), np.array([5.0, 3.0, 1.0]))
+    sampler._sort()
+    assert sampler._tree.weights.tolist() == [1, 1 / 2, 1 / 3]
+    sampler.on_insert(slice(0, 1), [{}], np.array([0.5]))
+    # Behind all three that were ranked, the one that left included.
+    assert sampler._tree.weights.tolist() == [1 / 4, 1 / 2, 1 / 3]
+
+
 # Keeping --------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,19 @@ def test_samples_are_bounded_by_what_was_pushed() -> None:
     assert not limiter.can_sample(51)
 
 
+def test_first_rows_count_whole_after_a_pause() -> None:
+    clock = Clock()
+    limiter = make(clock, min=1.0)
+    limiter.on_insert(5)
+    clock.now_s += 300.0
+    assert limiter.can_sample(5)
+    limiter = make(clock, max=1.0)
+    limiter.on_sample(5)
+    clock.now_s += 40.0
+    assert limiter.can_insert(5)
+    assert not limiter.can_insert(6)
+
+
 def test_reset_forgets_what_was_pushed_and_sampled_of_late() -> None:
     limiter = make(max=2.0, min=0.5)
     limiter.on_insert(100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import CheckpointCorruptError, RunFolderError
+from dingsdk.errors import CheckpointCorruptError, RunFolderError, StorageFullError
+from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.storage import Rows
 
@@ -64,6 +66,19 @@ def test_a_disk_that_takes_no_more_keeps_the_old_rows(
     assert loaded(tmp_path) == list(range(20))
     save(tmp_path, buffer, segment_rows)
     assert loaded(tmp_path) == list(range(40))
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_rows_that_do_not_reach_the_disk_keep_the_old_ones(tmp_path: Path, at: int) -> None:
+    buffer = make_buffer()
+    push(buffer, 20)
+    save(tmp_path, buffer, 64)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    push(buffer, 20)
+    with failing_calls(("fsync",), at, errno.EIO), pytest.raises(StorageFullError):
+        save(tmp_path, buffer, 64)  # waits for rows, their state, and the names of both
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert loaded(tmp_path) == list(range(20))
 
 
 @pytest.mark.parametrize("at_once_bytes", [0, 1 << 20])
