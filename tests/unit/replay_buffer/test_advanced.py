@@ -158,6 +158,7 @@ def test_what_is_no_dict_is_refused_with_nothing_pushed(storage: str, given: Any
         ({"use": 3}, "", "a dict with keys of its own", "no such key", "row 1 holds nothing"),
         ({"collect_iter": 0.5}, "collect_iter", "int", "float", "collect_iter of row 1 is 0.5"),
         ({"policy_iter": []}, "collect_iter", "int", "list", "collect_iter of row 1 is []"),
+        ({"collect_iter": [[1], [1, 2]]}, "collect_iter", "int", "list", "collect_iter of row 1"),
     ],
 )
 def test_a_refused_row_says_what_was_expected_and_found(

@@ -27,6 +27,10 @@ def a_row(**changed: Any) -> dict[str, Any]:
     return {**row, **changed}
 
 
+LOW, HIGH = np.array([-(2**15), 7]), np.array([7, 2**15 - 1])
+RANGE = "int16 (-32768 to 32767)"
+
+
 def storage_of(row: dict[str, Any]) -> ArrayStorage:
     storage = ArrayStorage({}, 8)
     storage.put(slice(0, 1), storage.accept([row]))
@@ -90,6 +94,7 @@ def test_a_single_row_is_stored_as_a_list_of_one_is(row: dict[str, Any]) -> None
         (a_row(nested={"pos": np.array([0, 1 << 20]), "on": True}), "nested.pos"),
         (a_row(extra=1), "extra"),
         ({k: v for k, v in a_row().items() if k != "done"}, "done"),
+        ({"ended" if k == "done" else k: v for k, v in a_row().items()}, "done"),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(
@@ -102,6 +107,48 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(
         storage.accept([row])
     assert caught.value.key == key
     assert storage.take(slice(0, 1)) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "expected", "found"),
+    [
+        ({"obs": np.zeros(5, np.float32)}, "obs", [4], [5]),
+        ({"image": np.ones((2, 3), np.float32)}, "image", "uint8", "float32"),
+        ({"image": np.full((2, 3), 256, np.uint16)}, "image", "uint8 (0 to 255)", 256),
+        ({"nested": {"on": True, "pos": LOW - 1}}, "nested.pos", RANGE, -(2**15) - 1),
+        ({"nested": {"on": True, "pos": HIGH + 1}}, "nested.pos", RANGE, 2**15),
+        ({"obs": np.full(4, 1e39)}, "obs", "numbers of float32", "larger ones"),
+        ({"nested": {"on": True}}, "nested.pos", ["on", "pos"], ["on"]),
+        ({"nested": {"on": True, "pos": 1, "x": 2}}, "nested.x", ["on", "pos"], ["on", "pos", "x"]),
+    ],
+)
+def test_a_refused_row_says_what_was_expected_and_found(
+    changed: dict[str, Any], key: str, expected: Any, found: Any
+) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        storage_of(a_row()).accept([a_row(**changed)])
+    error = caught.value
+    assert (error.key, error.expected, error.found) == (key, expected, found)
+    assert str(error).startswith(f"column '{key}' ")
+
+
+@pytest.mark.parametrize("pos", [LOW, HIGH])
+def test_numbers_at_the_ends_of_a_range_are_converted(pos: Any) -> None:
+    storage = storage_of(a_row())
+    store(storage, 1, a_row(nested={"on": True, "pos": pos}))
+    assert storage.take(slice(1, 2)).columns["nested"]["pos"].tolist() == [pos.tolist()]
+
+
+def test_a_row_that_fits_is_taken_as_it_is() -> None:
+    storage = storage_of(a_row())
+    assert storage.takes_row(a_row(action=np.int64(7), reward=-1, done=True))
+    assert not storage.takes_row(a_row(image=np.ones((2, 3), np.int64)))
+
+
+def test_nested_columns_beside_others_have_tensors() -> None:
+    tensors = storage_of(a_row()).take(slice(0, 1)).tensors()
+    assert tensors["nested"]["pos"].tolist() == [[7, 7]]
+    assert tensors["action"].tolist() == [3]
 
 
 def test_a_stored_row_is_independent_of_the_dict_and_its_arrays() -> None:

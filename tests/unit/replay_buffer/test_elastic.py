@@ -88,6 +88,13 @@ def test_a_bad_update_changes_nothing() -> None:
         buffer.sample(1, 0, sample_range=slice(0, 3))
 
 
+def test_priorities_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = make(3)
+    buffer.update({"priority": [1.0]})
+    assert ["ignores update()" in text for text in caplog.messages] == [True]
+    assert buffer.window == 3
+
+
 def test_a_state_carries_the_window() -> None:
     buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
     buffer.update(2)

@@ -17,7 +17,7 @@ from dingsdk.worker.replay_buffer import ElasticReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import load, save
 from dingsdk.worker.replay_buffer.sampler.uniform import UniformSampler
 
-from .prioritized_rows import equal_states, facts, row
+from .prioritized_rows import equal_states, facts, info, row
 from .saved_rows import edit_state
 
 CAPACITY = 40
@@ -206,7 +206,9 @@ def test_rows_that_left_early_stay_gone(tmp_path: Path, kind: str, make: Make) -
 
 
 def numbered(buffer: Any) -> list[int]:
-    return [int(row["action"]) for row in SampleBatch(buffer.state_dict()["data"])]
+    data = buffer.state_dict()["data"]
+    rows = data if isinstance(data, list) else SampleBatch(data)
+    return [int(row["action"]) for row in rows]
 
 
 def filled(cls: type[Any] = NaiveReplayBuffer, **cfg: Any) -> Any:
@@ -252,13 +254,15 @@ def test_a_sampler_of_another_kind_gets_the_priorities_alone(
     assert facts(new, "use") == {n: use + 1 for n, use in uses_of(old).items()}
 
 
-def test_each_row_keeps_its_own_priority_and_uses_over_several_segments(tmp_path: Path) -> None:
-    old = filled(AdvancedReplayBuffer)
+@pytest.mark.parametrize("storage", ["array", "object"])
+def test_each_row_keeps_its_own_priority_and_uses_over_several_segments(
+    tmp_path: Path, storage: str
+) -> None:
+    old = filled(AdvancedReplayBuffer, storage={"type": storage})
     for number in range(8):
-        sample = old.sample(1, 0, slice(number, number + 1))
-        old.update({**sample.columns, "priority": [float(number)]})
+        old.update(info(old.sample(1, 0, slice(number, number + 1)), [float(number)]))
     save(tmp_path, old, segment_rows=2)
-    new = AdvancedReplayBuffer({"replay_buffer_size": 6})
+    new = AdvancedReplayBuffer({"replay_buffer_size": 6, "storage": {"type": storage}})
     new.load_data(str(tmp_path))
     assert uses_of(new) == {n: use for n, use in uses_of(old).items() if n >= 5}
     assert facts(new, "priority") == {n: pytest.approx(n - 3 + 1e-5) for n in range(5, 11)}

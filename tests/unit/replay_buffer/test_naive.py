@@ -189,7 +189,11 @@ def test_a_closed_buffer_admits_nothing() -> None:
     assert buffer.closed is False
     buffer.close()
     assert buffer.closed is True
-    for use in (lambda: buffer.can_push(1), lambda: buffer.can_sample(1)):
+    for use in (
+        lambda: buffer.can_push(1),
+        lambda: buffer.can_sample(1),
+        lambda: buffer.change_limiter({"type": "min_size"}),
+    ):
         with pytest.raises(BufferClosedError):
             use()
 
