@@ -132,6 +132,13 @@ def test_a_refused_row_says_what_was_expected_and_found(
     assert str(error).startswith(f"column '{key}' ")
 
 
+def test_column_that_is_missing_or_new_is_told_so() -> None:
+    row = a_row()
+    for changed, what in (({**row, "x": 1}, "'x' is new"), ({"obs": row["obs"]}, "is missing")):
+        with pytest.raises(SchemaMismatchError, match=f"^column .*{what}"):
+            storage_of(row).accept([changed])
+
+
 @pytest.mark.parametrize("pos", [LOW, HIGH])
 def test_numbers_at_the_ends_of_a_range_are_converted(pos: Any) -> None:
     storage = storage_of(a_row())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import SchemaMismatchError
+from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer, RowListener
 
 KINDS = [NaiveReplayBuffer, AdvancedReplayBuffer]
@@ -58,13 +58,25 @@ def test_listeners_hear_of_rows_as_they_are_stored(storage: str) -> None:
     assert [sorted(row) for row in recorder.inserted] == [["x"]] * 3
 
 
+class Strict(RowListener):
+    def check(self, rows: Any) -> None:
+        if any(row["x"] > 4 for row in rows):
+            raise SchemaMismatchError("too large")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_whose_rows_a_listener_refuses_changes_nothing(kind: Any) -> None:
+    other, buffer = kind({"replay_buffer_size": 6}), kind({"replay_buffer_size": 6})
+    other.push([{"x": 3}, {"x": 7}], 0)
+    buffer.push({"x": 1}, 0)
+    buffer.add_listener(Strict())
+    with pytest.raises(CheckpointCorruptError, match="too large"):
+        buffer.load_state_dict(other.state_dict())
+    assert [row["x"] for row in buffer.sample(1, 0)] == [1]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_listener_that_only_checks_rows_is_asked_before_each_push(kind: Any) -> None:
-    class Strict(RowListener):
-        def check(self, rows: Any) -> None:
-            if any(row["x"] > 4 for row in rows):
-                raise SchemaMismatchError("too large")
-
     buffer = kind({"replay_buffer_size": 6})
     buffer.push(SampleBatch({"x": np.arange(2)}), 0)
     buffer.add_listener(Strict())

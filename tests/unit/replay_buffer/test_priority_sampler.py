@@ -187,9 +187,9 @@ def test_new_rows_have_the_rank_that_they_would_have_had() -> None:
 @pytest.mark.parametrize("where", [slice(0, 2), np.array([0, 1])])
 def test_one_priority_for_all_weighs_as_one_for_each(where: Any) -> None:
     sampler = sampler_of([9.0, 9.0, 1.0], alpha=0.5)
-    sampler.assign(where, 4.0)
-    assert sampler._tree.weights.tolist() == [2.0, 2.0, 1.0]
-    assert sampler.priorities(np.arange(3)).tolist() == [4.0, 4.0, 1.0]
+    sampler.assign(where, 16.0)
+    assert sampler._tree.weights.tolist() == [4.0, 4.0, 1.0]
+    assert sampler.priorities(np.arange(3)).tolist() == [16.0, 16.0, 1.0]
 
 
 def test_a_row_in_the_place_of_another_has_a_rank_of_its_own() -> None:

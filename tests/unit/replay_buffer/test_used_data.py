@@ -91,7 +91,9 @@ def test_leased_files_stay_until_the_last_release(tmp_path: Path) -> None:
     second.release()
     second.release()
     assert names(tmp_path) == ["a"]
-    with first, used.lease(["a"]):
+    third = used.lease(["a"])
+    with first, third as held:
+        assert held is third
         first.release()
         assert names(tmp_path) == ["a"]
     assert names(tmp_path) == []
