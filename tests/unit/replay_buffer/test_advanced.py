@@ -22,6 +22,7 @@ from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer.row_metadata import ADDED
 
 from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info, make_buffer, row
+from .scalar_writer import ScalarWriter
 
 # Config ---------------------------------------------------------------------------------------
 
@@ -499,6 +500,19 @@ def test_statistics_of_sampled_rows_can_be_read() -> None:
         "staleness": 2.0,
         "age": 0.5,
     }
+
+
+def test_statistics_of_sampled_rows_are_reported_when_they_are_due() -> None:
+    writer = ScalarWriter()
+    attr = {"average_range": 1, "print_freq": 2}
+    cfg = {"replay_buffer_size": 8, "monitor": {"sampled_data_attr": attr}}
+    buffer = AdvancedReplayBuffer(cfg, writer, instance_name="mine")
+    buffer.push(batch(0, 1, 2), 0)
+    found = []
+    for _ in range(4):
+        buffer.sample(1, 0)
+        found.append([step for tag, _, step in writer.scalars if tag == "mine_sampled/use_mean"])
+    assert found == [[3], [3], [3, 3], [3, 3]]
 
 
 def test_a_sample_for_which_stale_rows_leave_too_few_is_none() -> None:

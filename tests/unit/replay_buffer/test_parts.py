@@ -106,6 +106,19 @@ def test_samples_per_insert_is_kept_and_nobody_blocks_for_ever(
     assert limiter.samples > 1000
 
 
+def test_the_ratio_holds_once_the_least_size_is_reached() -> None:
+    cfg = {"samples_per_insert": 1, "min_size": 2, "error_buffer": 2}
+    limiter = SamplesPerInsertLimiter(cfg)
+    limiter.on_insert(1)
+    assert limiter.can_insert(100)
+    assert not limiter.can_sample(1)
+    limiter.on_insert(1)
+    assert limiter.can_insert(2)
+    assert not limiter.can_insert(3)
+    assert limiter.can_sample(2)
+    assert not limiter.can_sample(3)
+
+
 @pytest.mark.parametrize(("ahead", "most"), [(0, 10), (4, 12), (None, 20)])
 def test_sampling_is_ahead_of_the_ratio_as_far_as_allowed(ahead: float | None, most: int) -> None:
     cfg = {"samples_per_insert": 2, "min_size": 10, "error_buffer": 20, "samples_ahead": ahead}
