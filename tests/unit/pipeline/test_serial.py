@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,17 @@ from typing import Any
 import pytest
 
 from dingsdk.config import to_easydict
+from dingsdk.data import deadline
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.serial import Team, Workers, _breakable, _run
+from dingsdk.pipeline.serial import (
+    Team,
+    Workers,
+    _breakable,
+    _call_last_hooks,
+    _close,
+    _run,
+)
 from dingsdk.worker.sample_counts import SampleCounts
 
 N_SAMPLE = 4
@@ -294,3 +303,53 @@ def test_samples_are_checked_between_rounds_where_that_is_asked_for(
     parts.count = lambda: 0  # type: ignore[attr-defined]
     run(parts)
     assert checks == ([1] if is_due else [])  # the next one is due in seconds
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_hooks_after_the_run_have_a_time_where_it_was_stopped(
+    tmp_path: Path, is_stopped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed: list[float] = []
+    calls: list[str] = []
+    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path)
+    context.break_after = lambda timeout_s: allowed.append(timeout_s) or True  # type: ignore[func-returns-value]
+    if is_stopped:
+        context.stop.set()
+
+    def call_hook(name: str) -> None:
+        assert context.is_breakable
+        calls.append(name)
+        if is_stopped:
+            raise KeyboardInterrupt
+
+    saves = SimpleNamespace(call_hook=call_hook, save_checkpoint=lambda: calls.append("save"))
+    _call_last_hooks(context, saves)
+
+    assert allowed == ([deadline.CLOSE_S] if is_stopped else [])
+    assert calls == (["after_run", "save"] if is_stopped else ["after_run"])
+    text = "a hook of policy.learn.learner did not return in time from after_run"
+    assert (text in caplog.text) == is_stopped
+    assert not context.is_breakable
+
+
+@pytest.mark.parametrize("can_be_broken", [False, True])
+def test_part_is_closed_in_this_thread_where_that_can_be_broken_off(
+    tmp_path: Path, can_be_broken: bool
+) -> None:
+    threads: list[threading.Thread] = []
+    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path)
+    context.break_after = lambda timeout_s: can_be_broken
+    _close(context, "env_manager", lambda: threads.append(threading.current_thread()))
+    (thread,) = threads
+    assert (thread is threading.main_thread()) == can_be_broken
+
+
+def test_part_that_does_not_close_in_time_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def close() -> None:
+        raise KeyboardInterrupt
+
+    context = RunContext(cfg=to_easydict({}), run_dir=tmp_path, break_after=lambda timeout_s: True)
+    _close(context, "env_manager", close)
+    assert "close() of env_manager did not return in time" in caplog.text

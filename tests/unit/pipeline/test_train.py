@@ -19,10 +19,13 @@ from dingsdk.config import save_config, to_plain
 from dingsdk.data.files import Folder
 from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
 from dingsdk.pipeline import signals
+from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.resume import JournaledRun, changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
 from dingsdk.pipeline.train import (
     GREET_S,
+    _discard_unless_begun,
+    _finish_failed,
     _greet_replay_server,
     _saved,
     _warn_of_short_pieces,
@@ -31,6 +34,7 @@ from dingsdk.pipeline.train import (
     run_coordinator,
     train,
 )
+from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.replay_server import ReplayClient
@@ -292,3 +296,47 @@ def test_secret_of_a_replay_server_is_in_its_folder_if_one_is_named(
     with pytest.raises(ServerLostError):
         _greet_replay_server(section)
     assert asked == [(("here:1", given), {"timeout_s": GREET_S})]
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept", "has_logs"),
+    [
+        ({}, False, False),
+        ({"has_begun": True}, True, True),
+        ({"resumed": JournaledRun(Path("run"), {})}, True, True),
+        ({"on_address": lambda address, note: None}, True, True),  # of workers that wait there
+    ],
+    ids=["new", "begun", "resumed", "elsewhere"],
+)
+def test_folder_of_a_run_that_never_began_is_free_again(
+    tmp_path: Path, given: dict[str, Any], is_kept: bool, has_logs: bool
+) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / "log").mkdir(parents=True)
+    log, config = run_dir / "log" / "learner_logger.txt", run_dir / "config.yaml"
+    for path in (log, config):
+        path.touch()
+    _discard_unless_begun(RunContext(cfg={}, run_dir=run_dir, **given))
+    assert (run_dir.exists(), log.exists()) == (is_kept, has_logs)
+    assert config.exists() == (is_kept and "on_address" not in given)
+
+
+def test_first_error_is_told_where_the_result_cannot_be_written(tmp_path: Path) -> None:
+    results: list[Any] = []
+
+    class Observer:
+        @hookimpl
+        def dingsdk_run_finished(self, result: Any) -> None:
+            results.append(result["error"])
+
+    cfg = compile_run("cartpole-dqn", seed=0)
+    error = ValueError("no")
+    with use_manager(PluginManager()) as manager:
+        manager.register_plugin(Observer(), "observer")
+        _finish_failed(RunContext(cfg=cfg, run_dir=tmp_path), "serial", error)
+        assert results == ["ValueError: no"]
+        assert not hasattr(error, "__notes__")
+        _finish_failed(RunContext(cfg=cfg, run_dir=tmp_path / "gone"), "serial", error)
+    assert results == ["ValueError: no"]
+    (note,) = error.__notes__
+    assert note.startswith("the run folder lacks its result: ")
