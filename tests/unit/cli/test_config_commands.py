@@ -7,6 +7,7 @@ import multiprocessing
 import operator
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -72,6 +73,7 @@ def test_doctor_tells_plugins_that_can_be_imported_from_those_that_cannot(broken
     version = metadata.version("dingsdk-rl-in-memory")
     good = ("pass", "transports in_memory", f"dingsdk-rl-in-memory {version}", "")
     assert found["transports in_memory"] == good
+    assert "buffers naive" not in found
 
 
 @pytest.fixture
@@ -325,6 +327,15 @@ def test_python_is_tested_from_the_first_to_the_last_version(
     monkeypatch.setattr(doctor_module, "TESTED", tested)
     state = "pass" if first <= 0 <= last else "warn"
     assert doctor_module._python().state == state
+
+
+def test_ports_that_nobody_can_reach_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise ConnectionRefusedError("by a filter")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    found = doctor_module._checked("ports", doctor_module._listen, "allow connections")
+    assert found == ("fail", "ports", "ConnectionRefusedError: by a filter", "allow connections")
 
 
 def test_failing_look_is_a_finding_with_its_fix() -> None:

@@ -58,6 +58,16 @@ def test_growth_while_it_starts_and_of_a_few_megabytes_is_normal(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(("used", "is_named"), [(456 << 20, True), ((456 << 20) - 1, False)])
+def test_growth_by_a_quarter_of_a_gigabyte_is_named(
+    used: int, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site()
+    site.after(SETTLED_S, 200 << 20)
+    site.after(SETTLED_S, used)
+    assert bool(caplog.messages) == is_named
+
+
 def test_limit_is_exceeded_by_more_than_the_limit_and_no_longer_when_less_is_used() -> None:
     site = Site(limit_bytes=400 * MB)
 
