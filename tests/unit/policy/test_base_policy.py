@@ -249,6 +249,60 @@ def test_attributes_that_a_policy_has_no_use_for_are_refused() -> None:
             DQNPolicy({"model": MODEL}, ["collect"]).collect_mode.get_attribute(key)
 
 
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
+def test_bytes_of_three_dimensions_are_images_and_all_else_becomes_float32(make: Any) -> None:
+    policy = Own({}, seed=0)
+    kinds = {np.zeros: (np.uint8, np.float64), torch.zeros: (torch.uint8, torch.float64)}
+    byte, double = kinds[make]
+
+    assert policy.tensor(make((2, 3, 3), dtype=byte)).dtype == torch.uint8
+    for shape, dtype in (((2, 3), byte), ((2, 3, 3), double), ((2,), byte)):
+        found = policy.tensor({"seen": make(shape, dtype=dtype)})["seen"]
+        assert (found.dtype, tuple(found.shape)) == (torch.float32, shape)
+
+
+@pytest.mark.parametrize("kind", ["dqn", "r2d2", "sac"])
+def test_no_gradient_goes_through_a_target(kind: str) -> None:
+    bounds = {"action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]} if kind == "sac" else {}
+    policy: Any = create_policy({"type": kind, "model": {**MODEL, **bounds}}, ["learn"], seed=0)
+
+    assert [each for each in policy._target.parameters() if each.requires_grad] == []
+    trained = policy._critic if kind == "sac" else policy._network
+    assert all(each.requires_grad for each in trained.parameters())
+
+
+class WithOptimizer(Own):
+    """Has an optimizer of torch's."""
+
+    def build(self) -> None:
+        super().build()
+        # Not by its constructor, which imports torch's compiler.
+        self.optimizer = torch.optim.SGD.__new__(torch.optim.SGD)
+        self.optimizer.param_groups = [{"params": list(self.net.parameters()), "lr": 0.5}]
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.net, "optimizer": self.optimizer}
+
+
+def test_norms_are_those_of_parameters_and_of_the_gradients_that_there_are() -> None:
+    policy = WithOptimizer({}, seed=0)
+    policy.net.weight.data.copy_(torch.tensor([[2.0, 3.0]]))
+    policy.net.bias.data.fill_(6.0)
+    norms = policy.learn_mode.get_attribute("norms")
+    assert norms == {"param_norm/model": 7.0, "grad_norm/optimizer": 0.0}
+
+    policy.net.weight.grad = torch.tensor([[3.0, 4.0]])
+
+    assert policy.learn_mode.get_attribute("norms")["grad_norm/optimizer"] == 5.0
+
+
+def test_rate_of_an_optimizer_of_torch_is_scaled_from_the_one_it_began_with() -> None:
+    policy = WithOptimizer({}, seed=0)
+    for factor in (0.5, 0.25):
+        policy.learn_mode.set_attribute("learning_rate_factor", factor)
+        assert policy.optimizer.param_groups[0]["lr"] == 0.5 * factor
+
+
 def test_state_that_lacks_a_target_or_an_optimizer_begins_them_anew() -> None:
     policy = DQNPolicy({"model": MODEL}, seed=0)
     rng = np.random.default_rng(0)

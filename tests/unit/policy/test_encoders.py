@@ -101,6 +101,24 @@ def test_small_images_go_through_the_small_convolutions(height, width) -> None:
     torch.testing.assert_close(encoder(images), layers(images))
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_last"),
+    [([3, 5, 4], False), ([4, 5, 4], True), ([5, 4, 4], True), ([1, 9, 9, 1], True)],
+)
+def test_channels_come_first_where_there_are_fewer_than_columns(shape, is_last) -> None:
+    assert Convolutions(shape).has_channels_last == is_last
+    assert Convolutions(shape)(torch.zeros(2, *shape)).shape == (2, Convolutions(shape).width)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_image"), [([36, 36], True), ([35, 84], False), ([84, 35], False)]
+)
+def test_matrix_with_a_side_below_36_is_no_image(shape, is_image) -> None:
+    features = make_encoder(shape, []).features
+
+    assert isinstance(features, Convolutions) == is_image
+
+
 def test_a_small_matrix_is_flattened() -> None:
     encoder = make_encoder([3, 2], [])
 

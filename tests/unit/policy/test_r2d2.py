@@ -171,6 +171,15 @@ def test_sequences_overlap_by_half_and_keep_to_their_episode() -> None:
     assert (made.columns["collect_iter"] == 7).all()
 
 
+@pytest.mark.parametrize(("length", "starts"), [(1, [0, 1, 2, 3]), (3, [0, 1, 2, 3]), (4, [0, 2])])
+def test_sequences_begin_at_every_step_where_half_of_one_is_less(length, starts) -> None:
+    policy = make(length=length, burn_in=0)
+
+    made = policy.samples({"t": np.arange(4)}, np.array([4]))
+
+    assert made.columns["t"][:, 0].tolist() == starts
+
+
 def test_a_sequence_buffer_gets_the_steps_as_they_are() -> None:
     policy = R2D2Policy({"model": {"obs_shape": 2, "action_shape": 3}}, seed=0)
 
