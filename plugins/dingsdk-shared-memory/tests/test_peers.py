@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import socket
@@ -274,8 +275,22 @@ def test_message_is_sent_within_its_deadline() -> None:
     assert len(done) == 2
 
 
+def test_handshake_sends_within_its_deadline() -> None:
+    done: list[str] = []
+    credentials = struct.pack("3i", 1, os.geteuid(), os.getegid())
+    sock: Any = SimpleNamespace(
+        getsockopt=lambda *asked: credentials,
+        settimeout=lambda limit_s: done.append("limit" if 50.0 < limit_s <= 60.0 else "none"),
+        sendall=lambda content: done.append("send"),
+        recv=lambda count: done.append("receive") or bytes(64),
+    )
+    assert not Channel(sock, 3).greet(SECRET, time.monotonic() + 60.0)
+    assert done == ["limit", "send", "limit", "receive", "limit", "send"]
+
+
+@pytest.mark.parametrize("side", ["greet", "introduce"])
 @pytest.mark.parametrize("other", [0, 1])
-def test_peer_is_told_by_its_user_whatever_its_group(other: int) -> None:
+def test_peer_is_told_by_its_user_whatever_its_group(side: str, other: int) -> None:
     user = os.geteuid() + other
     ours, theirs = socket.socketpair()
     credentials = struct.pack("3i", 1, user, user + 7)
@@ -288,7 +303,7 @@ def test_peer_is_told_by_its_user_whatever_its_group(other: int) -> None:
     theirs.shutdown(socket.SHUT_WR)
     with ours, theirs:
         with pytest.raises((ForeignAnswerError, ConnectionResetError)) as caught:
-            Channel(sock, 3).greet(SECRET, time.monotonic() + 10.0)
+            getattr(Channel(sock, 3), side)(SECRET, time.monotonic() + 10.0)
         assert isinstance(caught.value, ForeignAnswerError) == bool(other)
 
 
@@ -326,6 +341,61 @@ def test_answer_as_large_as_it_may_be_is_read_and_a_larger_one_is_not(tmp_path: 
         with pytest.raises(LinkError, match="at most 102"):
             connection.post("/v1/turn", bytes(101), SECRET, deadline())
         assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"  # dials again
+        connection.close()
+
+
+def test_connection_to_the_next_server_is_made_by_the_next_request(tmp_path: Path) -> None:
+    connection = Connection(str(tmp_path / "s"), 100)
+    for _ in range(2):
+        with Echo(tmp_path / "s"):
+            assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"
+        with pytest.raises(LinkError):
+            connection.post("/v1/turn", b"x", SECRET, deadline())
+    connection.close()
+
+
+def test_request_under_way_ends_with_the_close_of_its_connection(tmp_path: Path) -> None:
+    asked, until = threading.Event(), threading.Event()
+
+    class Slow(Echo):
+        def answer(self, kind: str, body: bytes) -> Answer:
+            asked.set()
+            until.wait(30.0)
+            return super().answer(kind, body)
+
+    failed: list[Exception] = []
+
+    def post() -> None:
+        try:
+            connection.post("/v1/turn", b"x", SECRET, time.monotonic() + 30.0)
+        except LinkError as error:
+            failed.append(error)
+
+    with Slow(tmp_path / "s"):
+        connection = Connection(str(tmp_path / "s"), 100)
+        waiting = threading.Thread(target=post)
+        waiting.start()
+        assert asked.wait(20.0)
+        connection.close()
+        waiting.join(20.0)
+        assert len(failed) == 1
+        until.set()
+
+
+def test_socket_that_nobody_accepts_from_is_not_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with contextlib.ExitStack() as opened:
+        busy = opened.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(path)
+        busy.listen(0)
+        for _ in range(3):  # more than may wait
+            one = opened.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(path)
+        connection = Connection(path, 100)
+        with pytest.raises(LinkError):
+            connection.post("/v1/turn", b"", SECRET, deadline())
         connection.close()
 
 
