@@ -53,6 +53,42 @@ def test_requests_have_less_time_where_connections_run_short(
     assert server.close()
 
 
+def test_request_has_ten_seconds_to_come_in_unless_the_server_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
+    monkeypatch.setattr("dingsdk_flask_fs.server.time", SimpleNamespace(monotonic=lambda: 100.0))
+    peers = [slow_peer(None) for _ in range(2)]
+    for peer, begun_at in zip(peers, (90.0, 89.5), strict=True):
+        peer.begun_at = begun_at
+    server._map = dict(enumerate(peers))
+    server._sweep()
+    assert [peer.will_close for peer in peers] == [False, True]
+    server._socket.close()
+
+
+def test_connection_that_is_idle_for_a_minute_is_closed_without_a_word() -> None:
+    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
+    asked = server._adjustments
+    assert (asked.channel_timeout, asked.cleanup_interval) == (60, 10)
+    assert not asked.log_socket_errors
+    assert server.close()
+
+
+def test_server_starts_once_and_not_after_its_close() -> None:
+    server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
+    server.start(lambda *given: [])
+    loop = server._loop
+    assert loop is not None
+    server.start(lambda *given: [])
+    assert server._loop is loop
+    assert server.close()
+    closed = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
+    assert closed.close()
+    closed.start(lambda *given: [])
+    assert closed._loop is None
+
+
 def test_connection_is_not_late_between_two_requests() -> None:
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         start_response("200 OK", [("Content-Length", "0")])
