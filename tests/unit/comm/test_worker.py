@@ -366,7 +366,7 @@ def test_job_that_starts_long_after_the_last_renewal_need_not_wait_for_one(bench
     def start(task: Mapping[str, Any]) -> Mapping[str, Any]:
         bench.now += 60.0  # of a task during which nothing was renewed
         worker.start_job(run, lambda: None, "job")
-        return {"has_moved": has_moved.wait(1.0)}
+        return {"has_moved": has_moved.wait(PATIENCE_S)}
 
     worker = bench.worker(start=start)
     assert bench.master.ask("w0", {"name": "start"}, PATIENCE_S) == {"has_moved": True}
