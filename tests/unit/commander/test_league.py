@@ -140,6 +140,15 @@ def test_player_is_as_strong_as_itself_whatever_was_counted() -> None:
     assert payoff.win_rate("a", "a") == 0.5
 
 
+def test_results_of_eight_games_or_so_tell_who_is_stronger() -> None:
+    payoff, found = Payoff(), list[float]()
+    for _ in range(9):
+        payoff.add("a", "b", "wins")
+        found.append(payoff.win_rate("a", "b"))
+
+    assert found == [0.5] * 8 + [1.0], "eight games weigh 7.7, nine 8.6"
+
+
 def test_loaded_results_replace_those_that_were_there() -> None:
     saved, payoff = Payoff(), Payoff()
     saved.add("a", "b", "wins")

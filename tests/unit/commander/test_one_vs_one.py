@@ -562,9 +562,9 @@ def test_players_that_train_no_more_are_published_again_where_the_store_is_empty
 class Mode:
     """The collect mode of a policy of one weight."""
 
-    def __init__(self, weight: float, load_path: Any = None) -> None:
+    def __init__(self, weight: float, load_path: Any = None, league: Any = LEAGUE) -> None:
         self.model = {"w": torch.tensor([weight])}
-        self.league = {**LEAGUE, "load_path": load_path}
+        self.league = {**league, "load_path": load_path}
 
     def get_attribute(self, key: str) -> Any:
         return to_easydict({"other": {"league": self.league}})
@@ -579,8 +579,10 @@ class Mode:
 class SerialRun:
     """A serial run around a commander; two envs."""
 
-    def __init__(self, run_dir: Any, load_path: Any = None, **cfg: Any) -> None:
-        self.own, self.opponent = Mode(0.0, load_path), Mode(-1.0)
+    def __init__(
+        self, run_dir: Any, load_path: Any = None, league: Any = LEAGUE, **cfg: Any
+    ) -> None:
+        self.own, self.opponent = Mode(0.0, load_path, league), Mode(-1.0)
         self.curves: dict[str, float] = {}
         self.learner = SimpleNamespace(
             train_iter=0, learn_info={}, exp_name=str(run_dir), tb_logger=self
@@ -623,6 +625,33 @@ def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot(tmp_path: Any)
     assert list(run.commander.league.players) == ["player_0", "player_0_0"]
     run.own.model["w"].fill_(7)
     assert run.step(130) == 100
+
+
+def test_serial_opponent_is_drawn_anew_after_so_many_games(tmp_path: Any) -> None:
+    run = SerialRun(tmp_path, games_per_opponent=2)
+    drawn = []
+    for games in ((), ((0, 1, -1),), ((0, 1, -1),), ((1, 1, -1),), ((1, 1, -1),), ()):
+        run.curves.clear()
+        run.step(1, *games)
+        drawn.append("commander_iter/past_players" in run.curves)
+
+    assert drawn == [True, False, True, False, True, False]
+
+
+def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
+    first, second = (SerialRun(tmp_path / name, league=TWO, games_per_opponent=0) for name in "ab")
+    assert list(first.commander.other_players) == ["player_1"]
+
+    second.commander.join(first.commander, "player_1")
+
+    assert list(second.commander.other_players) == []
+    second.step(20)
+    assert {first.step(10) for _ in range(20)} == {10, 20}
+    assert {second.step(20) for _ in range(20)} == {10, 20}
+    assert first.commander.state_dict().keys() == {"job", "games", "league", "snapshots"}
+    assert second.commander.state_dict().keys() == {"job", "games"}
+    second.commander.load_state_dict(second.commander.state_dict())
+    assert list(second.commander.league.players) == ["player_0", "player_1"]
 
 
 def test_serial_games_that_were_begun_against_another_opponent_do_not_count(tmp_path: Any) -> None:
@@ -682,8 +711,9 @@ def test_league_of_a_run_is_the_past_of_another_one(make_commander: Any, tmp_pat
     assert run.step(0) in (100, 200)
     assert run.curves["commander_iter/past_players"] == 3
     assert run.curves["commander_iter/win_rate_player_0_0"] == 1
-    run.step(100)
-    assert len(run.commander.league.players) == 5
+    for train_iter in (100, 110):
+        run.step(train_iter)
+        assert len(run.commander.league.players) == 5
 
 
 def test_folder_without_a_league_is_refused(tmp_path: Any) -> None:
@@ -729,7 +759,10 @@ def test_serial_league_goes_on_from_its_saved_state(tmp_path: Any) -> None:
     path = save_checkpoint(tmp_path / "saves", "run", run.commander.state_dict(), iteration=1)
 
     other = SerialRun(tmp_path / "second", games_per_opponent=2, seed=99)
+    for train_iter in (0, 100, 200):
+        other.step(train_iter)
     other.commander.load_state_dict(load_checkpoint(path).state)
+    assert list(other.commander.state_dict()["snapshots"]) == ["league-player_0_0"]
 
     assert other.step(130) == run.step(130) == 100
     games = [(0, 1, -1), (1, -1, 1)]

@@ -14,7 +14,9 @@ def test_step_gives_collect_settings_for_the_progress():
     policy = create_policy({"type": "dqn", "other": {"eps": eps}}, enable_field=["command"])
     learner = SimpleNamespace(learn_info={"learner_step": 3})
     collector = SimpleNamespace(envstep=0)
-    commander = BaseSerialCommander({}, learner, collector, None, None)
+    commander = BaseSerialCommander({"a": 1}, learner, collector, "evaluator", "buffer")
+    assert (commander._cfg, commander._evaluator) == ({"a": 1}, "evaluator")  # for subclasses
+    assert commander._replay_buffer == "buffer"
     with pytest.raises(NotSetError, match="policy"):
         commander.step()
 
@@ -23,4 +25,6 @@ def test_step_gives_collect_settings_for_the_progress():
     assert commander.step() == {"eps": 1.0}
     collector.envstep = 75
     assert commander.step() == {"eps": 0.25}
+    commander.policy = SimpleNamespace(get_setting_collect=dict)
+    assert commander.step() == {"learner_step": 3, "envstep": 75}
     assert BaseSerialCommander.default_config() == {"cfg_type": "BaseSerialCommanderDict"}

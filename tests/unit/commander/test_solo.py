@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,6 +113,55 @@ def test_tasks_are_plain_data_with_valid_ids_and_leave_the_config_alone(main_con
     tasks[1]["collector_cfg"]["env"]["kwargs"]["x"] = 1
     assert cfg == before
     assert len({task["task_id"] for task in tasks}) == 3
+
+
+def test_tasks_are_numbered_one_after_the_other(commander):
+    learners = [commander.get_learner_task()]
+    tasks = [commander.get_collector_task() for _ in range(2)]
+    commander.notify_fail_learner_task(learners[0])
+    learners.append(commander.get_learner_task())
+    for task in tasks:
+        commander.notify_fail_collector_task(task)
+    tasks.append(commander.get_collector_task())
+
+    for found in (learners, tasks):
+        numbers = [int(task["task_id"].rpartition("_")[2]) for task in found]
+        assert numbers == list(range(len(found)))
+
+
+def test_commander_without_a_learner_has_nothing_to_evaluate_and_can_be_saved(main_config, clock):
+    commander, other = (SoloCommander(main_config(), clock) for _ in range(2))
+
+    assert commander.get_last_eval_task() is None
+    assert commander.envstep == 0
+    other.load_state_dict(commander.state_dict())
+    assert other.state_dict() == commander.state_dict()
+
+
+def test_collectors_are_told_of_the_newest_learner_alone(main_config, clock):
+    commander = SoloCommander(main_config(learner_task_space=2, collector_task_space=3), clock)
+    commander._command = SimpleNamespace(get_setting_collect=dict)
+    learner = start(commander)
+    info = {"learner_step": 5, "loss": 0.5, "priority_info": {"priority": [1.0]}}
+    commander.update_learner_info(learner["task_id"], info)
+    setting = commander.get_collector_task()["collector_cfg"]["collect_setting"]
+    assert setting == {"learner_step": 5, "loss": 0.5, "envstep": 0}
+
+    second = commander.get_learner_task()
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"], "it is another policy"
+    task = commander.get_collector_task()
+    assert task["buffer_id"] == second["buffer_id"]
+    assert task["collector_cfg"]["collect_setting"] == {"envstep": 0}
+    commander.update_learner_info(learner["task_id"], info)
+    assert commander.get_collect_setting(task["task_id"]) == {"envstep": 0}
+
+
+def test_learner_that_reports_no_iteration_has_trained_nothing(commander):
+    learner = start(commander)
+    commander.update_learner_info(learner["task_id"], {})
+    commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
+
+    assert commander.get_last_eval_task() is None
 
 
 def test_task_content(commander):

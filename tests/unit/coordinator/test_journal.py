@@ -264,6 +264,17 @@ def test_every_failing_call_leaves_the_facts_that_were_taken(
     assert at > 8
 
 
+@pytest.mark.parametrize(("options", "waits"), [({}, False), ({"fsync": True}, True)])
+def test_fact_is_waited_for_on_the_disk_where_that_is_asked(
+    tmp_path: Path, options: dict[str, bool], waits: bool
+) -> None:
+    made = journal(tmp_path, **options)
+    made.open()
+    with failing_calls(("fsync",), 100, errno.EIO) as calls:
+        made.append(FACTS[0])
+        assert (calls() > 0) is waits
+
+
 def test_full_disk_takes_the_next_fact_when_there_is_room(tmp_path: Path) -> None:
     made = journal(tmp_path)
     made.open()

@@ -455,3 +455,4 @@ def test_rows_that_are_too_few_are_a_collect_under_way_without_a_grant_too() -> 
     experience = OnPolicyExperience(4, 0)
     experience.push({"data_id": "a", "rows": 3, "policy_iter": 0}, 0)
     assert (experience.collects, experience.is_in_collect) == (0, True)
+    assert experience.admit(TaskState("c", "collector", {}))["admitted_steps"] == 1

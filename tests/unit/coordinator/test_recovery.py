@@ -52,7 +52,7 @@ class Life:
         kind: str,
         snapshot_facts: int = 40,
         more: Sequence[str] = (),
-        rejoin_s: float = 0.0,
+        **options: Any,
     ) -> None:
         example, *sets = (*KINDS[kind], *more)
         sets += ["policy.learn.batch_size=16", f"{BUFFER}replay_buffer_size=200"]
@@ -63,7 +63,7 @@ class Life:
         self.now = 100.0
         journal = Journal(Folder(folder / "journal"), snapshot_facts=snapshot_facts)
         self.coordinator = Coordinator(
-            cfg, transport, journal=journal, clock=lambda: self.now, rejoin_s=rejoin_s
+            cfg, transport, journal=journal, clock=lambda: self.now, **options
         )
         self.scheduler = self.coordinator._state
         assert self.coordinator._keeper is not None

@@ -22,6 +22,7 @@ from dingsdk.worker.coordinator.roles import (
     WAIT_S,
     CollectorRole,
     LearnerRole,
+    Role,
 )
 from dingsdk.worker.inference.role import InferenceRole
 
@@ -644,6 +645,9 @@ def test_run_has_a_learner_collectors_and_what_it_names() -> None:
     assert list(roles) == ["learner", "collector"]
     assert [role.worker_num for role in roles.values()] == [1, 2]
     assert [role.ends_run for role in roles.values()] == [True, False]
+    assert [role.resumes for role in roles.values()] == [True, False]
+    assert [role.rejoins for role in roles.values()] == [True, True]
+    assert [Role.ends_run, Role.resumes, Role.rejoins] == [False] * 3, "unless a role says so"
     assert create_role("collector", RUN_CFG).name == "collector"
     unknown = to_easydict({"system": {"roles": {"colector": {}}}})
     with pytest.raises(UnknownPluginError) as caught:

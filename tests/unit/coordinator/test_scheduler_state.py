@@ -706,6 +706,8 @@ def test_state_of_a_task_needs_only_its_id() -> None:
     state = TaskState("t")
     assert (state.task_id, state.kind, state.buffer_id, state.is_evaluation) == ("t", "", "", False)
     assert state.start_time > 0
+    assert (state.attempt, state.progress, state.wanted, state.mark) == (0, 0, 0, 0)
+    assert (state.env_steps, state.lost_env_steps) == (0, 0)
     assert state.player is None
     assert TaskState("t", "learner", {"player": "player_1"}).player == "player_1"
 

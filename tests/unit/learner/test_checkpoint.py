@@ -205,6 +205,12 @@ class TestNames:
 
         assert stems_in(tmp_path) == {f"iteration_{number}" for number in kept}
 
+    def test_env_steps_that_are_not_known_are_minus_one(self, tmp_path):
+        path = save_checkpoint(tmp_path, "weights", {}, iteration=0)
+
+        found = load_checkpoint(path)
+        assert (found.iteration, found.envstep, found.meta) == (0, -1, {})
+
     def test_an_old_checkpoint_that_cannot_be_removed_stays_and_is_told(self, tmp_path, caplog):
         for number in (1, 2, 3):
             os.utime(save(tmp_path, f"iteration_{number}"), (number, number))

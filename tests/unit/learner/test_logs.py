@@ -490,3 +490,4 @@ def test_count_var_counts():
     count.update(1)
     assert count.val == 1
     assert repr(count) == "CountVar(val=1)"
+    assert CountVar().val == 0
