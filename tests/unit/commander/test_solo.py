@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from dingsdk.data.seeding import derive_seed
 from dingsdk.worker.commander.solo import SoloCommander
+from dingsdk.worker.commander.tasks import collector_task, learner_task
 
 
 def eval_result(reward_mean=10.0, train_iter=5):
@@ -155,6 +157,13 @@ def test_collectors_are_told_of_the_newest_learner_alone(main_config, clock):
     commander.update_learner_info(learner["task_id"], info)
     assert commander.get_collect_setting(task["task_id"]) == {"envstep": 0}
 
+    commander.update_learner_info(second["task_id"], {"learner_step": 2})
+    commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
+    setting = {"learner_step": 2, "envstep": 0}
+    assert commander.get_collect_setting(task["task_id"]) == setting
+    commander.finish_learner_task(second["task_id"], {"buffer_id": second["buffer_id"]})
+    assert commander.state_dict()["learner_info"] == {}
+
 
 def test_learner_that_reports_no_iteration_has_trained_nothing(commander):
     learner = start(commander)
@@ -162,6 +171,74 @@ def test_learner_that_reports_no_iteration_has_trained_nothing(commander):
     commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
 
     assert commander.get_last_eval_task() is None
+
+
+def test_saved_commander_goes_on_at_another_clock(main_config, clock):
+    cfg = main_config(collector_task_space=3, eval_interval=10.0)
+    saved = SoloCommander(cfg, clock)
+    learner = start(saved)
+    collect(saved, 30)
+    train(saved, learner, 5)
+    clock.now += 11
+    evaluation = saved.get_collector_task()
+    assert evaluation["collector_cfg"]["eval_flag"]
+    running = saved.get_collector_task()
+    saved.update_collector_info(running["task_id"], {"cur_step": 20})
+    clock.now += 4
+    state = json.loads(json.dumps(saved.state_dict()))
+    later = type(clock)()
+    later.now = 5000.0
+    other = SoloCommander(cfg, later)
+
+    other.load_state_dict(state)
+
+    assert other.state_dict() == saved.state_dict()
+    assert other.envstep == 50
+    other.finish_collector_task(evaluation["task_id"], eval_result())
+    train(other, learner, 6)
+    later.now += 5.9  # it was issued 4 s before
+    assert other.get_eval_task() is None
+    later.now += 0.2
+    task = other.get_eval_task()
+    assert other.finish_collector_task(task["task_id"], eval_result(480.0, train_iter=6)) is True
+    again = SoloCommander(cfg, later)
+    again.load_state_dict(other.state_dict())
+    assert again.has_reached_goal
+    assert again.get_learner_task() is None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "collector", "evaluator", "serial"),
+    [
+        ("zergling", {}, {}, (False, False)),
+        ("zergling", {"type": "sample"}, {"type": "interaction"}, (False, False)),
+        ("zergling", {"type": "episode"}, {"type": "interaction"}, (True, False)),
+        ("marine", {"type": "episode"}, {"type": "metric"}, (False, True)),
+    ],
+)
+def test_task_runs_the_serial_part_that_zergling_is_none_like(
+    main_config, parallel, collector, evaluator, serial
+):
+    cfg = main_config()
+    cfg.policy.collect.parallel_collector.type = parallel
+    cfg.policy.collect.collector, cfg.policy["eval"] = collector, {"evaluator": evaluator}
+    for eval_flag, is_serial in zip((False, True), serial, strict=True):
+        task = collector_task(cfg, "t", "b", "p", number=0, collect_setting={}, eval_flag=eval_flag)
+        assert task["collector_cfg"]["type"] == ("serial" if is_serial else parallel)
+
+
+def test_first_learner_begins_with_the_weights_of_serial_mode_and_others_do_not(main_config):
+    cfg = main_config()
+    seeds = [learner_task(cfg, "t", "b", "p", number=number)["seed"] for number in range(3)]
+    assert seeds[0] == derive_seed(3, "policy")
+    assert len(set(seeds)) == 3
+
+
+def test_evaluators_play_at_least_as_many_episodes_as_are_asked_for(main_config):
+    cfg = main_config()
+    cfg.env.evaluator_episode_num, cfg.env.n_evaluator_episode = None, 11
+    task = collector_task(cfg, "t", "b", "p", number=0, collect_setting={}, eval_flag=True)
+    assert task["collector_cfg"]["env"]["episode_num"] == 3, "of each of five envs"
 
 
 def test_task_content(commander):
@@ -394,6 +471,7 @@ def test_a_failed_learner_makes_collectors_wait_for_the_next_one(commander):
     assert commander.get_collector_task() is None
     second = commander.get_learner_task()
     assert second["buffer_id"] != first["buffer_id"]
+    assert commander.get_collect_setting(stale["task_id"]) is None
     commander.finish_collector_task(stale["task_id"], collect_result(500))
     assert commander.envstep == 0  # those steps went to the other buffer
     assert commander.get_collector_task()["buffer_id"] == second["buffer_id"]
