@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -170,3 +171,11 @@ def counter_cls() -> type[Counter]:
     """The class behind Tiny/Counter-v0; ``made`` counts its instances."""
     Counter.made = 0
     return Counter
+
+
+@pytest.fixture
+def fork_server() -> Any:
+    """A context whose processes start at once: what envs need is imported in their server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dingsdk.envs.subprocess"])
+    return context

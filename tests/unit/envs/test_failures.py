@@ -10,15 +10,17 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.vector import AsyncVectorEnv
 
 from dingsdk.data.seeding import derive_seed
-from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns
+from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns, vector
 from dingsdk.envs.guard import FAILURES, GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
 
@@ -345,6 +347,7 @@ def test_native_failure_rebuilds_all_and_marks_all_rows(env: str, fault: int) ->
         with pytest.raises(EnvError, match="vector env failed 3 times") as caught:
             step(manager, 0, fault, 0)
         assert caught.value.__cause__ is not None
+        assert manager.closed
 
 
 def test_native_failure_is_abnormal_for_every_env_in_dict_form() -> None:
@@ -455,6 +458,7 @@ BREAKING = """
 import time
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.vector import AsyncVectorEnv
 
 class Breaking(CartPoleEnv):
     def __init__(self, sleeps_s=0.0, **kwargs):
@@ -477,6 +481,78 @@ def _breaking_envs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("breaking_envs", None)
+
+
+class Forked(AsyncVectorEnv):
+    """Its processes start at once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "context": "forkserver"})  # of `fork_server`
+
+
+@pytest.fixture
+def _forked(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector, "AsyncVectorEnv", Forked)
+
+
+class Hanging(CartPoleEnv):
+    """Waits until somebody opens a fifo for writing, in a step or a reset."""
+
+    def __init__(self, gate: Path, where: str) -> None:
+        super().__init__()
+        self._gate, self._where = gate, where
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self._where == "reset":
+            self._gate.open().close()
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self._where == "step" and action == 1:
+            self._gate.open().close()
+        return super().step(action)
+
+
+def launch_hanging(tmp_path: Path, where: str, **cfg: Any) -> Any:
+    os.mkfifo(tmp_path / "gate")
+    cfg = {"type": "vector", "vectorization_mode": "async", "max_retry": 0, **cfg}
+    manager = create_env_manager(cfg, [partial(Hanging, tmp_path / "gate", where)] * 2)
+    try:
+        manager.launch()
+    except BaseException:
+        assert manager.closed
+        raise
+    return manager
+
+
+@pytest.mark.usefixtures("_forked")
+def test_step_and_reset_of_child_processes_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector, "_end_processes", partial(vector._end_processes, timeout_s=0.05))
+    with pytest.raises(EnvError, match=r"vector env failed 1 times.*TimeoutError"):
+        launch_hanging(tmp_path, "reset", reset_timeout=0.1)
+    (tmp_path / "gate").unlink()
+    with launch_hanging(tmp_path, "step", step_timeout=0.1) as manager:
+        with pytest.raises(EnvError, match=r"vector env failed 1 times.*TimeoutError"):
+            step(manager, 0, 1)
+        assert manager.closed
+
+
+@pytest.mark.usefixtures("_forked")
+def test_child_processes_get_time_to_end_and_are_killed_after_it(tmp_path: Path) -> None:
+    with launch_hanging(tmp_path, "nowhere") as manager:
+        vec = manager._vec
+        vector._end_processes(vec)
+        assert [process.exitcode for process in vec.processes] == [0, 0]
+        assert vec.closed
+    (tmp_path / "gate").unlink()
+    with launch_hanging(tmp_path, "step") as manager:
+        vec = manager._vec
+        vec.step_async(np.array([0, 1]))
+        vector._end_processes(vec, 0.0)
+        assert vec.processes[1].exitcode == -signal.SIGKILL
+        assert vec.closed
 
 
 @pytest.mark.slow

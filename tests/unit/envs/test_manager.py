@@ -113,8 +113,9 @@ def test_int_list_and_dict_seeds_agree(cfg: dict[str, Any]) -> None:
 def test_wrong_number_of_seeds_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 envs need 2 seeds"):
         make(SYNC).seed([1, 2, 3])
-    with pytest.raises(ConfigError, match="take one seed together"):
+    with pytest.raises(ConfigError, match="take one seed together") as caught:
         make(NATIVE).seed([1, 2])
+    assert caught.value.path == "env_manager.vectorization_mode"
 
 
 @pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
@@ -178,8 +179,9 @@ def test_native_refuses_what_it_cannot_do() -> None:
         manager.launch()
         assert manager.capabilities.per_env_seed is False
         manager.step_batch(np.zeros(2, int))
-        with pytest.raises(ConfigError, match="sync"):
+        with pytest.raises(ConfigError, match="sync") as refused:
             manager.reset({0: None})
+        assert refused.value.path == "env_manager.vectorization_mode"
         manager.reset()
         start = starts(manager)
         manager.reset({0: None})  # at the start of its episode already
@@ -192,6 +194,23 @@ def test_native_refuses_what_it_cannot_do() -> None:
         make(NATIVE, env_id="MountainCar-v0")
     with pytest.raises(ConfigError, match="resets in mode next_step"):
         make({**NATIVE, "autoreset_mode": "same_step"})
+
+
+def test_env_that_is_done_holds_no_other_up() -> None:
+    cfg = {**IN_PROCESS, "episode_num": 1}
+    with make(cfg, env_id="Tiny/Counter-v0") as manager:
+        manager.launch()
+        for _ in range(3):
+            manager.step({0: 0})
+        columns = manager.step_batch(np.zeros(2, int))
+        assert columns.valid.tolist() == [False, True]  # type: ignore[union-attr]
+        assert columns.obs[:, 1].tolist() == [3, 1]
+
+
+def test_closed_manager_calls_no_env() -> None:
+    manager = make(IN_PROCESS)
+    with pytest.raises(ClosedError):
+        manager.enable_save_replay("replays")
 
 
 def test_in_process_steps_some_envs_alone() -> None:

@@ -47,13 +47,6 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-@pytest.fixture(scope="module")
-def fork_server() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dingsdk.envs.subprocess"])
-    return context
-
-
 @pytest.fixture
 def launch(spawning: Launch, fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> Launch:
     """As ``spawning``, with processes that are forked, so that they start at once."""

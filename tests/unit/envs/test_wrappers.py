@@ -107,6 +107,14 @@ def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> No
     assert env.observation_space.contains(found)
 
 
+def test_observation_that_never_changes_is_normalised_too(tmp_path: Path) -> None:
+    file = tmp_path / "statistics.npz"
+    np.savez(file, mean=np.full(4, 2.0), var=np.zeros(4))
+    env = make({"type": "normalize_obs", "statistics": str(file), "clip": 5.0})
+    seen = env.observation(np.array([2.0, 2.0001, 3.0, -3.0]))
+    assert seen.tolist() == pytest.approx([0.0, 1.0, 5.0, -5.0], rel=1e-2)
+
+
 def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="measure_observations"):
         make({"type": "normalize_obs", "statistics": str(tmp_path / "none.npz")})
