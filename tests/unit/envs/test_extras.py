@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[3]
         ("Hopper-v5", Extra("mujoco", "mujoco")),
         ("envpool:Pong-v5", Extra("envpool", "envpool")),
         ("ALE/Pong-v5", Extra("atari", "ale_py")),
+        ("ALE/NoSuchGame-v9", Extra("atari", "ale_py")),
         ("ale_py:ALE/Pong-v5", Extra("atari", "ale_py")),
+        ("ale_py.env:AtariEnv", Extra("atari", "ale_py")),
         ("pettingzoo.classic.tictactoe_v3:env", Extra("multiagent", "pettingzoo")),
     ],
 )

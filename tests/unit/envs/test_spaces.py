@@ -224,3 +224,9 @@ def test_infos_of_a_vector_env_are_split_by_env() -> None:
     assert type(first["steps"]) is int
     nested = {"box": np.array([[1.0], [2.0]]), "inner": {"n": [3, 4]}}
     assert part_of(nested, 1) == {"box": np.array([2.0]), "inner": {"n": 4}}
+
+
+def test_three_of_the_actions_outside_of_the_space_are_named() -> None:
+    with pytest.raises(PolicyOutputError) as caught:
+        ActionChecker(gym.spaces.Discrete(3)).batch(np.array([9, 4, 2, 5, 5, 7]), 6)
+    assert caught.value.found == "int64[6] with [4, 5, 7]"
