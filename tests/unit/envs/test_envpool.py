@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from dingsdk.envs import EnvFn, EnvManager, create_env_manager, make_env_fns
+from dingsdk.envs.pooled import PooledEnv, PooledEnvs
 from dingsdk.errors import ConfigError, EnvError, NotSavableError, UnknownEnvError
 
 CARTPOLE = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 12}}
@@ -187,3 +189,21 @@ def test_parallel_run_uses_it_too(tmp_path: Path) -> None:
         "cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, output=tmp_path
     )
     assert result.train_iter >= 40
+
+
+def test_closed_env_has_closed_its_pool(envpool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = PooledEnv("CartPole-v1")
+    env.close()  # there is none yet
+    env.reset(seed=1)
+    pool: Any = env._envs._pool
+    assert (pool.config["num_envs"], pool.config["num_threads"]) == (1, 0)
+    closed: list[Any] = []
+    monkeypatch.setattr(type(pool), "close", lambda self: closed.append(self))
+    env.close()
+    env.close()
+    assert len(closed) == 1
+    assert closed[0] is pool
+
+
+def test_pool_says_that_resets_take_a_step(envpool: Any) -> None:
+    assert PooledEnvs("CartPole-v1").metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
