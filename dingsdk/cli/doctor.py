@@ -158,7 +158,7 @@ def _shared_memory() -> str:
 
 def _listen() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        socket.create_connection(server.getsockname()[:2], timeout=5).close()
+        socket.create_connection(server.getsockname(), timeout=5).close()
     return "loopback works"
 
 

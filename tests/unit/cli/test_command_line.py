@@ -64,6 +64,18 @@ def test_broken_command_does_not_hide_the_others(
     assert sum(line.split()[:1] == ["broken"] for line in out.splitlines()) == 1
 
 
+def test_long_help_of_a_plugins_command_is_cut_in_the_list(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager.registry("commands").register("wordy", click.Command("wordy", help="word " * 60))
+
+    assert main(["--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "wordy word word" in told
+    assert "word..." in told
+    assert told.count("word ") < 30
+
+
 def test_hidden_command_is_run_and_not_listed(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:

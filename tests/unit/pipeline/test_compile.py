@@ -478,6 +478,16 @@ def test_nothing_is_written_unless_asked_for(
     assert list(tmp_path.rglob("total_config.yaml"))
 
 
+def test_folder_of_a_saved_config_is_made_and_used_again_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        compile_config(MINIMAL, seed=seed, save_cfg=True, renew_dir=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert load_config(tmp_path / "run" / "total_config.yaml")["seed"] == 2
+
+
 def test_parameters_of_the_reference_are_taken_in_its_order() -> None:
     main = {"env": {"collector_env_num": 4}, "policy": {"discount_factor": 0.9}}
     create = {

@@ -191,12 +191,15 @@ def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 FULL = Failed("StorageFullError", "no room", {"path": "p", "reason": "ENOSPC"}, [], False)
 
 
-def test_coordinator_that_dies_is_replaced_where_its_workers_look_for_it(site: Site) -> None:
+def test_coordinator_that_dies_is_replaced_where_its_workers_look_for_it(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     first = site.newest
     assert (first.spec.is_resumed, first.spec.rejoin_s) == (False, 0.0)
     site.open(7777)
     site.die()
     assert first.ends == [KILL_S]
+    assert "the coordinator died: killed by SIGKILL; another one goes on" in caplog.text
     spec = site.newest.spec
     assert (spec.is_resumed, spec.rejoin_s) == (True, site.lease_s)
     assert spec.cfg["system"]["transport"]["port"] == 7777

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dingsdk.errors import DuplicateTypeError, PluginLoadError, UnknownPluginError
-from dingsdk.plugins import API_VERSION, PluginManager, hookimpl, use_manager
+from dingsdk.plugins import API_VERSION, PluginManager, Switches, hookimpl, use_manager
 
 Install = Callable[..., Path]
 
@@ -229,6 +229,22 @@ def test_hook_with_an_unknown_argument_is_refused_by_name(install: Install, body
 
     with pytest.raises(PluginLoadError, match=r"(?s)acme-args.*colour"):
         PluginManager().get("buffers", "args")
+
+
+def test_module_that_provides_nothing_is_refused_where_it_must(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-idle", {}, acme_idle="VALUE = 1\n")
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError, match="plugin acme has no effect: acme_idle") as caught:
+        manager.load("acme_idle", "acme", must_provide=True)
+
+    assert (caught.value.plugin, caught.value.reason) == ("acme", "no hooks")
+    PluginManager(Switches(plugins=("acme_idle",))).load_observers()
+    assert "plugin acme_idle has no effect" in caplog.text
+    manager.load("acme_idle", "acme")
+    assert manager.modules["acme_idle"] == "acme"
 
 
 def test_hook_wrapper_is_refused(install: Install) -> None:
