@@ -140,3 +140,6 @@ def test_unregistered_observer_hears_nothing_more() -> None:
     manager.observers.after_iter(learner=None, iteration=1, log_vars={})
 
     assert counting.seen == [0]
+    manager.register_plugin(counting)  # again
+    manager.observers.after_iter(learner=None, iteration=2, log_vars={})
+    assert counting.seen == [0, 2]

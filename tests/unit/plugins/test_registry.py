@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 
 from dingsdk.errors import (
@@ -9,7 +11,7 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.plugins import Registry
-from dingsdk.plugins.registry import transaction
+from dingsdk.plugins.registry import Entry, transaction
 
 
 class Ring:
@@ -108,7 +110,10 @@ def test_declared_type_is_imported_when_asked_for_only() -> None:
     assert registry.query() == ["gone", "there"]
     with pytest.raises(DuplicateTypeError):
         registry.declare("there", "collections:Counter")
+    assert registry.entry("there") == Entry("dingsdk-rl", None, "collections:OrderedDict")
     assert registry.build("there", a=1) == {"a": 1}
+    found = Entry("dingsdk-rl", OrderedDict, "collections:OrderedDict")
+    assert registry.entry("there") == found
     with pytest.raises(PluginLoadError) as caught:
         registry.get("gone")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
