@@ -65,6 +65,15 @@ def test_page_of_a_run_is_shown_until_the_run_closes_it(
     ]
 
 
+def test_all_that_a_page_says_at_its_end_is_shown(
+    show: Pages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show("cat > /dev/null; seq 20000")
+    with LivePage() as page:
+        page.run_started(Path("/runs/mine"))
+    assert capsys.readouterr().out.splitlines()[-1] == "20000"
+
+
 def test_page_that_does_not_end_in_time_is_killed(
     show: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
