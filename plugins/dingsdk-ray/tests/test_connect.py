@@ -139,12 +139,19 @@ def test_ray_that_others_started_in_this_process_is_used_and_left(fake: Ray) -> 
 
 
 def test_signals_are_handled_as_before_ray_was_started_and_stopped(fake: Ray) -> None:
+    def handle(number: int, frame: object) -> None:
+        pass
+
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    cluster.connect("local")
-    assert [signal.getsignal(number) for number in numbers] == before
-    cluster.disconnect()
-    assert [signal.getsignal(number) for number in numbers] == before
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        cluster.connect("local")
+        assert [signal.getsignal(number) for number in numbers] == [handle] * 2
+        cluster.disconnect()
+        assert [signal.getsignal(number) for number in numbers] == [handle] * 2
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_ray_is_started_from_other_threads_which_handle_no_signals(

@@ -130,6 +130,20 @@ def test_reader_gets_no_older_version_where_the_one_it_had_is_damaged(
     assert is_whole(reader.newest("p"), 4)
 
 
+def test_next_version_is_newer_and_all_damage_is_counted(
+    publisher: SharedPolicyStore, reader: SharedPolicyStore
+) -> None:
+    for version in (1, 2, 3):
+        publisher.publish("p", weights(version), version)
+    damage(publisher, 3)
+    own = publisher.segments._own
+    assert own is not None
+    own.map[64 + 64] ^= 1  # the size of the first version, in the table
+    assert is_whole(reader.newest("p", newer_than=1), 2)
+    assert reader.newest("p", newer_than=2) is None
+    assert reader.corrupt_count == 2
+
+
 def test_id_that_is_none_is_refused(publisher: SharedPolicyStore) -> None:
     for call in (
         lambda: publisher.publish("../p", weights(1), 1),
