@@ -29,11 +29,13 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 from dingsdk import SampleBatch
 from dingsdk.data import PrivateDir, encode_json
 from dingsdk.errors import (
+    ClosedError,
     ConfigError,
     ConflictError,
     DataCorruptError,
     DataMissingError,
     DataVersionError,
+    ProtocolError,
     RunDirLockedError,
     RunFolderError,
     StorageFullError,
@@ -455,6 +457,55 @@ def test_payload_just_as_large_as_readers_take_is_stored_and_a_larger_one_is_not
             assert caught.value.path == "policy.collect.n_sample"
             assert len(store) == 0
         store.close()
+    tight = SharedDataStore(Segments(PrivateDir(tmp_path / str(size))), max_payload_bytes=size - 1)
+    with pytest.raises(DataCorruptError):
+        tight.get("a", 0.0)
+    tight.close()
+
+
+def test_id_that_is_none_is_refused(transport: SharedMemoryTransport) -> None:
+    with pytest.raises(ProtocolError):
+        transport.data_store().put("../a", a_batch())
+
+
+def test_who_waits_for_a_payload_is_told_that_the_store_was_closed(
+    transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = transport._own_data_store()
+    real = store._closed.wait
+
+    def wait(pause_s: float) -> bool:
+        store.close()  # as another thread would
+        return real(pause_s)
+
+    monkeypatch.setattr(store._closed, "wait", wait)
+    with pytest.raises(ClosedError, match="data store was closed") as caught:
+        store.get("a", 20.0)
+    assert caught.value.facts["what"] == "data store"
+
+
+def test_payload_that_comes_damaged_is_told_at_once(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = {"data_dir": str(tmp_path / "shm")}
+    writer, reader = (SharedMemoryTransport(cfg, run_dir) for _ in range(2))
+    store, waited = reader._own_data_store(), list[float]()
+
+    def wait(pause_s: float) -> bool:
+        waited.append(pause_s)
+        if len(waited) == 1:
+            writer.data_store().put("a", a_batch())
+            own = writer._own_data_store().segments._own
+            assert own is not None
+            own.map[64 + 64] ^= 1  # the size of the payload, in the table
+        return len(waited) > 5
+
+    monkeypatch.setattr(store._closed, "wait", wait)
+    with pytest.raises(DataCorruptError, match="'a'") as caught:
+        store.get("a", 20.0)
+    assert (caught.value.where, len(waited)) == ("table", 1)
+    writer.close()
+    reader.close()
 
 
 def test_folder_that_another_process_lets_go_in_time_is_used(run_dir: Path, tmp_path: Path) -> None:
