@@ -41,6 +41,7 @@ def test_each_start_of_a_simulated_master_is_another_one(process: SimulatedProce
         else:
             assert answer["epoch"] == epoch
         end.close()
+        assert serve(message)[0] == 410
 
 
 def test_answer_of_a_simulated_master_is_waited_for_until_the_deadline(

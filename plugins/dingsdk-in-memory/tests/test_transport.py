@@ -195,6 +195,9 @@ def test_worker_that_waits_for_a_task_is_woken(transport: InMemoryTransport, how
     else:
         transport.slave_end("memory").join(WorkerInfo("w0", "collector"), 5.0)
     waiting.join(20.0)
+    if how != "send":
+        with pytest.raises((ClosedError, WorkerLostError)):
+            end.renew(1)
     (outcome,) = found
     kinds = {"send": TaskMessage, "close": ClosedError}
     assert isinstance(outcome, kinds.get(how, WorkerLostError))
