@@ -414,7 +414,7 @@ def test_collate_stacks_the_rows_of_a_batch_without_changing_it() -> None:
         ([], ">= 1 element", 0),
         ([{"a": 1}, {"b": 1}], "elements of equal keys and shapes", "dict"),
         ([np.zeros(2), np.zeros(3)], "elements of equal keys and shapes", "ndarray"),
-        ([object()], "elements of equal keys and shapes", "object"),
+        pytest.param([object()], "elements of equal keys and shapes", "object", id="object"),
         ([make_batch()], "a SampleBatch or a list of dicts", "a list of SampleBatch"),
     ],
     ids=str,
