@@ -39,15 +39,22 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def torch_to_numpy(value: Any) -> Any:
-    """Return a torch tensor as an array (zero-copy on CPU), anything else unchanged."""
+def torch_to_numpy(value: Any, key: str | None = None) -> Any:
+    """Return a torch tensor as an array (zero-copy on CPU), anything else unchanged.
+
+    Args:
+        key: Name of its column, for the error.
+
+    Raises:
+        SchemaMismatchError: numpy has no such dtype.
+    """
     if not is_tensor(value):
         return value
     try:
         return value.detach().cpu().numpy()
     except (TypeError, RuntimeError) as error:
-        found = str(value.dtype)
-        raise mismatch("a tensor", None, "a dtype that numpy has", found, str(error)) from error
+        what, found = "a tensor" if key is None else f"column {key!r}", str(value.dtype)
+        raise mismatch(what, key, "a dtype that numpy has", found, str(error)) from error
 
 
 def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -79,7 +86,7 @@ def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _as_column(key: str, value: Any) -> NDArray[Any]:
-    value = torch_to_numpy(value)
+    value = torch_to_numpy(value, key)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         value = stack_values(key, value) if len(value) else np.empty(0, np.float32)
     is_array = isinstance(value, np.ndarray)
@@ -215,7 +222,7 @@ def _stack(key: str, values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _row_value(key: str, index: int, value: Any) -> NDArray[Any]:
-    value = torch_to_numpy(value)
+    value = torch_to_numpy(value, key)
     if isinstance(value, float):  # includes numpy.float64 scalars
         value = np.asarray(value, dtype=np.float32)
     elif isinstance(value, (list, tuple)):

@@ -468,7 +468,7 @@ def _check_value(name: str, column: NDArray[Any], value: Any) -> None:
             "batch.take(indices) or another copy",
             key=name,
         )
-    value = torch_to_numpy(value)
+    value = torch_to_numpy(value, name)
     shape = f"shape {list(column.shape[1:])}"
     try:
         array = np.asarray(value)

@@ -28,8 +28,8 @@ LARGEST = float(np.finfo(np.float32).max)
         ({"a": [0], "b": [0, 1]}, "batch dimension of column 'b'", "b", 1, 2),
         (
             {"a": torch.zeros(2, dtype=torch.bfloat16)},
-            "a tensor",
-            None,
+            "column 'a'",
+            "a",
             "a dtype that numpy has",
             "torch.bfloat16",
         ),
