@@ -4,17 +4,20 @@ import itertools
 import re
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from dingsdk.config import PartSection
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
+from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.collector.serial_task import SerialTaskCollector
@@ -316,6 +319,101 @@ def test_serial_evaluation_counts_the_steps_of_its_episodes(
     assert info["real_episode_count"] == 3
     # CartPole pays 1 a step, and one env plays one episode after the other.
     assert info["step_count"] == sum(info["reward_raw"]) == wire.progress[-1]["cur_step"]
+
+
+class Given(ISerialCollector):
+    """Gives what it is told to, and takes as many env steps a call as there are samples."""
+
+    class Config(PartSection, frozen=True, kw_only=True):
+        """Its section."""
+
+        type: str = "given"
+
+    gives: ClassVar[list[Any]] = []
+    asked: ClassVar[list[tuple[int, float, Any]]] = []
+
+    def collect(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> Any:
+        self.asked.append((train_iter, policy_kwargs["eps"], self.last_episodes))
+        self.envstep += 5
+        return self.gives[len(self.asked) - 1]
+
+
+@pytest.fixture
+def make_given(make_zergling):
+    manager = PluginManager()
+    manager.registry("collectors").register("given", Given)
+    Given.asked.clear()
+    collect = {**POLICY["collect"], "collector": {"type": "given"}}
+
+    def make(wire: Wire, gives: list[Any], calls: int = 4, **changes: Any) -> SerialTaskCollector:
+        Given.gives = gives
+        changes |= {"policy": {**POLICY, "collect": collect}}
+        changes |= {"env": {"collector_episode_num": calls}}
+        return make_zergling(kind=SerialTaskCollector, wire=wire, **changes)
+
+    with use_manager(manager):
+        yield make
+
+
+def rows_of(*numbers: int) -> list[dict[str, Any]]:
+    return [{"x": np.float32(number)} for number in numbers]
+
+
+def test_serial_collector_without_episodes_is_called_as_often_as_asked_for(make_given) -> None:
+    wire = Wire()
+    batch = SampleBatch({"x": np.array([4.0, 5.0], np.float32)})
+    gives = [rows_of(1, 2), [], batch, [rows_of(6), rows_of(7)]]
+    task = make_given(wire, gives)
+    task.start()
+
+    assert Given.asked == [(wire.polls, 0.5, None)] * 4
+    # What is no SampleBatch and no episode is a sample, a list of rows too.
+    first, second, _ = wire.payloads.values()
+    assert [list(each.columns["x"]) for each in (first, second)] == [[1.0, 2.0], [4.0, 5.0]]
+    assert [meta["rows"] for meta in wire.samples] == [2, 2, 2]
+    assert [meta["cur_step"] for meta in wire.progress] == [5, 10, 15, 20]
+    assert [meta["collector_done"] for meta in wire.progress] == [False, False, False, True]
+    info = task.get_finish_info()
+    assert (info["step_count"], info["sample_count"], info["real_episode_count"]) == (20, 6, 0)
+
+
+def test_batches_that_a_serial_collector_gives_in_a_list_are_a_payload_each(make_given) -> None:
+    wire = Wire()
+    batches = [SampleBatch({"x": np.full(rows, 1.0, np.float32)}) for rows in (2, 3)]
+    make_given(wire, [batches], calls=1).start()
+    assert [meta["rows"] for meta in wire.samples] == [2, 3]
+
+
+def test_steps_of_a_task_count_from_its_start_where_it_goes_on_with_another(make_given) -> None:
+    with closing(EnvPool()) as pool:
+        for _ in range(2):
+            task = make_given(Wire(), [rows_of(1)] * 4, calls=2, env_pool=pool)
+            task.start()
+            assert task.get_finish_info()["step_count"] == 10
+        assert task._serial.envstep == 20
+
+
+@pytest.mark.parametrize("found", [["text"], [3.0, {}]])
+def test_samples_that_cannot_be_moved_are_refused_by_the_type_of_their_collector(
+    make_given, found: list[Any]
+) -> None:
+    wire = Wire()
+    with pytest.raises(ConfigError, match=f"'given' gives a list of {type(found[0]).__name__}"):
+        make_given(wire, [found]).start()
+    assert wire.payloads == {}
+
+
+def test_serial_task_that_is_over_takes_no_further_step(make_given) -> None:
+    task = make_given(Wire(), [])
+    manager = task.env_manager
+    steps = [vars(manager)[name] for name in ("step", "step_batch")]
+    manager.step(manager.random_action())
+    task.close()
+    for step in steps:
+        with pytest.raises(ClosedError, match="the task is over"):
+            step({})
+    task._release()
+    assert not {"step", "step_batch"} & vars(manager).keys()
 
 
 def test_episodes_per_env_come_before_the_total(make_zergling) -> None:
