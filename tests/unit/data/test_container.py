@@ -447,6 +447,12 @@ def test_another_version_of_the_format_is_named(version: Any) -> None:
         assert (caught.value.found, caught.value.expected) == (version, VERSION)
 
 
+def test_text_that_does_not_name_its_version_is_of_the_first() -> None:
+    with pytest.raises(DataVersionError, match="reads 2") as caught:
+        decode_json("payload", b'{"kind":"payload"}')
+    assert caught.value.found == 1
+
+
 def test_damage_is_told_by_its_place() -> None:
     frame = frame_of(piece())
     short, other = (

@@ -158,6 +158,36 @@ class Ticks(gym.Env[Any, Any]):
         return {PLAYERS: [{"acts_next": self.time % 2 == player} for player in (0, 1)]}
 
 
+class Three(gym.Env[Any, Any]):
+    """Three players, of which one each step has no turn: player 1, then 2, and so on."""
+
+    player_num = 3
+    observation_space = gym.spaces.Box(0, 9, (3, 1), np.float32)
+    action_space = gym.spaces.MultiDiscrete([4, 4, 4])
+
+    def __init__(self) -> None:
+        self.time, self.shapes = 0, list[tuple[int, ...]]()
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((3, 1), np.float32), self._info()
+
+    def step(self, action: Any) -> Any:
+        self.shapes.append(np.shape(action))
+        self.time += 1
+        return np.zeros((3, 1), np.float32), np.ones(3), False, False, self._info()
+
+    def _info(self) -> Any:
+        return {PLAYERS: [{"acts_next": player != 1 + self.time % 2} for player in range(3)]}
+
+
+def test_env_is_given_an_action_for_each_player_whoever_has_the_turn() -> None:
+    env = OpponentEnv(three := Three(), "random")
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step(1)
+    assert three.shapes == [(3,), (3,)]
+
+
 def test_rewards_of_the_opponents_turns_are_part_of_a_step() -> None:
     env = OpponentEnv(Ticks(), "random")
     env.reset(seed=0)

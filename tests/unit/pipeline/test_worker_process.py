@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def test_worker_whose_parent_is_gone_ends_and_outlives_the_run_by_no_more_than_a
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(worker_process, "LEAVE_S", 0.0)
+    monkeypatch.setattr(worker_process, "LEAVE_S", 0.05)
     addresses: list[str] = []
     ends: list[str] = []
     working = threading.Event()
@@ -132,6 +133,8 @@ def test_worker_whose_parent_is_gone_ends_and_outlives_the_run_by_no_more_than_a
     ours, theirs = multiprocessing.Pipe()
     ours.send_bytes(worker_process.ADDRESS + b"http://here")
     ours.close()
+    began = time.monotonic()
     with theirs, pytest.raises(SystemExit) as ended:
         worker_process._obey(theirs, addresses.append, lambda: ends.append("end"), working)
     assert (addresses, ends, ended.value.code) == (["http://here"], ["end"], code)
+    assert not is_at_work or time.monotonic() - began >= 0.05  # its job has as long to end

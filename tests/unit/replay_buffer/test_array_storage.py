@@ -275,8 +275,10 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     storage = Tight({"next_of": "obs"}, 8)
     rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
     storage.put(slice(0, 4), storage.accept(rows))
-    with pytest.raises(ConfigError, match="cannot be had"):
+    with pytest.raises(ConfigError, match="cannot be had") as caught:
         storage.accept(rows)
+    # A float64 for each of obs and next_obs.
+    assert caught.value.facts["size_bytes"] == 8 * 16
     assert storage.take(slice(0, 4)) == rows
 
 
