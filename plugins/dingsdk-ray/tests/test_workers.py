@@ -247,7 +247,7 @@ def test_workers_of_a_placement_group_have_a_bundle_each(monkeypatch: pytest.Mon
     strategies = [each.pop("scheduling_strategy") for each in chosen]
     assert [each.placement_group_bundle_index for each in strategies] == [1, 0]
     assert all(each.placement_group is groups for each in strategies)
-    # Ray starts no worker again: whoever watches them does.
+    # Ray does not restart a worker: the process that watches the workers does.
     assert chosen == [
         {"max_restarts": 0, "max_concurrency": 4, "num_cpus": 0},
         {

@@ -867,7 +867,7 @@ def test_last_evaluation_whose_worker_is_lost_is_made_anew(site: Site) -> None:
 
 
 class Observer:
-    """Remembers the paces that it is told of."""
+    """Records the paces that it is given."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, float, bool]] = []

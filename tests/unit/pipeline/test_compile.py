@@ -638,6 +638,25 @@ def test_unknown_transport_stops_parallel_mode_only() -> None:
     assert caught.value.kind == "transports"
 
 
+@pytest.mark.parametrize(
+    ("mode", "assignment", "kind"),
+    [
+        ("parallel", "policy.learn.learner.type=bse", "learners"),
+        ("eval", "policy.type=dqm", "policies"),
+        ("eval", "policy.learn.learner.type=bse", None),
+    ],
+)
+def test_evaluations_do_without_the_parts_that_only_train(
+    mode: Any, assignment: str, kind: str | None
+) -> None:
+    if kind is None:
+        assert compile_config(changed(assignment), mode=mode).policy.learn.learner.type == "bse"
+        return
+    with pytest.raises(UnknownPluginError) as caught:
+        compile_config(changed(assignment), mode=mode)
+    assert caught.value.kind == kind
+
+
 def test_unknown_env_id_names_the_nearest_one() -> None:
     with pytest.raises(UnknownEnvError) as caught:
         compile_config(changed("env.env_id=CartPoll-v1"))
