@@ -13,6 +13,7 @@ import torch
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.worker.collector.policy_output import RandomActions
+from dingsdk.worker.collector.rows import DictRollout
 
 
 def test_rows_get_tensors_when_the_config_says_so(make_policy, make_collector) -> None:
@@ -215,6 +216,30 @@ def test_random_actions_lie_in_the_space_and_repeat_with_the_seed(space: Any) ->
         every = np.broadcast_to(np.asarray(low) + np.asarray(count) - 1, space.shape).ravel()
         assert (flat.max(axis=0) == every).all()
         assert (flat.min(axis=0) == np.broadcast_to(low, space.shape).ravel()).all()
+
+
+@pytest.mark.parametrize(
+    ("obs", "allowed"),
+    [
+        (np.zeros(3, np.float32), {0, 1, 2}),
+        ({"observation": np.zeros(3, np.float32)}, {0, 1, 2}),
+        ({"observation": np.zeros(3, np.float32), "action_mask": np.array([1, 0, 1])}, {0, 2}),
+    ],
+    ids=["array", "dict", "masked"],
+)
+def test_random_actions_of_rows_keep_to_masks_where_there_are_some(
+    make_policy, make_collector, obs, allowed
+) -> None:
+    policy = make_policy(form="rows")
+    collector, _ = make_collector(policy, [(5,)] * 32)
+    rollout = DictRollout(collector.env, policy)
+
+    outputs = rollout.random_output(
+        dict.fromkeys(range(32), obs), RandomActions(gym.spaces.Discrete(3), 0)
+    )
+
+    assert list(outputs) == list(range(32))
+    assert {int(output["action"]) for output in outputs.values()} == allowed
 
 
 def test_random_actions_without_a_seed_are_new_each_time() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,3 +87,16 @@ def test_listing_holds_observers_and_what_import_names_registered(install: Insta
     assert row(manager, "plugins", "eye", "acme-eye").state == "loaded"
     (mine,) = [info for info in manager.plugins() if info.type_key == "mine"]
     assert (mine.state, mine.distribution) == ("loaded", None)
+
+
+def test_type_declared_by_its_place_is_loaded_once_its_module_is(install: Install) -> None:
+    install("acme-other", {}, acme_mine="KEEPS = dict")
+    manager = PluginManager()
+    manager.registries["buffers"].declare("mine", "acme_mine:KEEPS", "acme-other")
+
+    def found() -> PluginInfo:
+        return row(manager, "buffers", "mine", "acme-other")
+
+    assert (found().provider, found().state) == ("acme_mine", "available")
+    importlib.import_module("acme_mine")
+    assert found().state == "loaded"
