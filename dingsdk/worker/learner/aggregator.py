@@ -34,6 +34,7 @@ from dingsdk.worker.learner.remote_ranks import (
     RankPlace,
     RemoteRanks,
     dial,
+    set_patience,
     torch_distributed,
 )
 
@@ -129,7 +130,8 @@ class LearnerAggregator:
                         self._ranks.append(_ChildRank(spec))
                 else:
                     store, address = remote.new_group(), remote.place.own_address()
-                    self._ranks += [_Rank(rank, link) for rank, link in remote.links().items()]
+                    links = remote.links()
+                    self._ranks += [_Rank(rank, link, rank_s) for rank, link in links.items()]
                     begin = [remote.groups, rank_s, to_plain(policy_cfg)]
                     for each in self._ranks:
                         each.send(_BEGIN, begin)
@@ -162,9 +164,9 @@ class LearnerAggregator:
     def _train(self, data: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)
         parts = split_batch(batch, len(self._ranks) + 1)
+        self._is_broken = True  # until all have done the same
         for rank, part in zip(self._ranks, parts[1:], strict=True):
             rank.send(_FORWARD, part)
-        self._is_broken = True  # until all have done the same
         try:
             found = [self._policy.forward(parts[0], **kwargs)]
         except ConnectionError as error:
@@ -206,18 +208,27 @@ class LearnerAggregator:
 
 
 class _Rank:
-    """The link to another rank."""
+    """The link to another rank, which may be silent in the middle of a message for ``rank_s``."""
 
-    def __init__(self, number: int, link: Connection) -> None:
+    def __init__(self, number: int, link: Connection, rank_s: float) -> None:
         self.number = number
         self._link = link
+        set_patience(link, rank_s)
         self.has_hung_up = False
         """Whether it went without a word, as one whose process was killed."""
 
     def send(self, name: str, value: Any) -> None:
-        """Tell it what to do; a rank that has ended is noticed when it has to answer."""
-        with contextlib.suppress(OSError):
+        """Tell it what to do; a rank that has ended is noticed when it has to answer.
+
+        Raises:
+            WorkerCrashedError: it does not take what is sent.
+        """
+        try:
             _send(self._link, name, value)
+        except BlockingIOError as error:
+            raise self._lost("takes no message") from error
+        except OSError:
+            pass
 
     def answer(self, deadline: float) -> Any:
         """Return what it answers; raises WorkerCrashedError where it does not."""
@@ -232,17 +243,14 @@ class _Rank:
                     why, trace = value
                 else:
                     why, code = "has lost another rank", 0
+        except BlockingIOError:
+            pass  # it stopped in the middle of its answer
         except (EOFError, OSError):
             why, self.has_hung_up = "is gone", True
         if not trace and (ended := self._exit_code()) is not None:
             check_guarded(ended, "system.learner_num")
             why, code = f"ended with exit code {ended}", ended
-        raise WorkerCrashedError(
-            f"rank {self.number} of the learner {why}",
-            worker_id=f"rank-{self.number}",
-            exit_code=code,
-            traceback=trace,
-        )
+        raise self._lost(why, code, trace)
 
     def end(self) -> None:
         """Let it leave the group."""
@@ -258,6 +266,14 @@ class _Rank:
     def _exit_code(self) -> int | None:
         return None
 
+    def _lost(self, why: str, code: int | None = None, trace: str = "") -> WorkerCrashedError:
+        return WorkerCrashedError(
+            f"rank {self.number} of the learner {why}",
+            worker_id=f"rank-{self.number}",
+            exit_code=code,
+            traceback=trace,
+        )
+
 
 class _ChildRank(_Rank):
     """A rank in a process of ours."""
@@ -265,7 +281,7 @@ class _ChildRank(_Rank):
     def __init__(self, spec: _RankSpec) -> None:
         context = spawn_context("system.learner_num")
         link, theirs = context.Pipe()
-        super().__init__(spec.rank, link)
+        super().__init__(spec.rank, link, spec.rank_s)
         self._process = context.Process(
             target=rank_main, args=(spec, theirs), name=f"learner-rank-{spec.rank}", daemon=True
         )

@@ -211,7 +211,7 @@ class RemoteRanks:
                 deliver_challenge(link, self._key)
                 answer_challenge(link, self._key)
                 rank = int(link.recv_bytes(16))
-                _set_patience(link, 0)
+                set_patience(link, 0)
             except (OSError, EOFError, ValueError, AuthenticationError) as error:
                 _log.warning("a connection to the ranks of the learner was refused: %s", error)
                 link.close()
@@ -241,7 +241,7 @@ def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
             answer_challenge(link, key)
             deliver_challenge(link, key)
             link.send_bytes(str(place.rank).encode())
-            _set_patience(link, 0)
+            set_patience(link, 0)
             return link
         except (OSError, EOFError, RuntimeError, AuthenticationError) as error:
             if time.monotonic() > deadline:
@@ -264,11 +264,13 @@ def _link(peer: socket.socket) -> Connection:
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
         peer.setsockopt(socket.IPPROTO_TCP, option, _KEEPALIVE_S)
     link = Connection(peer.detach())
-    _set_patience(link, int(_HANDSHAKE_S))
+    set_patience(link, _HANDSHAKE_S)
     return link
 
 
-def _set_patience(link: Connection, seconds: int) -> None:
-    """Let reads fail after so many seconds; 0 for never."""
+def set_patience(link: Connection, seconds: float) -> None:
+    """Let what reads or writes raise BlockingIOError after so long without a byte; 0 for never."""
+    time_value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(link.fileno())) as view:
-        view.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            view.setsockopt(socket.SOL_SOCKET, option, time_value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -290,11 +291,11 @@ def test_remote_ranks_that_may_have_done_something_else_are_hung_up_on(
 
 
 @contextlib.contextmanager
-def linked_ranks() -> Iterator[tuple[LearnerAggregator, Connection]]:
+def linked_ranks(rank_s: float = 20.0) -> Iterator[tuple[LearnerAggregator, Connection]]:
     """Give a rank 0 and the other end of its link to a rank 1, which the test is."""
     link, theirs = Pipe()
     with link, theirs, LearnerAggregator(policy(), CFG, 1) as ranks:
-        ranks._ranks.append(aggregator._Rank(1, link))
+        ranks._ranks.append(aggregator._Rank(1, link, rank_s))
         yield ranks, theirs
 
 
@@ -336,6 +337,18 @@ def test_each_rank_has_its_part_of_a_batch_and_their_logs_are_one() -> None:
         assert ranks._is_broken
 
 
+def test_rank_that_takes_no_message_or_stops_in_the_middle_of_one_is_lost() -> None:
+    large = next(batches(1, size=1 << 16))  # more than the system keeps for one who does not read
+    with linked_ranks(0.05) as (ranks, _):
+        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner takes no message"):
+            ranks.learn_mode.forward(large)
+        assert ranks._is_broken
+    with linked_ranks(0.05) as (ranks, other):
+        os.write(other.fileno(), struct.pack("!i", 4) + b"do")
+        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner did not answer in"):
+            ranks._ranks[0].answer(time.monotonic() + 20.0)
+
+
 def test_last_answer_of_a_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "NOTICE_S", 20.0)
     with linked_ranks() as (ranks, other):
@@ -363,7 +376,7 @@ def child_rank(number: int, exit_code: int) -> aggregator._Rank:
     link, theirs = Pipe()
     theirs.close()
     rank = aggregator._ChildRank.__new__(aggregator._ChildRank)
-    aggregator._Rank.__init__(rank, number, link)
+    aggregator._Rank.__init__(rank, number, link, 20.0)
     rank._process = Ended(exit_code)  # type: ignore[assignment]
     return rank
 
@@ -376,11 +389,11 @@ def test_rank_that_ended_as_it_lost_another_one_is_not_blamed(
     with link, theirs:
         ranks = LearnerAggregator.__new__(LearnerAggregator)
         ranks._rank_s = 0.0
-        ranks._ranks = [child_rank(1, 0), aggregator._Rank(2, link)]
+        ranks._ranks = [child_rank(1, 0), aggregator._Rank(2, link, 20.0)]
         assert str(ranks._find_lost(ConnectionError())) == (
             "rank 2 of the learner did not answer in time"
         )
-        ranks._ranks = [child_rank(1, -9), aggregator._Rank(2, link)]
+        ranks._ranks = [child_rank(1, -9), aggregator._Rank(2, link, 20.0)]
         error = ranks._find_lost(ConnectionError())
         assert str(error) == "rank 1 of the learner ended with exit code -9"
         assert isinstance(error, WorkerCrashedError)
@@ -431,7 +444,9 @@ def test_rank_that_the_others_waited_for_in_vain_is_named(
             aggregator._send(theirs, *answer)
     ranks = LearnerAggregator.__new__(LearnerAggregator)
     ranks._rank_s = 0.05
-    ranks._ranks = [aggregator._Rank(number, link) for number, (link, _) in enumerate(pipes, 1)]
+    ranks._ranks = [
+        aggregator._Rank(number, link, 20.0) for number, (link, _) in enumerate(pipes, 1)
+    ]
     error = ranks._find_lost(ConnectionError("the connection is closed"))
     assert str(error) == named
     for link, theirs in pipes:

@@ -279,9 +279,10 @@ def test_links_notice_a_host_that_is_gone_and_send_at_once() -> None:
             names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
             idle_s, interval_s, count = (view.getsockopt(tcp, name) for name in names)
             assert idle_s + interval_s * count <= 30
-            patience = view.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
-            seconds, _ = struct.unpack("ll", patience)
-            assert 0 < seconds <= 5
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                patience = view.getsockopt(socket.SOL_SOCKET, option, 16)
+                seconds, _ = struct.unpack("ll", patience)
+                assert 0 < seconds <= 5
 
 
 def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture) -> None:
