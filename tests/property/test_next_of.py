@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,22 @@ def test_every_word_counts_in_a_fingerprint(data: st.DataObject, width: int) -> 
     prints = np.zeros(2, np.uint64)
     _fingerprint(words, prints)
     assert prints[0] != prints[1]
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6, 9, 14])
+def test_observations_that_differ_in_their_highest_bits_do_not_share_their_place(
+    width: int,
+) -> None:
+    # As small whole numbers do, as floats: all bits below are 0. Places go by the lowest bits.
+    numbers = np.arange(256, dtype=np.uint64)
+    for one, other in itertools.combinations(range(width), 2):
+        words = np.zeros((256, width), np.uint64)
+        words[:, one] = (numbers >> np.uint64(4)) << np.uint64(60)
+        words[:, other] = numbers << np.uint64(60)
+        prints = np.zeros(256, np.uint64)
+        _fingerprint(words, prints)
+        # Of 256 that are spread at random over 4,096 places, 248 have a place of their own.
+        assert len(np.unique(prints & np.uint64(4095))) > 220
 
 
 def test_observations_whose_fingerprints_are_alike_are_told_apart_by_their_bytes(

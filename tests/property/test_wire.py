@@ -194,6 +194,10 @@ class Ratio(float):
     pass
 
 
+class Wide(int):
+    pass
+
+
 def test_values_of_derived_types_travel_as_those_of_json() -> None:
     found = decode_message(encode_message((np.str_("D"), IntEnum("Side", "LEFT").LEFT, Ratio(0.5))))
     assert found == ["D", 1, 0.5]
@@ -248,6 +252,7 @@ def test_depth_is_counted_alike_beside_escaped_text() -> None:
         ({"a": {3: 1}}, "$.a"),
         ([b"bytes"], "$[0]"),
         ([2**64], "$[0]"),
+        ({"x": [Wide(2**64)]}, "$.x[0]"),
         ([-(2**63) - 1], "$[0]"),
         ({"x": np.array(["a"])}, "$.x"),
         ({"x": np.array([None])}, "$.x"),

@@ -169,7 +169,7 @@ class NoMetadata:
 
     keeps_facts: ClassVar[bool] = False
     rows_leave_early = False
-    next_id = 0
+    next_id: int
 
     def count(self, held: int) -> int:
         """Return how many of the rows that the remover holds have not left early."""

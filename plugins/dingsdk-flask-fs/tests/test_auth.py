@@ -46,6 +46,20 @@ def test_signed_request_is_taken_once_and_its_answer_verified() -> None:
     assert signer.is_answer(mac, nonce, 200, b"answer")
 
 
+def test_signatures_are_those_that_another_program_computes() -> None:
+    """They were computed with ``openssl dgst -sha256 -mac HMAC``, and not with this code."""
+    signer, verifier = Signer(SECRET, Clock()), Verifier(SECRET, Clock())
+    signer._session = "0123456789abcdef"
+    header, nonce = signer.sign("POST", "/v1/turn", b"body")
+    assert header == (
+        "DING-HMAC keyid=c37b5f8442f1c098,ts=1000000,nonce=0123456789abcdef-1,"
+        "mac=a2a4d24810b280afc415e0220f53a76f23932972a18746feb66df45c481547b1"
+    )
+    assert verifier.sign_answer(nonce, 200, b"answer") == (
+        "a2528443e6686d1f304ac66943931133fb6343b0a383de43c4b90373102824cb"
+    )
+
+
 @pytest.mark.parametrize(
     "request_",
     [("GET", "/v1/turn", b"body"), ("POST", "/v1/turn?a=1", b"body"), ("POST", "/v1/turn", b"b")],

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 import pytest
 
 import dingsdk
-from dingsdk.cli import main
+from dingsdk.cli import doctor, main
 from dingsdk.cli.train import summary
 from dingsdk.errors import ConfigError, TaskFailedError, WorkerLostError
 from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.plugins import PluginManager, use_manager
+
+from .hanging_child import hang
 
 
 @pytest.fixture
@@ -522,6 +525,16 @@ def test_doctor_finds_no_problem_where_there_is_none(
     assert "fail" not in told
     rows = ["python", "numpy", "child processes", "shared memory", "ports", "GPU", "disk"]
     assert [row for row in rows if f" {row} " not in told] == []
+
+
+def test_doctor_leaves_no_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_answer", hang)
+    monkeypatch.setattr(doctor, "SPAWN_TIMEOUT_S", 0.0)
+    before = set(psutil.Process().children())
+    with pytest.raises(TimeoutError, match="a child did not answer"):
+        doctor._spawn()
+    left = set(psutil.Process().children()) - before
+    assert [each for each in left if "resource_tracker" not in " ".join(each.cmdline())] == []
 
 
 def test_process_that_ends_collects_no_more_garbage_and_heeds_no_ctrl_c() -> None:

@@ -164,6 +164,21 @@ def test_answer_leaves_by_itself_while_the_worker_is_busy(site: Site) -> None:
     assert site.on_answers.wait(20.0)
 
 
+@pytest.mark.parametrize(("status", "error"), [(410, ClosedError), (499, ProtocolError)])
+def test_worker_whose_answers_are_refused_learns_so(
+    site: Site, status: int, error: type[DingError]
+) -> None:
+    site.join()
+    task = site.task(2)
+    site.replies.append(reply(status, message="it is over"))
+    site.end.answer(TaskAnswer(task.task_id, True, {}))
+    with site.end._condition:
+        assert site.end._condition.wait_for(lambda: site.end._gone is not None, 20.0)
+    assert not site.replies
+    with pytest.raises(error, match="it is over"):
+        site.end.check()
+
+
 def test_close_waits_for_the_answers_that_are_on_their_way(site: Site) -> None:
     site.join()
     task = site.task(2)

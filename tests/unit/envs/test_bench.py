@@ -13,7 +13,7 @@ import yaml
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvSpeed, bench_env
-from dingsdk.envs.bench import KINDS, _finalists, _measure_kind, _most_envs, step_for
+from dingsdk.envs.bench import KINDS, _finalists, _measure_kind, _memory_bytes, _most_envs, step_for
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.errors import EnvError, UnknownEnvError
 
@@ -80,6 +80,12 @@ def test_envs_are_as_many_as_can_be_made_in_the_time(monkeypatch: pytest.MonkeyP
         return importlib.import_module("checked_envs").Good()
 
     assert _most_envs(make_slow) == 16
+
+
+def test_memory_of_envs_is_what_is_in_use() -> None:
+    before = _memory_bytes()
+    block = np.ones(64 << 20, np.uint8)
+    assert _memory_bytes() - before >= block.nbytes // 2
 
 
 def test_speed_of_a_manager_is_its_best_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -366,6 +366,21 @@ def test_room_on_the_disk_is_asked_for_many_pushes_at_once(
     assert len(asked) == 2  # for the columns, and for the cursor
 
 
+def test_first_push_without_room_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: MappedFolder, sizes: Mapping[str, int]) -> None:
+        if any(name.startswith("column") for name in sizes):
+            raise StorageFullError("no room", path=str(folder.path))
+
+    with opened(tmp_path / "rows") as storage:
+        with monkeypatch.context() as full:
+            full.setattr(MappedFolder, "reserve", refuse)
+            with pytest.raises(StorageFullError):
+                storage.accept(rows_of(0, 2))
+        storage.accept(SampleBatch({"other": np.zeros((2, 3))}))
+
+
 def test_folder_that_cannot_be_used_is_free_again(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 10)

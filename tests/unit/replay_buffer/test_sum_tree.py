@@ -100,6 +100,8 @@ def test_largest_weights_have_a_finite_sum() -> None:
     tree.fill(slice(0, 4097), tree.largest_weight)
     assert math.isfinite(tree.total)
     assert len(set(tree.draw(np.full(256, 0.5)).tolist())) == 256
+    # The largest number that there is has the exponent 1023.
+    assert SumTree(4096).largest_weight == float.fromhex("0x1.fffffffffffffp1010")
 
 
 def test_many_changes_leave_no_drift() -> None:

@@ -45,11 +45,17 @@ from dingsdk.errors import (
     StorageFullError,
     UnknownKeyError,
 )
+from dingsdk.testing import recorded_writes
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import link as wire
 from dingsdk.worker.replay_server import served_buffer
 from dingsdk.worker.replay_server.client import _error_of
-from dingsdk.worker.replay_server.served_buffer import InsertLog, ServedBuffer
+from dingsdk.worker.replay_server.served_buffer import (
+    POINTER_NAME,
+    ROWS_FOLDER,
+    InsertLog,
+    ServedBuffer,
+)
 
 from .serving import numbers, rows
 
@@ -272,6 +278,19 @@ def test_repeat_of_an_insert_before_the_checkpoint_counts_once(tmp_path: Path) -
     with opened(tmp_path) as buffer:
         put(buffer, 2, 64)
         assert held(buffer) == list(range(128))
+
+
+def test_checkpoint_survives_a_power_cut(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        with recorded_writes() as log:
+            buffer.save()
+        folder = tmp_path / "replay"
+        manifest, pointer = folder / ROWS_FOLDER / "manifest.json", folder / POINTER_NAME
+        assert log.is_durable(manifest)
+        assert log.is_durable(pointer)
+        named = [call[2] for call in log.calls if call[0] == "rename"]
+        assert named[-2:] == [str(manifest), str(pointer)]
 
 
 def test_crash_between_rows_and_pointer_of_a_checkpoint_loses_nothing(

@@ -103,10 +103,6 @@ class EpisodeColumns(EpisodeStorage):
         rows.hold_episodes(capacity)
         self._forget()
 
-    @property
-    def needs_fifo(self) -> bool:
-        return self._rows.needs_fifo
-
     def _forget(self) -> None:
         # Where the rows of the episode at each position are, in their order.
         self._places: list[Where] = []
