@@ -125,11 +125,11 @@ def _spawn() -> str:
     child.start()
     theirs.close()
     try:
-        if not ours.poll(SPAWN_TIMEOUT_S):
-            raise TimeoutError(f"a child did not answer within {SPAWN_TIMEOUT_S:.0f} s")
-        ours.recv()
+        with ours:
+            if not ours.poll(SPAWN_TIMEOUT_S):
+                raise TimeoutError(f"a child did not answer within {SPAWN_TIMEOUT_S:.0f} s")
+            ours.recv()
     finally:
-        ours.close()
         child.join(1)
         if child.is_alive():
             child.kill()

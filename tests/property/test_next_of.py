@@ -97,6 +97,17 @@ def test_rows_come_back_bit_by_bit(
         assert content(one) == content(other)
 
 
+@pytest.mark.parametrize(
+    ("capacity", "entries"), [(1, 64), (64, 64), (65, 128), (128, 128), (5000, 4096)]
+)
+def test_table_of_observations_has_an_entry_a_row_up_to_a_size(capacity: int, entries: int) -> None:
+    following = next_of.NextOf(
+        {"": np.zeros((capacity, 1), np.uint8)},
+        lambda name, shape, dtype, old: np.zeros(shape, dtype),
+    )
+    assert len(following._table_rows) == len(following._table_prints) == entries
+
+
 @given(data=st.data(), width=st.integers(1, 13))
 def test_every_word_counts_in_a_fingerprint(data: st.DataObject, width: int) -> None:
     words = np.zeros((2, width), np.uint64)

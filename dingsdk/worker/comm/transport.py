@@ -46,8 +46,8 @@ class WorkerInfo:
     """Who joins: an id unique in the run, the name of its role, and what its host offers.
 
     ``incarnation`` is the master end's number of the join, higher than those of all joins of
-    this id before: a worker that was lost and came back is another one, with none of its old
-    work.
+    this id before, and 0 before the first: a worker that was lost and came back is another one,
+    with none of its old work.
     """
 
     worker_id: str

@@ -164,6 +164,16 @@ def test_answer_leaves_by_itself_while_the_worker_is_busy(site: Site) -> None:
     assert site.on_answers.wait(20.0)
 
 
+def test_task_that_comes_again_is_given_once(site: Site) -> None:
+    site.join()
+    task = {"n": 1, "task_id": "t0", "data": {}}
+    site.replies.extend([reply(200, answered=0, tasks=[task, task]), reply(200, answered=0)])
+    found = site.end.next_task(20.0)
+    assert found is not None
+    assert found.task_id == "t0"
+    assert site.end.next_task(0.0) is None
+
+
 @pytest.mark.parametrize(("status", "error"), [(410, ClosedError), (499, ProtocolError)])
 def test_worker_whose_answers_are_refused_learns_so(
     site: Site, status: int, error: type[DingError]

@@ -192,6 +192,16 @@ def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
         recovered(tmp_path)
 
 
+def test_link_in_place_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    journal(tmp_path).open()
+    path = tmp_path / "000001.facts"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointCorruptError, match=rf"the journal {path} is damaged: ") as caught:
+        recovered(tmp_path)
+    assert caught.value.facts["path"] == str(path)
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_damaged_state_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     made = journal(tmp_path)

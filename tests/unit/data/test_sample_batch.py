@@ -300,6 +300,14 @@ def test_concat_names_the_column_that_differs(other: dict[str, Any], key: str) -
     assert (caught.value.key, caught.value.row) == (key, 1)
 
 
+def test_concat_tells_a_nested_column_from_an_array() -> None:
+    nested, plain = SampleBatch({"a": {"x": np.zeros(2)}}), SampleBatch({"a": np.zeros(2)})
+    with pytest.raises(SchemaMismatchError) as caught:
+        SampleBatch.concat([nested, nested, plain])
+    assert (caught.value.key, caught.value.row) == ("a", 2)
+    assert (caught.value.expected, caught.value.found) == ("dict", "float64[]")
+
+
 def test_concat_expects_what_the_first_batch_has() -> None:
     batches = [SampleBatch({"a": np.zeros((2, 3), dtype)}) for dtype in (np.float32, np.int64)]
     with pytest.raises(SchemaMismatchError) as caught:

@@ -146,6 +146,18 @@ def test_prefixed_entries_reach_the_hooks_but_not_the_caller(make_learner, scrip
     assert output.keys() == {"loss", "[scalars]norms", "[histogram]action"}
 
 
+def test_nothing_is_left_of_the_logs_of_the_iteration_before(make_learner, scripted):
+    outputs = [{"[scalars]norms": {"a": 1.0}, "[histogram]action": [0]}, {"loss": 1.0}]
+    hooks = {"hook": {**QUIET["hook"], "log_show_after_iter": False}}
+    learner = make_learner(scripted(lambda data: outputs.pop(0)), hooks)
+
+    learner.train([{}])
+    assert learner.log_buffer["scalars"] == {"norms": {"a": 1.0}}
+    learner.train([{}])
+
+    assert (learner.log_buffer["scalars"], learner.log_buffer["histogram"]) == ({}, {})
+
+
 def test_priorities_come_with_the_ids_of_the_batch_that_caused_them(
     make_learner, learn_mode, batch
 ):

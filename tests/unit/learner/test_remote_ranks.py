@@ -285,6 +285,15 @@ def test_links_notice_a_host_that_is_gone_and_send_at_once() -> None:
                 assert 0 < seconds <= 5
 
 
+def test_groups_know_nothing_of_those_before(place: RankPlace) -> None:
+    with closing(RemoteRanks(place)) as remote:
+        first, second = remote.new_group(), remote.new_group()
+        first.set("address", "old")
+        assert first.check(["address"])
+        assert not second.check(["address"])
+        assert remote.groups == 2
+
+
 def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture) -> None:
     with closing(RemoteRanks(place)) as remote:
         address = remote._server.getsockname()

@@ -28,6 +28,7 @@ from dingsdk.errors import (
 from dingsdk.worker import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.storage import memmap
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
@@ -364,6 +365,18 @@ def test_room_on_the_disk_is_asked_for_many_pushes_at_once(
     with opened(tmp_path / "rows", 1000) as storage:
         filled(storage, 1000)
     assert len(asked) == 2  # for the columns, and for the cursor
+
+
+def test_room_is_asked_for_beside_the_rows_that_were_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memmap, "_STEP_BYTES", 0)
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+    with opened(tmp_path / "rows", reopen=True) as storage:
+        assert storage.recovered() is not None
+        storage.accept(rows_of(20, 25))
+        assert storage._n_reserved == 25
 
 
 def test_first_push_without_room_decides_nothing(
