@@ -1,12 +1,18 @@
-"""A deadline for code of others that may never return."""
+"""Deadlines for what may never come: the end of a call to code of others, the rest of a message."""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 CLOSE_S = 10.0
 """How long a part may take to close; more than env managers take to end their processes."""
@@ -33,6 +39,21 @@ def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:
     if raised:
         raise raised[0]
     return not thread.is_alive()
+
+
+def set_patience(link: Connection, seconds: float) -> None:
+    """Let a read or a write of a pipe or a socket fail after so long without a byte.
+
+    It raises BlockingIOError, then, and of a message a part may have been read or written.
+
+    Args:
+        link: One that goes both ways, as of ``Pipe()``.
+        seconds: 0 for any time.
+    """
+    time_value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(link.fileno())) as view:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            view.setsockopt(socket.SOL_SOCKET, option, time_value)
 
 
 class Closable(Protocol):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
+from dingsdk.data.deadline import set_patience
 from dingsdk.data.pytree import part_of
 from dingsdk.data.spawn import check_guarded, spawn_context
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
@@ -484,6 +485,7 @@ class _Group:
         context = spawn_context("env_manager.type")
         self.deadline = deadline
         connection, theirs = context.Pipe()
+        set_patience(connection, IMPORT_S)
         process = context.Process(target=_serve, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
@@ -515,6 +517,8 @@ class _Group:
         try:
             answer = self.connection.recv_bytes()
             more = {} if answer == _DONE else self.connection.recv()
+        except BlockingIOError:
+            raise ProcessLostError(f"{self} stopped in the middle of its answer") from None
         except (EOFError, OSError):
             self.process.join(_CLOSE_TIMEOUT_S)
             code = self.process.exitcode

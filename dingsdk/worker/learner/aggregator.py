@@ -22,6 +22,7 @@ import torch
 
 from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
+from dingsdk.data.deadline import set_patience
 from dingsdk.data.spawn import check_guarded, spawn_context
 from dingsdk.envs.guard import ctrl_c_blocked
 from dingsdk.errors import ConfigError, WorkerCrashedError
@@ -34,7 +35,6 @@ from dingsdk.worker.learner.remote_ranks import (
     RankPlace,
     RemoteRanks,
     dial,
-    set_patience,
     torch_distributed,
 )
 

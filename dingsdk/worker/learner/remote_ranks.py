@@ -6,10 +6,8 @@ import contextlib
 import importlib
 import json
 import logging
-import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +17,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
+from dingsdk.data.deadline import set_patience
 from dingsdk.errors import ConfigError, WorkerCrashedError
 
 JOIN_S = 120.0
@@ -266,11 +265,3 @@ def _link(peer: socket.socket) -> Connection:
     link = Connection(peer.detach())
     set_patience(link, _HANDSHAKE_S)
     return link
-
-
-def set_patience(link: Connection, seconds: float) -> None:
-    """Let what reads or writes raise BlockingIOError after so long without a byte; 0 for never."""
-    time_value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with socket.socket(fileno=os.dup(link.fileno())) as view:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            view.setsockopt(socket.SOL_SOCKET, option, time_value)

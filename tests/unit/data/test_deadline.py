@@ -1,15 +1,25 @@
-"""Code of others that may never return is left behind after a while."""
+"""Code of others that may never return is left behind, and so is who stops within a message."""
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing import Pipe
 
 import pytest
 
 from dingsdk.data import deadline
-from dingsdk.data.deadline import close_in_time, closing_in_time, returns_within, warn_of_left
+from dingsdk.data.deadline import (
+    close_in_time,
+    closing_in_time,
+    returns_within,
+    set_patience,
+    warn_of_left,
+)
 
 PATIENCE_S = 10.0
 LEFT = "close() of some.key did not return in time; it is left behind"
@@ -101,3 +111,29 @@ def test_part_that_does_not_close_is_left_when_its_block_ends(
     with closing_in_time(hanging, "some.key"):
         pass
     assert caplog.messages == [LEFT]
+
+
+def test_message_whose_rest_does_not_come_or_is_not_read_is_given_up() -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        set_patience(ours, 0.02)
+        with pytest.raises(BlockingIOError):
+            ours.send_bytes(bytes(1 << 22))
+    ours, theirs = Pipe()
+    with ours, theirs:
+        set_patience(ours, 0.02)
+        os.write(theirs.fileno(), struct.pack("!i", 4) + b"do")
+        with pytest.raises(BlockingIOError):
+            ours.recv_bytes()
+
+
+def test_patience_is_in_seconds_and_may_be_without_end() -> None:
+    ours, theirs = Pipe()
+    with ours, theirs, socket.socket(fileno=os.dup(ours.fileno())) as view:
+        for seconds, expected in ((2.25, (2, 250_000)), (0, (0, 0))):
+            set_patience(ours, seconds)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                found = struct.unpack("ll", view.getsockopt(socket.SOL_SOCKET, option, 16))
+                # The system counts in ticks of at most 10 ms.
+                assert found[0] == expected[0]
+                assert abs(found[1] - expected[1]) <= 10_000

@@ -9,6 +9,8 @@ import importlib
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ import psutil
 import pytest
 
 from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
+from dingsdk.data.deadline import set_patience
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import Capabilities, EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs import subprocess as subprocess_envs
@@ -436,6 +439,24 @@ def test_late_process_is_replaced(launch: Launch) -> None:
         assert "gave no answer in time" in timestep.info["error"]
         assert not psutil.pid_exists(pid)
         assert manager.step({0: STEP})[0].reward == 1.0
+
+
+def test_process_that_stops_in_the_middle_of_its_answer_is_lost() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        set_patience(ours, 0.02)
+        os.write(theirs.fileno(), struct.pack("!i", 4) + b"do")
+        with pytest.raises(RuntimeError, match="the process of env 0 stopped in the middle of"):
+            subprocess_envs._Group([0], connection=ours).answer()
+
+
+def test_processes_are_not_waited_for_without_end(launch: Launch) -> None:
+    with launch(SYNC, 1) as manager:
+        (group,) = manager._groups  # type: ignore[attr-defined]
+        with socket.socket(fileno=os.dup(group.connection.fileno())) as view:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                seconds, _ = struct.unpack("ll", view.getsockopt(socket.SOL_SOCKET, option, 16))
+                assert seconds == subprocess_envs.IMPORT_S
 
 
 def test_error_in_a_child_keeps_its_traceback(launch: Launch) -> None:
