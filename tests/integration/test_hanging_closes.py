@@ -177,6 +177,7 @@ def test_parallel_run_leaves_it_behind_too(
     result = train("cartpole-dqn", "parallel", "in_memory", sets, output=tmp_path)
     assert (result.reason, result.train_iter) == ("limit", 4)
     assert Hanging.closed_in
+    assert f"close() of {path} did not return in time" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from dingsdk.data.deadline import close_in_time
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 
@@ -64,7 +65,7 @@ class EnvPool:
             left.close()
             left = None
         if manager is not None and found != section:
-            manager.close()
+            _close(manager)
             manager = None
         if manager is None:
             envs = make_env_fns(env_cfg, int(env_cfg[f"{kind}_env_num"]))
@@ -85,7 +86,7 @@ class EnvPool:
             else:
                 manager.reset()
         except BaseException:
-            manager.close()
+            _close(manager)
             raise
 
     def give_back(
@@ -106,7 +107,7 @@ class EnvPool:
                 return
         if left is not None:
             left.close()
-        manager.close()
+        _close(manager)
 
     def close(self) -> None:
         """Close the managers that nobody uses, and from now on each that comes back."""
@@ -116,4 +117,9 @@ class EnvPool:
         for _, manager, left in idle.values():
             if left is not None:
                 left.close()
-            manager.close()
+            _close(manager)
+
+
+def _close(manager: EnvManager) -> None:
+    """Close a manager; a worker waits for one that hangs no longer than for any other part."""
+    close_in_time(manager.close, "env_manager")

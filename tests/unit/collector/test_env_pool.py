@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from dingsdk.data import deadline
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import EnvError
 from dingsdk.worker.collector.env_pool import EnvPool, Unfinished
@@ -127,6 +129,33 @@ def test_closed_pool_keeps_nothing() -> None:
     assert not lent.closed
     pool.give_back(lent, is_usable=True)
     assert lent.closed
+
+
+@pytest.mark.parametrize("ends_by", ["unusable", "changed", "closed"])
+def test_envs_that_do_not_close_are_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends_by: str
+) -> None:
+    monkeypatch.setattr(deadline, "CLOSE_S", 0.01)
+    go_on, closed = threading.Event(), threading.Event()
+    pool = EnvPool()
+    manager, _ = take(pool)
+    plain = manager.close
+
+    def hang() -> None:
+        go_on.wait(20.0)
+        plain()
+        closed.set()
+
+    manager.close = hang
+    pool.give_back(manager, is_usable=ends_by != "unusable")
+    if ends_by == "changed":
+        pool.give_back(take(pool, manager_cfg={**MANAGER, "max_retry": 2})[0], is_usable=True)
+    pool.close()
+
+    assert not closed.is_set()
+    assert caplog.messages == ["close() of env_manager did not return in time; it is left behind"]
+    go_on.set()
+    assert closed.wait(20.0)
 
 
 def test_envs_of_others_are_closed(pool: EnvPool) -> None:
