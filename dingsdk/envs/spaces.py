@@ -224,12 +224,7 @@ class ActionChecker:
             and self._valid.issuperset(actions.tolist())
         ):
             return actions
-        if not self._is_array:
-            raise ConfigError(
-                f"actions of {self.space} have no columns; use the dict form, or add a wrapper "
-                "that turns the action space into one of arrays",
-                path="env.wrappers",
-            )
+        self._check_columns()
         return self._check(actions, (count, *self._shape))
 
     def single(self, action: Any) -> Any:
@@ -242,10 +237,17 @@ class ActionChecker:
 
     def filler(self, count: int) -> NDArray[Any]:
         """Return ``count`` valid actions for envs whose action has no effect."""
-        if not self._is_array:
-            return self.batch(None, count)
+        self._check_columns()
         action = np.clip(np.zeros(self._shape), self._low, self._high).astype(self._dtype)
         return np.broadcast_to(action, (count, *self._shape)).copy()
+
+    def _check_columns(self) -> None:
+        if not self._is_array:
+            raise ConfigError(
+                f"actions of {self.space} have no columns; use the dict form, or add a wrapper "
+                "that turns the action space into one of arrays",
+                path="env.wrappers",
+            )
 
     def _check(self, action: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         expected = f"{self._dtype}{list(shape)} in {self.space}"

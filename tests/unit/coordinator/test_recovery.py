@@ -431,6 +431,16 @@ def test_payloads_that_are_gone_at_a_restart_are_given_up(tmp_path: Path, transp
     assert samples.evicted == {"missing": ROWS * MANY_LOST}
 
 
+def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive", snapshot_facts=5)
+    life.begin(payloads=6)
+    assert life.keeper.is_state_due
+    life.coordinator._has_news = True
+    life.coordinator._dispatch_once()
+    assert not life.keeper.is_state_due
+    assert len(list((tmp_path / "journal").glob("*.state"))) == 1
+
+
 def test_full_disk_holds_up_what_is_to_be_acknowledged(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
     learner, collector = life.begin(payloads=4)

@@ -23,9 +23,10 @@ from dingsdk.errors import ConfigError
 def test_script_that_a_new_worker_imports_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_if_importing()
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(SystemExit) as caught:
-        leave_if_importing()
-    assert caught.value.code == UNGUARDED
+    for call in (leave_if_importing, lambda: spawn_context("system.collector_num")):
+        with pytest.raises(SystemExit) as caught:
+            call()
+        assert caught.value.code == UNGUARDED
 
 
 def test_only_a_process_that_left_for_its_script_is_told_of() -> None:

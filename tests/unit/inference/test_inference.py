@@ -243,6 +243,21 @@ def test_store_is_looked_at_once_in_a_while_or_for_a_version_that_is_not_here(
         assert looks == [None, 1, 1]
 
 
+def test_server_says_that_it_goes_on_until_it_is_stopped(tmp_path: Path) -> None:
+    with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0", seed=1)) as server:
+        rounds: list[int] = []
+
+        def advance() -> None:
+            rounds.append(len(rounds))
+            if len(rounds) == 3:
+                server.stop()
+
+        server.run(advance)
+        assert len(rounds) == 3
+        server.run(advance)
+        assert len(rounds) == 3
+
+
 def test_requests_for_exact_versions_are_apart(tmp_path: Path) -> None:
     store = Store()
     server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)

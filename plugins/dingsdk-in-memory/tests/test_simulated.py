@@ -1,0 +1,38 @@
+"""What a worker that may be killed at any turn does as one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dingsdk_in_memory.simulated import _SlaveEnd
+
+from dingsdk.errors import ClosedError
+
+
+def test_worker_is_not_killed_in_the_middle_of_a_message_and_may_be_afterwards() -> None:
+    job = SimpleNamespace(is_preemptive=True)
+    end = _SlaveEnd.__new__(_SlaveEnd)
+    end._process = SimpleNamespace(world=SimpleNamespace(current=job))  # type: ignore[assignment]
+    seen: list[bool] = []
+
+    def call(error: Exception | None = None) -> None:
+        seen.append(job.is_preemptive)
+        if error is not None:
+            raise error
+
+    end._as_one(call)
+    assert job.is_preemptive
+    with pytest.raises(ClosedError):
+        end._as_one(call, ClosedError("over", what="end"))
+    assert job.is_preemptive
+    assert seen == [False, False]
+
+
+def test_call_within_a_call_does_not_end_it() -> None:
+    job: Any = SimpleNamespace(is_preemptive=False)
+    end = _SlaveEnd.__new__(_SlaveEnd)
+    end._process = SimpleNamespace(world=SimpleNamespace(current=job))  # type: ignore[assignment]
+    end._as_one(lambda: None)
+    assert not job.is_preemptive
