@@ -203,23 +203,23 @@ def _key(entry: dict[str, str | None], tests: list[Test], coverage_map: Coverage
 
 
 def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
+    always: list[Test] = []
     if mutant.runs_at_import:
-        tests = coverage_map.tests_of_module(mutant.path, mutant.scope)
-        tests = list({*tests, *coverage_map.tests_of_file(REFERENCE)})
-        limit_s = LONGEST_S
+        tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S
+        always = coverage_map.tests_of_file(REFERENCE)
     else:
         tests, limit_s = coverage_map.tests_of_line(mutant.path, mutant.line), LONGEST_S
-    if not tests:
+    if not (tests or always):
         # It may be compiled, or run in a process that is killed, or once at an import.
         tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S / 2
-    tests.sort(key=lambda test: test.duration_s)
+    tests = sorted(set(tests) - set(always), key=lambda test: test.duration_s)
     total_s = 0.0
     chosen: list[Test] = []
     for test in tests:
         total_s += test.duration_s
         if total_s <= limit_s or not chosen:
             chosen.append(test)
-    return chosen
+    return [*chosen, *always]
 
 
 _checkout: Checkout

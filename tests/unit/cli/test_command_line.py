@@ -395,6 +395,16 @@ def test_summary_of_a_run_that_a_plugin_stopped_says_why() -> None:
     )
 
 
+def test_summary_names_a_checkpoint_from_here_or_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for path, shown in (("here/r/latest", "r/latest"), ("away/latest", f"{tmp_path}/away/latest")):
+        result = ended(reason="interrupted", checkpoints={"latest": tmp_path / path}, elapsed_s=7.0)
+        assert summary(result).splitlines()[1].endswith(f"; checkpoint saved: {shown}.")
+
+
 def test_plugins_table_is_not_cut_in_a_pipe_and_says_why_a_type_cannot_be_used(
     tmp_path: Path,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +109,25 @@ def test_each_batch_that_is_taken_is_one_less_to_take(learner: BaseCommLearner, 
         lease(learner, 0)
         assert getattr(learner, name)(2) is not None
         assert learner._to_take == left
+
+
+def test_learner_that_waits_for_batches_says_so_until_they_come(learner: BaseCommLearner) -> None:
+    found: list[Any] = []
+    job = threading.Thread(target=lambda: found.append(learner._next_lease(2)))
+    job.start()
+    with learner.condition:
+        assert learner.condition.wait_for(lambda: learner._is_idle, 20.0)
+        lease(learner, 0)
+        learner.condition.notify_all()
+    job.join(20.0)
+    assert found[0]["payload"].tolist() == [0, 0]
+    assert not learner._is_idle
+
+
+def test_next_task_knows_nothing_of_the_waiting_of_the_last_one(learner: BaseCommLearner) -> None:
+    learner._is_idle = True
+    learner._begin()
+    assert not learner._is_idle
 
 
 @pytest.mark.parametrize(

@@ -906,3 +906,22 @@ def test_renewals_while_a_task_is_built_end_with_that(bench: Bench) -> None:
     with worker.building({}):
         assert "w0-renewals" in {thread.name for thread in threading.enumerate()}
     assert "w0-renewals" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_pause_counts_as_a_step_of_the_job(bench: Bench) -> None:
+    may_pause, has_paused, may_end = (threading.Event() for _ in range(3))
+
+    def run(worker: CommWorker) -> None:
+        may_pause.wait(PATIENCE_S)
+        worker.pause(0.001)
+        has_paused.set()
+        may_end.wait(PATIENCE_S)
+
+    busy = KeptBusy(bench, run)
+    assert renews(bench, busy.worker, 59.0)
+    may_pause.set()
+    assert has_paused.wait(PATIENCE_S)
+    assert renews(bench, busy.worker, 59.0)
+    assert not renews(bench, busy.worker, 4.0)
+    may_end.set()
+    busy.end()

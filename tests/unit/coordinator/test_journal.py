@@ -148,6 +148,19 @@ def test_unwritten_end_after_a_power_cut_is_dropped(tmp_path: Path) -> None:
     assert same(recovered(tmp_path).facts, FACTS[:-1])
 
 
+@pytest.mark.parametrize("cut", [0, 3])
+def test_record_that_is_dropped_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
+) -> None:
+    path = written(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) - cut])
+    journal(tmp_path).open()
+    left = len(encode_fact(FACTS[-1])) - cut
+    told = [f"{tmp_path}: dropped {left} bytes of a record"] if cut else []
+    assert caplog.messages == told
+
+
 def test_state_replaces_the_facts_before_it_and_not_those_after(tmp_path: Path) -> None:
     made = journal(tmp_path)
     made.open()

@@ -35,6 +35,16 @@ def test_actions_below_eps_are_replaced_by_the_share_of_eps_that_was_drawn():
         assert explored(exploration, len(uniforms), eps, rng) == expected
 
 
+def test_numbers_of_a_block_are_compared_with_a_chance_once():
+    exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
+    explored(exploration, 8, 0.5, rng)
+    decided = exploration._explores
+    explored(exploration, 8, 0.5, rng)
+    assert exploration._explores is decided
+    explored(exploration, 8, 0.4, rng)
+    assert exploration._explores is not decided
+
+
 def test_the_largest_draw_below_eps_chooses_the_last_action():
     class Drawn:
         def random(self, count):

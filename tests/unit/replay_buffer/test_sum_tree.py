@@ -104,6 +104,22 @@ def test_largest_weights_have_a_finite_sum() -> None:
     assert SumTree(4096).largest_weight == float.fromhex("0x1.fffffffffffffp1010")
 
 
+@pytest.mark.parametrize("size", [5, 8, 60, 500])
+def test_largest_targets_get_a_leaf_that_has_a_weight(size: int) -> None:
+    # Sums of other orders differ in their last bits: such a target may lie past all leaves.
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        weights = 10.0 ** rng.uniform(-8, 8, size)
+        weights[size // 2 :] *= rng.random(size - size // 2) < 0.5
+        tree = SumTree(size)
+        tree.assign(np.arange(size), weights)
+        for count in (1, 7, size, 4 * size):
+            drawn = tree.draw(np.full(count, np.nextafter(1.0, 0.0)))
+            assert (drawn >= 0).all()
+            assert (drawn < size).all()
+            assert (weights[drawn] > 0).all()
+
+
 def test_many_changes_leave_no_drift() -> None:
     rng = np.random.default_rng(0)
     tree = SumTree(1000)

@@ -90,9 +90,10 @@ def test_integers_name_files_too(tmp_path: Path) -> None:
     assert files(tmp_path) == ["8", "9"]
 
 
-def test_tracking_needs_the_folder_of_the_files() -> None:
+@pytest.mark.parametrize("kind", [NaiveReplayBuffer, AdvancedReplayBuffer])
+def test_tracking_needs_the_folder_of_the_files(kind: Any) -> None:
     with pytest.raises(ConfigError, match="data_root"):
-        NaiveReplayBuffer({"enable_track_used_data": True})
+        kind({"enable_track_used_data": True})
 
 
 def test_the_file_of_a_row_is_there_when_its_only_sample_is_returned(tmp_path: Path) -> None:
