@@ -262,6 +262,23 @@ def test_room_is_looked_for_from_the_newest_payload_on_and_then_from_the_start()
     assert store.ring_rows == LEAST
 
 
+def test_holes_are_closed_before_the_ring_grows_beyond_its_share() -> None:
+    sizes = [2] * 8 + [6]
+
+    def load(name: str, digest: str | None) -> SampleBatch:
+        return SampleBatch({"value": int(name) * 10 + np.arange(sizes[int(name)])})
+
+    store = RowStore(LEAST, {}, load, LEAST)
+    store.announce({str(number): number for number in range(9)})
+    store.gather(np.arange(8), np.zeros(8, np.int64))  # these fill the ring
+    store.drop(np.asarray([0, 2, 4, 6]))
+    payloads = np.repeat([1, 3, 5, 7, 8], [2, 2, 2, 2, 6])
+    rows = np.concatenate([np.arange(sizes[number]) for number in (1, 3, 5, 7, 8)])
+    # 8 rows are held and 6 come: the ring may have 1.3 times as many, or the least.
+    assert store.gather(payloads, rows).columns["value"].tolist() == (payloads * 10 + rows).tolist()
+    assert (store.rows, store.ring_rows) == (14, LEAST)
+
+
 def test_memory_is_given_back_when_payloads_leave() -> None:
     store = RowStore(8, {}, hundreds, LEAST)
     store.announce({str(number): number for number in range(100)})

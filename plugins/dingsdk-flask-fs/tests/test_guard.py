@@ -191,6 +191,14 @@ def test_who_failed_too_often_is_told_when_to_come_back() -> None:
     assert site.refusal().status == 401
 
 
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [("", 401), ("100", 401), ("101", 413), ("x", 400), ("-1", 400), ("²", 400)],
+)
+def test_length_of_a_request_is_a_number_within_the_limit(length: str, status: int) -> None:
+    assert Guarded().refusal(CONTENT_LENGTH=length).status == status
+
+
 def test_refusals_of_a_second_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     site, begin = Guarded(), "refused {} request(s); the last: {} from 10.0.0.1: {}"
     site.refusal()

@@ -429,6 +429,23 @@ def test_padded_step_names_a_row_of_its_own_sequence() -> None:
     assert sorted(found) == ["mask", "payload", "row"]
 
 
+def test_episode_that_was_admitted_is_taken_whatever_the_limiter_says_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cfg = {"type": "episode", "replay_buffer_size": 3, "seed": 7}
+    experience = open_experience(create_buffer(metadata_config(cfg), exp_name="run"))
+
+    def refuse(batch: SampleBatch, envstep: int) -> None:
+        raise BufferFullError("too late", rows=1, waited_s=0.0)
+
+    monkeypatch.setattr(experience, "_push", refuse)
+    for name, count in (("a", 3), ("b", 2)):
+        assert experience.push({"data_id": name, "rows": count, "policy_iter": 0}, 0)
+    assert experience.buffer.episode_len == [3, 2]
+    assert experience.counts().live == 5
+    experience.check()
+
+
 def test_leases_of_episodes_name_the_length_of_each() -> None:
     cfg = {"type": "episode", "replay_buffer_size": 3, "seed": 7}
     experience = open_experience(create_buffer(metadata_config(cfg), exp_name="run"))

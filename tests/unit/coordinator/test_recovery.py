@@ -431,6 +431,24 @@ def test_payloads_that_are_gone_at_a_restart_are_given_up(tmp_path: Path, transp
     assert samples.evicted == {"missing": ROWS * MANY_LOST}
 
 
+def test_payloads_that_were_given_up_stay_so(tmp_path: Path, transport: Any) -> None:
+    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
+    learner, _ = life.begin(payloads=5)
+    experience = life.coordinator.experience_of(learner)
+    assert experience is not None
+    life.coordinator.data_store.delete(["p1", "p3"])
+    lost = [[number, "missing"] for number in range(MANY_LOST)]
+    life.coordinator._give_up_missing(experience, learner, {"lost_payloads": lost})
+    assert sorted(experience.readable()) == ["p0", "p2", "p4"]
+    assert life.train(learner, 1, 0, lost=False) > 0  # on what is there
+
+    after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
+    again = after.coordinator.experience_of(after.scheduler.running[learner.task_id])
+    assert again is not None
+    assert sorted(again.readable()) == ["p0", "p2", "p4"]
+    assert same(life.look(), after.look())
+
+
 def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive", snapshot_facts=5)
     life.begin(payloads=6)
