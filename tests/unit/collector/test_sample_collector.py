@@ -76,6 +76,28 @@ def test_envs_that_have_played_all_they_may_end_the_collect(
     assert caught.value.path == "env_manager.episode_num"
 
 
+@pytest.mark.parametrize(("most", "is_refused"), [(20, True), (10_000, False)])
+def test_policy_that_makes_no_samples_is_refused_after_many_steps(
+    make_policy, make_collector, monkeypatch, most, is_refused
+) -> None:
+    monkeypatch.setattr("dingsdk.worker.collector.sample._MOST_STEPS_IN_VAIN", most)
+    policy = make_policy()
+    flushes = []
+
+    def make_samples(columns: Any, ends: Any) -> Any:
+        flushes.append(len(columns["obs"]))
+        samples = policy.make_samples(columns, ends)
+        return samples if sum(flushes) > 50 else samples[:0]
+
+    collector, counters = make_collector(policy._replace(make_samples=make_samples))
+    if is_refused:
+        with pytest.raises(PolicyOutputError, match="made no sample of 20 env steps; 8 samples"):
+            collector.collect()
+        assert 20 < counters.steps <= 40
+    else:
+        assert len(collector.collect()) == 8
+
+
 def test_random_collect_does_not_ask_the_policy(make_policy, make_collector, form) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("asked")

@@ -170,12 +170,20 @@ def test_rows_are_told_apart_from_other_dicts() -> None:
 
 def test_copies_of_a_row_are_plain_dicts() -> None:
     batch = make_batch()
-    for plain in (batch[0].copy(), copy.copy(batch[0]), copy.deepcopy(batch[0]), batch[0] | {}):
+    pickled = pickle.loads(pickle.dumps(batch[0]))  # noqa: S301 - as multiprocessing does
+    copies = (batch[0].copy(), copy.copy(batch[0]), copy.deepcopy(batch[0]), batch[0] | {}, pickled)
+    for plain in copies:
         assert type(plain) is dict
         assert type(plain["obs"]) is dict
         plain["action"] = 9
         plain["new"] = 1
     assert batch == make_batch()
+
+
+def test_rows_are_made_of_batches_alone() -> None:
+    plain = type(make_batch()[0]).fromkeys(["a", "b"], 3)
+    assert type(plain) is dict
+    assert plain == {"a": 3, "b": 3}
 
 
 def test_batches_are_pickled() -> None:

@@ -28,7 +28,9 @@ from dingsdk.pipeline.parallel import (
     _finish_evaluations,
     _make_workers,
     _Results,
+    _statistics_of,
     _status,
+    _status_of,
     _train_out,
     _watch,
     _with_trace,
@@ -385,3 +387,18 @@ def test_workers_that_come_by_themselves_are_told_where_to(tmp_path: Path) -> No
     ((address, note),) = told
     assert address.startswith("http://127.0.0.1:")
     assert "secret" in note
+
+
+def test_statistics_and_progress_of_players_are_told_apart() -> None:
+    statistics = {"win_rate": 0.5, "b/win_rate": 0.75, "c/loss": 1.0, "pool/size": 3.0}
+    players = ["a", "b", "c"]
+    assert _statistics_of("b", players, statistics) == {"win_rate": 0.75}
+    assert _statistics_of(None, players, statistics) == {"win_rate": 0.5, "pool/size": 3.0}
+    alone = status()
+    several = dataclasses.replace(
+        alone, players={"a": PlayerProgress(3, 40), "b": PlayerProgress(5, 60)}
+    )
+    for player, expected in ((None, (3, 40)), ("a", (3, 40)), ("b", (5, 60))):
+        found = _status_of(player, several)
+        assert (found.train_iter, found.env_steps) == expected
+    assert _status_of("a", alone) is alone

@@ -149,17 +149,63 @@ def lie_in_header(folder: Path) -> None:
     (folder / "header.json").write_text(text.replace("<i8", "|O8"))
 
 
+def lie_of_text(folder: Path) -> None:
+    text = (folder / "header.json").read_text()
+    (folder / "header.json").write_text(text.replace("<i8", "<U2"))
+
+
+def lie_of_shape(folder: Path) -> None:
+    text = (folder / "header.json").read_text()
+    (folder / "header.json").write_text(text.replace('"shape":[]', '"shape":[-1]'))
+
+
 def lose_column(folder: Path) -> None:
     (folder / "column-0000.bin").unlink()
 
 
 @pytest.mark.parametrize(
-    "damage", [damage_cursor, cut_column, damage_header, lie_in_header, lose_column]
+    "cursor",
+    [
+        {"tail": CAPACITY},
+        {"tail": -1},
+        {"valid_count": CAPACITY + 1},
+        {"valid_count": -1},
+        {"shift": CAPACITY},
+        {"shift": -1},
+    ],
+    ids=str,
+)
+def test_cursor_that_cannot_be_is_refused(tmp_path: Path, cursor: dict[str, int]) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+        assert storage._folder is not None
+        storage._folder.write_record({"tail": 20, "valid_count": 20, "shift": 0, **cursor})
+    with (
+        opened(tmp_path / "rows", reopen=True) as storage,
+        pytest.raises(CheckpointCorruptError, match="its cursor is wrong"),
+    ):
+        storage.recovered()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_cursor,
+        cut_column,
+        damage_header,
+        lie_in_header,
+        lie_of_text,
+        lie_of_shape,
+        lose_column,
+    ],
 )
 def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)
+    header = (tmp_path / "rows" / "header.json").read_text()
     damage(tmp_path / "rows")
+    if damage.__name__.startswith("lie"):
+        assert (tmp_path / "rows" / "header.json").read_text() != header
     for _ in range(2):  # refusing gives the lock back
         with (
             opened(tmp_path / "rows", reopen=True) as storage,
