@@ -10,7 +10,8 @@ calls. ``check_part`` and ``StorageContract``, ``SamplerContract``, ``RemoverCon
 commanders. ``check_extension`` and ``LearnerHookContract``, ``EnvWrapperContract``,
 ``CommandContract`` and ``ObserverContract`` are for what extends dingsdk beside these. The rules
 are listed in ``docs/reference``. ``FaultProxy`` puts a bad network before an endpoint,
-``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for.
+``failing_calls`` a bad disk below a storage; ``recorded_writes`` tells what a disk was waited for,
+and ``open_files`` what was left open.
 ``Simulation`` runs a whole parallel run in virtual time, with faults, under one seed.
 ``check_plugin`` does all of it for what an installed plugin provides, as ``dingsdk check`` does.
 
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from dingsdk.testing.fault_proxy import seeded_faults as seeded_faults
     from dingsdk.testing.os_calls import WriteLog as WriteLog
     from dingsdk.testing.os_calls import failing_calls as failing_calls
+    from dingsdk.testing.os_calls import open_files as open_files
     from dingsdk.testing.os_calls import recorded_writes as recorded_writes
     from dingsdk.testing.part_rules import PART_RULES as PART_RULES
     from dingsdk.testing.part_rules import check_part as check_part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from dingsdk.data.pytree import different_leaves, flatten
 from dingsdk.errors import DingError
+from dingsdk.testing.os_calls import open_files
 from dingsdk.testing.rule import RuleBroken
 
 _T = TypeVar("_T")
@@ -137,7 +137,7 @@ def expect_same_leaves(found: Any, expected: Any, what: str) -> None:
 @contextlib.contextmanager
 def leaves_nothing(patience_s: float) -> Iterator[None]:
     """Expect the block to leave no thread, which may take a moment, and no open file or socket."""
-    threads, files = set(threading.enumerate()), _open_files()
+    threads, files = set(threading.enumerate()), open_files(collect=False)
     yield
     deadline = time.monotonic() + patience_s
     left = [thread for thread in threading.enumerate() if thread not in threads]
@@ -145,15 +145,9 @@ def leaves_nothing(patience_s: float) -> Iterator[None]:
         thread.join(max(0.0, deadline - time.monotonic()))
     names = [thread.name for thread in left if thread.is_alive()]
     expect(not names, f"threads left: {names}")
-    if _open_files() > files:
-        gc.collect()
-    expect(_open_files() <= files, f"{_open_files() - files} open files or sockets left")
-
-
-def _open_files() -> int:
-    # Where the system does not list them, there is nothing to compare.
-    folder = Path("/proc/self/fd")
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+    if open_files(collect=False) > files:
+        left_open = open_files() - files
+        expect(left_open <= 0, f"{left_open} open files or sockets left")
 
 
 def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:

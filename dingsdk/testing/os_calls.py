@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -105,6 +106,18 @@ def recorded_writes() -> Iterator[WriteLog]:
     finally:
         for name, function in real.items():
             setattr(os, name, function)
+
+
+def open_files(*, collect: bool = True) -> int:
+    """Return how many files and sockets this process has open; 0 where that is not to be known.
+
+    Args:
+        collect: Whether to drop garbage first, which may have some open, of any test before.
+    """
+    if collect:
+        gc.collect()
+    folder = Path("/proc/self/fd")
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 def _path_of(descriptor: int) -> str:

@@ -14,6 +14,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ClosedError, PortInUseError
+from dingsdk.testing import open_files
 from dingsdk.worker.comm import Slave, TaskAnswer, TaskMessage, WorkerInfo
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from dingsdk.worker.comm.requests import transport as request_transport
@@ -231,7 +232,7 @@ def test_worker_can_be_closed_by_its_own_task(served: Served) -> None:
 
 def test_stores_can_be_closed_while_files_are_written(transport: FlaskFSTransport) -> None:
     store = FileDataStore(transport.data_dir, is_durable=True)
-    descriptors = _descriptors()
+    descriptors = open_files()
     raised: list[BaseException] = []
     is_writing = threading.Barrier(5)
 
@@ -257,7 +258,7 @@ def test_stores_can_be_closed_while_files_are_written(transport: FlaskFSTranspor
         thread.join(5.0)
     assert time.monotonic() - started < 5.0
     assert [type(error) for error in raised] == [ClosedError] * 4
-    assert _descriptors() < descriptors
+    assert open_files() < descriptors
     again = FileDataStore(transport.data_dir)
     for data_id in again.ids():  # what was put is whole
         assert len(again.get(data_id)) == 1000
@@ -278,9 +279,5 @@ def test_many_starts_and_stops_leave_no_thread_port_or_file(
         assert ends[1].next_task(5.0).task_id == "t1"
         transport.close()
         files = sum(path.is_file() for path in tmp_path.rglob("*"))
-        counts.append((threading.active_count(), open_sockets(), files, _descriptors()))
+        counts.append((threading.active_count(), open_sockets(), files, open_files()))
     assert counts == [counts[0]] * 20
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))

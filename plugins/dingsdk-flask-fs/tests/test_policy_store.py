@@ -21,7 +21,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
-from dingsdk.testing import recorded_writes
+from dingsdk.testing import open_files, recorded_writes
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore, Returned, encode_policy
 
 from .policies import damage, folder_of, is_whole, publish_damaged, weights
@@ -170,11 +170,11 @@ def test_discard_forgets_the_damage_of_that_policy_alone(
 
 
 def test_closed_store_leaves_no_open_file(tmp_path: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     store = FilePolicyStore(tmp_path / "run")
     store.publish("p", weights(1), 1)
     store.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def test_version_is_out_though_older_ones_cannot_be_removed(

@@ -12,7 +12,7 @@ import pytest
 
 from dingsdk.data import PrivateDir, create_secret, find_secret, named_secret
 from dingsdk.errors import AuthError
-from dingsdk.testing import recorded_writes
+from dingsdk.testing import open_files, recorded_writes
 
 GOOD = "g" * 32
 
@@ -91,7 +91,7 @@ def test_file_that_is_missing_open_to_others_or_no_file_ends_the_start(
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(good)
     os.mkfifo(pipe, 0o600)
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_files()
     missing = tmp_path / "missing"
     refused = {missing: "unreadable", link: "unreadable", pipe: "type", tmp_path: "type"}
     for path, reason in refused.items():
@@ -104,7 +104,7 @@ def test_file_that_is_missing_open_to_others_or_no_file_ends_the_start(
             create_secret(folder, {"DINGSDK_SECRET_FILE": str(good)})
     with pytest.raises(AuthError):
         create_secret(folder, {"DINGSDK_SECRET_FILE": ""})
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert open_files() == before
 
 
 def test_file_of_somebody_else_ends_the_start(folder: PrivateDir, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataCorruptError, DingError, RunFolderError, StorageFullError
-from dingsdk.testing import failing_calls
+from dingsdk.testing import failing_calls, open_files
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
@@ -34,10 +34,6 @@ def attempt(at: int, number: int, persistent: bool, act: Callable[[], Any]) -> t
         except (StorageFullError, RunFolderError) as caught:
             error = caught
     return error, at > calls()
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def temporaries(root: Path) -> list[Path]:
@@ -60,7 +56,7 @@ def test_writing_into_a_pooled_file_stores_all_or_nothing(
     ticks = itertools.count()
     store = FileDataStore(tmp_path, clock=lambda: float(next(ticks)))
     store.put("warm", piece(20))
-    before = descriptors()
+    before = open_files()
     at, is_last = 0, False
     while not is_last:
         at += 1
@@ -71,7 +67,7 @@ def test_writing_into_a_pooled_file_stores_all_or_nothing(
         error, is_last = attempt(
             at, number, persistent, lambda name=name: store.put(name, piece(9))
         )
-        assert descriptors() == before
+        assert open_files() == before
         assert temporaries(tmp_path) == []
         assert (name in list(store.ids())) or error is not None
         store.put(name, piece(9))
@@ -89,7 +85,7 @@ def test_put_stores_all_or_nothing_and_works_when_repeated(
 ) -> None:
     store = FileDataStore(tmp_path, is_durable=True)
     store.put("warm", piece(rows))
-    before = descriptors()
+    before = open_files()
     at, is_last = 0, False
     while not is_last:
         at += 1
@@ -98,7 +94,7 @@ def test_put_stores_all_or_nothing_and_works_when_repeated(
             at, number, persistent, lambda name=name: store.put(name, piece(rows))
         )
         assert (error is None) or not is_last
-        assert descriptors() == before
+        assert open_files() == before
         assert temporaries(tmp_path) == []
         if name in list(store.ids()):
             assert store.get(name) == piece(rows)
@@ -115,7 +111,7 @@ def test_put_stores_all_or_nothing_and_works_when_repeated(
 def test_get_answers_right_or_with_a_typed_error(tmp_path: Path, number: int, rows: int) -> None:
     store = FileDataStore(tmp_path)
     store.put("p", piece(rows))
-    before = descriptors()
+    before = open_files()
     at, is_last = 0, False
     while not is_last:
         at += 1
@@ -123,7 +119,7 @@ def test_get_answers_right_or_with_a_typed_error(tmp_path: Path, number: int, ro
         error, is_last = attempt(at, number, False, lambda: found.append(store.get("p")))  # noqa: B023
         assert (error is None) == bool(found)
         assert not found or found.pop() == piece(rows)
-        assert descriptors() == before
+        assert open_files() == before
     assert at > 3
     assert store.get("p") == piece(rows)
     assert store.corrupt_count == 0
@@ -138,7 +134,7 @@ def test_readers_see_the_old_version_or_the_new_one(
     store = FilePolicyStore(tmp_path, is_durable=True, keep_versions=2)
     for version in (1, 2, 3):
         store.publish("p", weights(version), version)
-    before = descriptors()
+    before = open_files()
     at, is_last, version = 0, False, 3
     while not is_last:
         at += 1
@@ -146,7 +142,7 @@ def test_readers_see_the_old_version_or_the_new_one(
             at, number, persistent, lambda v=version + 1: store.publish("p", weights(v), v)
         )
         assert (error is None) or not is_last
-        assert descriptors() == before
+        assert open_files() == before
         assert temporaries(tmp_path) == []
         reader = FilePolicyStore(tmp_path)
         found = reader.newest("p")
@@ -167,7 +163,7 @@ def test_readers_see_the_old_version_or_the_new_one(
 def test_newest_answers_right_or_with_a_typed_error(tmp_path: Path, number: int) -> None:
     store = FilePolicyStore(tmp_path)
     store.publish("p", weights(1), 1)
-    before = descriptors()
+    before = open_files()
     at, is_last = 0, False
     while not is_last:
         at += 1
@@ -175,7 +171,7 @@ def test_newest_answers_right_or_with_a_typed_error(tmp_path: Path, number: int)
         error, is_last = attempt(at, number, False, lambda: found.append(store.newest("p")))  # noqa: B023
         assert (error is None) == bool(found)
         assert not found or found[0][0] == 1
-        assert descriptors() == before
+        assert open_files() == before
     assert store.newest("p") is not None
     assert store.corrupt_count == 0
     store.close()

@@ -16,6 +16,7 @@ from dingsdk_shared_memory.run_memory import remove
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk import SampleBatch
+from dingsdk.testing import open_files
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 
 GRACE_S = 5.0
@@ -32,10 +33,6 @@ def _leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         thread.join(GRACE_S)
         assert not thread.is_alive(), f"leaked thread {thread.name}"
     assert open_files() <= files, "leaked files"
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class Listener:

@@ -35,7 +35,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
-from dingsdk.testing import failing_calls, recorded_writes
+from dingsdk.testing import failing_calls, open_files, recorded_writes
 
 BAD_IDS = [
     *("../x", "/etc/passwd", "a/b", "a\0b", "%2e%2e", "..\\", "a" * 300, "x; touch P", ".", ".."),
@@ -63,10 +63,6 @@ def tree(root: Path) -> list[str]:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -225,14 +221,14 @@ def test_a_private_folder_and_its_files_are_for_us_alone(folder: PrivateDir) -> 
 def test_a_folder_that_others_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
-    before = descriptors()
+    before = open_files()
     with pytest.raises(RunFolderError, match="others can write") as caught:
         PrivateDir(tmp_path / "open")
     assert caught.value.path == str(tmp_path / "open")
     with Folder(tmp_path / "open") as opened:
         opened.write_atomic("a", [b"1"])
         assert opened.read("a", 1) == b"1"
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def test_a_folder_of_somebody_else_is_not_private(tmp_path: Path) -> None:
@@ -284,7 +280,7 @@ def test_only_regular_files_of_ours_are_read(tmp_path: Path, folder: PrivateDir)
         os.chown(folder.path / "theirs", 12345, -1)
         in_private.append("theirs")
     with Folder(folder.path) as opened:
-        before = descriptors()
+        before = open_files()
         for place, names in ((folder, in_private), (opened, everywhere)):
             for name in names:
                 for use in (place.read, place.view):
@@ -294,7 +290,7 @@ def test_only_regular_files_of_ours_are_read(tmp_path: Path, folder: PrivateDir)
             with pytest.raises(DataMissingError):
                 place.read("absent", 100)
         assert opened.read("hardlink", 100) == b"keep out"
-        assert descriptors() == before
+        assert open_files() == before
 
 
 def test_a_file_above_the_limit_is_not_read(folder: PrivateDir) -> None:
@@ -360,7 +356,7 @@ def test_a_folder_at_a_name_is_a_typed_error(folder: PrivateDir) -> None:
 def test_whichever_call_fails_the_file_is_old_or_new(
     tmp_path: Path, number: int, persistent: bool
 ) -> None:
-    open_before = descriptors()
+    open_before = open_files()
     at = 0
     while True:
         at += 1
@@ -380,7 +376,7 @@ def test_whichever_call_fails_the_file_is_old_or_new(
             assert raised is None or f"cannot write {inner.path / 'a'}" in str(raised)
             assert raised is None or raised.retryable
             assert tree(folder.path) == ["inner", "inner/a"]
-        assert descriptors() == open_before
+        assert open_files() == open_before
         if at > calls():
             assert raised is None
             break
@@ -389,7 +385,7 @@ def test_whichever_call_fails_the_file_is_old_or_new(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
 def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, number: int) -> None:
-    open_before = descriptors()
+    open_before = open_files()
     at, made = 0, 0
     while True:
         at += 1
@@ -401,14 +397,14 @@ def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, numbe
         if folder is not None:
             folder.close()
             made += 1
-        assert descriptors() == open_before
+        assert open_files() == open_before
         if at > calls():
             break
     assert made >= 1
 
 
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
-    before = descriptors()
+    before = open_files()
     assert not is_locked(tmp_path)
     with locked_folder(tmp_path, "somebody has it"):
         assert is_locked(tmp_path)
@@ -419,7 +415,7 @@ def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
             pass
         assert caught.value.path == str(tmp_path)
     assert not is_locked(tmp_path)
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def test_where_locks_cannot_be_asked_for_a_folder_counts_as_locked(
@@ -431,11 +427,11 @@ def test_where_locks_cannot_be_asked_for_a_folder_counts_as_locked(
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    before = descriptors()
+    before = open_files()
     assert is_locked(tmp_path)
     with locked_folder(tmp_path, "somebody has it"):
         pass
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def test_short_writes_are_finished(folder: PrivateDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,29 +479,29 @@ def test_a_map_outlives_the_file_and_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_closed_folder_refuses_and_gives_its_descriptor_back(tmp_path: Path) -> None:
-    before = descriptors()
+    before = open_files()
     folder = PrivateDir(tmp_path / "ours")
     folder.close()
     folder.close()
-    assert descriptors() == before
+    assert open_files() == before
     for use in (folder.names, folder.free_bytes, lambda: folder.write_atomic("a", [])):
         with pytest.raises(ClosedError):
             use()
 
 
 def test_a_folder_that_is_dropped_gives_its_descriptor_back(tmp_path: Path) -> None:
-    before = descriptors()
+    before = open_files()
     folder = Folder(tmp_path / "ours")
     with pytest.raises(DataMissingError):
         folder.sub("none", create=False)
-    assert descriptors() == before + 1
+    assert open_files() == before + 1
     del folder
     gc.collect()
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def test_a_folder_that_is_closed_during_a_call_is_let_go_by_the_call(tmp_path: Path) -> None:
-    before = descriptors()
+    before = open_files()
     folder = Folder(tmp_path / "ours")
     os.mkfifo(tmp_path / "ours" / "pipe")
     entered, leave = threading.Event(), threading.Event()
@@ -528,7 +524,7 @@ def test_a_folder_that_is_closed_during_a_call_is_let_go_by_the_call(tmp_path: P
     finally:
         os.listdir = real
     assert found == [["pipe"]]
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def test_a_folder_shows_its_path(folder: PrivateDir) -> None:
@@ -563,25 +559,25 @@ def test_a_durable_append_waits_for_the_file_and_at_first_for_its_name(folder: P
 
 
 def test_an_append_to_a_file_of_another_size_is_refused(folder: PrivateDir) -> None:
-    before = descriptors()
+    before = open_files()
     folder.append("a", b"12", 0)
     for at in (1, 3):
         with pytest.raises(RunFolderError, match=f"has 2 bytes in place of {at}") as caught:
             folder.append("a", b"x", at)
         assert caught.value.path == str(folder.path / "a")
     assert folder.read("a", 2) == b"12"
-    assert descriptors() == before
+    assert open_files() == before
 
 
 @pytest.mark.parametrize("call", ["open", "fstat", "writev", "fsync"])
 def test_an_append_that_fails_leaves_the_file_as_it_was(folder: PrivateDir, call: str) -> None:
     folder.append("a", b"12", 0)
-    before = descriptors()
+    before = open_files()
     with failing_calls((call,), 1, errno.ENOSPC), pytest.raises(StorageFullError) as caught:
         folder.append("a", b"34", 2, durable=True)
     assert f"cannot write {folder.path / 'a'}" in str(caught.value)
     assert folder.read("a", 9) == b"12"
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def test_what_cannot_be_looked_at_is_named(folder: PrivateDir) -> None:
@@ -600,11 +596,11 @@ def test_a_tree_that_cannot_be_removed_is_named(folder: PrivateDir) -> None:
 
 def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
     folder.write_atomic("a", [b"1"])
-    before = descriptors()
+    before = open_files()
     with recorded_writes() as log:
         folder.sync("a")
         folder.sync()
-    assert descriptors() == before
+    assert open_files() == before
     assert log.calls == [("sync", str(folder.path / "a")), ("sync", str(folder.path))]
     with pytest.raises(RunFolderError, match=f"cannot write {folder.path / 'absent'}"):
         folder.sync("absent")
@@ -730,10 +726,10 @@ def test_a_writer_whose_file_is_swept_before_it_is_locked_takes_another(
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    before = descriptors()
+    before = open_files()
     folder.write_atomic("a", [b"1"])
     assert folder.read("a", 1) == b"1"
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def test_where_there_are_no_locks_files_are_written_and_nothing_is_swept(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
 import multiprocessing
 import os
@@ -34,6 +33,7 @@ from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.policy.base import EvalMode
+from dingsdk.testing import open_files
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 from dingsdk.worker.collector.sample import SampleSerialCollector
@@ -549,20 +549,16 @@ def test_envs_are_closed_with_their_manager_and_its_descriptors_are_given_back(
 ) -> None:
     env_fn = functools.partial(importlib.import_module("child_envs").NotingEnv, tmp_path)
 
-    def count_descriptors() -> int:
-        gc.collect()
-        return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
     counts = []
     for launches in (1, 2):  # what a first process leaves open serves all others
         manager = create_env_manager({**SYNC, "envs_per_process": 2}, [env_fn] * 3)
-        before = count_descriptors()
+        before = open_files()
         manager.launch()
         assert manager.step({0: STEP, 2: STEP}).keys() == {0, 2}
         memory = manager._memory.name  # type: ignore[attr-defined]
         assert memory in Path("/proc/self/maps").read_text()
         manager.close()
-        counts.append(count_descriptors() - before)
+        counts.append(open_files() - before)
         assert len(list(tmp_path.glob("closed-*"))) == 3 * launches
         assert memory not in Path("/proc/self/maps").read_text()
     assert counts[1] == 0

@@ -18,6 +18,7 @@ from dingsdk.data import derive_seed
 from dingsdk.errors import NonFiniteError, TaskFail
 from dingsdk.plugins import PluginManager, default_manager, use_manager
 from dingsdk.policy import DQNPolicy, R2D2Policy
+from dingsdk.testing import open_files
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.comm import Master
@@ -305,14 +306,14 @@ def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
-    store, open_files = Store(), len(list(Path("/proc/self/fd").iterdir()))
+    store, before = Store(), open_files()
     with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)) as server:
         for version in range(8):
             publish(store, policy_of(version), version)
             server._look("p", version)
         assert sorted(server._policies) == [("p", version) for version in (4, 5, 6, 7)]
         server.close()  # the first of two
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+    assert open_files() == before
 
 
 def test_recurrent_state_travels_with_its_row(tmp_path: Path) -> None:
@@ -497,7 +498,7 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     assert ask("poll") == ask("close") == {"requests": 3, "batches": 3}
     (log,) = (tmp_path / "log" / "inference").iterdir()
     assert "acted for 3 requests in 3 batches" in log.read_text()
-    assert log not in open_files()
+    assert log not in open_paths()
     assert (files(), ask("poll")) == ([], {"requests": 0, "batches": 0})
 
     ask("start", task_info=task)
@@ -517,7 +518,7 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     transport.close()
 
 
-def open_files() -> list[Path]:
+def open_paths() -> list[Path]:
     links = Path("/proc/self/fd").iterdir()
     return [link.readlink() for link in links if link.is_symlink()]
 

@@ -23,6 +23,7 @@ from dingsdk.pipeline.process_group import (
 )
 from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec
 from dingsdk.plugins import Snapshot
+from dingsdk.testing import open_files
 
 
 class Process:
@@ -357,10 +358,6 @@ def test_processes_that_were_started_before_the_coordinator_are_told_its_address
     assert site.newest("collector-0").spec.address == "http://here"
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 class Refusing:
     """Raises an error where it is pickled."""
 
@@ -380,12 +377,12 @@ def spec_of(run_dir: Path, value: Any) -> WorkerSpec:
 @pytest.mark.parametrize("value", [lambda: 0, Refusing(TypeError("no")), Refusing(ValueError())])
 def test_config_that_is_no_plain_data_is_refused_as_the_user_s(tmp_path: Path, value: Any) -> None:
     resource_tracker.ensure_running()  # its descriptor stays
-    opened, blocked = descriptors(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    opened, blocked = open_files(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(ConfigError, match="cannot be handed to a worker process") as caught:
         WorkerProcess(spec_of(tmp_path, value))
     assert caught.value.path == "config"
     assert caught.value.__cause__ is not None
-    assert descriptors() == opened
+    assert open_files() == opened
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
 
 

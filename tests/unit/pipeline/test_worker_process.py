@@ -22,6 +22,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import run_worker
 from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import PluginManager, default_manager, hookimpl, use_manager
+from dingsdk.testing import open_files
 
 PATIENCE_S = 60.0
 
@@ -73,11 +74,11 @@ def test_worker_without_an_address_begins_when_it_is_told_one(tmp_path: Path) ->
 
 def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path: Path) -> None:
     resource_tracker.ensure_running()  # its descriptor stays
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     process = WorkerProcess(spec(tmp_path, role="colector", address=""))
     process.send_stop()
     assert end_of(process) == (0, [])
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def test_config_that_is_no_plain_data_is_refused(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
+from dingsdk.testing import open_files
 from dingsdk.worker import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.remover import FifoRemover
@@ -387,14 +388,14 @@ def test_a_buffer_goes_on_where_it_was_closed(tmp_path: Path, cfg: dict[str, Any
 def test_a_folder_that_is_in_use_leaves_no_file_open(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 10)
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = open_files()
         for _ in range(3):
             with (
                 pytest.raises(RunFolderError, match="in use"),
                 opened(tmp_path / "rows", reopen=True) as other,
             ):
                 other.recovered()
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert open_files() == before
 
 
 def test_room_on_the_disk_is_asked_for_many_pushes_at_once(

@@ -45,7 +45,7 @@ from dingsdk.errors import (
     StorageFullError,
     UnknownKeyError,
 )
-from dingsdk.testing import recorded_writes
+from dingsdk.testing import open_files, recorded_writes
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import link as wire
 from dingsdk.worker.replay_server import served_buffer
@@ -326,11 +326,11 @@ def test_checkpoints_leave_no_open_file_and_a_start_no_half_written_one(tmp_path
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         buffer.save()
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = open_files()
         for number in (2, 3):
             put(buffer, number, 64 * number)
             buffer.save()
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert open_files() == before
     half = tmp_path / "replay" / f".tmp-{'0' * 16}"
     half.touch()
     with opened(tmp_path):
@@ -348,9 +348,9 @@ def test_checkpoint_of_small_rows_has_a_file_for_16_thousand(tmp_path: Path) -> 
 
 def test_closed_buffer_leaves_no_open_file(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     opened(tmp_path).close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def test_refused_rows_in_the_log_are_not_taken_later(tmp_path: Path) -> None:
