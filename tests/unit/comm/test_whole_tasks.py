@@ -228,6 +228,7 @@ def test_column_that_no_sample_has_ends_the_task_by_name(bench: Bench) -> None:
 
 def test_columns_of_more_than_64_bytes_a_row_are_refused() -> None:
     samples = SampleBatch({"wide": np.zeros((3, 7)), "priority": np.ones(3), "x": np.zeros(3)})
+    assert announced_columns(SampleBatch({"x": np.zeros(3)}), []) == {}
     found = announced_columns(samples, ["wide"])
     assert list(found) == ["wide", "priority"]
     assert not np.shares_memory(found["wide"], samples.columns["wide"])

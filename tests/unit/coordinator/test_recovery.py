@@ -449,6 +449,17 @@ def test_payloads_that_were_given_up_stay_so(tmp_path: Path, transport: Any) -> 
     assert same(life.look(), after.look())
 
 
+def test_iteration_of_a_learner_that_asked_for_batches_is_known_after_a_restart(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
+    learner, _ = life.begin(payloads=5)
+    assert life.coordinator.deal_with_learner_get_data(learner, {**DEMAND, "cur_learner_iter": 7})
+    found = life.look()
+    assert found["iterations"][learner.task_id] == 7
+    assert same(found, Life(tmp_path, transport, "naive", snapshot_facts=1000).look())
+
+
 def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive", snapshot_facts=5)
     life.begin(payloads=6)

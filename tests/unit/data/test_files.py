@@ -548,6 +548,12 @@ def test_a_durable_write_waits_for_the_file_and_then_the_folder(
     )
 
 
+def test_a_write_does_not_wait_for_the_disk_unless_it_is_told_to(folder: PrivateDir) -> None:
+    with recorded_writes() as log:
+        folder.write_atomic("a", [b"1"])
+    assert [call[0] for call in log.calls] == ["rename"]
+
+
 def test_a_durable_append_waits_for_the_file_and_at_first_for_its_name(folder: PrivateDir) -> None:
     with recorded_writes() as log:
         folder.append("a", b"12", 0, durable=True)

@@ -25,6 +25,7 @@ from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import EpisodeReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import save
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.storage import memmap
 from dingsdk.worker.replay_buffer.storage.episodes import EpisodeObjects
 from dingsdk.worker.replay_buffer.storage.objects import ObjectStorage
 
@@ -269,6 +270,19 @@ def test_columns_grow_with_the_episodes(tmp_path: Path, storage: dict[str, Any])
             assert buffer.episode_len == [len(each) for each in expected]
         buffer.push([episode_of(n) for n in range(60, 70)], 0)
         assert held(buffer) == [episode_of(n) for n in range(70 - CAPACITY, 70)]
+
+
+def test_room_on_the_disk_is_asked_for_all_episodes_of_a_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memmap, "_STEP_BYTES", 0)
+    with opened(tmp_path / "rows", {"type": "memmap"}) as buffer:
+        table: Any = buffer
+        episodes = [episode_of(number) for number in range(5)]
+        storage = table._new_storage()
+        storage.accept(episodes)
+        assert storage._rows._n_reserved >= sum(map(len, episodes)) > max(map(len, episodes))
+        storage.close()
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])
