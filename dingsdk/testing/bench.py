@@ -137,7 +137,7 @@ def expect_same_leaves(found: Any, expected: Any, what: str) -> None:
 @contextlib.contextmanager
 def leaves_nothing(patience_s: float) -> Iterator[None]:
     """Expect the block to leave no thread, which may take a moment, and no open file or socket."""
-    threads, files = set(threading.enumerate()), open_files(collect=False)
+    threads, files = set(threading.enumerate()), open_files()
     yield
     deadline = time.monotonic() + patience_s
     left = [thread for thread in threading.enumerate() if thread not in threads]
@@ -145,8 +145,8 @@ def leaves_nothing(patience_s: float) -> Iterator[None]:
         thread.join(max(0.0, deadline - time.monotonic()))
     names = [thread.name for thread in left if thread.is_alive()]
     expect(not names, f"threads left: {names}")
-    if open_files(collect=False) > files:
-        left_open = open_files() - files
+    if open_files() > files:
+        left_open = open_files(collect=True) - files
         expect(left_open <= 0, f"{left_open} open files or sockets left")
 
 

@@ -108,11 +108,12 @@ def recorded_writes() -> Iterator[WriteLog]:
             setattr(os, name, function)
 
 
-def open_files(*, collect: bool = True) -> int:
+def open_files(*, collect: bool = False) -> int:
     """Return how many files and sockets this process has open; 0 where that is not to be known.
 
     Args:
-        collect: Whether to drop garbage first, which may have some open, of any test before.
+        collect: Whether to drop garbage first: for the count before a test, as what others left
+            may have some open. For the one after it, it would hide what is not closed in time.
     """
     if collect:
         gc.collect()

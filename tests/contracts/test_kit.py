@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from dingsdk.testing import (
     RuleBroken,
     TransportContract,
     check_rule,
+    open_files,
 )
 from dingsdk.testing import check_transport as check
 from dingsdk.worker.comm import SlaveEnd
@@ -46,6 +49,24 @@ def test_rules_are_numbered_without_gaps_and_described(
     for rule in rules:
         assert 0 < len(rule.title) <= 100, rule.name
         assert rule.needs in {"", *capabilities}
+
+
+def test_open_files_of_garbage_are_not_counted_where_that_is_asked() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.itself, self.descriptor = self, os.open(os.devnull, os.O_RDONLY)
+
+        def __del__(self) -> None:
+            os.close(self.descriptor)
+
+    gc.disable()
+    try:
+        before = open_files(collect=True)
+        Holder()
+        assert open_files() == before + 1
+        assert open_files(collect=True) == before
+    finally:
+        gc.enable()
 
 
 def test_kit_needs_no_test_framework() -> None:

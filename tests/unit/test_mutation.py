@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutation.__main__ import EQUIVALENT, area_of
+from tools.mutation.__main__ import EQUIVALENT, _tests_of, area_of
 from tools.mutation.checkout import Checkout
 from tools.mutation.coverage_map import CoverageMap, Tree
 from tools.mutation.coverage_map import Test as RecordedTest
@@ -148,3 +148,26 @@ def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path) -> No
         assert (checkout.root / "dingsdk/add.py").read_text() == SOURCE
     finally:
         checkout.close()
+
+
+@pytest.mark.parametrize(
+    ("at_import", "expected"), [(True, ["short", "middle", "pages"]), (False, ["short", "long"])]
+)
+def test_tests_that_take_too_long_are_left_out_but_for_the_reference_pages(
+    at_import: bool, expected: list[str]
+) -> None:
+    class Recorded:
+        def tests_of_module(self, path: str, scope: tuple[int, int]) -> list[RecordedTest]:
+            return [RecordedTest("long", 90.0), RecordedTest("middle", 50.0), *self.quick]
+
+        def tests_of_file(self, name: str) -> list[RecordedTest]:
+            return [RecordedTest("pages", 300.0)]
+
+        def tests_of_line(self, path: str, line: int) -> list[RecordedTest]:
+            return [RecordedTest("long", 90.0), *self.quick]
+
+        quick = (RecordedTest("short", 1.0),)
+
+    (mutant,) = mutants_of("module.py", "x = 3")
+    mutant = dataclasses.replace(mutant, runs_at_import=at_import)
+    assert [each.name for each in _tests_of(mutant, Recorded())] == expected  # type: ignore[arg-type]

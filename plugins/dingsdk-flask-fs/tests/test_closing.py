@@ -232,7 +232,7 @@ def test_worker_can_be_closed_by_its_own_task(served: Served) -> None:
 
 def test_stores_can_be_closed_while_files_are_written(transport: FlaskFSTransport) -> None:
     store = FileDataStore(transport.data_dir, is_durable=True)
-    descriptors = open_files()
+    descriptors = open_files(collect=True)
     raised: list[BaseException] = []
     is_writing = threading.Barrier(5)
 

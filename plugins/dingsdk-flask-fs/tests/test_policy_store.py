@@ -170,7 +170,7 @@ def test_discard_forgets_the_damage_of_that_policy_alone(
 
 
 def test_closed_store_leaves_no_open_file(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_files(collect=True)
     store = FilePolicyStore(tmp_path / "run")
     store.publish("p", weights(1), 1)
     store.close()

@@ -91,7 +91,7 @@ def test_file_that_is_missing_open_to_others_or_no_file_ends_the_start(
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(good)
     os.mkfifo(pipe, 0o600)
-    before = open_files()
+    before = open_files(collect=True)
     missing = tmp_path / "missing"
     refused = {missing: "unreadable", link: "unreadable", pipe: "type", tmp_path: "type"}
     for path, reason in refused.items():

@@ -56,7 +56,7 @@ def test_writing_into_a_pooled_file_stores_all_or_nothing(
     ticks = itertools.count()
     store = FileDataStore(tmp_path, clock=lambda: float(next(ticks)))
     store.put("warm", piece(20))
-    before = open_files()
+    before = open_files(collect=True)
     at, is_last = 0, False
     while not is_last:
         at += 1
@@ -85,7 +85,7 @@ def test_put_stores_all_or_nothing_and_works_when_repeated(
 ) -> None:
     store = FileDataStore(tmp_path, is_durable=True)
     store.put("warm", piece(rows))
-    before = open_files()
+    before = open_files(collect=True)
     at, is_last = 0, False
     while not is_last:
         at += 1
@@ -111,7 +111,7 @@ def test_put_stores_all_or_nothing_and_works_when_repeated(
 def test_get_answers_right_or_with_a_typed_error(tmp_path: Path, number: int, rows: int) -> None:
     store = FileDataStore(tmp_path)
     store.put("p", piece(rows))
-    before = open_files()
+    before = open_files(collect=True)
     at, is_last = 0, False
     while not is_last:
         at += 1
@@ -134,7 +134,7 @@ def test_readers_see_the_old_version_or_the_new_one(
     store = FilePolicyStore(tmp_path, is_durable=True, keep_versions=2)
     for version in (1, 2, 3):
         store.publish("p", weights(version), version)
-    before = open_files()
+    before = open_files(collect=True)
     at, is_last, version = 0, False, 3
     while not is_last:
         at += 1
@@ -163,7 +163,7 @@ def test_readers_see_the_old_version_or_the_new_one(
 def test_newest_answers_right_or_with_a_typed_error(tmp_path: Path, number: int) -> None:
     store = FilePolicyStore(tmp_path)
     store.publish("p", weights(1), 1)
-    before = open_files()
+    before = open_files(collect=True)
     at, is_last = 0, False
     while not is_last:
         at += 1

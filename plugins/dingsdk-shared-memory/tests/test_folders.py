@@ -40,8 +40,9 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.testing import open_files
 
-from .conftest import a_batch, open_files
+from .conftest import a_batch
 
 
 def test_folder_of_another_run_is_refused_in_one_line(

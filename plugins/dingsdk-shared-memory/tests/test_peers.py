@@ -23,6 +23,7 @@ from dingsdk_shared_memory.server import SocketServer
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk.errors import AuthError, ConfigError, PortInUseError, ProtocolError
+from dingsdk.testing import open_files
 from dingsdk.worker.comm import TaskMessage, WorkerInfo
 from dingsdk.worker.comm.requests import (
     Answer,
@@ -32,7 +33,7 @@ from dingsdk.worker.comm.requests import (
     find_secret,
 )
 
-from .conftest import Listener, open_files
+from .conftest import Listener
 
 SECRET = Secret(b"0123456789abcdef", source="test", is_explicit=True)
 

@@ -221,7 +221,7 @@ def test_a_private_folder_and_its_files_are_for_us_alone(folder: PrivateDir) -> 
 def test_a_folder_that_others_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
-    before = open_files()
+    before = open_files(collect=True)
     with pytest.raises(RunFolderError, match="others can write") as caught:
         PrivateDir(tmp_path / "open")
     assert caught.value.path == str(tmp_path / "open")
@@ -280,7 +280,7 @@ def test_only_regular_files_of_ours_are_read(tmp_path: Path, folder: PrivateDir)
         os.chown(folder.path / "theirs", 12345, -1)
         in_private.append("theirs")
     with Folder(folder.path) as opened:
-        before = open_files()
+        before = open_files(collect=True)
         for place, names in ((folder, in_private), (opened, everywhere)):
             for name in names:
                 for use in (place.read, place.view):
@@ -356,7 +356,7 @@ def test_a_folder_at_a_name_is_a_typed_error(folder: PrivateDir) -> None:
 def test_whichever_call_fails_the_file_is_old_or_new(
     tmp_path: Path, number: int, persistent: bool
 ) -> None:
-    open_before = open_files()
+    open_before = open_files(collect=True)
     at = 0
     while True:
         at += 1
@@ -385,7 +385,7 @@ def test_whichever_call_fails_the_file_is_old_or_new(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
 def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, number: int) -> None:
-    open_before = open_files()
+    open_before = open_files(collect=True)
     at, made = 0, 0
     while True:
         at += 1
@@ -404,7 +404,7 @@ def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, numbe
 
 
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_files(collect=True)
     assert not is_locked(tmp_path)
     with locked_folder(tmp_path, "somebody has it"):
         assert is_locked(tmp_path)
@@ -427,7 +427,7 @@ def test_where_locks_cannot_be_asked_for_a_folder_counts_as_locked(
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    before = open_files()
+    before = open_files(collect=True)
     assert is_locked(tmp_path)
     with locked_folder(tmp_path, "somebody has it"):
         pass
@@ -479,7 +479,7 @@ def test_a_map_outlives_the_file_and_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_closed_folder_refuses_and_gives_its_descriptor_back(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_files(collect=True)
     folder = PrivateDir(tmp_path / "ours")
     folder.close()
     folder.close()
@@ -490,7 +490,7 @@ def test_a_closed_folder_refuses_and_gives_its_descriptor_back(tmp_path: Path) -
 
 
 def test_a_folder_that_is_dropped_gives_its_descriptor_back(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_files(collect=True)
     folder = Folder(tmp_path / "ours")
     with pytest.raises(DataMissingError):
         folder.sub("none", create=False)
@@ -501,7 +501,7 @@ def test_a_folder_that_is_dropped_gives_its_descriptor_back(tmp_path: Path) -> N
 
 
 def test_a_folder_that_is_closed_during_a_call_is_let_go_by_the_call(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_files(collect=True)
     folder = Folder(tmp_path / "ours")
     os.mkfifo(tmp_path / "ours" / "pipe")
     entered, leave = threading.Event(), threading.Event()
@@ -565,7 +565,7 @@ def test_a_durable_append_waits_for_the_file_and_at_first_for_its_name(folder: P
 
 
 def test_an_append_to_a_file_of_another_size_is_refused(folder: PrivateDir) -> None:
-    before = open_files()
+    before = open_files(collect=True)
     folder.append("a", b"12", 0)
     for at in (1, 3):
         with pytest.raises(RunFolderError, match=f"has 2 bytes in place of {at}") as caught:
@@ -578,7 +578,7 @@ def test_an_append_to_a_file_of_another_size_is_refused(folder: PrivateDir) -> N
 @pytest.mark.parametrize("call", ["open", "fstat", "writev", "fsync"])
 def test_an_append_that_fails_leaves_the_file_as_it_was(folder: PrivateDir, call: str) -> None:
     folder.append("a", b"12", 0)
-    before = open_files()
+    before = open_files(collect=True)
     with failing_calls((call,), 1, errno.ENOSPC), pytest.raises(StorageFullError) as caught:
         folder.append("a", b"34", 2, durable=True)
     assert f"cannot write {folder.path / 'a'}" in str(caught.value)
@@ -602,7 +602,7 @@ def test_a_tree_that_cannot_be_removed_is_named(folder: PrivateDir) -> None:
 
 def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
     folder.write_atomic("a", [b"1"])
-    before = open_files()
+    before = open_files(collect=True)
     with recorded_writes() as log:
         folder.sync("a")
         folder.sync()
@@ -732,7 +732,7 @@ def test_a_writer_whose_file_is_swept_before_it_is_locked_takes_another(
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    before = open_files()
+    before = open_files(collect=True)
     folder.write_atomic("a", [b"1"])
     assert folder.read("a", 1) == b"1"
     assert open_files() == before

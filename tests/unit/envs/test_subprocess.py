@@ -552,13 +552,13 @@ def test_envs_are_closed_with_their_manager_and_its_descriptors_are_given_back(
     counts = []
     for launches in (1, 2):  # what a first process leaves open serves all others
         manager = create_env_manager({**SYNC, "envs_per_process": 2}, [env_fn] * 3)
-        before = open_files()
+        before = open_files(collect=True)
         manager.launch()
         assert manager.step({0: STEP, 2: STEP}).keys() == {0, 2}
         memory = manager._memory.name  # type: ignore[attr-defined]
         assert memory in Path("/proc/self/maps").read_text()
         manager.close()
-        counts.append(open_files() - before)
+        counts.append(open_files(collect=True) - before)
         assert len(list(tmp_path.glob("closed-*"))) == 3 * launches
         assert memory not in Path("/proc/self/maps").read_text()
     assert counts[1] == 0

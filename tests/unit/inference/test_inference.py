@@ -306,7 +306,7 @@ def test_exact_version_is_served_while_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
-    store, before = Store(), open_files()
+    store, before = Store(), open_files(collect=True)
     with closing(InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)) as server:
         for version in range(8):
             publish(store, policy_of(version), version)

@@ -377,7 +377,7 @@ def spec_of(run_dir: Path, value: Any) -> WorkerSpec:
 @pytest.mark.parametrize("value", [lambda: 0, Refusing(TypeError("no")), Refusing(ValueError())])
 def test_config_that_is_no_plain_data_is_refused_as_the_user_s(tmp_path: Path, value: Any) -> None:
     resource_tracker.ensure_running()  # its descriptor stays
-    opened, blocked = open_files(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    opened, blocked = open_files(collect=True), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(ConfigError, match="cannot be handed to a worker process") as caught:
         WorkerProcess(spec_of(tmp_path, value))
     assert caught.value.path == "config"

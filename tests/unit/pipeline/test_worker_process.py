@@ -74,7 +74,7 @@ def test_worker_without_an_address_begins_when_it_is_told_one(tmp_path: Path) ->
 
 def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path: Path) -> None:
     resource_tracker.ensure_running()  # its descriptor stays
-    before = open_files()
+    before = open_files(collect=True)
     process = WorkerProcess(spec(tmp_path, role="colector", address=""))
     process.send_stop()
     assert end_of(process) == (0, [])

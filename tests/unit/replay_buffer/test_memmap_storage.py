@@ -388,7 +388,7 @@ def test_a_buffer_goes_on_where_it_was_closed(tmp_path: Path, cfg: dict[str, Any
 def test_a_folder_that_is_in_use_leaves_no_file_open(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 10)
-        before = open_files()
+        before = open_files(collect=True)
         for _ in range(3):
             with (
                 pytest.raises(RunFolderError, match="in use"),

@@ -326,7 +326,7 @@ def test_checkpoints_leave_no_open_file_and_a_start_no_half_written_one(tmp_path
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         buffer.save()
-        before = open_files()
+        before = open_files(collect=True)
         for number in (2, 3):
             put(buffer, number, 64 * number)
             buffer.save()
@@ -348,7 +348,7 @@ def test_checkpoint_of_small_rows_has_a_file_for_16_thousand(tmp_path: Path) -> 
 
 def test_closed_buffer_leaves_no_open_file(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    before = open_files()
+    before = open_files(collect=True)
     opened(tmp_path).close()
     assert open_files() == before
 
