@@ -96,6 +96,7 @@ class SampleMonitor:
     Attributes:
         skip: Samples until the next to record, that one included. The buffer counts it down, as a
             call for each sample would take longer.
+        report_due: Whether enough samples were recorded since the last report.
     """
 
     def __init__(
@@ -112,14 +113,15 @@ class SampleMonitor:
         self._stride = max(print_freq // average_range, 1)
         self._records_a_report = max(print_freq // self._stride, 1)
         self.skip = 1
+        self.report_due = False
         self._records = 0
         self._facts: deque[dict[str, Spread]] = deque(maxlen=average_range)
         # One mark more, so that rates are of as many intervals as there are samples.
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=average_range + 1)
         self._marks.append((clock(), 0, 0))
 
-    def record(self, facts: Mapping[str, NDArray[Any]], pushed: int, sampled: int) -> bool:
-        """Record a sample; return whether a report is due.
+    def record(self, facts: Mapping[str, NDArray[Any]], pushed: int, sampled: int) -> None:
+        """Record a sample.
 
         Args:
             facts: One number a row, by name; not kept. A staleness below 0 is unknown.
@@ -131,7 +133,8 @@ class SampleMonitor:
         spreads = {name: _spread(name, values) for name, values in facts.items()}
         self._facts.append({name: each for name, each in spreads.items() if each is not None})
         self._marks.append((self._clock(), pushed, sampled))
-        return self._records % self._records_a_report == 0
+        if self._records % self._records_a_report == 0:
+            self.report_due = True
 
     def stats(self, pushed: int, sampled: int) -> SampledStats:
         """Return statistics of the recorded samples; the counts are those of now."""
@@ -155,6 +158,7 @@ class SampleMonitor:
 
     def report(self, stats: SampledStats, pushed: int) -> None:
         """Log statistics; ``pushed`` is the step of the curves."""
+        self.report_due = False
         values = {"pushed_per_s": stats.pushed_per_s, "sampled_per_s": stats.sampled_per_s}
         for name, spread in stats.facts.items():
             values[f"{name}_mean"] = spread.mean

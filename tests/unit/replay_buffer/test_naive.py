@@ -109,6 +109,29 @@ def test_a_storage_of_ones_own_accepts_each_batch() -> None:
     assert accepted == [2, 1]
 
 
+@pytest.mark.parametrize("storage", ["auto", "array"])
+def test_batches_of_other_columns_are_stored_after_a_clear(storage: str) -> None:
+    buffer = make_buffer(storage={"type": storage})
+    for _ in range(2):
+        buffer.push(batch(1, 2), 0)  # the second finds rows that it can be written beside
+    buffer.clear()
+    other = SampleBatch({"action": np.array([5, 6], np.int8)})
+    for _ in range(2):
+        buffer.push(other, 0)
+    assert (buffer.count(), buffer.push_count) == (4, 4)
+    sampled = buffer.sample(4, 0)
+    assert sorted(actions(sampled)) == [5, 5, 6, 6]
+    assert set(sampled[0]) == {"action"}  # type: ignore[index]
+
+
+def test_a_push_that_only_writes_looks_up_no_attribute_in_a_dict() -> None:
+    buffer = make_buffer()
+    for _ in range(2):
+        buffer.push(batch(1, 2), 0)
+    # CPython keeps values in the object itself only up to 29: beyond, each look-up takes longer.
+    assert len(vars(buffer)) <= 29
+
+
 def test_columns_in_another_order_are_the_same_columns() -> None:
     buffer = make_buffer()
     buffer.push(batch(1), 0)

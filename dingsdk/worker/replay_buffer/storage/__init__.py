@@ -47,7 +47,10 @@ class Storage(Configurable, ABC):
     """Whether rows are a list of any objects, and not columns."""
 
     layout: Layout | None = None
-    """The columns, where a batch that fits them may be put there without ``accept`` and ``put``."""
+    """The columns, where a batch that fits them may be put there without ``accept`` and ``put``.
+
+    Only :meth:`put` and :meth:`clear` may change it: the buffer reads it after these.
+    """
 
     is_durable: ClassVar[bool] = False
     """Whether rows stay on disk when the storage is closed; see :meth:`commit`."""
