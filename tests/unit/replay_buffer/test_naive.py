@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.limiter import MinSizeLimiter
 from dingsdk.worker.replay_buffer.metrics import ThroughputMonitor
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
@@ -122,6 +123,36 @@ def test_batches_of_other_columns_are_stored_after_a_clear(storage: str) -> None
     sampled = buffer.sample(4, 0)
     assert sorted(actions(sampled)) == [5, 5, 6, 6]
     assert set(sampled[0]) == {"action"}  # type: ignore[index]
+
+
+def test_single_rows_are_written_beside_batches_whatever_the_order_of_removal(
+    random_removers: dict[str, str],
+) -> None:
+    buffer = make_buffer(remover=random_removers, replay_buffer_size=3)
+    buffer.push(batch(1, 2, 3), 0)
+    buffer.push(row(4), 0)  # takes the place of any
+    sampled = actions(buffer.sample(3, 0))
+    assert 4 in sampled
+    assert len(set(sampled) & {1, 2, 3}) == 2
+    assert buffer.push_count == 4
+
+
+@pytest.mark.parametrize("storage", ["auto", "array"])
+def test_rows_that_fit_those_before_are_written_at_once(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted: list[int] = []
+    accept = ArrayStorage.accept
+
+    def counted(self: ArrayStorage, rows: Any) -> dict[str, Any]:
+        accepted.append(len(rows))
+        return accept(self, rows)
+
+    monkeypatch.setattr(ArrayStorage, "accept", counted)
+    buffer = make_buffer(storage={"type": storage})
+    for pushed in (batch(1, 2), batch(3, 4), row(5), batch(6)):
+        buffer.push(pushed, 0)
+    assert accepted == [2]
 
 
 def test_a_push_that_only_writes_looks_up_no_attribute_in_a_dict() -> None:
@@ -240,6 +271,23 @@ def test_a_limiter_of_another_type_limits_from_then_on() -> None:
     buffer.change_limiter({"type": "min_size"})
     buffer.push(row(4), 0)
     assert buffer.count() == 4
+
+
+def test_a_limiter_that_only_listens_hears_of_each_push() -> None:
+    class Hears(MinSizeLimiter):
+        heard: ClassVar[list[int]] = []
+
+        def on_insert(self, n: int) -> None:
+            super().on_insert(n)
+            self.heard.append(n)
+
+    manager = PluginManager()
+    manager.registry("limiters").register("hears", Hears)
+    with use_manager(manager):
+        buffer = make_buffer(limiter={"type": "hears"})
+    for pushed in (batch(1, 2), batch(3), row(4), batch(5, 6)):
+        buffer.push(pushed, 0)
+    assert Hears.heard == [2, 1, 1, 2]
 
 
 def test_a_waiting_push_goes_on_once_rows_are_sampled() -> None:

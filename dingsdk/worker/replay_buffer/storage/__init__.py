@@ -49,7 +49,8 @@ class Storage(Configurable, ABC):
     layout: Layout | None = None
     """The columns, where a batch that fits them may be put there without ``accept`` and ``put``.
 
-    Only :meth:`put` and :meth:`clear` may change it: the buffer reads it after these.
+    Nothing but :meth:`accept`, :meth:`put` and :meth:`clear` may change it: the buffer reads it
+    after a :meth:`put`.
     """
 
     is_durable: ClassVar[bool] = False
