@@ -55,6 +55,15 @@ def derive_seed(seed: int, *path: str | int) -> int:
     return seed
 
 
+def player_seed(seed: int, player_id: str) -> int:
+    """Return the root of the seed tree of a league's player, other than the first.
+
+    The first player has the run's own: with the same seeds all would learn the same from the same
+    games.
+    """
+    return derive_seed(seed, "player", player_id)
+
+
 @contextmanager
 def seeds_recorded(root: int) -> Iterator[dict[str, int]]:
     """Collect the seeds that this thread derives: ``{"seed/collector/env/0": 1234, ...}``.

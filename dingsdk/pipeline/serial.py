@@ -16,7 +16,7 @@ from easydict import EasyDict
 
 from dingsdk.config import save_config, to_easydict
 from dingsdk.data import Folder, deadline
-from dingsdk.data.seeding import derive_seed, seeds_recorded
+from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import DingError
@@ -323,9 +323,7 @@ def _build(context: RunContext, stack: ExitStack) -> Team:
     first = _build_player(context, context.cfg, None, stack)
     members, others = [first], list(getattr(first.commander, "other_players", ()))
     for player in others:
-        # A branch of the seed tree of its own.
-        seed = derive_seed(context.cfg.seed, "players", player)
-        own = to_easydict({**context.cfg, "seed": seed})
+        own = to_easydict({**context.cfg, "seed": player_seed(context.cfg.seed, player)})
         members.append(_build_player(context, own, player, stack))
         members[-1].commander.join(first.commander, player)
     if others:

@@ -17,6 +17,7 @@ from dingsdk.errors import CheckpointError
 from dingsdk.pipeline.predict import load_policy
 from dingsdk.pipeline.resume import find_save
 from dingsdk.pipeline.train import resume, train
+from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.worker import IMetric
 from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.one_vs_one import saved_league
@@ -140,6 +141,27 @@ def test_two_players_train_each_other(
     curves = curves_of(result.run_dir / "players" / "player_1")
     assert {"evaluator_iter/reward_mean", "commander_iter/win_rate_player_0"} <= curves
     assert "commander_iter/win_rate_player_1" in curves_of(result.run_dir)
+
+
+@pytest.mark.slow
+def test_players_begin_with_the_same_weights_in_both_modes(tmp_path: Any) -> None:
+    begun: list[list[float]] = []
+
+    class Noted(DQNPolicy):
+        def __init__(self, cfg: Any, enable_field: Any = None, **kwargs: Any) -> None:
+            super().__init__(cfg, enable_field=enable_field, **kwargs)
+            if enable_field is None or "learn" in enable_field:
+                found = self.learn_mode.state_dict()["model"].values()
+                begun[-1].append(round(sum(float(each.double().sum()) for each in found), 6))
+
+    sets = (*TWO, "policy.learn.learner.train_iterations=8", "policy.eval.evaluator.eval_freq=8")
+    modes: tuple[tuple[Any, Any], ...] = (("serial", None), ("parallel", "in_memory"))
+    for mode, transport in modes:
+        begun.append([])
+        train("tictactoe-selfplay", mode, transport, sets=sets, output=tmp_path, policy=Noted)
+    serial, parallel = map(set, begun)
+    assert len(serial) == 2
+    assert serial == parallel
 
 
 def curves_of(folder: Any) -> set[str]:

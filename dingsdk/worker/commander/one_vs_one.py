@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.config import PartSection, Share, Whole, to_plain
-from dingsdk.data.seeding import derive_seed
+from dingsdk.data.seeding import derive_seed, player_seed
 from dingsdk.errors import CheckpointCorruptError, DataMissingError, StorageFullError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.collector.battle import game_outcome, outcome_of
@@ -66,8 +66,7 @@ class PlayerCommander(SoloCommander):
         newest_of: Callable[[str], tuple[int, dict[str, Any]]],
     ) -> None:
         if player_id != league.active_players_ids[0]:
-            # With the same seeds all players would play the same games, and learn the same.
-            cfg = {**cfg, "seed": derive_seed(int(cfg["seed"]), "player", player_id)}
+            cfg = {**cfg, "seed": player_seed(int(cfg["seed"]), player_id)}
         super().__init__(cfg, clock)
         self.league = league
         self._newest_of = newest_of
