@@ -170,6 +170,16 @@ def test_only_what_has_no_follower_is_kept_twice(envs: int, chunk: int) -> None:
     assert content(buffer.sample(len(rows), 0)) == content(SampleBatch.from_rows(rows))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4])
+def test_a_row_is_found_to_follow_wherever_the_ring_puts_it(chunk: int) -> None:
+    obs = np.arange(26, dtype=np.float64).reshape(13, 2)  # one episode, twice around the ring
+    rows = [{"obs": obs[i], "next_obs": obs[i + 1]} for i in range(12)]
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 5, "storage": NEXT_OF})
+    for start in range(0, 12, chunk):
+        buffer.push(rows[start : start + chunk], 0)
+        assert own_count(buffer) == 1  # that of the newest row
+
+
 def test_overwriting_frees_what_a_row_kept_of_its_own() -> None:
     rng = np.random.default_rng(1)
     buffer = NaiveReplayBuffer({"replay_buffer_size": 10, "storage": NEXT_OF})

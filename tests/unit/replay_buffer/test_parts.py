@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,17 @@ def test_compiled_draws_are_those_of_numpy(population: int, share: float, seed: 
     for _ in range(3):
         assert small.draw(population, size).tolist() == large.draw(population, size).tolist()
     assert small.state_dict() == large.state_dict()
+
+
+def test_compiled_draws_know_every_rank_that_was_drawn_before() -> None:
+    from dingsdk.worker.replay_buffer.kernels import add_distinct
+
+    # 16 places for 4 ranks: among so many others, some share the place of the first.
+    for first, other in itertools.permutations([0, *range(200, 256)], 2):
+        drawn = np.array([first, other, first, other, 7, first, 9]) / 256
+        ranks = np.empty(4, np.int64)
+        assert add_distinct(drawn, 256, ranks, 0) == 4
+        assert ranks.tolist() == [first, other, 7, 9]
 
 
 def test_a_large_population_is_not_permuted() -> None:
