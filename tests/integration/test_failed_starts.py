@@ -65,13 +65,14 @@ RANKS = ("serial", None, "system.learner_num=2")
 GUARD, FILE = 'if __name__ == "__main__":', "save it as a file"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "script", "told"),
     [
         (WORKERS, "script.py", GUARD),
-        pytest.param(ENVS, "script.py", GUARD, marks=pytest.mark.slow),
-        pytest.param(RANKS, "script.py", GUARD, marks=pytest.mark.slow),
-        pytest.param(WORKERS, "-", FILE, marks=pytest.mark.slow),
+        (ENVS, "script.py", GUARD),
+        (RANKS, "script.py", GUARD),
+        (WORKERS, "-", FILE),
     ],
     ids=["workers", "envs", "ranks", "standard-input"],
 )

@@ -115,6 +115,7 @@ class LateCollectors:
         registry.register("late", self._collector)
 
 
+@pytest.mark.slow
 def test_replay_does_not_depend_on_how_long_set_up_takes(tmp_path: Path) -> None:
     # Three collectors of the run, then those of the replay.
     delays_s = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]

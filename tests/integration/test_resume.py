@@ -61,8 +61,13 @@ ADVANCED = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
     ("config", "sets"),
     [
         ("cartpole-dqn", SMALL),
-        ("cartpole-dqn", (*SMALL, *ADVANCED, "env_manager.type=in_process")),
-        ("cartpole-ppo", PPO),
+        # Quick cases of these two are among those of every space.
+        pytest.param(
+            "cartpole-dqn",
+            (*SMALL, *ADVANCED, "env_manager.type=in_process"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("cartpole-ppo", PPO, marks=pytest.mark.slow),
         pytest.param(
             "cartpole-dqn",
             (*SMALL, "env_manager.type=subprocess", "env_manager.envs_per_process=2"),

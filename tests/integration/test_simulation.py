@@ -387,7 +387,9 @@ def test_on_policy_training_does_not_wait_for_a_collector_that_is_gone() -> None
     fails("a training waits for a collector that is gone", [kill], ON_POLICY)
 
 
-@pytest.mark.parametrize("transport", [SimulatedFlaskFS, SimulatedInMemory])
+@pytest.mark.parametrize(
+    "transport", [pytest.param(SimulatedFlaskFS, marks=pytest.mark.slow), SimulatedInMemory]
+)
 def test_on_policy_run_that_lost_its_memory_goes_on(transport: Any) -> None:
     """The learner goes back to its checkpoint, and the policies after it are gone."""
     setting = replace(ON_POLICY, has_journal=True)

@@ -21,7 +21,12 @@ from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
 CALLS = ("open", "writev", "write", "readv", "close", "rename", "fstat", "stat", "mkdir")
 CALLS += ("unlink", "fstatvfs", "listdir", "fsync", "ftruncate")
-NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE]
+NUMBERS = [
+    errno.ENOSPC,
+    errno.EIO,
+    pytest.param(errno.EDQUOT, marks=pytest.mark.slow),
+    pytest.param(errno.EMFILE, marks=pytest.mark.slow),
+]
 SIZES = pytest.mark.parametrize("rows", [8, 40_000])
 
 

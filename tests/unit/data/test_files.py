@@ -351,7 +351,15 @@ def test_a_folder_at_a_name_is_a_typed_error(folder: PrivateDir) -> None:
     assert folder.names() == ["taken"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.ENOSPC,
+        errno.EIO,
+        pytest.param(errno.EDQUOT, marks=pytest.mark.slow),
+        pytest.param(errno.EMFILE, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_whichever_call_fails_the_file_is_old_or_new(
     tmp_path: Path, number: int, persistent: bool

@@ -104,7 +104,7 @@ def test_sticky_actions_go_on_and_are_not_changed_by_saving() -> None:
     actions = [env.action_space.sample() for _ in range(120)]
     expected = play(unsaved, actions)
     for index, action in enumerate(actions[:100]):
-        if index % 5 == 0:
+        if index % 20 == 0:
             set_env_state(other, through_a_file(env_state(env)))
             assert play(other, actions[index : index + 20]) == expected[index : index + 20]
         assert play(env, [action]) == [expected[index]]

@@ -153,6 +153,7 @@ def test_whole_episodes_are_recorded_and_by_default_each_hundredth(tmp_path: Pat
 
 
 @needs_video
+@pytest.mark.slow
 def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path), "every": 2}
     kwargs = {"render_mode": "rgb_array"}

@@ -49,27 +49,22 @@ def end_of(process: WorkerProcess) -> tuple[int | None, list[dict[str, Any]]]:
     return code, messages
 
 
-def test_worker_that_cannot_be_built_says_why(tmp_path: Path) -> None:
-    code, messages = end_of(WorkerProcess(spec(tmp_path, role="colector")))
-    assert code == 1
-    assert [message["event"] for message in messages] == ["failed"]
-    assert "colector" in messages[0]["text"]
-    assert "UnknownPluginError" in messages[0]["traceback"]
-    assert messages[0]["is_user_mistake"]
-
-
 def test_worker_that_is_told_to_stop_while_it_joins_ends_well(tmp_path: Path) -> None:
     process = WorkerProcess(spec(tmp_path))
     process.send_stop()
     assert end_of(process) == (0, [])
 
 
-def test_worker_without_an_address_begins_when_it_is_told_one(tmp_path: Path) -> None:
+def test_worker_begins_when_it_is_told_an_address_and_says_why_it_cannot_be_built(
+    tmp_path: Path,
+) -> None:
     process = WorkerProcess(spec(tmp_path, role="colector", address=""))
     process.send_address("http://127.0.0.1:9")
     code, messages = end_of(process)
     assert (code, [message["event"] for message in messages]) == (1, ["failed"])
     assert "colector" in messages[0]["text"]
+    assert "UnknownPluginError" in messages[0]["traceback"]
+    assert messages[0]["is_user_mistake"]
 
 
 def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path: Path) -> None:
