@@ -234,8 +234,6 @@ def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
     path = ensure_dir(context.run_dir / JOURNAL_FOLDER)
     try:
         stack.enter_context(locked_folder(path, f"a coordinator is at work in {path}"))
-    except RunDirLockedError:
-        raise
     except RunFolderError as error:
         raise RunDirLockedError(
             f"{error}: {Journal(Folder(path)).owner_text()}; wait for its end, or stop it",

@@ -20,6 +20,7 @@ from dingsdk.errors import (
     ConfigError,
     DingError,
     RunDirLockedError,
+    RunFolderError,
     TaskFailedError,
     WorkerCrashedError,
 )
@@ -43,7 +44,7 @@ from dingsdk.pipeline.parallel import (
 )
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker import worker_ids
+from dingsdk.pipeline.worker import transport_class, worker_ids
 from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker import NaiveCommander
@@ -387,6 +388,19 @@ def test_workers_that_come_by_themselves_are_told_where_to(tmp_path: Path) -> No
     ((address, note),) = told
     assert address.startswith("http://127.0.0.1:")
     assert "secret" in note
+
+
+def test_files_that_a_run_cannot_remove_are_named_and_do_not_fail_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def remove_data(self: Any) -> None:
+        raise RunFolderError("cannot remove data: not permitted", path="data")
+
+    context = context_with(tmp_path)
+    monkeypatch.setattr(transport_class(context.cfg), "remove_data", remove_data)
+    context.stop.set()
+    assert parallel_pipeline(context).reason == "interrupted"
+    assert "files of the run remain: cannot remove data: not permitted" in caplog.messages
 
 
 def test_statistics_and_progress_of_players_are_told_apart() -> None:
