@@ -269,6 +269,10 @@ def test_unknown_command_names_the_nearest(
 ) -> None:
     assert main(["trian"]) == 2
     assert "Did you mean 'train'?" in capsys.readouterr().err
+    assert main(["xyzzy"]) == 2
+    err = capsys.readouterr().err
+    assert "No such command 'xyzzy'" in err
+    assert "Did you mean" not in err
 
 
 def ended(**changes: Any) -> RunResult:

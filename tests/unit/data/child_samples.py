@@ -16,5 +16,9 @@ def tensor_sample(index: int) -> dict[str, Any]:
     return {"index": torch.tensor(index), "pid": os.getpid()}
 
 
+def end_of_process() -> dict[str, Any]:
+    os._exit(1)
+
+
 def broken() -> dict[str, Any]:
     raise ValueError("no sample here")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from dingsdk.data import AsyncDataLoader, LockContext, LockContextType
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, WorkerCrashedError
 
-from .child_samples import broken, sample, tensor_sample
+from .child_samples import broken, end_of_process, sample, tensor_sample
 
 
 class Source:
@@ -97,6 +97,12 @@ def test_error_of_a_sample_reaches_who_asks_for_the_batch(num_workers: int) -> N
         for _ in range(2):
             with pytest.raises(ValueError, match="no sample here"):
                 next(loader)
+
+
+def test_process_that_ends_while_it_loads_is_an_error_that_says_what_to_check() -> None:
+    loader = AsyncDataLoader(lambda n: [end_of_process] * n, 1, num_workers=1)
+    with loader, pytest.raises(WorkerCrashedError, match="a process of num_workers ended"):
+        next(loader)
 
 
 def test_batches_that_are_ready_come_before_the_error() -> None:

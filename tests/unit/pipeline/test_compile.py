@@ -329,6 +329,19 @@ def test_part_for_one_player_is_refused_where_the_env_has_two(
     assert caught.value.path == f"{path}.type"
 
 
+def test_collectors_of_games_are_held_back_on_policy_where_they_count_samples() -> None:
+    cfg = _game("policy.type=ppo", "policy.collect.n_episode=8")
+    cfg["policy"]["learn"] = {}
+    cfg["policy"]["other"] = {"commander": cfg["policy"]["other"]["commander"]}
+    del cfg["policy"]["nstep"]
+    compile_config(cfg, mode="parallel")
+
+    cfg["policy"]["collect"]["collector"] = {"type": "episode_1v1", "get_train_sample": True}
+    with pytest.raises(ConfigError, match="'episode_1v1' cannot do; choose sample_1v1,") as caught:
+        compile_config(cfg, mode="parallel")
+    assert caught.value.path == "policy.collect.collector.type"
+
+
 @pytest.mark.parametrize(
     ("mode", "path"),
     [("serial", "policy.other.serial_commander"), ("parallel", "policy.other.commander")],

@@ -146,6 +146,25 @@ def test_plain_line_is_printed_when_something_moved(
     assert steps == ([str(number) for number in range(next(looks))] if is_moving else ["7"])
 
 
+def test_table_is_drawn_again_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "TERMINAL_INTERVAL_S", 0.01)
+    out, looks = io.StringIO(), itertools.count()
+    has_looked_often = threading.Event()
+
+    def status() -> RunStatus:
+        number = next(looks)
+        if number >= 5:
+            has_looked_often.set()
+        return RunStatus(env_steps=number)
+
+    console = Console(file=out, force_terminal=True, width=300)
+    with ConsoleProgress(console, status, 500.0):
+        assert has_looked_often.wait(60)
+
+    drawn = {int(number) for number in re.findall(r"env steps +(\d+) ", without_codes(out))}
+    assert {2, 3, 4} <= drawn
+
+
 @pytest.mark.parametrize(
     ("values", "bars"),
     [
