@@ -12,10 +12,14 @@ import pytest
 import torch
 
 from dingsdk.cli import main
+from dingsdk.config import save_config
 from dingsdk.errors import CheckpointMissingError
+from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import SCHEDULE_NAME
 from dingsdk.pipeline.replay import ReplayResult, _Watch, replay
-from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER
+from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
+from dingsdk.pipeline.train import compile_run
+from dingsdk.plugins import observe
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 
 
@@ -81,3 +85,19 @@ def test_run_without_a_schedule_or_without_training_is_refused(tmp_path: Path) -
     with pytest.raises(CheckpointMissingError, match="was not trained") as caught:
         replay(tmp_path)
     assert caught.value.path == str(tmp_path)
+
+
+@pytest.mark.parametrize(("trained", "reached"), [(2, 2), (0, 0)])
+def test_replay_that_ends_before_the_run_says_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: int, reached: int
+) -> None:
+    def train_again(context: RunContext, mode: str, announce: Any) -> None:
+        assert (context.replays, mode) == (tmp_path / SCHEDULE_NAME, "parallel")
+        for iteration in range(trained):
+            observe().after_iter(learner=learner_of({}), iteration=iteration, log_vars={})
+
+    save_config(compile_run("cartpole-dqn", "parallel"), tmp_path / CONFIG_NAME)
+    (tmp_path / SCHEDULE_NAME).touch()
+    save_checkpoint(tmp_path / CHECKPOINT_FOLDER, "iteration_5", {"w": np.zeros(1)}, iteration=5)
+    monkeypatch.setattr("dingsdk.pipeline.replay.run_pipeline", train_again)
+    assert replay(tmp_path) == ReplayResult(5, reached, ())

@@ -98,10 +98,17 @@ class EndedWorker:
 
 
 def run_collector(
-    worker: Any, folder: Path, stop: threading.Event, on_joined: Callable[[], None] | None = None
+    worker: Any,
+    folder: Path,
+    stop: threading.Event,
+    on_joined: Callable[[], None] | None = None,
+    *,
+    memory_limit: int | None = None,
+    resumes: bool = False,
 ) -> bool:
     cfg = compile_run("cartpole-dqn", "parallel", "in_memory", ["system.rejoin_s=12.5"], 0)
-    role = SimpleNamespace(create_worker=lambda transport, worker_id: worker, resumes=False)
+    cfg.system.worker_memory_limit = memory_limit
+    role = SimpleNamespace(create_worker=lambda transport, worker_id: worker, resumes=resumes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dingsdk.pipeline.worker.create_role", lambda name, cfg: role)
         return run_worker("collector", cfg, "memory", "c0", folder, stop, on_joined)
@@ -126,6 +133,56 @@ def test_failure_of_a_worker_is_raised_unless_it_was_to_stop(tmp_path: Path) -> 
 
     stop = threading.Event()
     assert not run_collector(worker, tmp_path, stop, stop.set)
+
+
+class WorkerOfTasks(EndedWorker):
+    """A worker whose coordinator ends once it was asked some times whether it is over."""
+
+    def __init__(self, tasks_done: int, has_job: bool) -> None:
+        super().__init__()
+        self.tasks_done = tasks_done
+        self.has_job = has_job
+        self.looks = 0
+
+    @property
+    def is_over(self) -> bool:  # type: ignore[override]
+        self.looks += 1
+        return self.looks > 5
+
+
+@pytest.mark.parametrize(
+    ("limit", "tasks_done", "has_job", "resumes", "least_work_s", "leaves"),
+    [
+        pytest.param(1, 1, False, False, 1000.0, True, id="between two tasks"),
+        pytest.param(None, 1, False, False, 1000.0, False, id="without a limit"),
+        pytest.param(1 << 60, 1, False, False, 1000.0, False, id="below the limit"),
+        pytest.param(1, 0, False, False, 0.0, False, id="before its first task"),
+        pytest.param(1, 1, True, False, 0.0, False, id="in a task that would begin again"),
+        pytest.param(1, 1, True, True, 0.0, True, id="in a task that goes on elsewhere"),
+        pytest.param(1, 1, True, True, 1000.0, False, id="in such a task, after a short time"),
+    ],
+)
+def test_worker_over_its_memory_limit_leaves_where_that_costs_little(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+    tasks_done: int,
+    has_job: bool,
+    resumes: bool,
+    least_work_s: float,
+    leaves: bool,
+) -> None:
+    module = "dingsdk.pipeline.worker"
+    monkeypatch.setattr(f"{module}.LOOK_S", 0.0)
+    monkeypatch.setattr(f"{module}.POLL_S", 0.001)
+    monkeypatch.setattr(f"{module}.LEAST_WORK_S", least_work_s)
+    worker = WorkerOfTasks(tasks_done, has_job)
+
+    is_again = run_collector(
+        worker, tmp_path, threading.Event(), memory_limit=limit, resumes=resumes
+    )
+
+    assert (is_again, worker.is_closed) == (leaves, True)
 
 
 def test_worker_that_is_to_stop_does_not_wait_until_it_has_joined(tmp_path: Path) -> None:
