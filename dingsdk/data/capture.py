@@ -68,7 +68,9 @@ def capture(value: Any, path: str = "") -> Any:
     if kind is np.random.Generator and type(value.bit_generator).__name__ in _BIT_GENERATORS:
         return {"@generator": capture(value.bit_generator.state, path)}
     if kind is np.random.RandomState:
-        return {"@random_state": capture(value.get_state(legacy=False), path)}
+        state = value.get_state(legacy=False)
+        if state["bit_generator"] == "MT19937":  # numpy restores no other
+            return {"@random_state": capture(state, path)}
     if kind is random.Random:
         return {"@random": value.getstate()}
     raise NotSavableError(

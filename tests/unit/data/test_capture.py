@@ -93,7 +93,9 @@ def test_what_is_captured_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), np.array([object()]), print], ids=["object", "array", "function"]
+    "value",
+    [object(), np.array([object()]), print, np.random.RandomState(np.random.PCG64(0))],
+    ids=["object", "array", "function", "random state that numpy cannot restore"],
 )
 def test_what_is_no_data_is_refused_by_its_place(value: Any) -> None:
     with pytest.raises(NotSavableError, match=r"Env\.state\.a\[1\] is a "):
