@@ -226,6 +226,26 @@ def test_whole_number_without_bounds_is_of_fifteen_digits_at_most() -> None:
         assert caught.value.expected == "a whole number up to 1e+15"
 
 
+class Chosen(Section, frozen=True, kw_only=True):
+    unit: Literal["gru", "lstm"] | None = None
+    columns: list[Literal["env", "step"]] = msgspec.field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "expected"),
+    [
+        ({"unit": "rnn"}, "chosen.unit", "one of gru, lstm"),
+        ({"columns": ["step", "stop"]}, "chosen.columns[1]", "one of env, step"),
+    ],
+)
+def test_choices_of_optional_values_and_lists_are_listed(
+    given: dict[str, Any], path: str, expected: str
+) -> None:
+    with pytest.raises(ConfigTypeError) as caught:
+        read_section(Chosen, given, "chosen")
+    assert (caught.value.path, caught.value.expected) == (path, expected)
+
+
 class Points(Section, frozen=True, kw_only=True):
     at: list[float] = msgspec.field(default_factory=list)
     grid: list[list[float]] = msgspec.field(default_factory=list)

@@ -93,9 +93,11 @@ def test_page_stays_after_a_run_that_failed_until_ctrl_c(
     show: Pages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = subprocess.Popen.wait
+    waited: list[int | None] = []
 
     def interrupted(process: subprocess.Popen[str], timeout: float | None = None) -> int:
         if timeout is None:
+            waited.append(process.poll())
             raise KeyboardInterrupt
         return wait(process, timeout)
 
@@ -103,6 +105,7 @@ def test_page_stays_after_a_run_that_failed_until_ctrl_c(
     show("cat > /dev/null")
     with pytest.raises(ValueError, match="no"), LivePage() as page:
         fail(page, ValueError("no"))
+    assert waited == [None]
     assert process_of(page).returncode == 0
     told = capsys.readouterr()
     assert told.err == "\nThe run failed: ValueError: no\n"
