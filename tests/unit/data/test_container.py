@@ -104,7 +104,7 @@ def test_json_keeps_every_value_without_arrays() -> None:
     assert decode_json("state", encode_json("state", plain)) == plain
     assert math.isnan(decode_json("x", encode_json("x", [math.nan]))[0])
     with pytest.raises(SchemaMismatchError) as caught:
-        encode_json("state", {"model": [np.zeros(1)]})
+        encode_json("state", {"model": [np.zeros(1), np.zeros(1)]})
     error = caught.value
     assert (error.key, error.expected, error.found) == ("model.0", "no array", "one")
 
@@ -142,6 +142,14 @@ def test_other_leaves_are_refused_by_their_path(leaf: Any, found: str) -> None:
             encode("state", {"model": {"odd": [leaf]}})  # type: ignore[operator]
         assert caught.value.key.startswith("model.odd.0")
         assert caught.value.found == found
+
+
+def test_array_of_too_many_dimensions_is_refused_by_its_path() -> None:
+    shape = (1,) * (container.MAX_DIMENSIONS + 1)
+    with pytest.raises(SchemaMismatchError) as caught:
+        encode_frame("state", {"model": {"odd": np.zeros(shape)}})
+    assert (caught.value.key, caught.value.found) == ("model.odd", str([*shape]))
+    assert caught.value.expected == "at most 16 dimensions, below 2**62 bytes"
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])
