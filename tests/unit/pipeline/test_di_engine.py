@@ -127,6 +127,8 @@ def test_episodes_per_evaluator_env_give_the_total() -> None:
     env.update(evaluator_env_num=8, evaluator_episode_num=2)
 
     assert compile_config(shape).env.n_evaluator_episode == 16
+    env["n_evaluator_episode"] = 24
+    assert compile_config(shape).env.n_evaluator_episode == 24
 
 
 @pytest.mark.parametrize(
@@ -394,6 +396,13 @@ def test_r2d2_of_the_zoo_compiles_to_equal_lengths() -> None:
     assert compiled.collect.unroll_len == 1
 
 
+def test_sequences_have_the_lengths_of_dingsdk_where_none_are_given() -> None:
+    shape = serial_shape()
+    shape["create_config"]["policy"]["type"] = "r2d2"
+    buffer = convert_reference_shape(shape)["policy"]["other"]["replay_buffer"]
+    assert buffer == {"type": "sequence", "replay_buffer_size": 20000}
+
+
 def test_sac_of_the_zoo_compiles_with_the_width_of_its_heads() -> None:
     shape = serial_shape()
     shape["create_config"] = {
@@ -430,6 +439,12 @@ def test_sac_of_the_zoo_compiles_with_the_width_of_its_heads() -> None:
     assert policy.model.encoder_hidden_size_list == [128, 128]
     assert (policy.discount_factor, policy.random_collect_size) == (0.98, 1000)
 
+    shape["main_config"]["policy"]["model"]["encoder_hidden_size_list"] = [64]
+    assert compile_config(shape).policy.model.encoder_hidden_size_list == [64]
+    del shape["main_config"]["policy"]["model"]["encoder_hidden_size_list"]
+    del shape["main_config"]["policy"]["model"]["actor_head_hidden_size"]
+    assert compile_config(shape).policy.model.encoder_hidden_size_list == [256, 256]
+
 
 def test_atari_of_the_zoo_gets_its_id_and_wrappers() -> None:
     shape = serial_shape()
@@ -444,6 +459,27 @@ def test_atari_of_the_zoo_gets_its_id_and_wrappers() -> None:
     stack = {"type": "frame_stack", "stack_size": 4}
     assert found["env"]["wrappers"] == ["episode_statistics", "atari", stack]
     assert found["policy"]["model"]["encoder_hidden_size_list"] == [512]
+
+
+def test_atari_env_keeps_the_id_and_wrappers_that_it_has() -> None:
+    shape = serial_shape()
+    shape["create_config"]["env"] = {"type": "atari"}
+    shape["main_config"]["env"] |= {"env_id": "ale_py:ALE/Pong-v5", "wrappers": ["atari"]}
+
+    found = convert_reference_shape(shape)
+
+    assert found["env"]["env_id"] == "ale_py:ALE/Pong-v5"
+    assert found["env"]["wrappers"] == ["atari"]
+
+
+def test_frames_of_other_envs_are_stacked_after_their_own_wrappers() -> None:
+    shape = serial_shape()
+    shape["main_config"]["env"] |= {"frame_stack": 3, "wrappers": ["episode_statistics"]}
+    stack = {"type": "frame_stack", "stack_size": 3}
+    assert convert_reference_shape(shape)["env"]["wrappers"] == ["episode_statistics", stack]
+
+    del shape["main_config"]["env"]["wrappers"]
+    assert convert_reference_shape(shape)["env"]["wrappers"] == [stack]
 
 
 def test_unknown_key_inside_a_carried_section_is_named_with_its_new_path() -> None:
@@ -497,6 +533,19 @@ def test_documented_aliases_are_renamed() -> None:
     assert cfg["system"] == {"transport": {"type": "in_memory"}}
     assert cfg["policy"]["learn"]["learner"] == {"type": "base", "import_names": ["mine"]}
     assert cfg["policy"]["other"]["commander"] == {"type": "solo"}
+
+
+def test_alias_leaves_the_rest_of_its_section_as_it_is() -> None:
+    cfg = {
+        "system": {
+            "comm_learner_type": "flask_fs",
+            "transport": {"port": 7777},
+            "collector_num": 3,
+        }
+    }
+    assert rename_all_aliases(cfg) == {
+        "system": {"transport": {"type": "flask_fs", "port": 7777}, "collector_num": 3}
+    }
 
 
 def test_alias_that_contradicts_the_name_is_refused() -> None:

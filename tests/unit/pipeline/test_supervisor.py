@@ -299,21 +299,25 @@ def test_interrupted_run_does_not_wait_for_a_coordinator_that_is_of_no_use(
 
 def test_what_a_coordinator_tells_is_passed_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     hooks: list[Any] = []
-    told = SimpleNamespace(after_checkpoint=lambda **facts: hooks.append(facts))
+    told = SimpleNamespace(
+        after_checkpoint=lambda **facts: hooks.append(facts),
+        after_task=lambda **facts: hooks.append(facts),
+    )
     monkeypatch.setattr("dingsdk.pipeline.supervisor.observe", lambda: told)
     site.open()
     status = RunStatus(env_steps=5, train_iter=2)
     evaluation = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
     facts = {"path": "/run/ckpt", "iteration": 2}
     site.tell(Told(status, ["c0"]), Evaluated(evaluation), Observed("after_checkpoint", facts))
+    site.tell(Observed("after_task", {"task_id": "t1"}))
     assert (site.supervisor._status, site.supervisor.workers) == (status, ["c0"])
     assert site.context.recorder.all_evaluations == (evaluation,)
-    assert hooks == [{"path": Path("/run/ckpt"), "iteration": 2}]
+    assert hooks == [{"path": Path("/run/ckpt"), "iteration": 2}, {"task_id": "t1"}]
     site.supervisor.lose("c0", "it died")
     assert site.newest.heard == [Lose("c0", "it died")]
-    assert site.calls.count("workers poll") == 2
+    assert site.calls.count("workers poll") == 3
     site.tell(Ending())
-    assert site.calls.count("workers poll") == 2
+    assert site.calls.count("workers poll") == 3
     site.tell(Over("limit", status))
     assert site.supervisor._over == Over("limit", status)
 
