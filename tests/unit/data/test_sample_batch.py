@@ -284,11 +284,18 @@ def test_default_of_a_row_is_not_taken_where_the_column_is() -> None:
     assert SampleBatch({"a": np.array([4, 5])})[1].setdefault("a", 9) == 5
 
 
-def test_nothing_makes_no_batch() -> None:
-    with pytest.raises(SchemaMismatchError):
-        SampleBatch.from_rows([])
-    with pytest.raises(SchemaMismatchError):
-        SampleBatch.concat([])
+@pytest.mark.parametrize(
+    ("make", "what", "expected"),
+    [
+        (SampleBatch.from_rows, "a batch", ">= 1 row"),
+        (SampleBatch.concat, "batches to join", ">= 1 batch"),
+    ],
+)
+def test_nothing_makes_no_batch(make: Callable[[list[Any]], Any], what: str, expected: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=f"^{what}: expected {expected}") as caught:
+        make([])
+    error = caught.value
+    assert (error.key, error.expected, error.found) == ("", expected, 0)
 
 
 @pytest.mark.parametrize(
