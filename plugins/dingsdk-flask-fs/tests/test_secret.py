@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.data import PrivateDir, create_secret, find_secret, named_secret
-from dingsdk.errors import AuthError
+from dingsdk.data import PrivateDir, check_reach, create_secret, find_secret, named_secret
+from dingsdk.errors import AuthError, InsecureBindError
 from dingsdk.testing import open_files, recorded_writes
 
 GOOD = "g" * 32
@@ -131,3 +131,32 @@ def test_secret_is_never_shown_nor_copied() -> None:
     assert GOOD not in f"{secret}"
     with pytest.raises(TypeError, match="not copied"):
         pickle.dumps(secret)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_reached"),
+    [
+        ("localhost", False),
+        ("127.0.0.1", False),
+        ("127.8.8.8", False),
+        ("::1", False),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("192.168.0.3", True),
+        ("localhost.box.lan", True),
+    ],
+)
+def test_address_that_other_hosts_reach_needs_a_secret_of_the_user(
+    folder: PrivateDir, host: str, is_reached: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, chosen = create_secret(folder, {}), named_secret({"DINGSDK_SECRET": GOOD})
+    assert chosen is not None
+    if is_reached:
+        with pytest.raises(InsecureBindError) as caught:
+            check_reach(host, made, "system.transport.host")
+        assert caught.value.facts == {"path": "system.transport.host", "host": host}
+    else:
+        check_reach(host, made, "system.transport.host")
+    assert caplog.messages == []
+    check_reach(host, chosen, "system.transport.host")
+    assert [f"listening on {host}: " in each for each in caplog.messages] == [True] * is_reached
