@@ -21,6 +21,7 @@ from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
     Ending,
+    Evaluated,
     Failed,
     Lose,
     Message,
@@ -39,6 +40,7 @@ from dingsdk.pipeline.coordinator_process import (
     encode,
 )
 from dingsdk.pipeline.process_group import LinkedProcess
+from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, default_manager, hookimpl, observe, use_manager
 from dingsdk.worker import NaiveCommander
@@ -242,3 +244,34 @@ def test_coordinator_that_is_stopped_tells_its_parent_of_the_whole_run(
     assert messages[0] == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 0})
     assert messages[-1].reason == "interrupted"
     assert messages[-1].status.buffer_capacity == 10_000
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_coordinator_goes_on_from_a_journal_where_its_parent_says_so(
+    tmp_path: Path,
+    pipe: tuple[Connection, Connection],
+    monkeypatch: pytest.MonkeyPatch,
+    is_resumed: bool,
+) -> None:
+    ours, theirs = pipe
+    contexts: list[RunContext] = []
+
+    def pipeline(context: RunContext) -> Any:
+        contexts.append(context)
+        context.recorder.add_evaluation([1.0, 3.0], 5, 2)
+        return SimpleNamespace(reason="limit")
+
+    monkeypatch.setattr("dingsdk.pipeline.parallel.parallel_pipeline", pipeline)
+    cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs"))
+    with use_manager(PluginManager()) as manager:
+        spec = CoordinatorSpec(
+            cfg, tmp_path, tmp_path / "crash", manager.snapshot(), is_resumed, 7.5
+        )
+        _coordinate(spec, _Parent(theirs))
+    (context,) = contexts
+    assert (context.run_dir, context.rejoin_s) == (tmp_path, 7.5)
+    assert context.resumed == (JournaledRun(tmp_path, cfg) if is_resumed else None)
+    evaluated, over = decode(ours.recv_bytes()), decode(ours.recv_bytes())
+    assert isinstance(evaluated, Evaluated)
+    assert (evaluated.evaluation.mean, evaluated.evaluation.env_steps) == (2.0, 5)
+    assert over == Over("limit", RunStatus())

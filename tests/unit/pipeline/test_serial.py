@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dingsdk.config import to_easydict
 from dingsdk.data import deadline
@@ -19,10 +21,12 @@ from dingsdk.pipeline.serial import (
     Team,
     Workers,
     _breakable,
+    _build,
     _call_last_hooks,
     _close,
     _run,
 )
+from dingsdk.pipeline.train import compile_run
 from dingsdk.worker.sample_counts import SampleCounts
 
 N_SAMPLE = 4
@@ -279,6 +283,48 @@ def test_player_that_has_trained_out_leaves_the_rest_of_the_run_to_the_others(
     assert (parts.train_iter, other.train_iter) == (3, 3)
     assert [each.names().count("collect") for each in (parts, other)] == [2, 3]
     assert [each.names().count("train") for each in (parts, other)] == [3, 5]
+
+
+class Game(Parts):
+    """Collects for two players, of which the first is trained."""
+
+    def collect(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> Any:
+        return [[super().collect(train_iter, policy_kwargs), ["of the opponent"] * 3]]
+
+
+def test_samples_of_the_player_that_is_trained_are_stored(parts: Parts) -> None:
+    game = Game(parts.context)
+    workers = workers_of(game)
+    workers.player_num = 2
+    assert _run(game.context, Team([workers]), Saver(game)) == "limit"
+    assert [call for call in game.calls if call[0] == "push"] == [
+        ("push", [4], 4),
+        ("push", [8], 8),
+    ]
+    assert workers.collected == 2
+
+
+def test_players_of_a_run_have_names_and_first_weights_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
+    sets = (
+        "policy.other.league.active_player_num=2",
+        "env.collector_env_num=1",
+        "env.evaluator_env_num=1",
+    )
+    cfg = compile_run("tictactoe-selfplay", sets=sets)
+    with ExitStack() as stack:
+        team = _build(RunContext(cfg=cfg, run_dir=tmp_path), stack)
+        first, second = team.members
+    assert [(each.player_id, each.player) for each in team.members] == [
+        ("player_0", None),
+        ("player_1", "player_1"),
+    ]
+    assert second.commander.league is first.commander.league
+    weights = [each.learner.policy.state_dict()["model"] for each in team.members]
+    assert weights[0].keys() == weights[1].keys()
+    assert not any(
+        torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if "weight" in key
+    )
 
 
 def test_samples_that_left_are_counted_as_the_buffer_tells() -> None:

@@ -235,6 +235,25 @@ def test_deaths_of_a_coordinator_count_unless_it_was_well_for_a_minute(
     assert len(site.started) == (2 if ends else 3)
 
 
+def test_coordinator_of_a_run_without_restarts_is_not_replaced(site: Site) -> None:
+    site.context.cfg.system.restarts = 0
+    site.open()
+    with pytest.raises(WorkerCrashedError, match=r"died .*\(system.restarts is 0\)$"):
+        site.die()
+    assert len(site.started) == 1
+
+
+def test_workers_are_watched_again_after_a_coordinator_that_died_while_it_ended_them(
+    site: Site,
+) -> None:
+    site.open()
+    site.tell(Ending())
+    site.die()
+    site.calls.clear()
+    site.open()
+    assert site.calls == ["workers poll"]
+
+
 def test_coordinator_that_never_opened_is_not_replaced(site: Site) -> None:
     with pytest.raises(WorkerCrashedError, match="cannot start: killed by SIGKILL"):
         site.die()
