@@ -14,9 +14,9 @@ import torch
 from dingsdk.config import to_easydict
 from dingsdk.data.capture import capture
 from dingsdk.data.seeding import derive_seed
-from dingsdk.errors import NotSavableError, RunFolderError
+from dingsdk.errors import CheckpointCorruptError, NotSavableError, RunFolderError
 from dingsdk.pipeline import resume
-from dingsdk.pipeline.resume import RunSaver
+from dingsdk.pipeline.resume import RunSaver, find_save
 
 
 class Saver(RunSaver):
@@ -260,3 +260,23 @@ def test_what_a_resumed_run_does_otherwise_is_listed() -> None:
     (line,) = inexact(evaluator=SimpleNamespace(env=Exact()))
     assert line == "the evaluator SimpleNamespace begins new episodes"
     assert inexact(evaluator=SimpleNamespace()) == []
+
+
+def test_damaged_save_is_named_with_the_one_before_it(tmp_path: Path) -> None:
+    saves = tmp_path / "resume"
+    for name in ("2", "9", "10", "11", "old"):
+        (saves / name).mkdir(parents=True)
+        if name != "11":  # it was not written to its end
+            (saves / name / "state.safetensors").write_bytes(b"damaged")
+
+    for asked, named, before in (
+        (tmp_path, "10", "9"),
+        (saves / "9", "9", "2"),
+        (saves / "2", "2", None),
+    ):
+        with pytest.raises(CheckpointCorruptError) as caught:
+            find_save(asked)
+        assert caught.value.path == str(saves / named)
+        advice = f"; resume from {saves / str(before)} instead"
+        assert str(caught.value).endswith(advice) == (before is not None)
+        assert ("; resume from" in str(caught.value)) == (before is not None)

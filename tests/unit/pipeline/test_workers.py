@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from dingsdk.config import to_easydict
 from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError, WorkerLostError
@@ -105,9 +106,11 @@ def run_collector(
     *,
     memory_limit: int | None = None,
     resumes: bool = False,
+    torch_threads: int = 1,
 ) -> bool:
     cfg = compile_run("cartpole-dqn", "parallel", "in_memory", ["system.rejoin_s=12.5"], 0)
     cfg.system.worker_memory_limit = memory_limit
+    cfg.system.torch_threads = torch_threads
     role = SimpleNamespace(create_worker=lambda transport, worker_id: worker, resumes=resumes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dingsdk.pipeline.worker.create_role", lambda name, cfg: role)
@@ -122,6 +125,18 @@ def test_worker_looks_for_a_lost_coordinator_as_long_as_configured(tmp_path: Pat
 
     assert (is_again, joined) == (False, ["c0"])
     assert (worker.begun, worker.is_closed) == ([("memory", 12.5)], True)
+
+
+def test_worker_computes_with_the_threads_of_its_config(tmp_path: Path) -> None:
+    threads: list[int] = []
+
+    class Computing(EndedWorker):
+        def close(self) -> None:
+            threads.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    run_collector(Computing(), tmp_path, threading.Event(), torch_threads=before + 1)
+    assert (threads, torch.get_num_threads()) == ([before + 1], before)
 
 
 def test_failure_of_a_worker_is_raised_unless_it_was_to_stop(tmp_path: Path) -> None:
