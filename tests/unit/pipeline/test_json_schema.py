@@ -68,6 +68,46 @@ def test_type_of_a_part_decides_which_keys_it_has(schema: dict[str, Any]) -> Non
     assert not is_valid(config, schema)
 
 
+@pytest.mark.parametrize(
+    ("buffer", "valid"),
+    [
+        ({"replay_buffer_size": 50_000}, True),
+        ({"type": "naive", "replay_buffer_size": 50_000}, True),
+        ({"alpha": 0.5}, False),  # of an advanced one
+        ({"type": "advanced", "alpha": 0.5}, True),
+    ],
+)
+def test_part_without_a_type_is_of_the_default_one(
+    schema: dict[str, Any], buffer: dict[str, Any], valid: bool
+) -> None:
+    config = load_config("cartpole-dqn")
+    config["policy"]["other"]["replay_buffer"] = buffer
+    assert is_valid(config, schema) == valid
+
+
+@pytest.mark.parametrize(
+    ("path", "types"),
+    [
+        ("policy.other.serial_commander", ["base", "one_vs_one"]),
+        ("policy.other.commander", ["naive", "solo", "one_vs_one"]),
+        ("system.learner", ["base"]),
+    ],
+)
+def test_every_type_of_a_part_is_valid_and_no_other(
+    schema: dict[str, Any], path: str, types: list[str]
+) -> None:
+    for type_key in types:
+        config = apply_set(load_config("cartpole-dqn"), f"{path}={{type: {type_key}}}")
+        assert is_valid(config, schema)
+    config = apply_set(load_config("cartpole-dqn"), f"{path}={{type: another}}")
+    assert not is_valid(config, schema)
+
+
+def test_roles_are_named_by_their_keys(schema: dict[str, Any]) -> None:
+    config = apply_set(load_config("cartpole-dqn"), "system.roles={inference: {}}")
+    assert is_valid(config, schema)
+
+
 def test_each_key_is_described(schema: dict[str, Any]) -> None:
     policies = {each["title"]: each for each in schema["properties"]["policy"]["anyOf"]}
     learn = policies["policies: dqn"]["properties"]["learn"]["properties"]

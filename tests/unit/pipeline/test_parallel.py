@@ -26,6 +26,7 @@ from dingsdk.errors import (
 )
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import (
+    INTERRUPTED_CLOSE_S,
     _finish_evaluations,
     _make_workers,
     _Results,
@@ -49,7 +50,7 @@ from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker import NaiveCommander
 from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress
-from dingsdk.worker.coordinator import CoordinatorStatus
+from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -401,6 +402,24 @@ def test_files_that_a_run_cannot_remove_are_named_and_do_not_fail_it(
     context.stop.set()
     assert parallel_pipeline(context).reason == "interrupted"
     assert "files of the run remain: cannot remove data: not permitted" in caplog.messages
+
+
+def test_tasks_that_do_not_end_in_time_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits: list[float] = []
+    close = Coordinator.close
+
+    def late(coordinator: Coordinator, timeout_s: float) -> list[str]:
+        limits.append(timeout_s)
+        return [*close(coordinator, timeout_s), "t1 of c0", "t2 of c1"]
+
+    monkeypatch.setattr(Coordinator, "close", late)
+    context = context_with(tmp_path)
+    context.stop.set()
+    parallel_pipeline(context)
+    assert "did not end in time: t1 of c0, t2 of c1" in caplog.messages
+    assert set(limits) == {INTERRUPTED_CLOSE_S[0]}
 
 
 def test_statistics_and_progress_of_players_are_told_apart() -> None:
