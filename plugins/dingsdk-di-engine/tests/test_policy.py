@@ -65,6 +65,8 @@ def test_shapes_come_from_the_spaces() -> None:
         shapes(gym.spaces.Discrete(3), gym.spaces.Discrete(2))
     with pytest.raises(ConfigError, match="action space MultiBinary"):
         shapes(box, gym.spaces.MultiBinary(2))
+    with pytest.raises(ConfigError, match="action space Box"):
+        shapes(box, gym.spaces.Box(-1, 1, (2, 3)))
 
 
 def test_without_di_engine_the_config_is_refused_with_what_to_do() -> None:

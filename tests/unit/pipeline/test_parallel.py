@@ -377,6 +377,9 @@ def test_run_is_watched_until_it_is_to_end(tmp_path: Path, monkeypatch: pytest.M
 
         context.stop.set()
         assert _watch(context, coordinator, workers, tb_logger) == "interrupted"
+    (events,) = (tmp_path / "log" / "coordinator_tb_logger").iterdir()
+    paces = [(step, value) for tag, step, value in scalars(events.read_bytes()) if tag == "pace/c0"]
+    assert paces == [(10, 50.0), (20, 50.0), (10, 50.0)]
 
 
 def test_workers_that_come_by_themselves_are_told_where_to(tmp_path: Path) -> None:
