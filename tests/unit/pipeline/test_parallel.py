@@ -24,7 +24,7 @@ from dingsdk.errors import (
     TaskFailedError,
     WorkerCrashedError,
 )
-from dingsdk.pipeline.context import RunContext
+from dingsdk.pipeline.context import Evaluation, RunContext
 from dingsdk.pipeline.parallel import (
     INTERRUPTED_CLOSE_S,
     _finish_evaluations,
@@ -43,6 +43,7 @@ from dingsdk.pipeline.parallel import (
     write_collected,
     write_paces,
 )
+from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import transport_class, worker_ids
@@ -54,6 +55,7 @@ from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
 from dingsdk.worker.coordinator.experience import PolicyLag
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.learner.checkpoint import load_checkpoint
+from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -423,6 +425,55 @@ def test_tasks_that_do_not_end_in_time_are_named(
     parallel_pipeline(context)
     assert "did not end in time: t1 of c0, t2 of c1" in caplog.messages
     assert set(limits) == {INTERRUPTED_CLOSE_S[0]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_kept"), [("interrupted", True), ("error", True), ("stop_value", False)]
+)
+def test_run_that_reached_its_goal_keeps_nothing_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, is_kept: bool
+) -> None:
+    monkeypatch.setattr("dingsdk.pipeline.parallel._watch", lambda *given: reason)
+    served = tmp_path / REPLAY_FOLDER
+    served.mkdir()
+    context = context_with(tmp_path, "system.journal.enabled=true")
+    context.stop.set()
+    assert parallel_pipeline(context).reason == reason
+    assert (tmp_path / "journal").is_dir() == is_kept
+    assert served.is_dir() == is_kept
+
+
+def test_run_goes_on_with_the_evaluations_of_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
+
+    def watch(context: RunContext, coordinator: Coordinator, *given: Any) -> str:
+        if context.resumed is None:
+            coordinator.note_evaluation(dataclasses.asdict(evaluation))
+        return "interrupted"
+
+    monkeypatch.setattr("dingsdk.pipeline.parallel._watch", watch)
+    first = context_with(tmp_path, "system.journal.enabled=true")
+    first.stop.set()
+    parallel_pipeline(first)
+
+    resumed = JournaledRun(tmp_path, {})
+    second = context_with(tmp_path, "system.journal.enabled=true", resumed=resumed)
+    second.stop.set()
+    assert parallel_pipeline(second).evaluations == (evaluation,)
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_state_is_validated_at_the_end_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked_for: bool
+) -> None:
+    validated: list[Coordinator] = []
+    monkeypatch.setattr(Coordinator, "validate_state", lambda self: validated.append(self))
+    context = context_with(tmp_path, f"system.validate_state={str(is_asked_for).lower()}")
+    context.stop.set()
+    parallel_pipeline(context)
+    assert len(validated) == is_asked_for
 
 
 def test_statistics_and_progress_of_players_are_told_apart() -> None:

@@ -140,8 +140,8 @@ def test_nstep_beyond_the_pieces_that_are_collected_is_told(
 
     train("cartpole-dqn", sets=(*SETS, *sizes, *short), seed=0, output=tmp_path)
 
-    told = [each for each in caplog.messages if "the longest sample spans 4:" in each]
-    assert len(told) == warns
+    told = [each for each in caplog.messages if "the longest sample spans" in each]
+    assert ["spans 4:" in each for each in told] == [True] * warns
 
 
 def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,6 +151,9 @@ def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCapture
         cfg.policy.nstep = nstep
         _warn_of_short_pieces(cfg)
         assert bool(caplog.messages) == warns
+    cfg.policy.collect.n_sample = cfg.env.collector_env_num
+    _warn_of_short_pieces(cfg)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("key", ["on_policy", "traj_len_inf"])
@@ -319,6 +322,19 @@ def test_folder_of_a_run_that_never_began_is_free_again(
     _discard_unless_begun(RunContext(cfg={}, run_dir=run_dir, **given))
     assert (run_dir.exists(), log.exists()) == (is_kept, has_logs)
     assert config.exists() == (is_kept and "on_address" not in given)
+
+
+def test_run_that_fails_before_it_begins_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(context: RunContext) -> None:
+        assert (context.run_dir / "config.yaml").is_file()
+        raise RuntimeError("a part cannot be built")
+
+    monkeypatch.setattr("dingsdk.pipeline.train._pipeline", lambda mode, context: fail)
+    with pytest.raises(RuntimeError, match="cannot be built"):
+        train("cartpole-dqn", sets=SETS, seed=0, output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_first_error_is_told_where_the_result_cannot_be_written(tmp_path: Path) -> None:
