@@ -15,6 +15,7 @@ import torch
 
 from dingsdk.config import to_easydict
 from dingsdk.data import deadline
+from dingsdk.data.seeding import seeds_recorded
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.serial import (
@@ -269,20 +270,25 @@ def test_run_can_be_broken_off_within_what_may_take_long_and_nowhere_else(tmp_pa
         assert not can_be  # nobody would break it
 
 
+# It has updates left at the first, and none at the second.
+@pytest.mark.parametrize("last_iter", [3, 4])
 def test_player_that_has_trained_out_leaves_the_rest_of_the_run_to_the_others(
-    parts: Parts,
+    parts: Parts, last_iter: int
 ) -> None:
     cfg = parts.context.cfg
-    cfg.system.max_env_steps, cfg.policy.learn.learner.train_iterations = None, 3
+    cfg.system.max_env_steps, cfg.policy.learn.learner.train_iterations = None, last_iter
     other = Parts(parts.context)
     other.train_iter = -2  # it began later
     team = Team([workers_of(parts), workers_of(other, player="other")])
 
     assert _run(parts.context, team, Saver(parts)) == "limit"
 
-    assert (parts.train_iter, other.train_iter) == (3, 3)
+    assert (parts.train_iter, other.train_iter) == (last_iter, last_iter)
     assert [each.names().count("collect") for each in (parts, other)] == [2, 3]
-    assert [each.names().count("train") for each in (parts, other)] == [3, 5]
+    assert [each.names().count("train") for each in (parts, other)] == [
+        last_iter,
+        last_iter + 2,
+    ]
 
 
 class Game(Parts):
@@ -312,7 +318,7 @@ def test_players_of_a_run_have_names_and_first_weights_of_their_own(tmp_path: Pa
         "env.evaluator_env_num=1",
     )
     cfg = compile_run("tictactoe-selfplay", sets=sets)
-    with ExitStack() as stack:
+    with ExitStack() as stack, seeds_recorded(0) as seeds:
         team = _build(RunContext(cfg=cfg, run_dir=tmp_path), stack)
         first, second = team.members
     assert [(each.player_id, each.player) for each in team.members] == [
@@ -320,6 +326,7 @@ def test_players_of_a_run_have_names_and_first_weights_of_their_own(tmp_path: Pa
         ("player_1", "player_1"),
     ]
     assert second.commander.league is first.commander.league
+    assert {"seed/policy", "seed/players/player_1/policy"} <= seeds.keys()
     weights = [each.learner.policy.state_dict()["model"] for each in team.members]
     assert weights[0].keys() == weights[1].keys()
     assert not any(
