@@ -337,6 +337,23 @@ def test_run_that_fails_before_it_begins_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_run_that_is_interrupted_after_its_result_was_written_has_another_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def close_late(context: RunContext) -> None:
+        context.has_begun = True
+        context.conclude(context.finish("limit", "serial"))
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("a part was not closed")
+
+    monkeypatch.setattr("dingsdk.pipeline.train._pipeline", lambda mode, context: close_late)
+    result = train("cartpole-dqn", sets=SETS, seed=0, output=tmp_path)
+    assert "after the signal: a part was not closed" in caplog.messages
+    assert (result.reason, result.signal) == ("interrupted", signal.SIGINT)
+    written = json.loads((result.run_dir / "result.json").read_text())
+    assert written["reason"] == "interrupted"
+
+
 def test_first_error_is_told_where_the_result_cannot_be_written(tmp_path: Path) -> None:
     results: list[Any] = []
 
