@@ -443,6 +443,21 @@ def test_run_that_reached_its_goal_keeps_nothing_to_go_on_from(
     assert served.is_dir() == is_kept
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_journal_of_a_run_that_cannot_start_stays_where_it_began_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
+) -> None:
+    def start(coordinator: Coordinator) -> str:
+        raise DingError("no port is free")
+
+    monkeypatch.setattr(Coordinator, "start", start)
+    context = context_with(tmp_path, "system.journal.enabled=true")
+    context.resumed = JournaledRun(tmp_path, {}) if is_resumed else None
+    with pytest.raises(DingError, match="no port is free"):
+        parallel_pipeline(context)
+    assert (tmp_path / "journal").is_dir() == is_resumed
+
+
 def test_run_goes_on_with_the_evaluations_of_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
