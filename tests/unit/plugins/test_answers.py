@@ -195,6 +195,24 @@ def test_forgotten_mark_is_named_though_other_hooks_are_marked() -> None:
     assert f"({__file__}, line {line})" in str(caught.value)
 
 
+def test_hook_that_does_not_exist_is_named_with_the_nearest_if_any_is_near() -> None:
+    class Misspelt:
+        @hookimpl
+        def dingsdk_after_itre(self) -> None: ...
+
+    class Unknown:
+        @hookimpl
+        def zebra(self) -> None: ...
+
+    near = r"dingsdk; did you mean dingsdk_after_iter\? if it comes"
+    with pytest.raises(PluginLoadError, match=near) as caught:
+        PluginManager().register_plugin(Misspelt(), "acme")
+    assert (caught.value.reason, caught.value.nearest) == ("unknown hook", "dingsdk_after_iter")
+    with pytest.raises(PluginLoadError, match=r"dingsdk; if it comes") as caught:
+        PluginManager().register_plugin(Unknown(), "acme")
+    assert caught.value.nearest is None
+
+
 def test_argument_that_a_hook_does_not_have_is_named_with_the_nearest_if_any_is_near() -> None:
     class Misspelt:
         @hookimpl
