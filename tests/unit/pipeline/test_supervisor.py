@@ -142,6 +142,10 @@ class Site:
             self.newest.told, self.script = self.script, []
             return self.started[-1]
 
+        def transport(of: Any, folder: Path) -> Any:
+            assert (of, folder) == (cfg, run_dir)
+            return self.transport
+
         def workers(*given: Any, start: Any) -> Any:
             self.calls.append("made")
             self.made.append((*given, start))
@@ -152,7 +156,7 @@ class Site:
         module = "dingsdk.pipeline.supervisor"
         monkeypatch.setattr(f"{module}.LinkedProcess", start)
         monkeypatch.setattr(f"{module}.ProcessWorkers", workers)
-        monkeypatch.setattr(f"{module}.make_transport", lambda cfg, run_dir: self.transport)
+        monkeypatch.setattr(f"{module}.make_transport", transport)
         monkeypatch.setattr(f"{module}.NO_ROOM_PAUSE_S", 0.0)
 
     def noting(self, name: str) -> Callable[..., None]:
@@ -274,7 +278,7 @@ def test_coordinator_that_finds_no_room_is_started_again_for_a_time(
         assert site.newest is not tried
         assert len(pauses) == site.started.index(site.newest) - 1
         assert (site.newest.spec.is_resumed, site.newest.spec.rejoin_s) == (True, site.lease_s)
-    assert caplog.text.count("the coordinator waits for up to 30 s: no room") == 1
+        assert caplog.text.count("the coordinator waits for up to 30 s: no room") == 1
     site.open()  # the next outage has its own time
     site.die(after_s=60.0)
     for after_s in (0.0, 30.0):
