@@ -36,7 +36,13 @@ from dingsdk.pipeline.coordinator_process import (
 )
 from dingsdk.pipeline.process_group import KILL_S, WorkerProcess
 from dingsdk.pipeline.resume import JournaledRun
-from dingsdk.pipeline.supervisor import CLOSE_S, INTERRUPTED_CLOSE_S, POLL_S, Supervisor
+from dingsdk.pipeline.supervisor import (
+    CLOSE_S,
+    INTERRUPTED_CLOSE_S,
+    POLL_S,
+    Supervisor,
+    supervised_pipeline,
+)
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import worker_ids
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
@@ -412,7 +418,7 @@ def test_status_of_a_run_under_way_is_what_its_coordinator_told_last(idle: Site)
 def test_run_that_is_resumed_has_its_coordinator_read_the_journal(idle: Site) -> None:
     idle.context.resumed = JournaledRun(idle.context.run_dir, {})
     idle.script = [Opened(ADDRESS, [EVALUATION], 12.0), Over("limit", RunStatus())]
-    idle.supervisor.run()
+    assert supervised_pipeline(idle.context).evaluations == (EVALUATION,)
     assert (idle.newest.spec.is_resumed, idle.newest.spec.rejoin_s) == (True, 0.0)
     assert idle.context.recorder.all_evaluations == (EVALUATION,)
     assert idle.context.recorder.elapsed_s == 12.0
