@@ -326,7 +326,7 @@ def test_players_of_a_run_have_names_and_first_weights_of_their_own(tmp_path: Pa
         ("player_1", "player_1"),
     ]
     assert second.commander.league is first.commander.league
-    assert {"seed/policy", "seed/players/player_1/policy"} <= seeds.keys()
+    assert {"seed/policy", "seed/player/player_1/policy"} <= seeds.keys()
     weights = [each.learner.policy.state_dict()["model"] for each in team.members]
     assert weights[0].keys() == weights[1].keys()
     assert not any(
