@@ -85,11 +85,6 @@ class CollectMode(NamedTuple):
     make_transitions: Callable[..., dict[str, Any]] | None = None
     make_samples: Callable[..., Any] | None = None
 
-    @property
-    def is_batched(self) -> bool:
-        """Whether the policy offers the whole batched form."""
-        return None not in (self.forward_batch, self.make_transitions, self.make_samples)
-
 
 class EvalMode(NamedTuple):
     """What an evaluator may call; ``forward_batch`` as in CollectMode, without exploration."""
