@@ -123,6 +123,26 @@ def test_watch_that_another_program_started_ends_with_it(start: Start, run_folde
     assert process.wait(PATIENCE_S) == 0
 
 
+def test_token_file_gives_the_token_of_the_address(
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "token").write_text("a-token-of-16-ch\n")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with Path(os.devnull).open() as ended:
+            monkeypatch.setattr(sys, "stdin", ended)
+            arguments = ["--until-closed", str(run_folder), "--token-file", str(tmp_path / "token")]
+            assert main(["watch", *arguments]) == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("?token=a-token-of-16-ch")
+
+
 @pytest.mark.slow
 def test_token_file_gives_the_token(start: Start, run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token-of-many-letters\n")

@@ -668,6 +668,17 @@ def test_learner_is_told_how_many_processes_train_together(
     transport.close()
 
 
+def test_inference_worker_may_import_what_the_config_names(tmp_path: Path) -> None:
+    cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
+    cfg.policy.import_names = ["json"]
+    transport = make_transport(cfg, tmp_path)
+    worker: Any = InferenceRole({}, cfg).create_worker(transport, "inference-0")
+    assert worker._cfg.allowed_modules == ["json"]
+    assert worker.info.worker_id == "inference-0"
+    worker.close()
+    transport.close()
+
+
 @pytest.mark.parametrize(
     ("replay", "own"),
     [({}, True), ({"type": "server"}, True), ({"type": "server", "address": "127.0.0.1:1"}, False)],

@@ -42,11 +42,22 @@ def forged(header, body):
 
 class TestRefusal:
     def test_missing(self, tmp_path):
-        for path in (tmp_path, tmp_path / "latest", tmp_path / "no" / "folder.safetensors"):
+        for path in (
+            tmp_path,
+            tmp_path / "latest",
+            tmp_path / "no" / "folder.safetensors",
+            tmp_path / "no" / "latest",
+        ):
             with pytest.raises(CheckpointMissingError) as caught:
                 load_checkpoint(path)
             assert isinstance(caught.value, FileNotFoundError)
             assert str(path.parent) in caught.value.facts["path"]
+
+    def test_newest_of_a_folder_that_is_not_there_is_no_checkpoint_beside_it(self, tmp_path):
+        save_checkpoint(tmp_path, "run", {}, iteration=1)
+
+        with pytest.raises(CheckpointMissingError, match=r"no checkpoint in .*/run\."):
+            load_checkpoint(tmp_path / "run" / "latest")
 
     @pytest.mark.parametrize("name", ["iteration_1.safetensors", "latest.json"])
     def test_truncated_at_any_length(self, tmp_path, name):

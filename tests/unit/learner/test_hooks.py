@@ -4,6 +4,8 @@ import sys
 import textwrap
 
 import pytest
+import torch
+import torch.distributed as dist
 from easydict import EasyDict
 
 from dingsdk.errors import (
@@ -367,6 +369,27 @@ class TestLogReduce:
             make_learner(policy, dist_info=(0, 2)).train([{}])
         alone = make_learner(policy, {"hook": {"log_reduce_after_iter": False}}, dist_info=(0, 2))
         assert alone.train([{}]) == [{"loss": 1.5}]
+
+    def test_each_number_becomes_its_mean_unless_its_name_says_no(
+        self, make_learner, scripted, monkeypatch
+    ):
+        other_rank = torch.tensor([3.0, 10.0, 20.0], dtype=torch.float64)  # loss, a, b
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(dist, "all_reduce", lambda values: values.add_(other_rank))
+        learner = make_learner(scripted(lambda data: {}), {"hook": NO_SAVE}, dist_info=(0, 2))
+        learner.log_buffer["scalar"] = {"noreduce_rank": 0, "loss": 1}
+        learner.log_buffer["scalars"] = {"norm": {"b": 2.0, "a": torch.tensor(1.0)}}
+        learner.log_buffer["histogram"] = {"h": [7]}
+
+        LogReduceHook("reduce", 10, position="after_iter")(learner)
+
+        assert learner.log_buffer == {
+            "scalar": {"noreduce_rank": 0, "loss": 2.0},
+            "scalars": {"norm": {"b": 11.0, "a": 5.5}},
+            "histogram": {"h": [7]},
+        }
 
     @pytest.mark.slow
     def test_two_ranks_on_gloo_log_their_mean(self, tmp_path):

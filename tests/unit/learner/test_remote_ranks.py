@@ -141,6 +141,32 @@ def test_rank_without_a_first_one_gives_up(
     serve_remote(other, CFG, stop)
 
 
+def test_rank_asks_again_after_a_pause_where_rank_0_was_started_again(place: RankPlace) -> None:
+    store = place.store(1.0)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        gone = {"host": "127.0.0.1", "port": closed.getsockname()[1], "key": "00"}
+    store.set(remote_ranks._FRONT, json.dumps(gone))
+    agent, made = dataclasses.replace(place, has_agent=True), list[RemoteRanks]()
+    pauses: list[float | None] = []
+
+    class Stop(threading.Event):
+        """Rank 0 is started in the first pause."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            made.append(RemoteRanks(agent))
+            return False
+
+    link = remote_ranks.dial(dataclasses.replace(agent, rank=1), Stop())
+
+    assert link is not None
+    with closing(link), closing(made[0]) as remote:
+        remote.links()[1].send_bytes(b"hello")
+        assert link.recv_bytes() == b"hello"
+    assert pauses == [remote_ranks.RETRY_S]
+
+
 def test_rank_says_why_it_waits_for_a_new_group(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

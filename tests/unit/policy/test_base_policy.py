@@ -121,6 +121,15 @@ def test_learning_takes_columns_and_lists_of_rows() -> None:
         policy.learn_mode.forward(SampleBatch({"obs": np.zeros(2)}))
 
 
+def test_error_of_a_network_that_is_not_about_its_size_stays_as_it_is() -> None:
+    class Broken(Own):
+        def build(self) -> None:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match=r"^on purpose$"):
+        Broken({}, seed=0)
+
+
 @pytest.mark.parametrize("error", [None, MemoryError()])
 def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) -> None:
     class Greedy(Own):
