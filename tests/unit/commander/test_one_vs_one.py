@@ -458,7 +458,9 @@ def test_goal_is_that_of_the_first_player(make_commander: Any) -> None:
     train(commander, first, 40)
     train(commander, second, 40)
     assert evaluate(commander, evaluation(None), 1.0, wins=10) is True
+    train(commander, second, 60)
     assert commander.get_collector_task() is None
+    assert commander.get_eval_task() is None
 
 
 def test_player_that_has_trained_out_plays_on_as_an_opponent(make_commander: Any) -> None:
@@ -557,6 +559,46 @@ def test_players_that_train_no_more_are_published_again_where_the_store_is_empty
     learner["train_iterations"] = 100
     other.resume()
     assert caplog.records == []
+
+
+def test_player_after_the_first_is_published_again_from_its_own_folder(
+    make_commander: Any, tmp_path: Any
+) -> None:
+    commander = make_commander(league=TWO)
+    _, second = start_two(commander)
+    train(commander, second, 20)
+    for weight, folder in ((1, tmp_path / "run"), (2, tmp_path / "run" / "players" / "player_1")):
+        saved = {"model": {"w": torch.tensor([weight])}}
+        save_checkpoint(folder / "ckpt", "iteration_20", saved, iteration=20)
+    commander.finish_learner_task(second["task_id"], second)
+    other = make_commander(league=TWO)
+    other.load_state_dict(commander.state_dict())
+
+    other.resume()
+
+    version, state = other.policy_store.kept[second["policy_id"]]
+    assert (version, int(state["w"])) == (20, 2)
+
+
+def test_past_of_another_run_is_published_again_in_its_versions(
+    make_commander: Any, tmp_path: Any
+) -> None:
+    first = make_commander()
+    learner = start(first)
+    for iteration in (100, 200):
+        train(first, learner, iteration)
+    league = {**LEAGUE, "load_path": str(tmp_path / "run" / "league")}
+    second, again = (make_commander(league=league, run="second") for _ in range(2))
+    start(second)
+    again.load_state_dict(second.state_dict())
+
+    again.resume()
+
+    kept = again.policy_store.kept
+    assert {name: (at, int(state["w"])) for name, (at, state) in kept.items()} == {
+        "league-player_0_0": (100, 100),
+        "league-player_0_1": (200, 200),
+    }
 
 
 class Mode:

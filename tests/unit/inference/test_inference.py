@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dingsdk.config import to_easydict
 from dingsdk.data import derive_seed
 from dingsdk.errors import NonFiniteError, TaskFail
 from dingsdk.plugins import PluginManager, default_manager, use_manager
@@ -482,6 +483,8 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
         on_lost=lambda info, reason: None,
     )
     worker = role.InferenceWorker({}, transport, "inference-0")
+    advanced = threading.Event()
+    monkeypatch.setattr(worker, "advance", advanced.set)
     worker.start(master.start())
     publish(transport.policy_store(), policy_of(2), 4)
     task = {"task_id": "t", "policy": CFG, "seed": 1}
@@ -495,6 +498,7 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     ask("start", task_info=task)
     with Collector(tmp_path, policy_of(5), 1) as collector:
         assert [collector.act() for _ in range(3)] == [best(policy_of(2))] * 3
+    assert advanced.wait(PATIENCE_S), "its master would give it up"
     assert ask("poll") == ask("close") == {"requests": 3, "batches": 3}
     (log,) = (tmp_path / "log" / "inference").iterdir()
     assert "acted for 3 requests in 3 batches" in log.read_text()
@@ -722,11 +726,13 @@ def test_server_that_is_closed_runs_no_more(tmp_path: Path) -> None:
 
 
 def test_each_task_explores_with_a_seed_of_its_own_from_that_of_the_run() -> None:
-    made: Any = role.InferenceRole({}, {"seed": 7, "policy": CFG})
+    made: Any = role.InferenceRole({}, to_easydict({"seed": 7, "policy": CFG}))
     commander: Any = None
     first, second = made.next_task(commander), made.next_task(commander)
     assert first["seed"] == derive_seed(7, "inference", first["task_id"])
     assert first["seed"] != second["seed"]
+    assert first["policy"] == CFG
+    assert type(first["policy"]) is dict  # it is sent
 
 
 def test_task_counts_as_started_once_the_worker_has_built_it_and_is_polled_until_it_must_end() -> (

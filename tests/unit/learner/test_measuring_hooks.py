@@ -354,14 +354,21 @@ class Called:
         self.name, self.calls = name, [] if calls is None else calls
 
     def __getattr__(self, name):
-        return Called(f"{self.name}.{name}".lstrip("."), self.calls)
+        return type(self)(f"{self.name}.{name}".lstrip("."), self.calls)
 
     def __call__(self, *args, **kwargs):
         self.calls.append((self.name, args, kwargs))
-        return Called(f"{self.name}()", self.calls)
+        return type(self)(f"{self.name}()", self.calls)
 
     def of(self, name):
         return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
+
+
+class CalledWithoutExperiments(Called):
+    """An MLflow server on which there is no experiment yet."""
+
+    def __bool__(self):
+        return self.name != "MlflowClient().get_experiment_by_name()"
 
 
 def train_three_times(learner):
@@ -401,6 +408,26 @@ class TestTrackers:
         sent = [kwargs["metrics"] for _, kwargs in mlflow.of("MlflowClient().log_batch")]
         assert [len(rows) for rows in sent] == [3, 3]
         assert len(mlflow.of("MlflowClient().set_terminated")) == 1
+        about = [
+            *mlflow.of("MlflowClient().log_batch"),
+            *mlflow.of("MlflowClient().set_terminated"),
+        ]
+        assert {run.name for (run,), _ in about} == {"MlflowClient().create_run().info.run_id"}
+
+    def test_mlflow_makes_an_experiment_that_is_not_there_on_the_server_that_was_named(
+        self, scripted, make_learner, monkeypatch
+    ):
+        mlflow = CalledWithoutExperiments()
+        monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+        args = {"ext_args": {"freq": 2, "name": "mine", "tracking_uri": "http://alpha:5000"}}
+        learner = make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(mlflow=args))
+        train_three_times(learner)
+
+        assert mlflow.of("MlflowClient") == [((), {"tracking_uri": "http://alpha:5000"})]
+        assert mlflow.of("MlflowClient().create_experiment") == [(("dingsdk",), {})]
+        (((experiment,), run),) = mlflow.of("MlflowClient().create_run")
+        assert experiment.name == "MlflowClient().create_experiment()"
+        assert run == {"run_name": "mine"}
 
     def test_wandb_gets_the_variables_of_an_iteration_together(
         self, scripted, make_learner, tmp_path, monkeypatch
@@ -421,6 +448,16 @@ class TestTrackers:
         ]
         assert len(wandb.of("init().finish")) == 1
         assert wandb.of("Settings") == [((), {"console": "off", "silent": True})]
+
+    def test_wandb_names_a_run_as_its_folder(self, scripted, make_learner, tmp_path, monkeypatch):
+        wandb = Called()
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+        args = {"type": "wandb", "ext_args": {"mode": "online", "project": "own"}}
+        train_three_times(make_learner(scripted(losses(1.0, 2.0, 3.0)), hooked(follow=args)))
+
+        ((_, run),) = wandb.of("init")
+        assert (run["project"], run["name"], run["mode"]) == ("own", "run", "online")
+        assert run["config"] == {"run_dir": str(tmp_path / "run")}
 
     def test_package_that_is_not_there_is_named_with_how_to_get_it(
         self, scripted, make_learner, monkeypatch
