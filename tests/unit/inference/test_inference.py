@@ -498,6 +498,7 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     ask("start", task_info=task)
     with Collector(tmp_path, policy_of(5), 1) as collector:
         assert [collector.act() for _ in range(3)] == [best(policy_of(2))] * 3
+    advanced.clear()
     assert advanced.wait(PATIENCE_S), "its master would give it up"
     assert ask("poll") == ask("close") == {"requests": 3, "batches": 3}
     (log,) = (tmp_path / "log" / "inference").iterdir()
