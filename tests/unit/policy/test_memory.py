@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,17 +105,22 @@ def test_envs_without_ids_are_numbered() -> None:
     assert mode.forward_batch({"x": np.zeros((2, 1), np.float32)})["action"].tolist() == [1, 0]
 
 
-def test_random_steps_are_recorded_with_a_state_of_zeros() -> None:
+@pytest.mark.parametrize("action_shape", [(), (2,)])
+def test_random_steps_are_recorded_with_a_state_of_zeros(action_shape: tuple[int, ...]) -> None:
     from dingsdk.envs.base import StepColumns
 
     mode = Counter({}, seed=0).collect_mode
     obs, ended = np.zeros((3, 1), np.float32), np.zeros(3, np.bool_)
     step = StepColumns(obs, obs, np.zeros(3, np.float32), ended, ended)
 
-    columns = mode.make_transitions(obs, {"action": np.zeros(3, np.int64)}, step)
+    actions = np.zeros((3, *action_shape), np.int64)
+    columns = mode.make_transitions(obs, {"action": actions}, step)
 
     assert columns["state"].tolist() == [[0], [0], [0]]
     assert columns["state"].dtype == np.float32
+    timestep = SimpleNamespace(obs=obs[0], reward=0.0, done=False, info={})
+    row = mode.process_transition(obs[0], {"action": actions[0]}, timestep)
+    assert row["state"].tolist() == [0]
 
 
 @pytest.mark.parametrize("answer", [{}, {"next_state": None}, {"next_state": np.zeros((2, 3))}])
