@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import struct
 import threading
 import time
@@ -23,7 +24,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.spawn import UNGUARDED
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
-from dingsdk.policy import create_policy, torch_threads
+from dingsdk.policy import DQNPolicy, create_policy, torch_threads
 from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.aggregator import LearnerAggregator, merge_logs, split_batch
 
@@ -414,6 +415,51 @@ def test_rank_takes_the_gpu_of_its_number(
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     aggregator._take_gpu({"cuda": cuda}, 3)
     assert found == taken
+
+
+class OfThisFile(DQNPolicy):
+    """A policy that a plugin has registered."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "names"),
+    [
+        ({"type": "of_this_file"}, 0, ["done", "done"]),
+        ({"type": "of_no_file", "cuda": True}, 1, ["failed"]),
+    ],
+)
+def test_process_of_a_rank_knows_the_plugins_and_fails_unless_rank_0_has_hung_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    code: int,
+    names: list[str],
+) -> None:
+    codes, gpus = list[int](), list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(torch.cuda, "set_device", gpus.append)
+    manager = PluginManager()
+    manager.registry("policies").register("of_this_file", OfThisFile)
+    snapshot = manager.snapshot()
+    link, theirs = Pipe()
+    aggregator._send(link, "get_attribute", ["device"])
+    with socket.socket(fileno=os.dup(link.fileno())) as half:
+        half.shutdown(socket.SHUT_WR)
+    before = signal.getsignal(signal.SIGINT)
+    with link, theirs, use_manager(PluginManager()):
+        try:
+            cfg = {**CFG, **changes}
+            spec = aggregator._RankSpec(3, 1, tmp_path / "store", cfg, 1, 20.0, snapshot)
+            aggregator.rank_main(spec, theirs)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGINT, before)
+        theirs.close()
+        assert [aggregator._receive(link)[0] for _ in names] == names
+        with pytest.raises((EOFError, OSError)):
+            link.recv_bytes()
+    assert codes == [code]
+    assert gpus == ([3] if "cuda" in changes else [])
 
 
 DONE, LOST = ("done", {"total_loss": 1.0}), ("lost", None)

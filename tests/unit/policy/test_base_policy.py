@@ -303,6 +303,8 @@ def test_norms_are_those_of_parameters_and_of_the_gradients_that_there_are() -> 
     policy.net.weight.grad = torch.tensor([[3.0, 4.0]])
 
     assert policy.learn_mode.get_attribute("norms")["grad_norm/optimizer"] == 5.0
+    policy.net.bias.grad = torch.tensor([12.0])
+    assert policy.learn_mode.get_attribute("norms")["grad_norm/optimizer"] == 13.0
 
 
 def test_rate_of_an_optimizer_of_torch_is_scaled_from_the_one_it_began_with() -> None:
