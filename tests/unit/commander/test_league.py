@@ -181,8 +181,9 @@ def test_unknown_outcomes_and_players_are_refused_and_nothing_is_counted() -> No
     league = make_league()
     league.judge_snapshot("player_0", force=True)
 
-    with pytest.raises(ConfigError, match="draws, losses, wins, found 'won'"):
-        play(league, "player_0", "player_0_0", wins=10, won=1)
+    with pytest.raises(ConfigError, match="draws, losses, wins, found 'won'") as caught:
+        play(league, "player_0", "player_0_0", wins=10, won=1, lost=1)
+    assert caught.value.facts["found"] == "won"
     for refused in ("player_0_0", "player_9"):
         with pytest.raises(ConfigError, match="known: player_0"):
             league.get_job_info(refused)

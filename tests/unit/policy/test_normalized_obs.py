@@ -96,7 +96,9 @@ def test_vectors_of_dicts_and_sequences_are_measured() -> None:
         "speed": torch.arange(40.0).reshape(4, 5, 2),
         "arm": torch.ones(4, 5, 3),
     }
-    encoder.features.measure(obs)  # type: ignore[union-attr, operator]
+    averaged: list[torch.Tensor] = []
+    encoder.features.measure(obs, averaged.append)  # type: ignore[union-attr, operator]
+    assert [each[0].tolist() for each in averaged] == [[1.0] * 3, [19.0, 20.0]]
     arm, speed = (each for each in encoder.modules() if isinstance(each, Scaled))
     assert (arm.mean.tolist(), speed.mean.tolist()) == ([1.0] * 3, [19.0, 20.0])
     assert float(arm.count) == float(speed.count) == 20

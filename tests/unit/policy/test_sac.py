@@ -297,6 +297,19 @@ def test_bounds_that_float32_cannot_hold_are_rounded_inwards() -> None:
         assert -0.1 <= found <= 0.1
 
 
+def test_rounding_does_not_take_greedy_actions_beyond_the_bounds() -> None:
+    # In float32, the half range and the center of these sum up to more than the bound.
+    bounds = {"action_low": [0.3, -3.0], "action_high": [2.6, 1.9]}
+    policy = SACPolicy({"model": {**MODEL, **bounds}}, seed=0)
+    low, high = (policy.tensor(each) for each in (policy._box.low, policy._box.high))
+    layer, obs = policy._actor.net.layers[-1], torch.zeros(1, 3)
+    for bias, bound in ((-90.0, low), (90.0, high)):
+        layer.bias.data[:2] = bias
+        acted = policy.act(obs.numpy(), explore=False)["action"]
+        (exported,) = policy.greedy(policy._actor, obs)
+        assert acted[0].tolist() == exported[0].tolist() == bound.tolist()
+
+
 def test_going_on_from_a_state_trains_as_if_never_stopped() -> None:
     straight, stopped, resumed = make(), make(), make(seed=9)
     for policy in (straight, stopped):
