@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from dingsdk.data import SampleBatch
+from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -373,6 +373,19 @@ class TestStart:
 
         assert seen == [[{"obs": 1}, {"obs": 2}]]
 
+    def test_rows_that_share_one_gather_are_trained_as_columns(self, make_learner, scripted):
+        seen = []
+        policy = scripted(lambda data: (seen.append(data), {"loss": 1.0})[1])
+        learner = make_learner(policy, {**QUIET, "train_iterations": 1})
+        gathered = SampleBatch({"obs": np.arange(2)})
+        learner.get_data = lambda size: RowLoaders(
+            lambda: gathered, 2, lambda batch, meta: dict(batch()[meta["index"]])
+        )
+
+        learner.start()
+
+        assert seen == [gathered]
+
     def test_close_from_another_thread_ends_it_and_runs_the_last_hooks(
         self, make_learner, scripted, tmp_path
     ):
@@ -434,6 +447,15 @@ class TestStart:
             learner.start()
 
         assert "No checkpoint ckpt_exception" in caught.value.__notes__[0]
+
+    def test_without_a_policy_there_is_none_to_save(self, make_learner):
+        learner = make_learner(None, QUIET)
+        learner.get_data = lambda size: [{}]
+
+        with pytest.raises(ConfigError, match="please set learner policy") as caught:
+            learner.start()
+
+        assert not hasattr(caught.value, "__notes__")
 
     def test_without_a_data_source_says_what_to_attach(self, make_learner, scripted):
         with pytest.raises(ConfigError, match="get_data"):

@@ -11,7 +11,7 @@ import pytest
 
 import dingsdk
 from dingsdk.data import decode_safetensors, encode_safetensors
-from dingsdk.errors import PluginHookError
+from dingsdk.errors import CheckpointCorruptError, PluginHookError
 from dingsdk.pipeline.train import resume, train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.learner.checkpoint import load_checkpoint
@@ -151,6 +151,20 @@ def test_checkpoints_are_written_and_read_by_a_plugin(
     assert result.checkpoints.keys() == {"latest", "best"}
     assert b"safetensors" not in found.path.read_bytes()[:64]
     assert len(dingsdk.evaluate(result.run_dir, episodes=1).returns) == 1
+
+
+def test_checkpoint_of_a_plugin_with_values_of_other_types_is_refused(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    class Textual:
+        @hookimpl
+        def dingsdk_read_checkpoint(self, path: Path) -> Mapping[str, Any]:
+            return {"iteration": "8", "envstep": 64, "meta": {}, "state": {}}
+
+    manager.register_plugin(Textual(), "textual")
+
+    with pytest.raises(CheckpointCorruptError, match="iteration"):
+        load_checkpoint(tmp_path / "some.safetensors")
 
 
 def test_plugin_that_says_it_wrote_and_did_not_is_named(
