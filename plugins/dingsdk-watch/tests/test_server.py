@@ -341,6 +341,7 @@ def test_listening_beyond_this_machine_needs_a_name() -> None:
     assert "127.0.0.1" not in allowed_hosts("::", ["box.lan"])
     assert "[::1]" in allowed_hosts("::1", [])
     assert "127.0.0.2" in allowed_hosts("127.0.0.2", [])
+    assert set(allowed_hosts("LocalHost", [])) == set(allowed_hosts("127.0.0.1", []))
 
 
 def test_address_names_the_first_host_by_which_it_may_be_asked(

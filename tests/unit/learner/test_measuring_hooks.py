@@ -266,11 +266,26 @@ class TestThroughput:
 
         found = [each.get("iterations_per_s") for each in seeing.seen]
         assert found == [None, None, 2 / 4, None, 2 / 1]
-        assert seeing.seen[2]["samples_per_s"] == 6 / 4
+        assert (seeing.seen[2]["samples_per_s"], seeing.seen[4]["samples_per_s"]) == (6 / 4, 6 / 1)
         trained = seeing.seen[1]["train_time"] + seeing.seen[2]["train_time"]
         assert seeing.seen[2]["train_share"] == pytest.approx(trained / 4)
         trained = seeing.seen[3]["train_time"] + seeing.seen[4]["train_time"]
         assert seeing.seen[4]["train_share"] == pytest.approx(trained)
+
+    def test_rates_are_numbers_where_a_coarse_clock_did_not_move(self, scripted, make_learner):
+        learner = make_learner(scripted(lambda data: {}), hooked())
+        with use_manager(PluginManager()) as manager:
+            hook_type = manager.get("learner_hooks", "throughput")
+        hook = hook_type("t", 50, position="after_iter", ext_args={"freq": 1})
+        hook._clock = lambda: 100.0
+        seeing = Seeing("s", 60, position="after_iter")
+        learner.register_hook(hook)
+        learner.register_hook(seeing)
+
+        for _ in range(2):
+            learner.train([{}])
+
+        assert 0 < seeing.seen[1]["iterations_per_s"] < math.inf
 
 
 EACH_KIND = ("jsonl", "csv")
