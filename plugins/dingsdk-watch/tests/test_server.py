@@ -427,5 +427,6 @@ def test_request_with_two_hosts_is_refused(serve: Serve, run_folder: Path) -> No
 
 
 def test_port_may_be_left_out_where_it_is_that_of_http() -> None:
-    assert "127.0.0.1" in Guard("token", "session", ["127.0.0.1"], 80).hosts
+    hosts = Guard("token", "session", ["127.0.0.1"], 80).hosts
+    assert hosts == {"127.0.0.1", "127.0.0.1:80"}
     assert Guard("token", "session", ["127.0.0.1"], 8080).hosts == {"127.0.0.1:8080"}
