@@ -82,7 +82,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_curves_have_a_list_a_name_with_nested_values_flat(run_folder: Path) -> None:
     with (run_folder / "progress.jsonl").open("a") as file:
         row = {"elapsed_s": 9.0, "env_steps": 900, "loss": None, "columns": {"gpu": 2, "note": "x"}}
-        file.write(json.dumps(row) + "\nnot json\n[]\n{}\n" + '{"elapsed_s": 10.0, "env_')
+        file.write("not json\n[]\n{}\n" + json.dumps(row) + '\n{"elapsed_s": 10.0, "env_')
 
     assert Run(run_folder).curves() == {
         "elapsed_s": [0.0, 1.0, 2.0, 9.0],
