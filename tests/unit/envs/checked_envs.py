@@ -134,6 +134,25 @@ class SharedState(Good):
         return np.array([0, self.steps[0] / 1000], np.float32), reward, terminated, truncated, info
 
 
+class FailsBesideAnother(Good):
+    """Fails in one step, the first that is taken while another env is open."""
+
+    opened: ClassVar[list[int]] = [0, 0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened[0] += 1
+
+    def step(self, action: Any) -> Any:
+        if self.opened[0] > 1 and not self.opened[1]:
+            self.opened[1] = 1
+            raise RuntimeError("the simulator is in use")
+        return super().step(action)
+
+    def close(self) -> None:
+        self.opened[0] -= 1
+
+
 class DiesInAChild(Good):
     maker = os.getpid()
 

@@ -14,7 +14,7 @@ import pytest
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvCheck, check_env
-from dingsdk.envs.check import _check_policies, _Subject
+from dingsdk.envs.check import _check_manager, _check_policies, _Problem, _Subject
 from dingsdk.errors import ConfigError, ConfigTypeError
 
 MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, POLICIES = (
@@ -141,6 +141,32 @@ def test_policies_are_those_that_take_the_actions() -> None:
     subject.observation_space = subject.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     assert _check_policies(subject) == "ppo, sac"
     assert subject.warnings == []
+
+
+def test_policies_of_a_game_are_those_that_take_the_spaces_of_one_player() -> None:
+    subject = _Subject(envs().Good, 0)
+    subject.players = 2
+    subject.observation_space = gym.spaces.Box(-1, 1, (2, 4), np.float32)
+    subject.action_space = gym.spaces.MultiDiscrete([3, 3])
+    assert {"dqn", "ppo"} <= set(_check_policies(subject).split(", "))
+
+
+def test_observation_outside_of_its_bounds_is_warned_of_once() -> None:
+    subject = _Subject(envs().OutOfBounds, 0)
+    subject.observation_space = envs().BOX
+    subject.check_obs(np.array([1, -1], np.float32), "reset()")
+    assert subject.warnings == []
+    for _ in range(2):
+        subject.check_obs(np.array([2, 0], np.float32), "reset()")
+    (text,) = subject.warnings
+    assert text.startswith("reset() gives observations outside of the bounds")
+
+
+def test_env_that_fails_beside_another_one_is_found() -> None:
+    subject = _Subject(envs().FailsBesideAnother, 0)
+    subject.observation_space, subject.action_space = envs().BOX, gym.spaces.Discrete(3)
+    with pytest.raises(_Problem, match="1 steps or resets failed"):
+        _check_manager(subject)
 
 
 @pytest.mark.parametrize(

@@ -555,8 +555,7 @@ def test_child_processes_get_time_to_end_and_are_killed_after_it(tmp_path: Path)
         assert vec.closed
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_breaking_envs")
+@pytest.mark.usefixtures("_forked", "_breaking_envs")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium warns of it as well
 def test_child_process_that_fails_too_often_hands_on_its_traceback() -> None:
     cfg = {"type": "vector", "vectorization_mode": "async", "max_retry": 1}

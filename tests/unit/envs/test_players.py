@@ -16,6 +16,7 @@ from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.envs.make import make_env
 from dingsdk.envs.players import (
     PLAYERS,
+    FlattenPlayers,
     OpponentEnv,
     PlayersEnv,
     find_opponent,
@@ -427,6 +428,28 @@ def test_space_of_one_player_has_no_axis_of_players(space: Any, own: Any) -> Non
     assert space_of_player(space, 1) == own
     with pytest.raises(ConfigError, match="no axis of 2 players"):
         space_of_player(space, 2)
+
+
+def test_observations_without_a_mask_are_flattened_for_each_player() -> None:
+    class Boards(gym.Env[Any, Any]):
+        player_num = 2
+        observation_space = gym.spaces.Dict(
+            {
+                "board": gym.spaces.Box(0, 9, (2, 2, 2), np.int8),
+                "turn": gym.spaces.MultiDiscrete([3, 3]),
+            }
+        )
+        action_space = gym.spaces.MultiDiscrete([2, 2])
+
+        def reset(self, **kwargs: Any) -> Any:
+            board = np.arange(8, dtype=np.int8).reshape(2, 2, 2)
+            return {"board": board, "turn": np.array([2, 0])}, {}
+
+    env = FlattenPlayers(Boards())
+    obs, _ = env.reset()
+    assert obs.dtype == np.float32
+    assert obs.tolist() == [[0, 1, 2, 3, 0, 0, 1], [4, 5, 6, 7, 1, 0, 0]]
+    assert env.observation_space.shape == (2, 7)
 
 
 def test_game_keeps_what_it_says_of_itself() -> None:

@@ -116,6 +116,21 @@ def test_sticky_actions_of_other_strengths_cannot_be_saved() -> None:
         env_state(gym.make("ALE/Pong-v5", continuous=True))
 
 
+def test_emulator_that_a_wrapper_looks_at_is_saved_with_its_env_alone() -> None:
+    ale_py = pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    gym.register_envs(ale_py)
+
+    class Lives(gym.Wrapper[Any, Any, Any, Any]):
+        def __init__(self, env: Any) -> None:
+            super().__init__(env)
+            self.ale = env.unwrapped.ale
+            self.lives = 5
+
+    layers = env_state(Lives(gym.make("ALE/Pong-v5", obs_type="ram")))["layers"]
+    assert [each["type"] for each in layers if "ale" in each["attributes"]] == ["AtariEnv"]
+    assert layers[0]["attributes"]["lives"] == 5
+
+
 def test_state_of_another_simulator_is_refused() -> None:
     ale_py = pytest.importorskip("ale_py", reason="the extra atari is not installed")
     pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
