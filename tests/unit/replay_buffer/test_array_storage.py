@@ -282,6 +282,23 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     assert storage.take(slice(0, 4)) == rows
 
 
+def test_no_memory_for_more_rows_is_an_error_and_changes_nothing() -> None:
+    class Tight(ArrayStorage):
+        def _new_column(self, array: Any) -> Any:
+            if self.capacity > 8:
+                raise MemoryError
+            return super()._new_column(array)
+
+    storage = Tight({}, 8)
+    rows = SampleBatch({"x": np.arange(8.0), "y": np.arange(8, dtype=np.int16)})
+    storage.put(slice(0, 8), storage.accept(rows))
+    with pytest.raises(ConfigError, match="cannot be had") as caught:
+        storage.grow(20)
+    assert caught.value.facts["size_bytes"] == 20 * (8 + 2)
+    assert storage.capacity == 8
+    assert storage.take(slice(0, 8)) == rows
+
+
 def test_following_observations_of_too_many_rows_are_refused_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -84,6 +84,14 @@ def test_damaged_bytes_are_refused_within_the_known_size(name: str) -> None:
             codec(name).unpack_array(damaged)
 
 
+@pytest.mark.parametrize("name", CODECS)
+def test_bytes_that_are_those_of_a_smaller_array_are_refused(name: str) -> None:
+    packed = codec(name).pack_array(np.zeros(999, np.uint8))
+    larger = Packed(packed.data, packed.dtype, (1000,), 1000)
+    with pytest.raises(DataCorruptError, match="damaged"):
+        codec(name).unpack_array(larger)
+
+
 def test_a_frame_that_lies_about_its_size_is_not_believed() -> None:
     frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 24))
     with pytest.raises(DataCorruptError):

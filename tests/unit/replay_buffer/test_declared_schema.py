@@ -73,6 +73,7 @@ def test_first_rows_of_another_form_are_refused(
         ({"x": "O"}, "storage.schema.x"),
         ({"x": None}, "storage.schema.x"),
         ({3: "float32"}, "storage.schema"),
+        ({"x": {3: "float32"}}, "storage.schema.x"),
         ({"x": {"dtype": "int64", "shape": [-1]}}, "storage.schema.x"),
         ({"x": {"dtype": "int64", "size": 3}}, "storage.schema.x"),
         ({"x": {"y": {}}}, "storage.schema.x.y"),

@@ -122,6 +122,15 @@ def test_write_that_fails_for_another_reason_is_not_tried_again(folder: MappedFo
     assert (folder.path / "spare.bin").exists()
 
 
+def test_file_that_cannot_be_opened_is_named(folder: MappedFolder) -> None:
+    (folder.path / "rows.bin").mkdir()
+    with pytest.raises(RunFolderError, match="open") as caught:
+        folder.map("rows.bin", (8,), BYTES, "extend")
+    assert caught.value.path == str(folder.path / "rows.bin")
+    with failing_calls(("open",), 1, errno.EMFILE), pytest.raises(StorageFullError):
+        folder.map("other.bin", (8,), BYTES, "create")
+
+
 def test_array_of_no_bytes_is_mapped(folder: MappedFolder) -> None:
     assert folder.map("empty.bin", (0, 3), BYTES, "create").shape == (0, 3)
     assert folder.map("empty.bin", (4, 0), BYTES, "open").shape == (4, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import signal
@@ -9,7 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
-from dingsdk.testing import open_files
+from dingsdk.testing import failing_calls, open_files
 from dingsdk.worker import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.remover import FifoRemover
@@ -184,6 +185,42 @@ def test_cursor_that_cannot_be_is_refused(tmp_path: Path, cursor: dict[str, int]
     with (
         opened(tmp_path / "rows", reopen=True) as storage,
         pytest.raises(CheckpointCorruptError, match="its cursor is wrong"),
+    ):
+        storage.recovered()
+
+
+def test_rows_of_episodes_whose_files_cannot_grow_stay_as_they_were(tmp_path: Path) -> None:
+    """Whichever file it is that cannot."""
+    for at in range(1, 99):
+        with opened(tmp_path / f"rows{at}", capacity=8) as storage:
+            storage.hold_episodes(3)
+            storage.put(slice(0, 8), storage.accept(rows_of(0, 8)))
+            with (
+                failing_calls(("ftruncate",), at, errno.EPERM) as calls,
+                pytest.raises(RunFolderError) if at < 5 else nullcontext(),
+            ):
+                storage.grow(20)
+            if calls() < at:
+                break
+            assert storage.capacity == 8
+            assert storage.take(slice(0, 8)) == rows_of(0, 8)
+    assert storage.capacity == 20
+    assert at == 5  # three columns and the marks grow
+
+
+@pytest.mark.parametrize("column", [{"dtype": "|O8"}, {"dtype": "<U1"}, {"shape": [-1]}], ids=str)
+def test_column_that_cannot_be_is_refused(tmp_path: Path, column: dict[str, Any]) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 20)
+        folder = storage._folder
+        assert folder is not None
+        header = folder.read_header()
+        assert header is not None
+        header["columns"][0].update(column)
+        folder.write_header(header)
+    with (
+        opened(tmp_path / "rows", reopen=True) as storage,
+        pytest.raises(CheckpointCorruptError, match=r"column \['obs', 'x'\]"),
     ):
         storage.recovered()
 
