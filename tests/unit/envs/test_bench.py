@@ -13,7 +13,16 @@ import yaml
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvSpeed, bench_env
-from dingsdk.envs.bench import KINDS, _finalists, _measure_kind, _memory_bytes, _most_envs, step_for
+from dingsdk.envs.bench import (
+    FIRST_TURNS,
+    KINDS,
+    TURNS,
+    _finalists,
+    _measure_kind,
+    _memory_bytes,
+    _most_envs,
+    step_for,
+)
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.errors import EnvError, UnknownEnvError
 
@@ -94,6 +103,83 @@ def test_speed_of_a_manager_is_its_best_turn(monkeypatch: pytest.MonkeyPatch) ->
     good = importlib.import_module("checked_envs").Good
     kinds = _measure_kind("in_process", good, [1, 2], float("inf"))
     assert [(each.env_num, each.steps_per_s) for each in kinds] == [(2, 40.0), (1, 20.0)]
+
+
+class Bench:
+    """Times and speeds of the choices of one manager, as a test gives them.
+
+    Args:
+        first: Steps per second by number of envs, in the search.
+        last: The same in the turns of the last comparison; the last one is given again.
+        turn_s: How long a turn takes by the clock.
+    """
+
+    def __init__(
+        self, first: dict[int, float], last: dict[int, list[float]], turn_s: float = 0.0
+    ) -> None:
+        self.first, self.last, self.turn_s = first, last, turn_s
+        self.now = 100.0
+        self.turns: list[int] = []
+        self.managers: dict[Any, None] = {}
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def step_for(self, manager: Any, seconds: float) -> float:
+        self.now += self.turn_s
+        self.managers[manager] = None
+        count = manager.env_num
+        self.turns.append(count)
+        if self.turns.count(count) <= FIRST_TURNS:
+            return self.first[count]
+        speeds = self.last[count]
+        return speeds.pop(0) if len(speeds) > 1 else speeds[0]
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[tuple[str, int, float]]]:
+        """Return what ``bench_env`` chooses in 10 s, and all that it found."""
+        for name, value in {
+            "time": self,
+            "step_for": self.step_for,
+            "KINDS": ("in_process",),
+            "_most_envs": lambda env_fn: max(self.first),
+        }.items():
+            monkeypatch.setattr(f"dingsdk.envs.bench.{name}", value)
+        best, found = bench_env(importlib.import_module("checked_envs").Good, seconds=10)
+        assert all(manager.closed for manager in self.managers)
+        return best.env_num, [(each.manager, each.env_num, each.steps_per_s) for each in found]
+
+
+def test_fewest_envs_are_chosen_whose_best_turn_is_about_as_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    last = {4: [70.0, 100.0, 60.0], 2: [97.0, 1.0], 1: [96.9, 1.0]}
+    bench = Bench({4: 50, 2: 50, 1: 50}, last)
+    best, found = bench.run(monkeypatch)
+    assert best == 2
+    assert found == [
+        ("in_process", 4, 100.0),
+        ("in_process", 2, 97.0),
+        ("in_process", 1, 96.9),
+    ]
+    assert [bench.turns.count(count) for count in (4, 2, 1)] == [FIRST_TURNS + TURNS] * 3
+
+
+def test_fewer_envs_are_not_tried_once_the_speed_has_fallen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = {16: 90.0, 8: 100.0, 4: 80.0, 2: 79.0, 1: 1000.0}
+    _, found = Bench(first, {count: [1.0] for count in first}).run(monkeypatch)
+    assert {count for _, count, _ in found} == {16, 8, 4, 2}
+
+
+def test_search_and_comparison_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search begins no choice after more than 6 of 10 s, the comparison no turn after 10."""
+    speeds = dict.fromkeys((1, 2, 4, 8, 16), 1.0)
+    bench = Bench(speeds, {count: [1.0] for count in speeds}, turn_s=1.0)
+    _, found = bench.run(monkeypatch)
+    # A choice of the search takes 2 s, so the fourth begins after 6 s.
+    assert {count for _, count, _ in found} == {16, 8, 4, 2}
+    assert bench.turns == [16, 16, 8, 8, 4, 4, 2, 2, 16, 8, 4, 2]
 
 
 def test_best_of_each_manager_is_compared_again_unless_it_is_hopeless() -> None:

@@ -14,7 +14,13 @@ import pytest
 
 from dingsdk.cli import main
 from dingsdk.envs import EnvCheck, check_env
-from dingsdk.envs.check import _check_manager, _check_policies, _Problem, _Subject
+from dingsdk.envs.check import (
+    _check_manager,
+    _check_policies,
+    _check_seeds,
+    _Problem,
+    _Subject,
+)
 from dingsdk.errors import ConfigError, ConfigTypeError
 
 MADE, SPACES, RESET, STEPS, SEEDS, MANAGER, CHILD, POLICIES = (
@@ -149,6 +155,19 @@ def test_policies_of_a_game_are_those_that_take_the_spaces_of_one_player() -> No
     subject.observation_space = gym.spaces.Box(-1, 1, (2, 4), np.float32)
     subject.action_space = gym.spaces.MultiDiscrete([3, 3])
     assert {"dqn", "ppo"} <= set(_check_policies(subject).split(", "))
+
+
+def test_first_step_that_differs_is_named() -> None:
+    random, shared = (
+        _Subject(getattr(envs(), name), 0) for name in ("OwnRandomness", "SharedState")
+    )
+    for each in (random, shared):
+        each.observation_space, each.action_space = envs().BOX, gym.spaces.Discrete(3)
+    with pytest.raises(_Problem, match=r"the same seed .* \(in the first observation\)"):
+        _check_seeds(random)
+    # The other env takes the step between the first and the second of this one.
+    with pytest.raises(_Problem, match=r"\(in step 2\)"):
+        _check_manager(shared)
 
 
 def test_observation_outside_of_its_bounds_is_warned_of_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,30 @@ def test_unseeded_managers_play_other_episodes() -> None:
             manager.launch()
             starts.append(manager.current_obs().tolist())
     assert starts[0] != starts[1]
+
+
+@pytest.mark.usefixtures("envpool")
+def test_one_env_alone_steps_until_its_pole_falls_or_its_time_is_over() -> None:
+    cfg = {"env_id": "envpool:CartPole-v1", "kwargs": {"max_episode_steps": 15}}
+    with closing(EnvFn(cfg)()) as env:
+        for falls in (True, False):
+            obs, _ = env.reset(seed=3)
+            for step in range(15):
+                action = 1 if falls else step % 2
+                obs, reward, terminated, truncated, _ = env.step(action)
+                assert (obs.shape, reward) == ((4,), 1.0)
+                assert terminated == (abs(obs[2]) > np.radians(12))
+                assert truncated == (step == 14)
+                if terminated:
+                    break
+            assert terminated == falls
+
+
+@pytest.mark.usefixtures("envpool")
+def test_envs_have_one_player() -> None:
+    manager = create_env_manager({"type": "envpool"}, make_env_fns(CARTPOLE, 2))
+    assert manager.action_space.n == 2
+    assert manager.player_num == 1
 
 
 @pytest.mark.usefixtures("envpool")

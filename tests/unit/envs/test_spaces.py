@@ -86,8 +86,10 @@ def test_an_action_that_only_rounding_puts_outside_is_taken() -> None:
 def test_spaces_that_are_no_arrays_have_no_batched_form() -> None:
     checker = ActionChecker(gym.spaces.Text(3))
     assert checker.single("abc") == "abc"
-    with pytest.raises(PolicyOutputError, match="'abcd'"):
+    with pytest.raises(PolicyOutputError) as refused:
         checker.single("abcd")
+    assert refused.value.expected == f"an action of {checker.space}"
+    assert refused.value.found == "'abcd'"
     for use in (lambda: checker.batch(["abc"], 1), lambda: checker.filler(1)):
         with pytest.raises(ConfigError, match="no columns") as caught:
             use()
