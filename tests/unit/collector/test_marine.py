@@ -289,6 +289,34 @@ def test_game_that_goes_on_against_another_opponent_is_no_result(make_marine) ->
     assert sum(map(len, info["game_result"])) == info["real_episode_count"]
 
 
+def test_rows_after_a_change_of_the_first_player_are_of_its_new_policy_alone(make_marine) -> None:
+    def always(action: int) -> Any:
+        """Return weights that prefer one action everywhere."""
+        model = {name: np.zeros_like(value) for name, value in weights(6).items()}
+        last = [name for name, value in model.items() if value.shape == (2,)][-1]
+        model[last][action] = 1.0
+        return model
+
+    store = Store(ones=always(0), twos=always(1))
+    env = {"collector_episode_num": 1, "kwargs": {"stones": 25}}
+    actions = []
+    with closing(EnvPool()) as pool:
+        for path in ("ones", "twos"):
+            store.told.clear()
+            store.payloads.clear()
+            collector = make_marine(store, [path, "ones"], [True, False], env=env, env_pool=pool)
+            turns = iter(range(6))
+
+            def end_amid_the_game(collector: Any = collector, turns: Any = turns) -> None:
+                if next(turns, None) is None:
+                    collector.end_soon()
+
+            collector.yield_turn = end_amid_the_game
+            collector.start()
+            actions.append({row.action for row in store.rows() if row.obs[1] >= 2})
+    assert actions == [{0}, {1}]
+
+
 def test_rows_have_the_version_that_acted_not_the_one_at_the_next_turn(make_marine) -> None:
     store = Store(new=weights(6))
     env = {"collector_env_num": 1}

@@ -39,6 +39,8 @@ def test_rows_that_are_not_finite_are_named() -> None:
         check_columns({"action": np.zeros(4, np.int64), "value": value}, 4)
     assert (caught.value.key, caught.value.rows) == ("value", [1, 3])
     check_columns({"action": np.zeros(4), "state": {"hidden": value}}, 4)
+    with pytest.raises(NonFiniteError):
+        check_columns({"action": np.zeros(4), "state": {"hidden": value}, "value": value}, 4)
 
 
 @pytest.mark.parametrize(

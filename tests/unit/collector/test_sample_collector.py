@@ -91,8 +91,10 @@ def test_policy_that_makes_no_samples_is_refused_after_many_steps(
 
     collector, counters = make_collector(policy._replace(make_samples=make_samples))
     if is_refused:
-        with pytest.raises(PolicyOutputError, match="made no sample of 20 env steps; 8 samples"):
+        text = "made no sample of 20 env steps; 8 samples"
+        with pytest.raises(PolicyOutputError, match=text) as caught:
             collector.collect()
+        assert (caught.value.expected, caught.value.found) == (8, 0)
         assert 20 < counters.steps <= 40
     else:
         assert len(collector.collect()) == 8

@@ -34,6 +34,12 @@ def test_pool_gives_back_what_was_stored_last() -> None:
     assert pool[0] is None
 
 
+def test_pool_says_for_how_many_envs_something_is_stored() -> None:
+    pool = CachePool("obs", 3)
+    pool.update({0: "a", 2: "b"})
+    assert repr(pool) == "CachePool('obs', 2 of 3 filled)"
+
+
 def test_pool_stores_copies_where_it_is_asked_to() -> None:
     obs = [1]
     shared, copied = CachePool("obs", 1), CachePool("obs", 1, deepcopy=True)

@@ -767,6 +767,14 @@ def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None
     assert collector.env_manager is other.env_manager
 
 
+def test_env_manager_of_a_collector_without_envs_is_a_typed_error(make_zergling) -> None:
+    collector = make_zergling()
+    collector.env_manager.close()
+    collector.env_manager = None
+    with pytest.raises(NotSetError, match="no env manager yet"):
+        _ = collector.env_manager
+
+
 def test_result_before_the_start_counts_the_time_since_it_was_made(make_zergling) -> None:
     before = time.time()
     collector = make_zergling()
