@@ -15,7 +15,7 @@ from dingsdk_flask_fs.folder_lock import folder_lock
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk import SampleBatch
-from dingsdk.errors import RunDirLockedError
+from dingsdk.errors import RunDirLockedError, RunFolderError
 
 from .conftest import Listener
 
@@ -75,6 +75,13 @@ def test_folder_is_refused_at_once_and_given_back_by_any_thread(
     closing.join(20.0)
     with folder_lock(tmp_path):
         assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(RunFolderError, match="cannot lock") as caught, folder_lock(tmp_path):
+        raise AssertionError("it is locked")
+    assert caught.value.path == str(tmp_path)
 
 
 def test_failed_start_gives_the_folder_back(tmp_path: Path) -> None:

@@ -271,6 +271,35 @@ def test_nobody_listening_is_said_in_words() -> None:
     link.close()
 
 
+def test_interrupt_during_a_request_reaches_the_caller_and_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dialled = []
+
+    class Interrupted:
+        def __init__(self, *address: Any, **options: Any) -> None:
+            self.is_open = self.is_connected = True
+            self.is_own_echo = False
+            dialled.append(self)
+
+        def connect(self) -> None: ...
+
+        def hold_to(self, deadline: float) -> None: ...
+
+        def request(self, *request: Any, **options: Any) -> None:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            self.is_open = False
+
+    monkeypatch.setattr(connection, "_Link", Interrupted)
+    link = Connection("127.0.0.1", 9, max_bytes=40)
+    for count in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 20.0)
+        assert [each.is_open for each in dialled] == [False] * count
+
+
 @pytest.mark.parametrize(("left_s", "timeout_s"), [(100.0, 2.0), (0.5, 0.5)])
 def test_connection_takes_little_of_the_time_of_a_request(
     monkeypatch: pytest.MonkeyPatch, left_s: float, timeout_s: float

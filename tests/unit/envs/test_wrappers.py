@@ -87,7 +87,11 @@ def test_statistics_of_an_episode_go_into_its_info() -> None:
 
 def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> None:
     path = tmp_path / "statistics.npz"
-    measure_observations(EnvFn({"env_id": "CartPole-v1"}), path, steps=500, seed=3)
+    measured = make()
+    closed = []
+    measured.close = lambda: closed.append(measured)
+    measure_observations(lambda: measured, path, steps=500, seed=3)
+    assert closed == [measured]
     seen = []
     env = make()
     env.action_space.seed(3)
