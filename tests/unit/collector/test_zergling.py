@@ -417,10 +417,10 @@ def test_serial_task_that_is_over_takes_no_further_step(make_given) -> None:
 
 
 def test_episodes_per_env_come_before_the_total(make_zergling) -> None:
-    env = {"n_evaluator_episode": 5, "evaluator_episode_num": 2}
+    env = {"n_evaluator_episode": 5, "evaluator_episode_num": 3}
     collector = make_zergling(eval_flag=True, wire=Wire(), env=env)
     collector.start()
-    assert collector.get_finish_info()["real_episode_count"] == 4
+    assert collector.get_finish_info()["real_episode_count"] == 2 * 3
 
 
 def test_a_new_policy_is_loaded_between_rounds(make_zergling) -> None:

@@ -547,6 +547,13 @@ def test_child_processes_get_time_to_end_and_are_killed_after_it(tmp_path: Path)
         assert [process.exitcode for process in vec.processes] == [0, 0]
         assert vec.closed
     (tmp_path / "gate").unlink()
+    with launch_hanging(tmp_path, "nowhere") as manager:
+        vec = manager._vec
+        vec.processes[0].kill()
+        vec.processes[0].join()
+        vector._end_processes(vec)
+        assert [process.exitcode for process in vec.processes] == [-signal.SIGKILL, 0]
+    (tmp_path / "gate").unlink()
     with launch_hanging(tmp_path, "step") as manager:
         vec = manager._vec
         vec.step_async(np.array([0, 1]))

@@ -602,6 +602,7 @@ def test_managers_that_call_no_methods_name_those_that_do() -> None:
         with pytest.raises(ConfigError, match="in_process, subprocess") as caught:
             manager.reward_shaping(0, [])
         assert caught.value.path == "env_manager.type"
+        assert caught.value.facts["method"] == "reward_shaping"
 
 
 @pytest.mark.slow
