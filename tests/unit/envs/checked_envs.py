@@ -137,20 +137,24 @@ class SharedState(Good):
 class FailsBesideAnother(Good):
     """Fails in one step, the first that is taken while another env is open."""
 
-    opened: ClassVar[list[int]] = [0, 0]
+    opened: ClassVar[list[FailsBesideAnother]] = []
+    failed: ClassVar[list[FailsBesideAnother]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        self.opened[0] += 1
+        self.opened.append(self)
 
     def step(self, action: Any) -> Any:
-        if self.opened[0] > 1 and not self.opened[1]:
-            self.opened[1] = 1
+        if len(self.opened) > 1 and not self.failed:
+            self.failed.append(self)
             raise RuntimeError("the simulator is in use")
         return super().step(action)
 
     def close(self) -> None:
-        self.opened[0] -= 1
+        if self in self.opened:
+            self.opened.remove(self)
+        if not self.opened:
+            self.failed.clear()
 
 
 class DiesInAChild(Good):
