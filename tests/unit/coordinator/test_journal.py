@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dingsdk.data.container import digest_of
 from dingsdk.data.files import Folder
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -201,8 +202,9 @@ def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     made.rotate()
     made.rotate()
     (tmp_path / "000002.facts").unlink()
-    with pytest.raises(CheckpointCorruptError, match=r"000002\.facts"):
+    with pytest.raises(CheckpointCorruptError, match=r"000002\.facts") as caught:
         recovered(tmp_path)
+    assert caught.value.path == str(tmp_path / "000002.facts")
 
 
 def test_link_in_place_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -226,6 +228,20 @@ def test_damaged_state_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     path.write_bytes(content if damage == "flip" else content[:-9])
     with pytest.raises(CheckpointCorruptError, match=r"000001\.state"):
         recovered(tmp_path)
+
+
+def test_state_in_another_version_of_the_format_is_refused_by_name(tmp_path: Path) -> None:
+    made = journal(tmp_path)
+    made.open()
+    made.save(made.number, {"x": 1})
+    path = tmp_path / "000001.state"
+    head, _, rest = path.read_bytes().partition(b',"digest":"')
+    head = head.replace(b'{"version":2,', b'{"version":9,')
+    tail = rest.partition(b'"}')[2]
+    path.write_bytes(head + f',"digest":"{digest_of((head, tail))}"}}'.encode() + tail)
+    with pytest.raises(CheckpointVersionError, match=r"000001\.state: format version 9") as caught:
+        recovered(tmp_path)
+    assert (caught.value.found, caught.value.expected) == (9, 2)
 
 
 def test_facts_of_another_version_are_refused(tmp_path: Path) -> None:
@@ -307,6 +323,17 @@ def test_full_disk_takes_the_next_fact_when_there_is_room(tmp_path: Path) -> Non
     assert same(recovered(tmp_path).facts, FACTS[1:2])
 
 
+def test_fact_that_the_disk_does_not_take_is_refused_and_the_next_one_goes_in_its_place(
+    tmp_path: Path,
+) -> None:
+    made = journal(tmp_path)
+    made.open()
+    with failing_calls(("writev",), 1, errno.EPERM), pytest.raises(RunFolderError):
+        made.append(FACTS[0])
+    made.append(FACTS[1])
+    assert same(recovered(tmp_path).facts, FACTS[1:2])
+
+
 def test_state_is_due_after_so_many_bytes_or_facts(tmp_path: Path) -> None:
     made = journal(tmp_path, snapshot_facts=3)
     made.open()
@@ -329,6 +356,14 @@ def test_state_is_due_after_so_many_bytes_or_facts(tmp_path: Path) -> None:
     for is_due in (False, True):  # two thirds of 4 MiB each
         made.append(Missing("b", ["p" * 2_800_000]))
         assert made.is_state_due is is_due
+
+
+def test_damaged_name_of_the_owner_is_told_with_its_file(tmp_path: Path) -> None:
+    journal(tmp_path).open()
+    (tmp_path / "owner.json").write_bytes(b"{")
+    with pytest.raises(CheckpointCorruptError, match=r"owner\.json is damaged: ") as caught:
+        recovered(tmp_path)
+    assert caught.value.path == str(tmp_path / "owner.json")
 
 
 def test_read_only_folder_is_named(tmp_path: Path) -> None:

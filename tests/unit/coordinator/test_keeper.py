@@ -107,3 +107,17 @@ def test_state_that_finds_no_room_at_once_leaves_the_journal_behind(
     site.keeper.save_state()
     assert (site.keeper.is_behind, site.held_up) == (False, "")
     assert site.known() == ({"version": 7}, [])
+
+
+def test_state_that_finds_no_room_holds_nothing_up_while_all_facts_are_written(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert site.keeper.acknowledge(LeaseEnded("a"))
+    site.disk.refuses_states = True
+    begun = site.keeper.begin_state()
+    assert begun is not None
+    assert not site.keeper.write_state(*begun)
+    assert caplog.messages == ["the state of the run is not saved, its facts are: no room"]
+    assert (site.keeper.is_behind, site.held_up) == (False, "")
+    assert site.keeper.acknowledge(LeaseEnded("b"))
+    assert site.known() == (None, ["a", "b"])

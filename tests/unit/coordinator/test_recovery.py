@@ -14,7 +14,12 @@ import pytest
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import encode_frame
 from dingsdk.data.files import Folder
-from dingsdk.errors import CheckpointCorruptError, DingError, RunDirLockedError
+from dingsdk.errors import (
+    CheckpointCorruptError,
+    CheckpointVersionError,
+    DingError,
+    RunDirLockedError,
+)
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
@@ -347,6 +352,7 @@ def test_learner_that_has_trained_out_is_done_though_its_coordinator_died_right_
     after = Life(tmp_path, transport, "naive", more=two)
     assert not after.scheduler.orphans
     assert not after.scheduler.experiences
+    assert after.look()["iterations"] == {}
     after.join("l0", "learner")
     second = after.give("learner")
     assert second.task_id != first.task_id
@@ -491,6 +497,19 @@ def test_full_disk_holds_up_what_is_to_be_acknowledged(tmp_path: Path, transport
     assert same(life.look(), Life(tmp_path, transport, "naive").look())
 
 
+def test_replay_buffer_is_there_after_a_restart_though_no_state_was_saved_with_it(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    life.join("l0", "learner")
+    with failing_calls(("rename",), 1, errno.ENOSPC, persistent=True):
+        learner = life.give("learner")
+    assert life.keeper.is_behind
+    after = Life(tmp_path, transport, "naive")
+    assert after.scheduler.experiences.keys() == {learner.buffer_id}
+    assert after.look()["iterations"] == {learner.task_id: 0}
+
+
 def test_coordinator_that_lost_its_journal_acknowledges_nothing(
     tmp_path: Path, transport: Any
 ) -> None:
@@ -515,6 +534,12 @@ def test_state_of_another_run_is_refused(tmp_path: Path, transport: Any) -> None
     with pytest.raises(CheckpointCorruptError):
         Life(tmp_path / "b", transport, "naive").coordinator.load_state_dict(
             {**state, "scheduler": {}}
+        )
+    ((name, found),) = state["experiences"].items()
+    newer = {name: {**found, "buffer": {**found["buffer"], "version": 99}}}
+    with pytest.raises(CheckpointVersionError):
+        Life(tmp_path / "d", transport, "naive").coordinator.load_state_dict(
+            {**state, "experiences": newer}
         )
     other = Life(tmp_path / "c", transport, "naive").coordinator
     other.load_state_dict(state)

@@ -39,6 +39,7 @@ class Commander:
         self.progress: list[dict[str, Any]] = []
         self.finished: list[dict[str, Any]] = []
         self.loaded: list[dict[str, Any]] = []
+        self.trained: list[dict[str, Any]] = []
         self.goal_is_reached = False
         self.last: dict[str, Any] | None = None
 
@@ -74,6 +75,7 @@ class Commander:
         return self.goal_is_reached
 
     def finish_learner_task(self, task_id: str, info: Mapping[str, Any]) -> str:
+        self.trained.append(dict(info))
         return str(info["buffer_id"])
 
 
@@ -589,6 +591,19 @@ def test_saved_state_holds_tasks_and_counts(site: Site) -> None:
     assert other.state.learner_of("b").task_id == "l"
     with pytest.raises(LookupError, match="no task has the buffer x"):
         other.state.learner_of("x")
+
+
+def test_end_of_a_closed_buffer_ends_its_learner_and_no_other_task(site: Site) -> None:
+    for buffer_id in "ab":
+        site.open_buffer(buffer_id)
+        site.join(f"l-{buffer_id}", "learner")
+        site.join(f"c-{buffer_id}")
+        site.assigned("learner", **TRAINING, task_id=f"train-{buffer_id}", buffer_id=buffer_id)
+        site.assigned(**collecting(), task_id=f"collect-{buffer_id}", buffer_id=buffer_id)
+    for _ in range(2):
+        site.state.end_closed("a")
+        assert site.state.running.keys() == {"collect-a", "train-b", "collect-b"}
+        assert site.commander.trained == [{"task_id": "train-a", "buffer_id": "a"}]
 
 
 # Counting -----------------------------------------------------------------------------------
