@@ -231,6 +231,13 @@ def test_stale_folders_are_all_removed_and_those_in_use_are_left(tmp_path: Path)
     assert remove_stale(tmp_path) == 1
 
 
+def test_memory_of_a_run_whose_folder_was_deleted_is_stale(tmp_path: Path) -> None:
+    path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
+    RunMemory(path, tmp_path / "deleted").close()
+    assert remove_stale(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_folder_that_another_process_has_alone_for_too_long_is_refused(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import os
 import struct
@@ -24,6 +26,7 @@ from dingsdk_shared_memory.segments import (
 
 from dingsdk.data import PrivateDir
 from dingsdk.errors import ClosedError, DataCorruptError, StorageFullError
+from dingsdk.testing.os_calls import failing_calls
 
 LARGE = 1 << 16
 
@@ -534,6 +537,56 @@ def test_folder_that_is_gone_is_told_with_the_reason_of_the_system(tmp_path: Pat
             add(made, "a", b"a")
     assert caught.value.facts["reason"] == "ENOENT"
     assert caught.value.facts["path"] == str(tmp_path / "s")
+
+
+@pytest.mark.parametrize("kind", ["seg", "slot"])
+def test_file_that_the_system_has_no_room_for_is_removed(
+    tmp_path: Path, writer: Segments, reader: Segments, kind: str
+) -> None:
+    size = 1 if kind == "seg" else LARGE
+    failing = failing_calls(("posix_fallocate",), 1, errno.ENOSPC, persistent=True)
+    with failing, pytest.raises(StorageFullError) as caught:
+        add(writer, "a", bytes(size))
+    assert caught.value.facts["reason"] == "ENOSPC"
+    assert files(tmp_path, kind) == 0
+    add(writer, "a", bytes(size))
+    assert files(tmp_path, kind) == 1
+    assert bytes(reader.read("a") or b"") == bytes(size)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_lock_that_is_swept_before_its_writer_holds_it_is_given_up_for_another(
+    tmp_path: Path,
+    writer: Segments,
+    reader: Segments,
+    monkeypatch: pytest.MonkeyPatch,
+    is_over: bool,
+) -> None:
+    swept: list[Path] = []
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if swept:
+            real(descriptor, how)
+            return
+        swept.extend((tmp_path / "s").glob("*.lock"))
+        if is_over:
+            reader.clear_dead()
+            real(descriptor, how)
+        else:
+            with swept[0].open() as theirs:
+                real(theirs, fcntl.LOCK_EX)
+                real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    add(writer, "a", b"a")
+    (lock,) = set((tmp_path / "s").glob("*.lock")) - set(swept)
+    assert [each.exists() for each in swept] == [not is_over]
+    reader.clear_dead()
+    assert lock.exists()
+    assert not swept[0].exists()
+    add(writer, "b", b"b")
+    assert (reader.read("a"), reader.read("b")) == (b"a", b"b")
 
 
 def test_store_that_was_closed_finds_nothing_takes_nothing_and_holds_no_memory(
