@@ -424,7 +424,7 @@ class Segments:
         try:
             changed_ns = os.stat(self._path).st_mtime_ns  # noqa: PTH116 - a third of the time
         except FileNotFoundError:  # the run is over
-            changed_ns = -1
+            changed_ns = -2  # not the -1 of a look that is to be repeated
         if changed_ns != self._listed_ns:
             # Another change within a tick of the file system's clock would not show.
             is_settled = time.time_ns() - changed_ns > SETTLED_NS

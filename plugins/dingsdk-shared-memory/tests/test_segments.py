@@ -6,6 +6,7 @@ import errno
 import fcntl
 import itertools
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -527,6 +528,19 @@ def test_room_of_free_slots_is_used_for_one_of_another_size(tmp_path: Path) -> N
         assert files(tmp_path, "slot") == 1
         with pytest.raises(StorageFullError):
             add(made, "c", bytes(LARGE))
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_payloads_of_a_folder_that_was_removed_are_gone(
+    tmp_path: Path, writer: Segments, reader: Segments, is_settled: bool
+) -> None:
+    add(writer, "a", b"a")
+    changed_s = 0.0 if is_settled else time.time()
+    os.utime(tmp_path / "s", (changed_s, changed_s))
+    assert reader.ids() == ["a"]
+    shutil.rmtree(tmp_path / "s")
+    assert reader.ids() == []
+    assert not reader.has("a")
 
 
 def test_folder_that_is_gone_is_told_with_the_reason_of_the_system(tmp_path: Path) -> None:
