@@ -27,6 +27,8 @@ from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import (
     OVERHEAD_BYTES,
+    Answer,
+    Body,
     Join,
     Request,
     Turn,
@@ -155,7 +157,7 @@ class Handling(MasterListener):
         self.told.append((worker_id, reason))
 
     def task_answered(self, worker_id: str, answer: TaskAnswer) -> None:
-        raise NotImplementedError
+        self.told.append((worker_id, answer.task_id))
 
 
 @pytest.mark.parametrize(("max_polls", "waited"), [(1, [3.0, 3.0]), (0, [0.05, 0.05])])
@@ -186,6 +188,17 @@ def test_join_that_is_sent_again_is_the_same_one_as_long_as_it_is_remembered(
         ("w0", "replaced by a new incarnation"),
         ("w0", 4),
     ]
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (1, 1), (2, 1)])
+def test_answers_that_are_not_numbered_in_order_are_refused_whole(numbers: tuple[int, int]) -> None:
+    site = Handling()
+    inc = site.join("w0", "a")
+    answers = [Answer(n, f"t{n}", True, {}, "", "") for n in numbers]
+    with pytest.raises(ProtocolError, match="in order") as caught:
+        site.ask("answer", "w0", inc, Body(answers))
+    assert caught.value.where == "$.body.answers[].n"
+    assert site.told == [("w0", 1)]  # of the answers nothing
 
 
 def test_request_that_was_overtaken_or_is_repeated_gets_no_tasks() -> None:

@@ -15,7 +15,7 @@ import pytest
 from dingsdk.errors import ClosedError, DingError, ProtocolError, WorkerLostError
 from dingsdk.worker.comm.requests import Answer, LinkError, RequestHandler, RequestSlaveEnd
 from dingsdk.worker.comm.requests.link import answer_of
-from dingsdk.worker.comm.requests.messages import decode_request
+from dingsdk.worker.comm.requests.messages import Request, decode_request
 from dingsdk.worker.comm.scheduler import ThreadScheduler
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
@@ -143,6 +143,23 @@ def site() -> Iterator[Site]:
     made.may_answer.set()
     made.end.close()
     made.handler.close()
+
+
+def test_end_that_is_closed_while_it_joins_has_not_joined(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = site.handler.handle
+
+    def handle(request: Request) -> bytes:
+        answer = real(request)
+        if request.type == "join":
+            site.end.close()  # as another thread would
+        return answer
+
+    monkeypatch.setattr(site.handler, "handle", handle)
+    with pytest.raises(ClosedError, match="'w0' is closed"):
+        site.join()
+    assert [each for each in threading.enumerate() if each.name == "w0-answers"] == []
 
 
 @pytest.mark.parametrize("kind", ["join", "turn", "renew"])
