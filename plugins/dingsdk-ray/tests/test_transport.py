@@ -113,6 +113,21 @@ def test_worker_on_another_node_has_one_store_for_its_payloads(tmp_path: Path) -
     transport.close()
 
 
+def test_stores_of_another_node_wait_for_the_gateway_as_long_as_for_a_lost_coordinator(
+    tmp_path: Path,
+) -> None:
+    waited_s: list[float] = []
+    transport = RayTransport({"address": "auto", "lost_after_s": 7.0}, tmp_path)
+    calls: Any = SimpleNamespace(
+        insist=lambda *given, timeout_s: waited_s.append(timeout_s), close=lambda: None
+    )
+    transport._far = calls
+    transport.data_store().delete(["a"])
+    transport.policy_store().discard("p")
+    assert waited_s == [7.0, 7.0]
+    transport.close()
+
+
 class Listener:
     """Notes who joins and leaves."""
 
@@ -176,6 +191,21 @@ def test_worker_on_another_node_works_through_the_gateway(
     assert set(listener.seen[1:]) == {"w at 7", "w left"}
 
 
+def test_worker_of_a_local_ray_dials_the_socket_of_its_coordinator(tmp_path: Path) -> None:
+    coordinators, workers = (RayTransport({}, tmp_path) for _ in range(2))
+    end, listener = coordinators.master_end(), Listener()
+    try:
+        address = end.open(listener)
+        assert address == f"unix:{coordinators.data_dir / 'socket'}"
+        workers.slave_end(address).join(WorkerInfo("w", "collector"), 10.0)
+        assert listener.seen == ["w joined"]
+    finally:
+        workers.close()
+        end.close(5.0)
+        coordinators.close()
+        coordinators.remove_data()
+
+
 def test_ends_of_one_worker_share_the_calls_to_the_gateway(tmp_path: Path) -> None:
     transport = FarTransport({"address": "10.0.0.1:6379"}, tmp_path)
     transport.slave_end("ray://1f2e/run")
@@ -230,6 +260,10 @@ def test_worker_on_the_node_of_the_coordinator_dials_its_socket(
         worker.join(WorkerInfo("w", "collector"), 10.0)
         workers.data_store().put("a", SampleBatch({"obs": np.arange(3)}))
         assert coordinators.data_store().has("a", 0.0)
+        workers.policy_store().publish("p", {"w": np.zeros(1)}, 3)
+        policy = coordinators.policy_store().newest("p")
+        assert policy is not None
+        assert policy[0] == 3
         assert workers._far is None
         workers.close()
         assert listener.seen == ["w joined", "w left"]
