@@ -214,6 +214,7 @@ def test_calls_under_way_end_for_the_one_that_cancels_and_all_with_the_close(
     calls.cancel(mine)
     threads[0].join(20.0)
     assert ended == [("mine", "GatewayGoneError")]
+    assert [done.is_set() for done in calls._waits] == [False]
     calls.close()
     threads[1].join(20.0)
     assert ended[1:] == [("other", "ClosedError")]

@@ -18,6 +18,7 @@ from dingsdk.errors import (
     ClosedError,
     DataMissingError,
     SchemaMismatchError,
+    StorageFullError,
     WorkerCrashedError,
     WorkerLostError,
 )
@@ -374,6 +375,28 @@ def test_on_policy_learner_that_waits_publishes_a_damaged_version_again_once(
         learner._catch_up()
     assert found == sent
     assert asked == ([("p", 4)] if is_on_policy else [])
+
+
+def test_learner_that_waits_publishes_what_had_no_room(learner: BaseCommLearner) -> None:
+    stored: list[int] = []
+    refusals = [StorageFullError("no room", path="p", reason="ENOSPC")] * 2
+
+    def publish(policy_id: str, state: Any, version: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        stored.append(version)
+
+    policy = SimpleNamespace(state_dict=lambda: {"model": {}})
+    known = {**vars(LEARNER), "policy": policy, "learn_info": {"learner_done": False}}
+    learner._learner = SimpleNamespace(**{**known, "train_iter": 5})
+    learner._task_info = {"policy_id": "p"}
+    learner.policy_store = SimpleNamespace(  # type: ignore[assignment]
+        publish=publish, newest=lambda policy_id: (1, {})
+    )
+    learner.send_policy({"model": {}, "iter": 3})
+    for _ in range(3):
+        learner._catch_up()
+    assert stored == [5]
 
 
 def test_ranks_of_a_task_are_ended_with_it_and_not_with_the_next(learner: BaseCommLearner) -> None:

@@ -306,7 +306,10 @@ def test_collector_stores_a_payload_again_until_there_is_room(
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.collector.STORAGE_PAUSE_S", 0.01)
     bench.publish()
-    refusals = [3]
+    refusals, pauses_s, pause = [3], [], bench.collector.pause
+    monkeypatch.setattr(
+        bench.collector, "pause", lambda seconds: pauses_s.append(seconds) or pause(seconds)
+    )
 
     class Narrow(MemoryDataStore):
         def put(self, data_id: str, batch: SampleBatch) -> None:
@@ -319,7 +322,7 @@ def test_collector_stores_a_payload_again_until_there_is_room(
     bench.collect()
     rows = sum(report["rows"] for report in bench.reports() if "data_id" in report)
     assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
-    assert refusals == [0]
+    assert (refusals, pauses_s.count(0.01)) == ([0], 3)
     assert bench.collector._held_up_by == ""
     assert caplog.text.count("the disk is full; trying again every") == 1
 

@@ -777,6 +777,26 @@ def test_worker_that_does_not_join_again_serves_no_more(
     assert str(slave.failure) == f"number {1 + joins}"
 
 
+def test_worker_that_learns_of_the_end_of_the_run_when_it_joins_again_has_not_failed(
+    bench: Bench,
+) -> None:
+    slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}))
+    joins: list[str] = []
+
+    def lose(timeout_s: float) -> None:
+        assert not joins
+        raise WorkerLostError("gone", worker_id="w1")
+
+    def join(info: WorkerInfo, timeout_s: float) -> None:
+        joins.append(info.worker_id)
+        raise ClosedError("the run is over", what="master")
+
+    end: Any = SimpleNamespace(lease_s=9.0, join=join, next_task=lose)
+    slave._end, slave._is_closed = end, False
+    slave._serve()
+    assert (joins, slave.failure) == (["w1"], None)
+
+
 @pytest.mark.parametrize(
     ("facts", "is_kept"), [({"silent": True}, True), ({"restarted": True}, True), ({}, False)]
 )
