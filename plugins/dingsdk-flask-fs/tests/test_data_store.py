@@ -117,9 +117,8 @@ def test_payload_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(
         return b"half of it"
 
     monkeypatch.setattr(PrivateDir, "view", view)
-    with pytest.raises(DataMissingError) as caught:
+    with pytest.raises(DataMissingError):
         store.get("p", 0.0)
-    assert caught.value.facts["data_id"] == "p"
     assert store.corrupt_count == 0
 
 

@@ -550,6 +550,25 @@ def test_full_disk_refuses_an_insert_and_the_next_one_goes_on(
         assert held(buffer) == list(range(128))
 
 
+def test_insert_that_was_refused_as_its_last_byte_was_written_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dingsdk.worker.replay_server import served_buffer
+
+    def full(descriptor: int, chunks: Any) -> None:
+        os.write(descriptor, b"".join(map(bytes, chunks)))
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path) as buffer:
+        put(buffer, 1, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(served_buffer, "write_chunks", full)
+            with pytest.raises(StorageFullError, match="No space"):
+                put(buffer, 2, 64)
+    with opened(tmp_path) as buffer:
+        assert held(buffer) == list(range(64))
+
+
 def test_rows_used_up_do_not_come_back_from_a_checkpoint(tmp_path: Path) -> None:
     changes = {"type": "advanced", "max_use": 1}
     with opened(tmp_path, **changes) as buffer:
