@@ -56,10 +56,10 @@ def derive_seed(seed: int, *path: str | int) -> int:
 
 
 def player_seed(seed: int, player_id: str) -> int:
-    """Return the root of the seed tree of a league's player, other than the first.
+    """Return the seed of a player of a league, in place of the run's seed.
 
-    The first player has the run's own: with the same seeds all would learn the same from the same
-    games.
+    The first player keeps the run's seed. With equal seeds, all would play the same games and
+    learn the same.
     """
     return derive_seed(seed, "player", player_id)
 

@@ -171,7 +171,7 @@ def test_only_what_has_no_follower_is_kept_twice(envs: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4])
-def test_a_row_is_found_to_follow_wherever_the_ring_puts_it(chunk: int) -> None:
+def test_following_rows_are_linked_across_the_end_of_the_ring(chunk: int) -> None:
     obs = np.arange(26, dtype=np.float64).reshape(13, 2)  # one episode, twice around the ring
     rows = [{"obs": obs[i], "next_obs": obs[i + 1]} for i in range(12)]
     buffer = NaiveReplayBuffer({"replay_buffer_size": 5, "storage": NEXT_OF})

@@ -78,7 +78,7 @@ class Table(IBuffer):
         exp_name: str = "default_experiment",
         instance_name: str = "buffer",
     ) -> None:
-        # At most 29 attributes: CPython finds those of an object with more in another way, which
+        # At most 29 attributes: CPython 3.11 looks up those of larger objects more slowly, which
         # takes a thirtieth of a small push.
         self.exp_name = exp_name
         self.instance_name = instance_name
@@ -93,7 +93,7 @@ class Table(IBuffer):
         self._left = dict.fromkeys(_REASONS, 0)
         self._history = secrets.token_hex(16)
         self._listeners: tuple[RowListener, ...] = ()
-        # Rows that left in this critical section; None while nobody wants to know of any.
+        # Rows removed in this critical section; None without a listener for them.
         self._departures: list[tuple[Rows, str]] | None = None
         self._copies: tuple[state.TableCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
@@ -178,9 +178,9 @@ class Table(IBuffer):
         return self._storage is not None and self._storage.is_durable
 
     def _note_layout(self) -> None:
-        """Note the columns that a push may write to without a word to other parts, if there are.
+        """Store the layout that plain pushes write to; None where other parts must be called.
 
-        An empty buffer does not look there: the first push after a :meth:`clear` notes others.
+        It is not used while the buffer is empty, and the first push after :meth:`clear` sets it.
         """
         plain = self._has_plain_pushes and self._storage is not None
         self._plain_layout = self._storage.layout if plain else None  # type: ignore[union-attr]

@@ -114,7 +114,7 @@ def test_a_storage_of_ones_own_accepts_each_batch() -> None:
 def test_batches_of_other_columns_are_stored_after_a_clear(storage: str) -> None:
     buffer = make_buffer(storage={"type": storage})
     for _ in range(2):
-        buffer.push(batch(1, 2), 0)  # the second finds rows that it can be written beside
+        buffer.push(batch(1, 2), 0)  # the second one is a plain push
     buffer.clear()
     other = SampleBatch({"action": np.array([5, 6], np.int8)})
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_batches_of_other_columns_are_stored_after_a_clear(storage: str) -> None
     assert set(sampled[0]) == {"action"}  # type: ignore[index]
 
 
-def test_single_rows_are_written_beside_batches_whatever_the_order_of_removal(
+def test_single_row_replaces_the_row_that_a_random_remover_chooses(
     random_removers: dict[str, str],
 ) -> None:
     buffer = make_buffer(remover=random_removers, replay_buffer_size=3)
@@ -138,7 +138,7 @@ def test_single_rows_are_written_beside_batches_whatever_the_order_of_removal(
 
 
 @pytest.mark.parametrize("storage", ["auto", "array"])
-def test_rows_that_fit_those_before_are_written_at_once(
+def test_rows_that_fit_the_schema_are_written_without_accept(
     storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accepted: list[int] = []
@@ -155,7 +155,7 @@ def test_rows_that_fit_those_before_are_written_at_once(
     assert accepted == [2]
 
 
-def test_a_push_that_only_writes_looks_up_no_attribute_in_a_dict() -> None:
+def test_buffer_has_few_enough_attributes_for_fast_lookups() -> None:
     buffer = make_buffer()
     for _ in range(2):
         buffer.push(batch(1, 2), 0)
@@ -273,21 +273,21 @@ def test_a_limiter_of_another_type_limits_from_then_on() -> None:
     assert buffer.count() == 4
 
 
-def test_a_limiter_that_only_listens_hears_of_each_push() -> None:
-    class Hears(MinSizeLimiter):
-        heard: ClassVar[list[int]] = []
+def test_limiter_that_overrides_on_insert_alone_is_called_for_each_push() -> None:
+    class Listening(MinSizeLimiter):
+        inserted: ClassVar[list[int]] = []
 
         def on_insert(self, n: int) -> None:
             super().on_insert(n)
-            self.heard.append(n)
+            self.inserted.append(n)
 
     manager = PluginManager()
-    manager.registry("limiters").register("hears", Hears)
+    manager.registry("limiters").register("listening", Listening)
     with use_manager(manager):
-        buffer = make_buffer(limiter={"type": "hears"})
+        buffer = make_buffer(limiter={"type": "listening"})
     for pushed in (batch(1, 2), batch(3), row(4), batch(5, 6)):
         buffer.push(pushed, 0)
-    assert Hears.heard == [2, 1, 1, 2]
+    assert Listening.inserted == [2, 1, 1, 2]
 
 
 def test_a_waiting_push_goes_on_once_rows_are_sampled() -> None:

@@ -47,10 +47,10 @@ def test_compiled_draws_are_those_of_numpy(population: int, share: float, seed: 
     assert small.state_dict() == large.state_dict()
 
 
-def test_compiled_draws_know_every_rank_that_was_drawn_before() -> None:
+def test_compiled_draws_return_each_rank_once() -> None:
     from dingsdk.worker.replay_buffer.kernels import add_distinct
 
-    # 16 places for 4 ranks: among so many others, some share the place of the first.
+    # The hash table has 16 slots for 4 ranks, so some pairs collide.
     for first, other in itertools.permutations([0, *range(200, 256)], 2):
         drawn = np.array([first, other, first, other, 7, first, 9]) / 256
         ranks = np.empty(4, np.int64)
