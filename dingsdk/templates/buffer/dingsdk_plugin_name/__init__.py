@@ -14,13 +14,13 @@ __all__ = ["PluginNameBuffer"]
 
 
 class PluginNameBuffer(NaiveReplayBuffer):
-    """Draws each batch from the ``window`` newest rows; arguments as ``NaiveReplayBuffer``."""
+    """Draws each batch from the ``window`` newest rows; takes the arguments of its base class."""
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
         """Section ``policy.other.replay_buffer``.
 
         Attributes:
-            window: Number of newest rows that batches are drawn from.
+            window: How many of the newest rows batches are drawn from.
         """
 
         type: str = "plugin_name"
@@ -40,7 +40,7 @@ class PluginNameBuffer(NaiveReplayBuffer):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """As the base class; ``sample_range`` chooses other rows by age than the window."""
+        """Sample as the base class does; ``sample_range``, if given, replaces the window."""
         if sample_range is None:
             sample_range = slice(-self.window, None)
         return super().sample(size, cur_learner_iter, sample_range, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""A collector that collects more as training goes on."""
+"""A collector that collects more as training progresses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["PluginNameCollector"]
 
 
 class PluginNameCollector(SampleSerialCollector):
-    """Where a call names no ``n_sample``, the policy's grows with the train iterations."""
+    """If a call gives no ``n_sample``, the policy's number grows with the train iterations."""
 
     class Config(SampleSerialCollector.Config, frozen=True, kw_only=True):
         """Section ``policy.collect.collector``.
 
         Attributes:
-            growth: Share of ``n_sample`` that is added in each 1,000 train iterations.
+            growth: Share of ``n_sample`` that is added for every 1,000 train iterations.
         """
 
         type: str = "plugin_name"
@@ -35,7 +35,7 @@ class PluginNameCollector(SampleSerialCollector):
         """Collect as the base class does.
 
         Args:
-            n_sample: How many train samples; None for the policy's number, after its growth.
+            n_sample: How many train samples; None for the policy's number with the growth added.
             train_iter: Version of the policy.
             args, kwargs: As for the base class.
         """

@@ -1,4 +1,4 @@
-"""The collector keeps the rules of all collectors, and grows."""
+"""The collector follows the rules of all collectors, and collects more in later iterations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command keeps the rules, tells how a run ended, and what is no run folder."""
+"""The command follows the rules, shows how a run ended, and refuses a folder without a run."""
 
 from __future__ import annotations
 

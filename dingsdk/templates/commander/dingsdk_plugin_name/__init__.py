@@ -15,14 +15,14 @@ __all__ = ["PluginNameCommander"]
 
 
 class PluginNameCommander(SoloCommander):
-    """Trains one policy, and draws the share of collector tasks that failed."""
+    """Trains one policy, and plots the share of collector tasks that failed."""
 
     class Config(SoloCommander.Config, frozen=True, kw_only=True):
         """Section ``policy.other.commander``.
 
         Attributes:
-            most_failures: Share of the collector tasks that may fail, once 20 have ended; beyond
-                it the run ends.
+            most_failures: Share of the collector tasks that may fail. If more fail, the run ends;
+                this is checked once 20 tasks have ended.
         """
 
         type: str = "plugin_name"

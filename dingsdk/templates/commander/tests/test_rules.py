@@ -1,4 +1,4 @@
-"""The commander keeps the rules of all commanders, and counts."""
+"""The commander follows the rules of all commanders, and counts failed tasks."""
 
 from __future__ import annotations
 

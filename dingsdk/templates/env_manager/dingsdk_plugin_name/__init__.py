@@ -21,8 +21,8 @@ class PluginNameEnvManager(BaseVectorEnvManager):
         """Section ``env_manager``.
 
         Attributes:
-            autoreset_mode: When an env starts its next episode: in the step that ended the last
-                one, or in the step after it.
+            autoreset_mode: When an env starts its next episode: in the step that ends an episode,
+                or in the step after that.
         """
 
         type: str = "plugin_name"
@@ -35,7 +35,7 @@ class PluginNameEnvManager(BaseVectorEnvManager):
         self.env_fns = list(env_fns)
 
     def make_vector_env(self) -> Any:
-        """Make the vector env of ``env_num`` envs; it is closed by the base class."""
+        """Make the vector env of ``env_num`` envs; the base class closes it."""
         mode = AutoresetMode[self.section.autoreset_mode.upper()]
         return SyncVectorEnv(self.env_fns, autoreset_mode=mode)
 

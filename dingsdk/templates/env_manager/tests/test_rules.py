@@ -1,4 +1,4 @@
-"""The env manager keeps the rules of all env managers."""
+"""The env manager follows the rules of all env managers."""
 
 from __future__ import annotations
 

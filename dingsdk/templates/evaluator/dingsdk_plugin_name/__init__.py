@@ -1,4 +1,4 @@
-"""An evaluator that reports the return of the worse episodes too."""
+"""An evaluator that also reports a low quantile of the returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PluginNameEvaluator(InteractionSerialEvaluator):
         """Section ``policy.eval.evaluator``.
 
         Attributes:
-            quantile: Share of the episodes whose return is at most the one that is reported.
+            quantile: Which quantile of the returns to report, from 0 (lowest) to 1 (highest).
         """
 
         type: str = "plugin_name"
@@ -39,7 +39,7 @@ class PluginNameEvaluator(InteractionSerialEvaluator):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[bool, dict[str, Any]]:
-        """Evaluate as the base class does; the result has ``eval_episode_return_low`` too."""
+        """Evaluate as the base class does, and add ``eval_episode_return_low`` to the result."""
         is_reached, info = super().eval(save_ckpt_fn, train_iter, envstep, *args, **kwargs)
         low = float(np.quantile(info["eval_episode_return"], self._cfg.quantile))
         if self._tb_logger is not None:

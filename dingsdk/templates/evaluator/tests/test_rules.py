@@ -1,4 +1,4 @@
-"""The evaluator keeps the rules of all evaluators, and reports its quantile."""
+"""The evaluator follows the rules of all evaluators, and reports its quantile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner hook that draws a smooth curve of a logged value."""
+"""A learner hook that plots a smoothed curve of a logged value."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["PluginNameHook"]
 
 
 class PluginNameArgs(Section, frozen=True, kw_only=True):
-    """What the config gives the hook as ``ext_args``.
+    """Section ``ext_args`` of the hook.
 
     Attributes:
-        variable: The logged value to follow.
-        weight: Of what came before, against a new value.
+        variable: The logged value to smooth.
+        weight: Weight of the old average, from 0 to 1; a new value has the rest.
     """
 
     variable: str = "total_loss"
@@ -25,7 +25,7 @@ class PluginNameArgs(Section, frozen=True, kw_only=True):
 
 
 class PluginNameHook(LearnerHook):
-    """Adds the moving average of a value to the curves, as ``{learner}_iter/{name}_smooth``."""
+    """Plots the moving average of a value as the curve ``{learner}_iter/{variable}_smooth``."""
 
     Args = PluginNameArgs
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"args", "observes", "repeatable"})

@@ -1,4 +1,4 @@
-"""The hook keeps the rules, averages what a learner logs, and refuses unknown arguments."""
+"""The hook follows the rules, averages a logged value, and refuses unknown arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limiter of how often rows are sampled."""
+"""A limiter that bounds how often rows are sampled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["PluginNameLimiter"]
 
 
 class PluginNameLimiter(Limiter):
-    """Allows a sample while the rows pushed so far were sampled ``max_uses`` times on average."""
+    """Allows samples until pushed rows have been sampled ``max_uses`` times on average."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``limiter``.
 
         Attributes:
-            max_uses: Rows sampled for each row pushed, at most.
+            max_uses: How many rows may be sampled for each pushed row.
             min_size: Rows needed before the first sample.
         """
 

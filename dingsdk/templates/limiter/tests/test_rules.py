@@ -1,4 +1,4 @@
-"""The limiter keeps the rules of all limiters, and its bound."""
+"""The limiter follows the rules of all limiters, and keeps its bound."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _run_dirs: list[Path] = []
 
 @hookimpl
 def dingsdk_run_started(config: Mapping[str, Any], run_dir: Path) -> None:
-    """Begin a file for the run."""
+    """Remember the folder of the run."""
     _run_dirs.append(run_dir)
 
 

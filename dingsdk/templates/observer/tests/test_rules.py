@@ -1,4 +1,4 @@
-"""The observer keeps the rules, and writes what evaluations found."""
+"""The observer follows the rules, and writes the results of evaluations."""
 
 from __future__ import annotations
 

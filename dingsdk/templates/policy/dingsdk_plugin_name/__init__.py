@@ -36,7 +36,7 @@ class PluginNameLearn(LearnSection, frozen=True, kw_only=True):
 
 
 class PluginNameCollect(CollectSection, frozen=True, kw_only=True):
-    """Section ``policy.collect``: transitions between two trainings."""
+    """Section ``policy.collect``: ``n_sample`` is the number of transitions in a collect."""
 
     n_sample: int | None = 64
 
@@ -45,7 +45,7 @@ class PluginNameSection(PolicySection, frozen=True, kw_only=True):
     """Section ``policy``.
 
     Attributes:
-        eps: Chance of a random action, by env steps.
+        eps: Probability of a random action, as a schedule over env steps.
     """
 
     type: str = "plugin_name"
@@ -101,7 +101,10 @@ class PluginNamePolicy(BasePolicy):
         return {"action": action}
 
     def target(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Return ``reward + discount_factor * max Q(next_obs)``, float32[n]; no max at an end."""
+        """Return ``reward + discount_factor * max Q(next_obs)``, float32[n].
+
+        If the episode terminated, it is the reward alone.
+        """
         with torch.no_grad():
             future: torch.Tensor = self.net(batch["next_obs"].float()).max(1).values
         future = future * ~batch["terminated"].bool()

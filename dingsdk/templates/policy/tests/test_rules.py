@@ -1,4 +1,4 @@
-"""The policy keeps the rules of all policies, and its formula."""
+"""The policy follows the rules of all policies, and computes its targets by the formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A remover by which rows leave at random."""
+"""A remover that removes random rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PluginNameRemover"]
 
 
 class PluginNameRemover(Remover):
-    """Of a full buffer any row may leave, as the seed decides."""
+    """Removes random rows of a full buffer; the seed decides which."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``remover``."""
@@ -39,7 +39,7 @@ class PluginNameRemover(Remover):
     def allot(self, n: int) -> tuple[Where, Where | None]:
         free = np.arange(self.count, min(self.count + n, self.capacity), dtype=np.int64)
         chosen = self._rng.permutation(self.count)[: n - len(free)]
-        # In the order of their ages, the oldest first.
+        # Ordered by age, the oldest first.
         leaving = self._by_age[np.sort(chosen)]
         where = np.concatenate([free, leaving])
         self._by_age = np.concatenate([np.delete(self._by_age, chosen), where])
@@ -56,7 +56,7 @@ class PluginNameRemover(Remover):
 
     def state_dict(self) -> dict[str, Any]:
         state = self._rng.bit_generator.state
-        # Its words have 128 bits, more than a checkpoint can hold as numbers.
+        # The generator's words have 128 bits, too many for the numbers of a checkpoint.
         words = {key: hex(word) for key, word in state["state"].items()}
         return {**state, "state": words, "by_age": self._by_age.copy()}
 

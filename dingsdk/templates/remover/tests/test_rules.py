@@ -1,4 +1,4 @@
-"""The remover keeps the rules of all removers, and a buffer that uses it those of all buffers."""
+"""The remover follows the rules of removers, and a buffer with it the rules of buffers."""
 
 from __future__ import annotations
 

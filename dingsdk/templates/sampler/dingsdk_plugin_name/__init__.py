@@ -16,7 +16,7 @@ __all__ = ["PluginNameSampler"]
 
 
 class PluginNameSampler(RowSampler):
-    """Every row alike, and the rows of a batch as far apart as can be, from a random start."""
+    """Draws evenly spaced rows from a random start; every row is equally likely."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``sampler``."""
@@ -26,7 +26,7 @@ class PluginNameSampler(RowSampler):
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"rows"})
 
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
-        """Return int64[size], numbers of rows from 0 to ``population - 1``."""
+        """Return int64[size]: row numbers from 0 to ``population - 1``."""
         start = self._rng.random()
         drawn: NDArray[Any] = (np.arange(size) + start) * (population / size)
         return drawn.astype(np.int64)

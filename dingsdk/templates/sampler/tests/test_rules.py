@@ -1,4 +1,4 @@
-"""The sampler keeps the rules of all samplers, and a buffer that uses it those of all buffers."""
+"""The sampler follows the rules of samplers, and a buffer with it the rules of buffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TestRules(SamplerContract):
 
 
 class TestBuffer(BufferContract):
-    # Without "distinct": any two rows do not come together as often as any other two.
+    # Without "distinct": some pairs of rows are drawn together more often than others.
     capabilities = frozenset({"ages", "columns", "fifo", "parts", "saves"})
 
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:

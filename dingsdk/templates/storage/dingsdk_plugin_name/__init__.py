@@ -16,7 +16,7 @@ __all__ = ["PluginNameStorage"]
 
 
 class PluginNameStorage(Storage):
-    """Rows as encoded messages: dicts, lists, numbers, text and arrays."""
+    """Stores rows as encoded messages: dicts, lists, numbers, text and arrays."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``storage``."""

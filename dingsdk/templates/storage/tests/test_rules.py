@@ -1,4 +1,4 @@
-"""The storage keeps the rules of all storages, and a buffer that uses it those of all buffers."""
+"""The storage follows the rules of storages, and a buffer with it the rules of buffers."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ ADDRESS = "plugin-name"
 
 
 def carried(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message as the other side gets it; ProtocolError for what is no plain data."""
+    """Return a message as the other side gets it; ProtocolError if it is not plain data."""
     found: Mapping[str, Any] = decode_message(encode_message(data))
     return found
 
@@ -53,7 +53,14 @@ def copied(value: Any) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """One incarnation of a worker: its waiting tasks, and why it is over where it is."""
+    """One incarnation of a worker.
+
+    Attributes:
+        incarnation: Its number, higher than that of any earlier one.
+        tasks: The tasks that wait for it.
+        over: Why it has ended; empty while it has not.
+        is_replaced: Whether it ended because another worker joined under its id.
+    """
 
     incarnation: int
     tasks: deque[TaskMessage] = field(default_factory=deque)
@@ -62,11 +69,11 @@ class Seat:
 
 
 class LocalMasterEnd(MasterEnd):
-    """The coordinator's end, and what the ends of its workers share."""
+    """The coordinator's end, and the state that the workers' ends share."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.changed = scheduler.condition()
-        # Held while the listener is told, so that it learns of one worker id in order.
+        # Held during calls of the listener, so that joins and leaves of an id come in order.
         self.telling = threading.RLock()
         self.listener: MasterListener | None = None
         self.seats: dict[str, Seat] = {}
@@ -100,12 +107,12 @@ class LocalMasterEnd(MasterEnd):
             self.changed.notify_all()
 
     def seat(self, info: WorkerInfo) -> Seat:
-        """Join a worker; another one under its id is replaced."""
+        """Let a worker join; it replaces a joined worker with the same id."""
         resource = carried(info.resource)
         with self.telling:
             with self.changed:
                 listener = self.listener
-                assert listener is not None  # its end waited for the master
+                assert listener is not None  # the worker's end waited for the master
                 self.joins += 1
                 seat = Seat(self.joins)
                 is_replacing = info.worker_id in self.seats
@@ -119,7 +126,7 @@ class LocalMasterEnd(MasterEnd):
         return seat
 
     def leave(self, worker_id: str, seat: Seat) -> None:
-        """Let a worker go that closes its end; nothing happens where it was over before."""
+        """Remove a worker that closes its end; does nothing if its incarnation has ended."""
         with self.telling:
             with self.changed:
                 if seat.over:
@@ -213,7 +220,7 @@ class LocalSlaveEnd(SlaveEnd):
 
 
 class LocalDataStore(StepDataStore):
-    """Payloads by reference; nobody writes to them from ``put`` on."""
+    """Stores payloads by reference; ``put`` makes them read-only."""
 
     def __init__(self) -> None:
         self._payloads: dict[str, SampleBatch] = {}
@@ -276,7 +283,7 @@ class LocalPolicyStore(PolicyStore):
 
 
 class PluginNameTransport(Transport):
-    """All workers are threads of this process."""
+    """A transport whose workers are all threads of this process."""
 
     class Config(Transport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``."""

@@ -1,4 +1,4 @@
-"""The transport keeps the rules of all transports."""
+"""The transport follows the rules of all transports."""
 
 from __future__ import annotations
 

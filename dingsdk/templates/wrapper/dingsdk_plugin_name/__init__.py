@@ -1,4 +1,4 @@
-"""A wrapper of envs that makes each step cost something."""
+"""An env wrapper that subtracts a cost from each reward."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class PluginNameWrapper(gymnasium.RewardWrapper[Any, Any]):
 
     Args:
         env: The env to wrap.
-        cost: >= 0.
+        cost: The cost of a step, >= 0.
 
     Raises:
-        ConfigError: a negative cost.
+        ConfigError: the cost is negative.
     """
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"repeatable"})
@@ -36,7 +36,7 @@ class PluginNameWrapper(gymnasium.RewardWrapper[Any, Any]):
         self.cost = cost
 
     def reward(self, reward: Any) -> float:
-        """Return the reward that is left."""
+        """Return the reward minus the cost."""
         return float(reward) - self.cost
 
 

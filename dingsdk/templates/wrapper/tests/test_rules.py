@@ -1,4 +1,4 @@
-"""The wrapper keeps the rules, leaves an env that workers can use, and changes its rewards."""
+"""The wrapper follows the rules, returns an env that workers can use, and changes its rewards."""
 
 from __future__ import annotations
 
