@@ -1,4 +1,4 @@
-"""What the benches of all kinds of rules share: calls in threads, patience, what is expected."""
+"""Helpers for all rules: calls in threads with a time limit, and checks of results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dingsdk.testing.rule import RuleBroken
 _T = TypeVar("_T")
 _Make = TypeVar("_Make")
 SPREADS = 5.0
-"""A count may be off by that many standard deviations: once in two million draws of one."""
+"""Allowed deviation of a count, in standard deviations: exceeded once in two million by chance."""
 
 
 class Call(Generic[_T]):
-    """A call on a thread of its own, as its outcome may be that it never returns."""
+    """A call in its own thread, because it may never return."""
 
     def __init__(self, function: Callable[[], _T], what: str) -> None:
         self.what = what
@@ -42,17 +42,17 @@ class Call(Generic[_T]):
         self.took_s = time.monotonic() - started
 
     def end(self, timeout_s: float) -> None:
-        """Wait for the end of the call. Raises RuleBroken when it does not come."""
+        """Wait for the call to end. Raises RuleBroken if it does not end in time."""
         if not self.has_ended(timeout_s):
             raise RuleBroken(f"{self.what} did not return within {timeout_s:.1f} s")
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the end of the call; return whether it came."""
+        """Wait for the call to end; return whether it did."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def value(self, timeout_s: float) -> _T:
-        """Return what the call returned, or raise what it raised."""
+        """Return the result of the call, or raise its error."""
         self.end(timeout_s)
         if self.error is not None:
             raise self.error
@@ -60,18 +60,18 @@ class Call(Generic[_T]):
 
 
 class RuleBench(Generic[_Make]):
-    """What the benches share: everything that a rule needs, closed at the end.
+    """Base class of the benches: makes the objects that a rule needs, and closes them at the end.
 
-    What the rule raised comes before what a close raises.
+    If both the rule and a close raise, the error of the rule is raised.
 
     Args:
-        make: Makes the part that is held to the rule.
+        make: Makes the part to check.
         folder: An empty folder.
-        capabilities: What the part declares.
-        patience_s: How long something that must happen may take.
+        capabilities: The capabilities of the part.
+        patience_s: How many seconds to wait for something that must happen.
 
     Attributes:
-        exits: Closed at the end of the rule.
+        exits: An exit stack, closed at the end of the rule.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RuleBench(Generic[_Make]):
                 raise
 
     def keep(self, made: _T) -> _T:
-        """Return what was made, which is closed at the end if it can be."""
+        """Return ``made``, and close it at the end if it has a ``close`` method."""
         self.exits.callback(getattr(made, "close", lambda: None))
         return made
 
@@ -129,14 +129,14 @@ def expect_equal(found: Any, expected: Any, what: str) -> None:
 
 
 def expect_same_leaves(found: Any, expected: Any, what: str) -> None:
-    """Expect two nests to be equal, arrays and tensors bit by bit."""
+    """Expect two nested values to be equal, arrays and tensors bit by bit."""
     different = different_leaves(dict(flatten(found)), dict(flatten(expected)))
     expect(not different, f"{what} differs in {', '.join(different[:5])}")
 
 
 @contextlib.contextmanager
 def leaves_nothing(patience_s: float) -> Iterator[None]:
-    """Expect the block to leave no thread, which may take a moment, and no open file or socket."""
+    """Expect the block to leave no thread, open file or socket; threads have some time to end."""
     threads, files = set(threading.enumerate()), open_files()
     yield
     deadline = time.monotonic() + patience_s
@@ -151,7 +151,7 @@ def leaves_nothing(patience_s: float) -> Iterator[None]:
 
 
 def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
-    """Expect each of ``kinds`` equally likely outcomes about as often as any other."""
+    """Expect ``kinds`` different outcomes, each about equally often."""
     total = counts.total()
     share = total / kinds
     width = SPREADS * (share * (1 - 1 / kinds)) ** 0.5

@@ -1,4 +1,4 @@
-"""The bench that a rule of the buffers works at: fresh buffers, numbered rows, and patience."""
+"""The bench of the buffer rules: makes buffers and numbered rows, and limits waiting times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dingsdk.worker.replay_buffer import IBuffer
 __all__ = ["BufferBench", "Call", "expect", "expect_equal", "raises"]
 
 CAPACITY = 6
-"""Of the buffers of most rules: small, so that a few rows wrap around."""
+"""Capacity of the buffers in most rules; small, so that a few rows wrap around."""
 
 MakeBuffer = Callable[[Mapping[str, Any]], IBuffer]
 
@@ -25,23 +25,22 @@ MakeBuffer = Callable[[Mapping[str, Any]], IBuffer]
 class BufferBench(RuleBench[MakeBuffer]):
     """The bench of a buffer.
 
-    ``make`` returns a fresh one with the settings that it is given, over those that the buffer
-    is tested with.
+    ``make(cfg)`` returns a new buffer; ``cfg`` overrides the settings that the tester chose.
     """
 
     def buffer(self, *numbers: int, **cfg: Any) -> Any:
-        """Return a fresh buffer of ``CAPACITY`` rows and seed 0, holding rows of these numbers.
+        """Return a new buffer of capacity ``CAPACITY`` and seed 0, with rows of these numbers.
 
-        What it is typed as has the members beyond ``IBuffer`` that the capabilities promise.
+        It is typed as Any, because its capabilities add members that ``IBuffer`` does not have.
         """
         buffer = self.keep(self._make({"replay_buffer_size": CAPACITY, "seed": 0, **cfg}))
-        # In pieces, so that more rows than the capacity leave the seam somewhere inside.
+        # In several pushes, so that the oldest row of a full buffer is not always at position 0.
         for start in range(0, len(numbers), 4):
             self.push(buffer, *numbers[start : start + 4])
         return buffer
 
     def keep(self, made: Any) -> Any:
-        """Return a buffer, which is closed at the end, in time."""
+        """Return a buffer, and close it at the end; the close must return in time."""
         self.exits.callback(lambda: Call(made.close, "close()").value(self.patience_s))
         return made
 
@@ -50,7 +49,7 @@ class BufferBench(RuleBench[MakeBuffer]):
         return [make_episode(n) if self.has("episodes") else make_row(n) for n in numbers]
 
     def batch(self, *numbers: int) -> Any:
-        """Return fresh rows of these numbers, as columns where rows are no episodes."""
+        """Return new rows of these numbers, as columns unless rows are episodes."""
         rows = self.rows(*numbers)
         return rows if self.has("episodes") else SampleBatch.from_rows(rows)
 
@@ -60,13 +59,13 @@ class BufferBench(RuleBench[MakeBuffer]):
             buffer.push(self.batch(*numbers), 0)
 
     def sample(self, buffer: Any, size: int, iteration: int = 0, **options: Any) -> Any:
-        """Return a batch of ``size`` rows; of sequences, ``size`` of one step each."""
+        """Return a batch of ``size`` rows; for sequences, ``size`` sequences of one step."""
         if self.has("sequences"):
             return flat(buffer.sample(size, 1, iteration, **options))
         return buffer.sample(size, iteration, **options)
 
     def draw(self, buffer: Any, size: int, **options: Any) -> list[int]:
-        """Return the numbers of a batch that must come, whole and of the right size."""
+        """Sample ``size`` rows; return their numbers. Raises RuleBroken if there is no batch."""
         numbers = numbers_of(self.sample(buffer, size, **options))
         expect_equal(len(numbers), size, f"rows of a batch of {size}")
         return numbers
@@ -86,7 +85,7 @@ class BufferBench(RuleBench[MakeBuffer]):
         return numbers_of(SampleBatch(data) if isinstance(data, Mapping) else data)
 
     def held(self, buffer: Any, pushed: Sequence[int], what: str = "") -> list[int]:
-        """Return which rows of those pushed must be there, oldest first."""
+        """Return the numbers of the pushed rows that must be in the buffer, oldest first."""
         if self.has("fifo"):
             return list(pushed)[-buffer.replay_buffer_size :]
         found = self.contents(buffer)
@@ -95,7 +94,7 @@ class BufferBench(RuleBench[MakeBuffer]):
         return found
 
     def expect_contents(self, buffer: Any, pushed: Sequence[int], what: str) -> None:
-        """Expect what is left of these rows, oldest first, in state, count and draws."""
+        """Expect the state, the count and a sample to match the rows that must be left."""
         expected = self.held(buffer, pushed, what)
         expect_equal(self.contents(buffer), expected, f"rows {what}, oldest first")
         expect_equal(buffer.count(), len(expected), f"count() {what}")
@@ -104,9 +103,9 @@ class BufferBench(RuleBench[MakeBuffer]):
             expect(not strange, f"rows {sorted(strange)} were drawn {what}")
 
     def together(self, *jobs: Callable[[], Any]) -> list[Any]:
-        """Run calls at the same time, each in a thread; return what they returned.
+        """Run calls at the same time, each in a thread; return their results.
 
-        Raises what one of them raised, and RuleBroken where one does not end.
+        Raises the error of a call, or RuleBroken if a call does not end.
         """
         start = threading.Barrier(len(jobs))
 
@@ -119,13 +118,13 @@ class BufferBench(RuleBench[MakeBuffer]):
 
 
 WIDTH = 64
-"""Of the arrays in a row: as small arrays as these are kept compressed, where any are."""
+"""Size of the arrays in a row; large enough that storages with compression compress them."""
 EPISODE_LENGTHS = 4
-"""An episode's length is 1 to this, by its number."""
+"""The largest length of an episode; the length depends on the episode's number."""
 
 
 def make_row(number: int, done: bool = False) -> dict[str, Any]:
-    """Return the transition of a number, >= 0: arrays, scalars and a nested dict."""
+    """Return the transition with a number >= 0; it has arrays, scalars and nested dicts."""
     return {
         "id": number,
         "obs": _observation(number),
@@ -136,7 +135,7 @@ def make_row(number: int, done: bool = False) -> dict[str, Any]:
 
 
 def make_episode(number: int) -> SampleBatch:
-    """Return the episode of a number: that many equal transitions, by its number."""
+    """Return the episode with a number: ``episode_length(number)`` equal transitions."""
     return SampleBatch.from_rows([make_row(number)] * episode_length(number))
 
 
@@ -149,7 +148,7 @@ def number_of(row: Any) -> int:
     """Return the number of a transition or episode.
 
     Raises:
-        RuleBroken: its parts tell different ones.
+        RuleBroken: the row is not as it was pushed.
     """
     if isinstance(row, dict) and getattr(row.get("id"), "ndim", 0) == 1:
         row = SampleBatch(row)  # an episode as a state holds it
@@ -185,7 +184,7 @@ def numbers_of(rows: Iterable[Any] | None) -> list[int]:
 
 
 def flat(sequences: Any) -> Any:
-    """Return the steps of sequences, one sequence after the other; None and ``[]`` as they are."""
+    """Return the steps of all sequences as one list or batch; None and ``[]`` are unchanged."""
     if isinstance(sequences, SampleBatch):
         steps = sequences.columns["id"].size
         columns = sequences.map(lambda column: column.reshape(-1, *column.shape[2:])).columns
@@ -201,7 +200,7 @@ def update_of(rows: Sequence[Any], priorities: Iterable[float]) -> dict[str, lis
 
 
 def spoil(rows: Iterable[Any]) -> None:
-    """Overwrite everything that can be written to in rows of the caller."""
+    """Overwrite the values in rows, to check that nothing shares memory with them."""
     if isinstance(rows, SampleBatch):
         _spoil_columns(rows.columns)
         return

@@ -1,4 +1,4 @@
-"""A replay buffer beside a plain model, through any sequence of calls."""
+"""Compares a replay buffer with a simple model in random sequences of calls."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from dingsdk.testing.rule import PATIENCE_S, check_capabilities
 from dingsdk.worker.replay_buffer import IBuffer
 
 TRAJECTORY = 5
-"""Rows of a trajectory, by their numbers: the last one of each is its end."""
+"""Number of rows in each trajectory; the last row ends it."""
 
 
 class BufferModel:
-    """A deque of the numbers of the rows that must be in a buffer, and dicts of what is known.
+    """A model of a buffer: the numbers of its rows, and their priorities and uses.
 
     Args:
-        capacity: Of the buffer.
-        max_use: Samples after which a row leaves.
-        max_staleness: Iterations after which a row leaves.
+        capacity: Capacity of the buffer.
+        max_use: Number of samples after which a row leaves.
+        max_staleness: Number of iterations after which a row leaves.
 
     Attributes:
-        pushed: Rows pushed since the model was made or cleared.
-        window: How many of the newest rows are sampled among.
-        priority: Number -> priority, of all rows ever.
-        used: Number -> times sampled.
-        collected: Number -> iteration in which the row was collected.
+        pushed: Number of rows pushed since the model was made or cleared.
+        window: How many of the newest rows can be sampled.
+        priority: Row number -> priority, for all rows ever pushed.
+        used: Row number -> how often it was sampled.
+        collected: Row number -> iteration in which the row was collected.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class BufferModel:
         self.priority: dict[int, float] = {}
         self.used: Counter[int] = Counter()
         self.collected: dict[int, int] = {}
-        # A row that left early leaves a hole, which the ring fills when its turn comes.
+        # The position of a row that left early stays empty until the ring overwrites it.
         self._ring: deque[int] = deque(maxlen=capacity)
         self._stale: set[int] = set()
         self._began: dict[int, int] = {}  # number -> the first row of its trajectory
@@ -73,17 +73,17 @@ class BufferModel:
         self._next = 0
 
     def fresh(self, n: int) -> list[int]:
-        """Return the next numbers."""
+        """Return the next ``n`` row numbers."""
         self._next += n
         return list(range(self._next - n, self._next))
 
     def is_here(self, number: int) -> bool:
-        """Whether a row of the ring has not left early."""
+        """Whether a row of the ring is still there: neither used up nor stale."""
         return self.used[number] < self.max_use and number not in self._stale
 
     @property
     def rows(self) -> list[int]:
-        """The rows that are there, oldest first."""
+        """The rows in the buffer, oldest first."""
         return list(filter(self.is_here, self._ring))
 
     @property
@@ -97,7 +97,13 @@ class BufferModel:
         gone: Collection[int] | None = None,
         priorities: Sequence[float | None] = (),
     ) -> list[int]:
-        """Add rows; return those that leave for it, oldest first (known: any may)."""
+        """Add rows; return the rows that leave, oldest first.
+
+        Args:
+            numbers: Numbers of the new rows.
+            gone: The rows that left the buffer, if any may leave; None if the oldest leave.
+            priorities: Priorities of the new rows; None or missing for the default.
+        """
         everything = [*self.rows, *numbers]
         if gone is None:
             self._ring.extend(numbers)
@@ -106,7 +112,7 @@ class BufferModel:
         self.pushed += len(numbers)
         given = dict(zip(numbers, priorities, strict=False))
         for at, number in enumerate(numbers):
-            # A push of more rows than the capacity comes in pieces.
+            # The buffer splits a push of more rows than the capacity.
             if at % self.capacity == 0:
                 largest = self._largest
             known = given.get(number)
@@ -117,19 +123,19 @@ class BufferModel:
         return [number for number in everything if number not in self._ring]
 
     def age(self, iteration: int) -> None:
-        """Drop the rows that are too old in an iteration of the learner."""
+        """Drop the rows that are stale in an iteration of the learner."""
         for number in self.rows:
             if iteration - self.collected.get(number, iteration) >= self.max_staleness:
                 self._stale.add(number)
 
     def load(self) -> None:
-        """Become the model of a new buffer that loaded a save of this one."""
+        """Change to the model of a new buffer that loaded a save of this one."""
         self.pushed = len(self.rows)
 
     def reopen(self) -> None:
-        """Become the model of a buffer that found the rows of this one on disk.
+        """Change to the model of a buffer that reopened the rows of this one from disk.
 
-        Their priorities begin anew, and where it does not matter for leaving, their uses.
+        Priorities start again from 1. Use counts start again from 0, unless there is a ``max_use``.
         """
         self._largest = 1.0
         if self.max_use == math.inf:
@@ -146,7 +152,7 @@ class BufferModel:
         return gone
 
     def update(self, priorities: Iterable[tuple[int, float]]) -> None:
-        """Set the priorities of those rows that are there."""
+        """Set the priorities of rows; ignores rows that are not in the buffer."""
         for number, priority in priorities:
             if number in self.rows:
                 self.priority[number] = priority
@@ -159,7 +165,7 @@ class BufferModel:
         return {number: (value / least) ** -beta for number, value in mass.items()}
 
     def sequences(self, length: int, stride: int, burn_in: int, pad: bool) -> list[list[int]]:
-        """Return the rows of every sequence that may be drawn, without those that are padding."""
+        """Return the rows of every sequence that may be drawn, without padding."""
         starts = [row for row in self._ring if (row - self._began[row]) % stride == 0]
         before, after = (-burn_in, length) if pad else (0, burn_in + length)
         found = []
@@ -183,9 +189,9 @@ def _only(capability: str) -> Callable[[_Step], _Step]:
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """A Hypothesis state machine that pushes, samples, updates, keeps and clears.
+    """A Hypothesis state machine that pushes, samples, updates, saves, loads and clears.
 
-    After every call the buffer must hold what the model holds. A subclass makes the buffer;
+    After every call the buffer must have the same rows as the model. A subclass makes the buffer;
     its ``TestCase`` is the test.
 
     Example:
@@ -202,13 +208,13 @@ class BufferMachine(RuleBasedStateMachine):
     capabilities: ClassVar[Collection[str]] = frozenset()
 
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
-        """Return a fresh buffer with these settings."""
+        """Return a new buffer with these settings."""
         raise NotImplementedError(f"{type(self).__name__}.make_buffer(cfg) is missing")
 
     def reopen_buffer(self, buffer: IBuffer) -> IBuffer:
-        """Return a buffer that goes on with the rows that a closed one left on disk.
+        """Return a buffer that continues with the rows of a closed buffer on disk.
 
-        Of ``durable`` buffers; where it is not overridden, none is reopened.
+        For ``durable`` buffers. If it is not overridden, no buffer is reopened.
         """
         raise NotImplementedError(f"{type(self).__name__}.reopen_buffer(buffer) is missing")
 
@@ -279,7 +285,7 @@ class BufferMachine(RuleBasedStateMachine):
                 pass
 
     def rows(self, numbers: list[int]) -> list[Any]:
-        """Return rows, of which some share arrays, as those of a trajectory may."""
+        """Return new rows; neighbouring rows share arrays, as rows of a trajectory may do."""
         rows = self.bench.rows(*numbers)
         if self.bench.has("episodes"):
             return rows
@@ -368,8 +374,8 @@ class BufferMachine(RuleBasedStateMachine):
         self, size: int, population_of: Callable[[], list[int]], **options: Any
     ) -> None:
         if self.bench.has("windows"):
-            return  # a sample is of sequences there
-        # The limiter is asked before rows are dropped that are too old, and again after it.
+            return  # such a buffer samples sequences
+        # The buffer asks the limiter before and after it drops stale rows.
         if size > 0 and len(self.model.rows) >= self.min_size:
             self.model.age(self.iteration)
         population, weights = population_of(), {}
@@ -476,7 +482,7 @@ class BufferMachine(RuleBasedStateMachine):
             "priority": [priority for _, priority in changes],
         }
 
-    # Not too soon, or most of what is tried would be tried on an empty buffer.
+    # Only after some pushes; otherwise most calls would be made on an empty buffer.
     @precondition(lambda self: self.model.pushed > self.model.capacity // 2)
     @rule()
     def clear(self) -> None:
@@ -485,7 +491,7 @@ class BufferMachine(RuleBasedStateMachine):
         expected = self.model.clear()
         if self.bench.has("parts"):
             expect_equal(self.gone, expected, "rows that left")
-        # Some kinds count on where others begin anew.
+        # ``clear`` resets ``push_count`` of some kinds of buffers only.
         self.pushed_before = self.buffer.push_count
 
     @rule()
@@ -496,11 +502,11 @@ class BufferMachine(RuleBasedStateMachine):
         self.replace(old, "a state")
 
     def replace(self, old: Any, what: str) -> None:
-        """Close a buffer from which another one goes on, as far as can be told."""
+        """Check that ``self.buffer`` samples as ``old`` does, and close ``old``."""
         size = min(len(self.model.rows) // 2, len(self.model.population))
         theirs = self.draw(old, size)
         self.gone.clear()
-        # The model hears of one of the two samples, the other one is thrown away with its buffer.
+        # The model records none of these samples; both buffers that sampled are closed.
         again = self.new_buffer(seed=self.seed + 11)
         again.load_state_dict(self.buffer.state_dict())
         expect_equal(self.draw(again, size), theirs, f"rows drawn after {what} was loaded")
@@ -544,7 +550,7 @@ class BufferMachine(RuleBasedStateMachine):
         expect_equal(self.buffer.push_count, self.pushed_before + self.model.pushed, "push_count")
         found = list(filter(self.model.is_here, self.bench.contents(self.buffer)))
         expect_equal(found, rows, "rows, oldest first")
-        if not self.bench.has("priorities"):  # there a sample would use rows up
+        if not self.bench.has("priorities"):  # with priorities a sample would use rows up
             self.check_sample(len(self.model.population), lambda: self.model.population)
         if self.bench.has("parts"):
             stats = self.buffer.stats()

@@ -1,4 +1,4 @@
-"""The rules of the serial collectors, and the envs, the policy and the bench of such rules."""
+"""The rules of the serial collectors, and the envs, the policy and the bench that check them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ COLLECTOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "random": "`collect(random_collect=True)` takes random actions.",
     "players": "It plays a list of policies, and returns data and infos by player.",
 }
-"""What a collector declares: one of the first two, and what else it does."""
+"""The capabilities of a collector: one of the first two, and optional ones."""
 
 _LENGTHS = ((3, 5), (4, 2))
 
 
 class ScriptEnv(gym.Env[Any, Any]):
-    """Observes (env, episode, time); a step's reward is 1 more than that of the step before.
+    """An env that observes (env, episode, time); the reward of the n-th step is n.
 
     Args:
         env_id: First component of the observation.
-        lengths: Episode lengths, in turn.
+        lengths: Lengths of the episodes, repeated in this order.
         fails: (episode, time) at which ``step`` raises.
-        log: Shared by an env and those that replace it.
+        log: Counts of episodes and steps; an env that replaces a failed one shares it.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -83,7 +83,7 @@ class ScriptGame(ScriptEnv):
 
 
 class RuleMode(NamedTuple):
-    """A collect mode, which serves as an eval mode as well: the documented fields, no more."""
+    """A collect mode with only the documented fields; also used as an eval mode."""
 
     forward: Any
     process_transition: Any
@@ -96,12 +96,12 @@ class RuleMode(NamedTuple):
 
 
 class RulePolicy:
-    """A policy in the dict form that writes down what is asked of it.
+    """A policy in the dict form that records the calls of ``forward`` and ``reset``.
 
     Attributes:
-        asked: The envs and keyword arguments of each ``forward``.
-        resets: What each ``reset`` was called with.
-        answer: What it answers as an action.
+        asked: The env ids and keyword arguments of each ``forward``.
+        resets: The argument of each ``reset``.
+        answer: The action that it returns for each env.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -138,7 +138,7 @@ class RulePolicy:
 
 
 class SerialObserver:
-    """Writes down what observers are told, by hook."""
+    """Records the arguments of the observer hooks."""
 
     def __init__(self) -> None:
         self.episodes: list[tuple[int, float, int]] = []
@@ -168,11 +168,11 @@ class NoScalars:
         """Ignore a histogram."""
 
     def flush(self) -> None:
-        """Have nothing to write."""
+        """Do nothing."""
 
 
 class SerialBench(RuleBench[Callable[..., Any]]):
-    """The bench of collectors and evaluators: envs of a script, a policy, an observer."""
+    """The bench of collectors and evaluators: has scripted envs, a policy and an observer."""
 
     def __enter__(self) -> Self:
         self._runs = 0
@@ -188,7 +188,7 @@ class SerialBench(RuleBench[Callable[..., Any]]):
         lengths: Sequence[Sequence[int]] = _LENGTHS,
         fails: Mapping[int, Collection[tuple[int, int]]] | None = None,
     ) -> Any:
-        """Return a manager of envs with these episode lengths, in turn; not launched."""
+        """Return a manager, not launched, with one env for each list of episode lengths."""
         self.logs = [{"episode": -1, "steps": 0} for _ in lengths]
 
         def maker(env_id: int) -> Callable[[], ScriptEnv]:
@@ -216,40 +216,40 @@ class SerialBench(RuleBench[Callable[..., Any]]):
         attributes: Mapping[str, Any] | None = None,
         **cfg: Any,
     ) -> Any:
-        """Return one with envs and a policy of these attributes."""
+        """Return a collector or evaluator with such envs, and a policy with these attributes."""
         self.policy = RulePolicy(**(attributes or {}))
         return self.make(self.envs(lengths, fails), self.policy.mode, **cfg)
 
 
 class CollectorBench(SerialBench):
-    """The bench of a collector, which is asked for samples or episodes as it declares."""
+    """The bench of a collector; counts samples or episodes, as the collector declares."""
 
     @property
     def count_name(self) -> str:
-        """What ``collect`` calls its count."""
+        """The name of the count argument of ``collect``."""
         return "n_episode" if self.has("episodes") else "n_sample"
 
     def make(self, env: Any, policy: Any, **cfg: Any) -> Any:
         return super().make(env, self.given(policy), **cfg)
 
     def given(self, policy: Any) -> Any:
-        """Return what a collector is given for a policy; of several players it is the first."""
+        """Return the policy argument of a collector; ``policy`` is the first of two players."""
         if policy is None or not self.has("players"):
             return policy
         self.opponent = RulePolicy()
         return [policy, self.opponent.mode]
 
     def collect_all(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
-        """Collect so many samples or episodes."""
+        """Collect ``count`` samples or episodes."""
         return collector.collect(**{self.count_name: count}, **kwargs)
 
     def collect(self, collector: Any, count: int | None = 4, **kwargs: Any) -> Any:
-        """The same; of several players those of the first."""
+        """Collect ``count`` samples or episodes; return only those of the first player."""
         found = self.collect_all(collector, count, **kwargs)
         return found[0][0] if self.has("players") else found
 
     def rows(self, result: Any) -> list[Mapping[str, Any]]:
-        """Return what was collected as rows, one after the other."""
+        """Return all collected rows as one list."""
         parts = [result] if isinstance(result, SampleBatch) or not self.has("episodes") else result
         return [row for part in parts for row in part]
 
@@ -260,7 +260,7 @@ class CollectorBench(SerialBench):
 
 
 def expect_whole(places: Sequence[tuple[int, int, int]], what: str) -> None:
-    """Expect the steps of each episode from the first on, each once and in order."""
+    """Expect the steps of each episode to start with the first, each once and in order."""
     seen: dict[tuple[int, int], int] = {}
     for env_id, episode, time in places:
         expected = seen.get((env_id, episode), 0)
@@ -283,7 +283,7 @@ def rule_02_no_step_is_lost_or_comes_twice(bench: CollectorBench) -> None:
 
 
 def rule_03_rows_are_what_the_policy_made_of_the_steps(bench: CollectorBench) -> None:
-    """Each row holds an observation with the action, reward and end of the step from there."""
+    """Each row has an observation, and the action, reward and end of the step that followed."""
     collector = bench.ready(attributes={"n_sample": 4})
     for row in bench.rows(bench.collect(collector, 8)):
         env_id, episode, time = (int(value) for value in row["obs"])
@@ -296,7 +296,7 @@ def rule_03_rows_are_what_the_policy_made_of_the_steps(bench: CollectorBench) ->
 
 
 def rule_04_rows_name_the_policy_version(bench: CollectorBench) -> None:
-    """Each row has ``collect_iter``, the ``train_iter`` of the call that stepped."""
+    """Each row has ``collect_iter``: the ``train_iter`` of the call that made the step."""
     collector = bench.ready(attributes={"n_sample": 4})
     for train_iter in (3, 8):
         rows = bench.rows(bench.collect(collector, train_iter=train_iter))
@@ -322,7 +322,7 @@ def rule_06_policy_is_reset_where_episodes_end(bench: CollectorBench) -> None:
 
 
 def rule_07_failed_env_costs_its_episode(bench: CollectorBench) -> None:
-    """Of an episode in which the env failed nothing is returned; the policy is reset for it."""
+    """If an env fails, no row of the episode is returned, and the policy is reset for that env."""
     collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 10})
     bench.policy.resets.clear()
     places = bench.places(bench.collect(collector, 10 if bench.has("samples") else 2))
@@ -332,7 +332,7 @@ def rule_07_failed_env_costs_its_episode(bench: CollectorBench) -> None:
 
 
 def rule_08_envstep_counts_transitions(bench: CollectorBench) -> None:
-    """``envstep`` grows by the steps taken, failed ones left out; it may be set."""
+    """``envstep`` grows by the number of steps, without failed ones; it may be set."""
     collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 4})
     expect_equal(collector.envstep, 0, "envstep at first")
     bench.collect(collector, 8 if bench.has("samples") else 2)
@@ -344,7 +344,7 @@ def rule_08_envstep_counts_transitions(bench: CollectorBench) -> None:
 
 
 def rule_09_unusable_answer_moves_no_env(bench: CollectorBench) -> None:
-    """An answer without an action, or with NaN, raises PolicyOutputError before any env steps."""
+    """Policy output without an action or with NaN raises PolicyOutputError before any env steps."""
     for answer in (None, np.float32(np.nan)):
         collector = bench.ready(attributes={"n_sample": 4})
         bench.policy.answer = answer
@@ -358,7 +358,7 @@ def rule_09_unusable_answer_moves_no_env(bench: CollectorBench) -> None:
 
 
 def rule_10_policy_says_how_much(bench: CollectorBench) -> None:
-    """Without a count the policy's is taken; without that NotSetError names what is missing."""
+    """Without a count the policy's count is used; if there is none, NotSetError is raised."""
     collector = bench.ready(attributes={bench.count_name: 6, "n_sample": 6})
     expect_equal(len(bench.collect(collector, None)), 6, "what was collected")
     collector = bench.ready()
@@ -367,7 +367,7 @@ def rule_10_policy_says_how_much(bench: CollectorBench) -> None:
 
 
 def rule_11_env_and_policy_may_come_later(bench: CollectorBench) -> None:
-    """A collector made without env and policy takes them by ``reset_env``, ``reset_policy``."""
+    """``reset_env`` and ``reset_policy`` set env and policy of a collector made without them."""
     collector = bench.make(None, None)
     with raises("collect() without an env", NotSetError):
         bench.collect(collector)
@@ -382,7 +382,7 @@ def rule_11_env_and_policy_may_come_later(bench: CollectorBench) -> None:
 
 
 def rule_12_reset_begins_anew(bench: CollectorBench) -> None:
-    """``reset()`` resets envs and policy, drops unfinished trajectories and zeroes ``envstep``."""
+    """``reset()`` resets envs, policy and ``envstep``, and drops unfinished trajectories."""
     collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     old = {place[:2] for place in bench.places(bench.collect(collector, 3))}
     bench.policy.resets.clear()
@@ -395,7 +395,7 @@ def rule_12_reset_begins_anew(bench: CollectorBench) -> None:
 
 
 def rule_13_observers_are_told(bench: CollectorBench) -> None:
-    """Observers are told of each episode (env, return, length) and of each collect."""
+    """Observer hooks are called for each episode (env, return, length) and each collect."""
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     count = 8 if bench.has("samples") else 3
     bench.collect(collector, count, train_iter=5)
@@ -406,7 +406,7 @@ def rule_13_observers_are_told(bench: CollectorBench) -> None:
 
 
 def rule_14_close_closes_the_envs(bench: CollectorBench) -> None:
-    """``close()`` closes the env manager; a second one does nothing."""
+    """``close()`` closes the env manager; a second ``close()`` does nothing."""
     env = bench.envs()
     collector = bench.make(env, RulePolicy(n_sample=4).mode)
     expect(not env.closed, "the env manager was not launched")
@@ -423,7 +423,7 @@ def rule_15_config_is_checked(bench: CollectorBench) -> None:
 
 @needs("samples")
 def rule_16_surplus_comes_first_in_the_next_call(bench: CollectorBench) -> None:
-    """What the last round gave beyond ``n_sample`` is returned by the next call, before steps."""
+    """Samples beyond ``n_sample`` are returned first by the next call, before it steps envs."""
     collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     first = bench.places(bench.collect(collector, 3))
     steps = bench.steps
@@ -434,7 +434,7 @@ def rule_16_surplus_comes_first_in_the_next_call(bench: CollectorBench) -> None:
 
 @needs("samples")
 def rule_17_surplus_is_dropped_or_returned_as_asked(bench: CollectorBench) -> None:
-    """``drop_extra=True`` discards the surplus, ``drop_extra=False`` returns it with the rest."""
+    """``drop_extra=True`` discards the surplus samples, ``drop_extra=False`` returns them too."""
     collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     expect_equal(len(bench.collect(collector, 3, drop_extra=False)), 4, "rows, none dropped")
     expect_equal(len(bench.collect(collector, 3, drop_extra=True)), 3, "rows, the rest dropped")
@@ -444,7 +444,7 @@ def rule_17_surplus_is_dropped_or_returned_as_asked(bench: CollectorBench) -> No
 
 @needs("random")
 def rule_18_random_collect_leaves_the_policy_alone(bench: CollectorBench) -> None:
-    """``random_collect`` draws actions of the env's space, and does not ask the policy."""
+    """``random_collect`` draws actions from the env's space, and does not call the policy."""
     collector = bench.ready(attributes={"n_sample": 4}, seed=3)
     rows = bench.rows(bench.collect(collector, 40, random_collect=True))
     expect_equal(bench.policy.asked, [], "what the policy was asked")
@@ -453,7 +453,7 @@ def rule_18_random_collect_leaves_the_policy_alone(bench: CollectorBench) -> Non
 
 @needs("samples")
 def rule_19_on_policy_drops_what_an_older_policy_did(bench: CollectorBench) -> None:
-    """Where the policy is on-policy, rows of a call all have its ``train_iter``."""
+    """If the policy is on-policy, all rows of a call have the ``train_iter`` of that call."""
     attributes = {"n_sample": 4, "on_policy": True}
     collector = bench.ready(((9,), (9,)), attributes=attributes)
     for train_iter in range(4):
@@ -463,7 +463,7 @@ def rule_19_on_policy_drops_what_an_older_policy_did(bench: CollectorBench) -> N
 
 @needs("episodes")
 def rule_20_episodes_are_whole(bench: CollectorBench) -> None:
-    """Each episode begins with its first step and ends with ``done``, which no other row has."""
+    """Each episode starts with its first step; only its last row has ``done``."""
     collector = bench.ready()
     for episode in bench.collect(collector, 5):
         rows = list(episode)
@@ -474,7 +474,7 @@ def rule_20_episodes_are_whole(bench: CollectorBench) -> None:
 
 @needs("episodes")
 def rule_21_no_episode_is_begun_in_vain(bench: CollectorBench) -> None:
-    """As many episodes are begun as are asked for: no env takes a step beyond them."""
+    """No more episodes are started than were asked for; no env is stepped after its last one."""
     collector = bench.ready(((2,), (7,)))
     bench.collect(collector, 2)
     expect_equal(bench.steps, 9, "steps of two episodes")
@@ -484,9 +484,9 @@ def rule_21_no_episode_is_begun_in_vain(bench: CollectorBench) -> None:
 
 @needs("players")
 def rule_22_each_player_gets_its_own(bench: CollectorBench) -> None:
-    """Data and infos are lists by player: its rewards, its policy's actions, its returns.
+    """Data and infos are lists by player, with the rewards, actions and returns of the player.
 
-    All players' policies are asked in each step, and reset where episodes end.
+    The policies of all players are called in each step, and reset when an episode ends.
     """
     collector = bench.ready(((2,), (4,)), attributes={"n_sample": 4})
     bench.policy.answer = np.int64(0)
@@ -506,9 +506,9 @@ def rule_22_each_player_gets_its_own(bench: CollectorBench) -> None:
 
 COLLECTOR_BOOK: Final = RuleBook(collect(__name__), COLLECTOR_CAPABILITIES, CollectorBench)
 COLLECTOR_RULES: Final = COLLECTOR_BOOK.rules
-"""Every rule of the collectors, by number."""
+"""All rules of the collectors, ordered by number."""
 check_collector = COLLECTOR_BOOK.check
-"""Hold a serial collector to every rule, as ``RuleBook.check``.
+"""Check a serial collector against every rule, as ``RuleBook.check``.
 
-``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
+``make(cfg, env, policy, tb_logger, exp_name)`` returns a new collector, e.g. the class.
 """

@@ -19,7 +19,7 @@ from dingsdk.plugins import KINDS, default_manager
 def complete_plugin(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Propose installed distributions, kinds, and after ``kind:`` its types."""
+    """Propose installed distributions and kinds, and after ``kind:`` the types of that kind."""
     manager = default_manager()
     kind, has_kind, _ = incomplete.partition(":")
     if has_kind:
@@ -31,7 +31,7 @@ def complete_plugin(
 
 
 def _quietly(check: Callable[[], Any]) -> Any:
-    """Call ``check`` without the warnings of dingsdk: rules make parts fail on purpose."""
+    """Call ``check`` without showing warnings of dingsdk: rules make parts fail on purpose."""
     logger, silent = logging.getLogger("dingsdk"), logging.NullHandler()
     logger.addHandler(silent)
     try:
@@ -60,10 +60,10 @@ def _quietly(check: Callable[[], Any]) -> Any:
 def check(
     plugin: str, badge: Path | None, sets: tuple[str, ...], env: str | None, as_json: bool
 ) -> None:
-    """Import PLUGIN, compare its interface, build its parts and hold them to their rules.
+    """Import PLUGIN, check its interface, build its parts and check them against their rules.
 
-    PLUGIN is a type as KIND:TYPE, such as policies:mine, or an installed distribution, of which
-    each part is checked. Exits with 1 where something is wrong.
+    PLUGIN is KIND:TYPE, such as policies:mine, or the name of an installed distribution, whose
+    parts are all checked. Exits with 1 if a check fails.
     """
     from dingsdk.config import apply_set
     from dingsdk.testing.plugin_check import check_plugin

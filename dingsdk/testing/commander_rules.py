@@ -1,4 +1,4 @@
-"""The rules of the commanders of parallel mode, and the bench that they are checked on."""
+"""The rules of the commanders of parallel mode, and the bench that checks them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMANDER_CAPABILITIES: Final[Mapping[str, str]] = {
     "waits": "It hands out no collector task before a learner task.",
     "plays": "Its collector tasks are games of several players, of which the first is trained.",
 }
-"""What a commander may declare beyond the contract, and what follows."""
+"""The optional capabilities of a commander, and what each promises."""
 
 MakeCommander = Callable[[Mapping[str, Any]], BaseParallelCommander]
 
@@ -33,7 +33,7 @@ _STOP_VALUE = 100.0
 
 
 class CommanderBench(RuleBench[MakeCommander]):
-    """The bench of a commander: fresh ones, over a small config with places for three tasks."""
+    """The bench of a commander: makes commanders for a small config with space for three tasks."""
 
     def config(self, **commander: Any) -> Any:
         """Return the compiled config of a short DQN run on CartPole."""
@@ -62,7 +62,7 @@ class CommanderBench(RuleBench[MakeCommander]):
         return self._make(self.config() if cfg is None else cfg)
 
     def started(self) -> tuple[BaseParallelCommander, Task]:
-        """Return a commander whose learner task is out, and that task."""
+        """Return a commander that has handed out its learner task, and that task."""
         commander = self.commander()
         task = commander.get_learner_task()
         expect(task is not None, "the first get_learner_task() returned None")
@@ -70,7 +70,7 @@ class CommanderBench(RuleBench[MakeCommander]):
         return commander, task
 
     def drain(self, commander: BaseParallelCommander) -> list[Task]:
-        """Take collector tasks until there are no more; a few beyond the places at most."""
+        """Take collector tasks until there are no more, or a few more than the space allows."""
         tasks: list[Task] = []
         while len(tasks) < _SPACES + 3 and (task := commander.get_collector_task()) is not None:
             tasks.append(task)
@@ -82,7 +82,7 @@ class CommanderBench(RuleBench[MakeCommander]):
 
 
 def result_of(task: Task, mean: float = 1.0, train_iter: int = 20) -> dict[str, Any]:
-    """Return what a collector reports at the end of a task."""
+    """Return the result that a collector reports at the end of a task."""
     return {
         "task_id": task["task_id"],
         "eval_flag": is_evaluation(task),
@@ -101,7 +101,7 @@ def is_evaluation(task: Task) -> bool:
 
 
 def rule_01_tasks_hold_what_workers_read(bench: CommanderBench) -> None:
-    """Tasks are plain data, which JSON can carry, with the keys that the workers read."""
+    """Tasks are plain data that JSON can encode, and have the keys that the workers read."""
     commander, learner = bench.started()
     keys = {"task_id", "policy_id", "buffer_id", "learner_cfg", "replay_buffer_cfg", "policy"}
     expect(not keys - set(learner), f"the learner task lacks {sorted(keys - set(learner))}")
@@ -115,14 +115,14 @@ def rule_01_tasks_hold_what_workers_read(bench: CommanderBench) -> None:
 
 
 def rule_02_no_more_tasks_than_places(bench: CommanderBench) -> None:
-    """With all places of a kind taken there is no task of that kind."""
+    """If as many tasks of a kind are running as its task space allows, there are no more."""
     commander, _ = bench.started()
     expect_equal(len(bench.drain(commander)), _SPACES, "collector tasks at a time")
     expect(commander.get_learner_task() is None, "a second learner task, with one place")
 
 
 def rule_03_ids_are_used_once(bench: CommanderBench) -> None:
-    """No two tasks have the same id, neither at a time nor one after the other."""
+    """No two tasks have the same id, even if one has finished before the other starts."""
     commander, learner = bench.started()
     seen = [learner["task_id"]]
     for _ in range(3):
@@ -135,7 +135,7 @@ def rule_03_ids_are_used_once(bench: CommanderBench) -> None:
 
 
 def rule_04_a_finished_task_frees_its_place_once(bench: CommanderBench) -> None:
-    """A place is free after the finish; a repeated finish frees no other."""
+    """A finished task makes room for one new task; a repeated finish does not."""
     commander, _ = bench.started()
     tasks = bench.drain(commander)
     for _ in range(3):
@@ -144,7 +144,7 @@ def rule_04_a_finished_task_frees_its_place_once(bench: CommanderBench) -> None:
 
 
 def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
-    """A task that failed frees its place, a collector's and a learner's; repeats free no other."""
+    """A failed collector or learner task makes room for one new task; repeated reports do not."""
     commander, learner = bench.started()
     tasks = bench.drain(commander)
     for _ in range(2):
@@ -158,7 +158,7 @@ def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
 
 
 def rule_06_places_can_be_added_and_taken(bench: CommanderBench) -> None:
-    """``increase_collector_task_space`` allows one task more, ``decrease_...`` one less."""
+    """``increase_collector_task_space`` allows one more task, ``decrease_...`` one less."""
     commander, _ = bench.started()
     bench.drain(commander)
     commander.increase_collector_task_space()
@@ -183,7 +183,7 @@ def rule_07_the_config_is_only_read(bench: CommanderBench) -> None:
 
 
 def rule_08_reports_about_unknown_tasks_change_nothing(bench: CommanderBench) -> None:
-    """Progress, results and failures of tasks that are not out are ignored."""
+    """Progress, results and failures of tasks that are not running are ignored."""
     commander, learner = bench.started()
     tasks = bench.drain(commander)
     stranger = {**tasks[0], "task_id": "nobody's"}
@@ -197,7 +197,7 @@ def rule_08_reports_about_unknown_tasks_change_nothing(bench: CommanderBench) ->
 
 
 def rule_09_finishing_a_learner_names_its_buffer(bench: CommanderBench) -> None:
-    """``finish_learner_task`` returns the id of the buffer to close, and frees the place."""
+    """``finish_learner_task`` returns the id of the buffer to close; a new task may follow."""
     commander, learner = bench.started()
     finished = {"task_id": learner["task_id"], "buffer_id": learner["buffer_id"]}
     found = commander.finish_learner_task(learner["task_id"], finished)
@@ -206,7 +206,7 @@ def rule_09_finishing_a_learner_names_its_buffer(bench: CommanderBench) -> None:
 
 
 def rule_10_workers_say_when_they_are_done(bench: CommanderBench) -> None:
-    """A task is judged finished when its worker says so, and not before."""
+    """A task counts as finished only when its worker reports that it is done."""
     commander, learner = bench.started()
     (task, *_) = bench.drain(commander)
     for done in (True, False):
@@ -228,7 +228,7 @@ def rule_11_collectors_get_seeds_of_their_own(bench: CommanderBench) -> None:
 
 @needs("waits")
 def rule_12_collectors_wait_for_a_learner(bench: CommanderBench) -> None:
-    """There is no collector task before a learner task is out, nor after it ended."""
+    """There are collector tasks only while a learner task is running."""
     commander = bench.commander()
     expect(commander.get_collector_task() is None, "a collector task without a learner")
     learner = commander.get_learner_task()
@@ -240,7 +240,7 @@ def rule_12_collectors_wait_for_a_learner(bench: CommanderBench) -> None:
 
 @needs("evaluates")
 def rule_13_one_evaluation_at_a_time(bench: CommanderBench) -> None:
-    """The first collector task is an evaluation; one that failed is handed out again."""
+    """The first collector task is an evaluation; an evaluation that failed is handed out again."""
     commander, _ = bench.started()
     first, *others = bench.drain(commander)
     expect(is_evaluation(first), "the first collector task is no evaluation")
@@ -252,9 +252,10 @@ def rule_13_one_evaluation_at_a_time(bench: CommanderBench) -> None:
 
 @needs("evaluates")
 def rule_14_the_stop_value_ends_the_run(bench: CommanderBench) -> None:
-    """A trained policy that reaches ``env.stop_value`` ends the run, and no task follows.
+    """A trained policy that reaches ``env.stop_value`` ends the run; then there are no more tasks.
 
-    One that falls short does not, nor does an untrained one, nor the return of a collector.
+    A lower return, the return of an untrained policy and the return of a task that is not an
+    evaluation do not end the run.
     """
     commander, _ = bench.started()
     evaluation, collecting, *_ = bench.drain(commander)
@@ -274,7 +275,7 @@ def rule_14_the_stop_value_ends_the_run(bench: CommanderBench) -> None:
 
 
 class RuleStore(PolicyStore):
-    """Policies in a dict."""
+    """A policy store that keeps policies in a dict."""
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -295,7 +296,7 @@ class RuleStore(PolicyStore):
 
 
 def _play(bench: CommanderBench) -> tuple[RuleStore, Task, list[Task]]:
-    """Train for two phases of a league; return the store, the learner task and all others."""
+    """Train for two phases of a league; return the store, the learner task and other tasks."""
     cfg = bench.config()
     cfg.policy.other.league.update(one_phase_step=20, self_play=0.25)
     commander, store = bench.commander(cfg), RuleStore()
@@ -318,10 +319,10 @@ def _play(bench: CommanderBench) -> tuple[RuleStore, Task, list[Task]]:
 
 @needs("plays")
 def rule_15_tasks_name_a_policy_for_each_player(bench: CommanderBench) -> None:
-    """``policy``, ``policy_update_path`` and ``policy_update_flag`` are lists of one a player.
+    """``policy``, ``policy_update_path`` and ``policy_update_flag`` have one entry per player.
 
-    The first is the trained one, in games and in evaluations; these have one player, and the
-    env's section an ``eval_opponent``.
+    The first entry is the trained policy. An evaluation has one player, and ``eval_opponent`` in
+    its section ``env``; other tasks have several players.
     """
     _, learner, tasks = _play(bench)
     for task in tasks:
@@ -338,9 +339,9 @@ def rule_15_tasks_name_a_policy_for_each_player(bench: CommanderBench) -> None:
 
 @needs("plays")
 def rule_16_past_players_stay_as_they_were(bench: CommanderBench) -> None:
-    """The policy of a player that does not train is in the store, and no version follows it.
+    """The policy of a past player is in the store, and never gets a newer version.
 
-    There are games against such players, and games of the trained one against itself.
+    There are games against past players, and games of the trained player against itself.
     """
     store, learner, tasks = _play(bench)
     past: set[str] = set()
@@ -360,9 +361,9 @@ def rule_16_past_players_stay_as_they_were(bench: CommanderBench) -> None:
 
 COMMANDER_BOOK: Final = RuleBook(collect(__name__), COMMANDER_CAPABILITIES, CommanderBench)
 COMMANDER_RULES: Final = COMMANDER_BOOK.rules
-"""Every rule of the commanders, by number."""
+"""All rules of the commanders, ordered by number."""
 check_commander = COMMANDER_BOOK.check
-"""Hold a commander to every rule, as ``RuleBook.check``.
+"""Check a commander against every rule, as ``RuleBook.check``.
 
-``make(cfg)`` returns a fresh one for a compiled main config, e.g. the class.
+``make(cfg)`` returns a new commander for a compiled main config, e.g. the class.
 """

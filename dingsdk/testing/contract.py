@@ -1,6 +1,6 @@
-"""The rules as pytest tests, one each.
+"""The rules as pytest tests, one test for each rule.
 
-The how-to guides of plugins have a test file with the class of each kind.
+The how-to guide for each kind of plugin shows a test file with its contract class.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dingsdk.worker.replay_buffer import IBuffer
 
 
 class Contract:
-    """What the contract classes share: a test that runs once for each rule.
+    """Base class of the contract classes: has a test that runs once for each rule.
 
     Attributes:
         book: The rules.
-        maker: The attribute that makes the part.
-        capabilities: What the part declares. Rules that need something else are no tests.
-        patience_s: How long something that must happen may take.
+        maker: The name of the attribute that makes the part.
+        capabilities: The capabilities of the part. Rules that need another one are not run.
+        patience_s: How many seconds to wait for something that must happen.
     """
 
     book: ClassVar[RuleBook[Any]]
@@ -62,7 +62,7 @@ class Contract:
         )
 
     def _part(self) -> Any:
-        """Return how the rules make the part."""
+        """Return the function with which the rules make the part."""
         return getattr(self, self.maker)
 
     def _missing(self, maker: str) -> NotImplementedError:
@@ -82,7 +82,7 @@ class TransportContract(Contract):
     maker = "make_transport"
 
     def make_transport(self, run_dir: Path) -> Transport:
-        """Return a fresh transport for a run folder. Rules may call it more than once."""
+        """Return a new transport for a run folder. Rules may call it more than once."""
         raise self._missing("make_transport(run_dir)")
 
 
@@ -107,27 +107,27 @@ class StorageContract(Contract):
         """Return a fresh part. Rules may call it more than once.
 
         Args:
-            capacity: Rows of the buffer that it is to be for.
-            seed: Of what it draws.
-            folder: For what it keeps on disk; a durable storage opens the rows that it finds.
+            capacity: Maximum number of rows of the buffer.
+            seed: Seed of its random numbers.
+            folder: Folder for its files; a durable storage opens the rows that are in it.
         """
         raise self._missing("make_part(...)")
 
 
 class SamplerContract(StorageContract):
-    """The same for samplers; see ``PART_RULES["sampler"].known_capabilities``."""
+    """Contract tests of a sampler; see ``PART_RULES["sampler"].known_capabilities``."""
 
     book = PART_RULES["sampler"]
 
 
 class RemoverContract(StorageContract):
-    """The same for removers; see ``PART_RULES["remover"].known_capabilities``."""
+    """Contract tests of a remover; see ``PART_RULES["remover"].known_capabilities``."""
 
     book = PART_RULES["remover"]
 
 
 class LimiterContract(StorageContract):
-    """The same for limiters; see ``PART_RULES["limiter"].known_capabilities``."""
+    """Contract tests of a limiter; see ``PART_RULES["limiter"].known_capabilities``."""
 
     book = PART_RULES["limiter"]
 
@@ -185,7 +185,7 @@ class CollectorContract(Contract):
     def make_collector(
         self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
     ) -> ISerialCollector:
-        """Return a fresh collector. Rules may call it more than once, and without an env."""
+        """Return a new collector. Rules may call it more than once; ``env`` may be None."""
         raise self._missing("make_collector(...)")
 
 
@@ -198,7 +198,7 @@ class EvaluatorContract(Contract):
     def make_evaluator(
         self, cfg: Mapping[str, Any], env: Any, policy: Any, tb_logger: Any, exp_name: str
     ) -> ISerialEvaluator:
-        """Return a fresh evaluator. Rules may call it more than once, and without an env."""
+        """Return a new evaluator. Rules may call it more than once; ``env`` may be None."""
         raise self._missing("make_evaluator(...)")
 
 
@@ -211,17 +211,17 @@ class LearnerHookContract(Contract):
     def make_hook(
         self, name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]
     ) -> LearnerHook:
-        """Return a fresh hook; add what it needs to ``ext_args``."""
+        """Return a new hook. Add the arguments that it requires to ``ext_args``."""
         raise self._missing("make_hook(...)")
 
 
 class EnvWrapperContract(Contract):
-    """Base class of the contract tests of a wrapper of envs.
+    """Base class of the contract tests of an env wrapper.
 
     See ``EXTENSION_RULES["wrapper"].known_capabilities``.
 
     Attributes:
-        env_id: gymnasium id of an env that the wrapper fits.
+        env_id: gymnasium id of an env that the wrapper can wrap.
     """
 
     book = EXTENSION_RULES["wrapper"]

@@ -1,4 +1,4 @@
-"""The rules of the env managers, the env that they are checked with, and their bench."""
+"""The rules of the env managers, and the env and the bench that check them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ ENV_CAPABILITIES: Final[Mapping[str, str]] = {
     "players": "Its envs may have several players.",
     "saves": "`get_state` tells where the envs are, and `set_state` brings others there.",
 }
-"""What an env manager may declare beyond the contract, and what follows."""
+"""The optional capabilities of an env manager, and what each promises."""
 
 LEFT, RIGHT, RAISE, NAN, SHAPE, NAN_REWARD, HANG = range(7)
 _SEED = 7
 _PATIENCE = 20
-"""Steps of a manager in which every env must have made one."""
+"""Every env must have made a step after so many steps of the manager."""
 
 
 class RuleEnv(gym.Env[Any, Any]):
-    """Observes [a number drawn at reset, step]; it tells how long the episode is, how it ends.
+    """An env whose observation is [a number drawn at reset, step].
 
-    Actions from RAISE on fail in one way each; HANG waits until somebody opens the fifo ``gate``
-    in ``folder`` for writing.
+    The drawn number determines the length of the episode and how it ends. Each of the actions RAISE
+    to HANG causes one kind of failure; HANG waits until the fifo ``gate`` in ``folder`` is opened
+    for writing.
 
     Args:
-        folder: While the env is open, a file of its own lies there.
+        folder: Contains a file for this env while the env is open.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -89,7 +90,10 @@ class RuleEnv(gym.Env[Any, Any]):
 
 
 class RuleGame(RuleEnv):
-    """``RuleEnv`` for two players. Player 0 acts; player 1 observes and gets the negative of it."""
+    """``RuleEnv`` for two players; only player 0 acts.
+
+    Player 1 gets the negative observations and rewards of player 0.
+    """
 
     player_num = 2
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2, 2), np.float32)
@@ -118,7 +122,7 @@ class Transition(NamedTuple):
 
 
 class EnvBench(RuleBench[MakeEnvManager]):
-    """The bench of an env manager: fresh managers of ``RuleEnv``, closed at the end."""
+    """The bench of an env manager: makes managers of ``RuleEnv``, and closes them at the end."""
 
     def manager(
         self,
@@ -142,14 +146,14 @@ class EnvBench(RuleBench[MakeEnvManager]):
 
 
 class PlainEnv:
-    """One env, driven by hand as a manager must drive it."""
+    """One env, stepped and reset as a manager must do it."""
 
     def __init__(self, env: RuleEnv, seed: int) -> None:
         self.env = env
         self.obs = env.reset(seed=seed)[0].tolist()
 
     def step(self, action: int) -> Transition:
-        """Step the env, and reset it where its episode ends."""
+        """Step the env, and reset it if its episode ends."""
         obs, (after, reward, terminated, truncated, _) = self.obs, self.env.step(action)
         made = Transition(obs, action, float(reward), after.tolist(), terminated, truncated)
         is_over = terminated or truncated
@@ -191,7 +195,7 @@ def _batched(manager: EnvManager, count: int) -> list[list[Transition]]:
 
 
 def _by_env(manager: EnvManager, count: int) -> list[list[Transition]]:
-    """The same in the dict form."""
+    """Return the first ``count`` transitions of each env, in the dict form."""
     made: list[list[Transition]] = [[] for _ in range(manager.env_num)]
     seen: dict[int, Any] = {}
     acted = [0] * manager.env_num
@@ -214,7 +218,11 @@ def _by_env(manager: EnvManager, count: int) -> list[list[Transition]]:
 
 
 def _episodes(manager: EnvManager, count: int) -> Iterator[tuple[int, Any, float]]:
-    """Play ``count`` episodes of env 0 in the dict form; yield every end, and what it paid."""
+    """Play ``count`` episodes of env 0 in the dict form.
+
+    Yields:
+        The env id, the last step and the return of each episode of any env.
+    """
     paid = [0.0] * manager.env_num
     while count:
         for env_id, step in manager.step(dict.fromkeys(manager.ready_obs, RIGHT)).items():
@@ -230,7 +238,7 @@ def _all(manager: EnvManager, action: int) -> StepColumns:
 
 
 def _one(manager: EnvManager, env_id: int, action: int) -> StepColumns:
-    """Step all envs, one of them with another action than the others."""
+    """Step all envs, env ``env_id`` with ``action`` and the others with LEFT."""
     actions = np.full(manager.env_num, LEFT)
     actions[env_id] = action
     return manager.step_batch(actions)
@@ -242,9 +250,9 @@ def _starts(manager: EnvManager) -> list[list[float]]:
 
 
 def rule_01_life_cycle_can_be_gone_through_again(bench: EnvBench) -> None:
-    """A manager is used between ``launch`` and ``close``, any number of times.
+    """A manager can be launched, used and closed any number of times.
 
-    Closed, it raises ClosedError where it is used; launched, a second ``launch`` raises EnvError.
+    Using a closed manager raises ClosedError. ``launch`` of a launched manager raises EnvError.
     ``close`` is idempotent.
     """
     manager = bench.manager(launch=False)
@@ -281,9 +289,9 @@ def rule_02_size_and_spaces_are_known_before_the_launch(bench: EnvBench) -> None
 
 
 def rule_03_both_forms_show_the_same_observations(bench: EnvBench) -> None:
-    """``current_obs`` and ``ready_obs`` hold the first observation of every env after a launch.
+    """After a launch ``current_obs`` and ``ready_obs`` give the first observation of every env.
 
-    ``step_batch`` returns what ``current_obs`` shows then.
+    ``step_batch`` returns the observations that ``current_obs`` gives after it.
     """
     manager = bench.manager(3)
     ready = manager.ready_obs
@@ -295,7 +303,7 @@ def rule_03_both_forms_show_the_same_observations(bench: EnvBench) -> None:
 
 
 def rule_04_columns_have_the_types_of_the_contract(bench: EnvBench) -> None:
-    """Rewards are float32, ends bool, observations in the dtype of their space, one row an env."""
+    """Rewards are float32, ends bool, observations of the space's dtype, with one row per env."""
     step = _all(bench.manager(3), LEFT)
     found = {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "obs")}
     types = {name: (str(column.dtype), column.shape) for name, column in found.items()}
@@ -313,9 +321,9 @@ def rule_04_columns_have_the_types_of_the_contract(bench: EnvBench) -> None:
 
 @needs("per_env_seed")
 def rule_05_batched_form_plays_as_each_env_alone(bench: EnvBench) -> None:
-    """The transitions of each env are those that it gives without a manager.
+    """Each env gives the same transitions as without a manager.
 
-    Where an episode ends, ``final_obs`` is its true last observation, and ``terminated`` and
+    When an episode ends, ``final_obs`` is its true last observation, and ``terminated`` and
     ``truncated`` say how it ended.
     """
     manager = bench.manager(3)
@@ -336,7 +344,7 @@ def rule_06_dict_form_plays_as_each_env_alone(bench: EnvBench) -> None:
 
 
 def rule_07_what_was_handed_out_stays_as_it_is(bench: EnvBench) -> None:
-    """No later call writes into observations, rewards or ends that were handed out."""
+    """No later call changes observations, rewards or ends that were returned before."""
     manager = bench.manager()
     kept: list[tuple[Any, Any]] = [(obs, obs.copy()) for obs in manager.ready_obs.values()]
     kept += [(manager.current_obs(), manager.current_obs().copy())]
@@ -348,9 +356,9 @@ def rule_07_what_was_handed_out_stays_as_it_is(bench: EnvBench) -> None:
 
 
 def rule_08_return_counts_from_the_start_of_the_episode(bench: EnvBench) -> None:
-    """``eval_episode_return`` is the sum of the rewards since the last start of the episode.
+    """``eval_episode_return`` is the sum of the rewards since the episode started.
 
-    A reset or a relaunch in mid-episode begins it anew.
+    A reset or a relaunch during an episode starts it again from 0.
     """
     manager = bench.manager()
 
@@ -372,9 +380,9 @@ def rule_08_return_counts_from_the_start_of_the_episode(bench: EnvBench) -> None
 
 
 def rule_09_statistics_of_an_episode_come_with_its_end(bench: EnvBench) -> None:
-    """What an env puts into ``episode_info`` is in the last info, and in ``episode_info`` by row.
+    """An env's ``episode_info`` is in the last info of the episode, and in that of the columns.
 
-    Rows whose episode goes on are not in it.
+    ``StepColumns.episode_info`` has an entry only for rows whose episode ended.
     """
     for env_id, step, _ in _episodes(bench.manager(), 3):
         length = {"length": int(step.obs[1])}
@@ -390,10 +398,10 @@ def rule_09_statistics_of_an_episode_come_with_its_end(bench: EnvBench) -> None:
 
 @needs("per_env_seed")
 def rule_10_seed_decides_the_episodes(bench: EnvBench) -> None:
-    """An int s seeds env i with s + i; a sequence and a dict name the seeds.
+    """An int s seeds env i with s + i; a sequence or a dict gives the seed of each env.
 
-    The same seed gives the same start after every launch; a seed is applied once, by the next
-    reset, and the stream runs on from there.
+    The same seed gives the same start after every launch. A seed is applied once, by the next
+    reset; later resets continue the random stream.
     """
     starts = [bench.plain(_SEED + env_id).obs for env_id in range(2)]
     seeds: tuple[Any, ...] = (_SEED, [_SEED, _SEED + 1], {1: _SEED + 1, 0: _SEED})
@@ -415,7 +423,7 @@ def rule_10_seed_decides_the_episodes(bench: EnvBench) -> None:
 
 @needs("per_env_seed")
 def rule_11_fixed_seeds_begin_every_episode_alike(bench: EnvBench) -> None:
-    """With ``dynamic_seed=False`` every episode begins from its env's seed."""
+    """With ``dynamic_seed=False`` every episode starts from the seed of its env."""
     manager = bench.manager()
     manager.seed(3, dynamic_seed=False)
     manager.reset()
@@ -430,9 +438,9 @@ def rule_11_fixed_seeds_begin_every_episode_alike(bench: EnvBench) -> None:
 
 @needs("per_env_reset")
 def rule_12_one_env_is_reset_alone(bench: EnvBench) -> None:
-    """``reset({i: None})`` begins an episode of env i, and leaves the others where they are.
+    """``reset({i: None})`` starts an episode of env i, and does not change the other envs.
 
-    An env that does not exist is refused.
+    The id of an env that does not exist raises PolicyOutputError.
     """
     manager = bench.manager(3)
     _all(manager, LEFT)
@@ -447,7 +455,7 @@ def rule_12_one_env_is_reset_alone(bench: EnvBench) -> None:
 
 @needs("per_env_reset")
 def rule_13_arguments_of_a_reset_are_remembered(bench: EnvBench) -> None:
-    """``{i: kwargs}`` of ``launch`` or ``reset`` go to env i, in this and in later episodes."""
+    """``{i: kwargs}`` of ``launch`` or ``reset`` is used for this and later resets of env i."""
     manager = bench.manager(launch=False)
     manager.launch({1: {"options": {"drawn": 0.125}}})
     for drawn in (0.125, 0.25):
@@ -463,10 +471,10 @@ def rule_13_arguments_of_a_reset_are_remembered(bench: EnvBench) -> None:
 
 
 def rule_14_env_stops_after_its_episodes(bench: EnvBench) -> None:
-    """After ``episode_num`` episodes an env is no more in ``ready_obs``, and its rows not valid.
+    """After ``episode_num`` episodes an env is not in ``ready_obs``, and its rows are not valid.
 
-    Rows that are not valid have reward 0 and no end. ``done`` is true once all have stopped; a
-    launch begins the count anew, a reset does not.
+    Rows that are not valid have reward 0 and no end. ``done`` is true once all envs have stopped.
+    A launch resets the count of episodes, a reset does not.
     """
     manager = bench.manager(episode_num=2)
     for _ in range(2):
@@ -487,7 +495,7 @@ def rule_14_env_stops_after_its_episodes(bench: EnvBench) -> None:
 
 @needs("per_env_reset")
 def rule_15_without_auto_reset_an_env_waits(bench: EnvBench) -> None:
-    """With ``auto_reset`` off an env that ended is not ready until it is reset."""
+    """With ``auto_reset`` off, an env whose episode ended is not ready until it is reset."""
     manager = bench.manager(auto_reset=False)
     for _ in range(5 * _PATIENCE):
         if manager.ready_obs:
@@ -500,7 +508,7 @@ def rule_15_without_auto_reset_an_env_waits(bench: EnvBench) -> None:
 
 
 def rule_16_bad_actions_leave_the_envs_untouched(bench: EnvBench) -> None:
-    """Actions of a wrong shape, kind or value raise PolicyOutputError, and no env moves."""
+    """Actions of a wrong shape, kind or value raise PolicyOutputError, and no env is stepped."""
     manager = bench.manager()
     before = _starts(manager)
     bad: tuple[Any, ...] = (np.zeros(3, int), np.zeros(2), np.array([0, 7]), np.array([-1, 0]))
@@ -518,10 +526,10 @@ def rule_16_bad_actions_leave_the_envs_untouched(bench: EnvBench) -> None:
 
 @needs("guarded")
 def rule_17_failure_costs_one_env_its_episode(bench: EnvBench) -> None:
-    """An env that raises, or whose observation or reward does not fit, begins a new episode.
+    """An env that raises or gives an invalid observation or reward starts a new episode.
 
-    Its row is abnormal and not valid, with reward 0 and the first observation; the others go on.
-    ``failure_count`` counts it.
+    Its row is abnormal and not valid, with reward 0 and the first observation of the new episode.
+    The other envs continue. ``failure_count`` counts the failure.
     """
     for count, fault in enumerate((RAISE, NAN, SHAPE, NAN_REWARD)):
         manager = bench.manager(3)
@@ -538,7 +546,7 @@ def rule_17_failure_costs_one_env_its_episode(bench: EnvBench) -> None:
 
 @needs("guarded")
 def rule_18_failed_step_of_the_dict_form_says_why(bench: EnvBench) -> None:
-    """``info`` holds ``abnormal`` and the ``error`` in one line; the return begins anew."""
+    """``info`` has ``abnormal`` and the ``error`` as one line; the return restarts from 0."""
     manager = bench.manager()
     _answer(manager, 1, RIGHT)
     step = _answer(manager, 1, RAISE)
@@ -554,7 +562,7 @@ def rule_18_failed_step_of_the_dict_form_says_why(bench: EnvBench) -> None:
 
 
 def _answer(manager: EnvManager, env_id: int, action: int) -> Any:
-    """Step all envs until one of them, which is ready, has ended the step that it was given."""
+    """Step all envs until env ``env_id``, which is ready, has ended the step with ``action``."""
     actions = {**dict.fromkeys(manager.ready_obs, LEFT), env_id: action}
     while env_id not in (steps := manager.step(actions)):
         actions = dict.fromkeys(manager.ready_obs, LEFT)
@@ -563,9 +571,9 @@ def _answer(manager: EnvManager, env_id: int, action: int) -> Any:
 
 @needs("guarded")
 def rule_19_too_many_failures_in_a_row_end_the_run(bench: EnvBench) -> None:
-    """More than ``max_retry`` failures without a whole episode between them raise EnvError.
+    """More than ``max_retry`` failures without a complete episode between them raise EnvError.
 
-    It names the env, and holds the traceback of the last failure.
+    The error names the env, and has the traceback of the last failure.
     """
     manager = bench.manager(1, max_retry=2)
     for _ in range(2):
@@ -590,9 +598,9 @@ def rule_19_too_many_failures_in_a_row_end_the_run(bench: EnvBench) -> None:
 
 @needs("guarded")
 def rule_20_rebuilt_env_goes_on_with_a_stream_of_its_own(bench: EnvBench) -> None:
-    """After its k-th failure an env goes on with ``derive_seed(seed, "rebuild", k)``.
+    """After its k-th failure an env continues with ``derive_seed(seed, "rebuild", k)``.
 
-    Seeding begins the count anew, and so does a launch.
+    ``seed`` and ``launch`` reset the count of failures.
     """
     manager = bench.manager(1)
     for _ in range(2):
@@ -610,7 +618,7 @@ def rule_20_rebuilt_env_goes_on_with_a_stream_of_its_own(bench: EnvBench) -> Non
 
 @needs("guarded")
 def rule_21_launch_forgives_all_failures(bench: EnvBench) -> None:
-    """``failure_count`` and the failures in a row are counted from the launch."""
+    """A launch resets ``failure_count`` and the number of failures in a row."""
     manager = bench.manager(1, max_retry=1)
     for _ in range(3):
         _all(manager, RAISE)
@@ -621,7 +629,7 @@ def rule_21_launch_forgives_all_failures(bench: EnvBench) -> None:
 
 @needs("partial_step")
 def rule_22_some_envs_are_stepped_alone(bench: EnvBench) -> None:
-    """``step_batch`` with ``env_ids`` gives a row for each, in that order; others stay."""
+    """``step_batch`` with ``env_ids`` steps only these envs, and returns rows in their order."""
     manager = bench.manager(3)
     before = _starts(manager)
     step = manager.step_batch(np.array([LEFT, RIGHT]), np.array([2, 0]))
@@ -636,7 +644,7 @@ def rule_22_some_envs_are_stepped_alone(bench: EnvBench) -> None:
 
 @needs("asynchronous")
 def rule_23_slow_env_holds_no_other_up(bench: EnvBench) -> None:
-    """``step`` returns without an env whose step takes long, and gives its result later.
+    """``step`` does not wait for an env whose step is slow; a later call returns its result.
 
     Until then the env is not in ``ready_obs``, and the others can be stepped.
     """
@@ -659,7 +667,7 @@ def rule_23_slow_env_holds_no_other_up(bench: EnvBench) -> None:
 
 
 def rule_24_envs_are_closed_with_their_manager(bench: EnvBench) -> None:
-    """``close`` closes every env, also those that were rebuilt; a failed launch leaves none."""
+    """``close`` closes every env, also rebuilt ones; a launch that fails leaves no env open."""
     manager = bench.manager()
     with suppress(DingError):
         _one(manager, 1, RAISE)
@@ -669,7 +677,7 @@ def rule_24_envs_are_closed_with_their_manager(bench: EnvBench) -> None:
 
 
 def rule_25_config_that_cannot_work_is_refused(bench: EnvBench) -> None:
-    """A key or value of the section that cannot work, and no env at all, raise ConfigError."""
+    """An unknown key or an invalid value of the section, or no envs, raise ConfigError."""
     wrong: tuple[dict[str, Any], ...] = ({"episode_num": 0}, {"max_retry": -1}, {"no_such_key": 1})
     for cfg in wrong:
         with raises(f"the config {cfg}", ConfigError):
@@ -679,7 +687,7 @@ def rule_25_config_that_cannot_work_is_refused(bench: EnvBench) -> None:
 
 
 def rule_26_capabilities_are_those_declared(bench: EnvBench) -> None:
-    """``capabilities`` says of each optional promise whether it is given."""
+    """``capabilities`` says for each optional capability whether the manager has it."""
     found = bench.manager(launch=False).capabilities
     for name in ("per_env_seed", "per_env_reset", "partial_step", "asynchronous"):
         expect_equal(getattr(found, name), bench.has(name), f"capabilities.{name}")
@@ -687,9 +695,10 @@ def rule_26_capabilities_are_those_declared(bench: EnvBench) -> None:
 
 @needs("players")
 def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
-    """Rewards are float32[n, players]; in the dict form infos are lists of one dict a player.
+    """Rewards are float32[n, players]; in the dict form ``info`` is a list of one dict per player.
 
-    Each has its own ``eval_episode_return``. A failed step pays nobody, and says so to each.
+    Each player has its own ``eval_episode_return``. After a failed step all rewards are 0, and the
+    info of each player has ``abnormal``.
     """
     manager = bench.manager(env=RuleGame)
     expect_equal(manager.player_num, 2, "player_num")
@@ -721,10 +730,10 @@ def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
 
 @needs("saves")
 def rule_28_another_manager_goes_on_from_a_saved_state(bench: EnvBench) -> None:
-    """After ``set_state`` the envs give what those of ``get_state`` would have given.
+    """After ``set_state`` the envs continue as the envs of ``get_state`` would have.
 
-    The state is data that containers store, and does not change while its manager goes on. With
-    the envs it says which episodes were played, and what the current ones paid.
+    The state can be stored in a checkpoint, and does not change while its manager continues. It
+    includes the number of episodes played, and the returns so far of the current ones.
     """
     manager, other = bench.manager(3), bench.manager(3, seed=_SEED + 10)
     _batched(manager, 7)
@@ -743,14 +752,14 @@ def rule_28_another_manager_goes_on_from_a_saved_state(bench: EnvBench) -> None:
 
 
 def _stored(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state that was written down and read again."""
+    """Return a state after encoding and decoding it."""
     content = encode_safetensors("env-state", state)
     found: dict[str, Any] = decode_safetensors("env-state", content)
     return found
 
 
 def _returns_until_done(manager: EnvManager) -> list[tuple[int, float]]:
-    """Play until every env has had its episodes; return what they paid, env by env."""
+    """Play until every env has played its episodes; return (env id, return) of each, by env."""
     ends = []
     for _ in range(4 * _PATIENCE):
         if manager.done:
@@ -764,11 +773,11 @@ def _returns_until_done(manager: EnvManager) -> list[tuple[int, float]]:
 
 ENV_BOOK: Final = RuleBook(collect(__name__), ENV_CAPABILITIES, EnvBench)
 ENV_RULES: Final = ENV_BOOK.rules
-"""Every rule of the env managers, by number."""
+"""All rules of the env managers, ordered by number."""
 check_env_manager_rule = ENV_BOOK.check_rule
 check_env_manager = ENV_BOOK.check
-"""Hold an env manager to every rule, as ``RuleBook.check``.
+"""Check an env manager against every rule, as ``RuleBook.check``.
 
-``make(cfg, env_fns)`` returns a manager that is not launched; ``cfg`` holds keys of
-``EnvManager.Config`` alone.
+``make(cfg, env_fns)`` returns a manager that is not launched; ``cfg`` has only keys of
+``EnvManager.Config``.
 """

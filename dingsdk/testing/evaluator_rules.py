@@ -15,7 +15,7 @@ from dingsdk.testing.rule import RuleBook, collect, needs
 EVALUATOR_CAPABILITIES: Final[Mapping[str, str]] = {
     "waits": "An env that has played its share of episodes is not stepped any more.",
 }
-"""What an evaluator may declare beyond the contract, and what follows."""
+"""The optional capabilities of an evaluator, and what each promises."""
 
 RETURNS = "eval_episode_return"
 
@@ -24,14 +24,14 @@ class EvaluatorBench(SerialBench):
     """The bench of an evaluator; an episode of length n has the return n (n + 1) / 2."""
 
     def saved(self, evaluator: Any, train_iter: int) -> list[str]:
-        """Evaluate; return the names of the checkpoints that were asked for."""
+        """Evaluate; return the names that ``save_ckpt_fn`` was called with."""
         names: list[str] = []
         evaluator.eval(names.append, train_iter=train_iter)
         return names
 
 
 def rule_01_plays_as_many_episodes_as_asked(bench: EvaluatorBench) -> None:
-    """``eval(n_episode=n)`` reports ``n`` returns and their mean; without ``n`` the config's."""
+    """``eval(n_episode=n)`` returns ``n`` returns and their mean; the config has the default."""
     evaluator = bench.ready(((2,), (3,)), n_episode=4)
     for count, expected in ((3, [3.0, 3.0, 6.0]), (None, [3.0, 3.0, 6.0, 6.0])):
         _, info = evaluator.eval(n_episode=count)
@@ -40,14 +40,14 @@ def rule_01_plays_as_many_episodes_as_asked(bench: EvaluatorBench) -> None:
 
 
 def rule_02_each_env_plays_its_share(bench: EvaluatorBench) -> None:
-    """The episodes are spread evenly over the envs up front, however long those of each are."""
+    """Episodes are divided evenly among the envs in advance, whatever their lengths are."""
     evaluator = bench.ready(((1,), (9,)), n_episode=6)
     _, info = evaluator.eval()
     expect_equal(sorted(info[RETURNS]), [1.0] * 3 + [45.0] * 3, "returns of two envs")
 
 
 def rule_03_evaluations_begin_with_new_episodes(bench: EvaluatorBench) -> None:
-    """Each evaluation begins with a reset of envs and policy; returns are of whole episodes."""
+    """Each evaluation starts with a reset of envs and policy; returns are of whole episodes."""
     evaluator = bench.ready(((2,), (9,)), n_episode=2)
     for _ in range(3):
         bench.policy.resets.clear()
@@ -81,11 +81,11 @@ def rule_06_policy_gets_its_kwargs(bench: EvaluatorBench) -> None:
 
 
 def rule_07_better_policies_are_saved(bench: EvaluatorBench) -> None:
-    """``save_ckpt_fn("ckpt_best")`` is called for a better mean than all before, and only then.
+    """``save_ckpt_fn("ckpt_best")`` is called only if the mean is better than all before.
 
-    Any trained policy (``train_iter`` other than 0) is better than the untrained one.
+    Any trained policy (``train_iter`` other than 0) counts as better than the untrained policy.
     """
-    # An evaluation resets the envs, so every other episode is played: of 4, 4, 2 and 6 steps.
+    # Each evaluation resets the envs first, so only every second episode counts: 4, 4, 2, 6 steps.
     lengths = (1, 4, 1, 4, 1, 2, 1, 6)
     evaluator = bench.ready((lengths, lengths), n_episode=2)
     found = [bench.saved(evaluator, train_iter) for train_iter in (1, 2, 3, 4)]
@@ -96,7 +96,7 @@ def rule_07_better_policies_are_saved(bench: EvaluatorBench) -> None:
 
 
 def rule_08_stop_value_ends_the_training(bench: EvaluatorBench) -> None:
-    """The first result is True where the mean reached ``stop_value`` and ``train_iter > 0``."""
+    """The first result is True if the mean reached ``stop_value`` and ``train_iter > 0``."""
     evaluator = bench.ready(((2,), (2,)), n_episode=2, stop_value=3.0)
     found = [evaluator.eval(train_iter=train_iter)[0] for train_iter in (-1, 0, 1)]
     expect_equal([bool(each) for each in found], [False, False, True], "results at the value")
@@ -105,14 +105,14 @@ def rule_08_stop_value_ends_the_training(bench: EvaluatorBench) -> None:
 
 
 def rule_09_evaluations_are_due_by_schedule(bench: EvaluatorBench) -> None:
-    """``should_eval`` is True the first time and ``eval_freq`` iterations later, once for each."""
+    """``should_eval`` is True at first and every ``eval_freq`` iterations, once each time."""
     evaluator = bench.ready(n_episode=2, eval_freq=10)
     due = [at for at in range(35) for _ in range(2) if evaluator.should_eval(at)]
     expect_equal(due, [0, 10, 20, 30], "iterations that were due")
 
 
 def rule_10_unusable_answer_moves_no_env(bench: EvaluatorBench) -> None:
-    """An answer with NaN raises PolicyOutputError before any env steps."""
+    """Policy output with NaN raises PolicyOutputError before any env steps."""
     evaluator = bench.ready(n_episode=2)
     bench.policy.answer = np.float32(np.nan)
     with raises("an answer of NaN", PolicyOutputError):
@@ -121,7 +121,7 @@ def rule_10_unusable_answer_moves_no_env(bench: EvaluatorBench) -> None:
 
 
 def rule_11_what_cannot_be_evaluated_is_refused(bench: EvaluatorBench) -> None:
-    """No ``n_episode`` raises NotSetError, fewer episodes than envs ConfigError, as do wrong keys.
+    """A missing ``n_episode`` raises NotSetError, fewer episodes than envs raise ConfigError.
 
     An unknown key raises UnknownKeyError.
     """
@@ -135,7 +135,7 @@ def rule_11_what_cannot_be_evaluated_is_refused(bench: EvaluatorBench) -> None:
 
 
 def rule_12_env_and_policy_may_come_later(bench: EvaluatorBench) -> None:
-    """An evaluator made without env and policy takes them by ``reset_env``, ``reset_policy``."""
+    """``reset_env`` and ``reset_policy`` set env and policy of an evaluator made without them."""
     evaluator = bench.make(None, None, n_episode=2)
     with raises("eval() without an env", NotSetError):
         evaluator.eval()
@@ -147,13 +147,13 @@ def rule_12_env_and_policy_may_come_later(bench: EvaluatorBench) -> None:
 
 
 def rule_13_observers_are_told(bench: EvaluatorBench) -> None:
-    """Observers are told of each evaluation: its mean, iteration and env steps."""
+    """Observer hooks are called for each evaluation with its mean, iteration and env steps."""
     bench.ready(((2,), (3,)), n_episode=2).eval(train_iter=4, envstep=40)
     expect_equal(bench.observer.evaluations, [(4.5, 4, 40)], "evaluations that were told")
 
 
 def rule_14_close_closes_the_envs(bench: EvaluatorBench) -> None:
-    """``close()`` closes the env manager; a second one does nothing."""
+    """``close()`` closes the env manager; a second ``close()`` does nothing."""
     env = bench.envs()
     evaluator = bench.make(env, RulePolicy().mode, n_episode=2)
     expect(not env.closed, "the env manager was not launched")
@@ -164,7 +164,7 @@ def rule_14_close_closes_the_envs(bench: EvaluatorBench) -> None:
 
 @needs("waits")
 def rule_15_envs_wait_for_others(bench: EvaluatorBench) -> None:
-    """An env that has played its share takes no step more."""
+    """An env that has played its share of the episodes is not stepped again."""
     evaluator = bench.ready(((1,), (9,)), n_episode=2)
     evaluator.eval()
     expect_equal(bench.steps, 10, "steps of an evaluation")
@@ -172,9 +172,10 @@ def rule_15_envs_wait_for_others(bench: EvaluatorBench) -> None:
 
 EVALUATOR_BOOK: Final = RuleBook(collect(__name__), EVALUATOR_CAPABILITIES, EvaluatorBench)
 EVALUATOR_RULES: Final = EVALUATOR_BOOK.rules
-"""Every rule of the evaluators, by number."""
+"""All rules of the evaluators, ordered by number."""
 check_evaluator = EVALUATOR_BOOK.check
-"""Hold a serial evaluator that plays episodes with one policy to every rule, as ``RuleBook.check``.
+"""Check a serial evaluator that plays episodes against every rule, as ``RuleBook.check``.
 
-``make(cfg, env, policy, tb_logger, exp_name)`` returns a fresh one, e.g. the class.
+It plays with one policy. ``make(cfg, env, policy, tb_logger, exp_name)`` returns a new evaluator,
+e.g. the class.
 """

@@ -1,9 +1,9 @@
-"""A bad network to stand before an endpoint: it drops, delays, doubles, reorders and cuts.
+"""A proxy that simulates a bad network: it drops, delays, repeats, reorders and cuts messages.
 
-``http://`` addresses are understood as requests and replies, one after the other on each
-connection; ``tcp://`` addresses as whatever bytes come. The faults come from a list, one for
-each exchange (HTTP) or chunk (TCP) in the order of their arrival, so that a test can say, draw
-or shrink them.
+For ``http://`` addresses it forwards requests and replies, one after the other on each
+connection; for ``tcp://`` addresses it forwards bytes. The faults come from a list, one for each
+exchange (HTTP) or chunk (TCP) in the order of their arrival. So a test can choose the faults,
+draw them at random, or search for the fewest that cause a failure.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from urllib.parse import urlsplit
 
 DELAY_S = 0.03
 REORDER_S = 0.05
-"""How long an exchange that is to be overtaken waits for one that overtakes it."""
+"""How long a reordered exchange waits for another one to pass it."""
 DUPLICATE_S = 1.0
 _ACCEPT_S = 0.2
 _CHUNK = 65536
 _GOLDEN = 0.6180339887
-"""Multiples of it, without their whole part, are spread evenly over [0, 1)."""
+"""The fractional parts of its multiples are spread evenly over [0, 1)."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,12})\r\n", re.IGNORECASE)
 
 
 class Fault(enum.Enum):
-    """What happens to one exchange. Raw TCP knows PASS, DROP, DELAY and SWALLOW alone."""
+    """What happens to one exchange. Raw TCP supports only PASS, DROP, DELAY and SWALLOW."""
 
     PASS = "pass"
     DROP = "drop"  # the connection is cut before anything is forwarded
     DELAY = "delay"
     DUPLICATE = "duplicate"  # forwarded twice; the second reply is thrown away
     REORDER = "reorder"  # held until another exchange has passed
-    CUT_REQUEST = "cut_request"  # a part of it is forwarded, then both sides are cut
-    LOSE_REPLY = "lose_reply"  # forwarded and served; the connection is cut instead of a reply
-    CUT_REPLY = "cut_reply"  # a part of the reply comes back
-    SWALLOW = "swallow"  # taken, and nothing ever comes back
+    CUT_REQUEST = "cut_request"  # a part of the request is forwarded, then both sides are cut
+    LOSE_REPLY = "lose_reply"  # forwarded and processed; the connection is cut before the reply
+    CUT_REPLY = "cut_reply"  # a part of the reply is returned, then both sides are cut
+    SWALLOW = "swallow"  # read but not forwarded; no reply ever comes
 
 
 QUICK_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.SWALLOW)
-"""Faults that the two ends notice by themselves, without a timeout."""
+"""Faults that both ends notice without a timeout."""
 
 
 def seeded_faults(seed: int, count: int, rate: float = 0.5) -> list[Fault]:
-    """Return faults for ``count`` exchanges, of which about ``rate`` do not pass."""
+    """Return random faults for ``count`` exchanges; a share of about ``rate`` does not pass."""
     chance = random.Random(seed)
     faults = [fault for fault in QUICK_FAULTS if fault is not Fault.PASS]
     return [chance.choice(faults) if chance.random() < rate else Fault.PASS for _ in range(count)]
 
 
 class _CutError(Exception):
-    """The connection ends here."""
+    """The connection must be cut."""
 
 
 class FaultProxy:
@@ -64,11 +64,11 @@ class FaultProxy:
 
     Args:
         target: ``http://host:port`` or ``tcp://host:port``.
-        faults: What happens to each exchange; afterwards all pass.
+        faults: The fault of each exchange; exchanges after the last fault pass.
 
     Attributes:
-        address: What to dial instead of ``target``.
-        exchanges: How many there were so far.
+        address: The address to connect to instead of ``target``.
+        exchanges: The number of exchanges so far.
     """
 
     def __init__(self, target: str, faults: Iterable[Fault] = ()) -> None:
@@ -92,14 +92,14 @@ class FaultProxy:
         self._start(self._accept, "fault-proxy")
 
     def silence(self, is_silent: bool = True) -> None:
-        """Swallow everything from now on, or no longer. What was swallowed stays so."""
+        """Start or stop to swallow all messages. Swallowed messages are not delivered later."""
         with self._turn:
             self._is_silent = is_silent
         if not is_silent:
             self._cut_all()
 
     def close(self) -> None:
-        """Cut all connections and end. Idempotent."""
+        """Cut all connections and stop. Idempotent."""
         with self._turn:
             self._is_closed = True
             self._turn.notify_all()
@@ -136,7 +136,7 @@ class FaultProxy:
                 self._start(partial(self._pump, server, client), "fault-proxy-replies")
                 self._pump(client, server)
         except (_CutError, OSError):
-            pass  # both sides learn of it below
+            pass  # both sides are cut below
         finally:
             for link in links:
                 self._cut(link)
@@ -171,7 +171,7 @@ class FaultProxy:
                 self._next_fault()
                 sink.sendall(data)
         except (_CutError, OSError):
-            pass  # the other direction is cut with this one
+            pass  # both directions are cut below
         self._cut(source)
         self._cut(sink)
 
@@ -182,12 +182,12 @@ class FaultProxy:
             twin.sendall(request)
             _read_message(twin)
         except (_CutError, OSError):
-            pass  # it was sent, which is what counts
+            pass  # the request was sent; its reply is not needed
         finally:
             self._cut(twin)
 
     def _next_fault(self) -> Fault:
-        """Return what happens to an exchange, having done what comes before it is forwarded."""
+        """Return the fault of an exchange; handles DELAY, SWALLOW and DROP itself."""
         with self._turn:
             self.exchanges += 1
             fault = Fault.SWALLOW if self._is_silent else next(self._faults, Fault.PASS)
@@ -200,7 +200,7 @@ class FaultProxy:
         return fault
 
     def _part(self, message: bytes) -> bytes:
-        """Return the beginning of a message, cut at another place from one time to the next."""
+        """Return the beginning of a message; each call cuts at a different place."""
         with self._turn:
             self._cuts += 1
             share = self._cuts * _GOLDEN % 1.0
@@ -238,7 +238,7 @@ class FaultProxy:
         link.close()
 
     def _cut_all(self) -> None:
-        # Only shut: whoever waits on one closes it itself.
+        # Only shut down: the thread that waits on a socket closes it.
         with self._turn:
             self._turn.notify_all()
             links = list(self._sockets)
@@ -252,7 +252,7 @@ class FaultProxy:
 
 
 def _read_message(link: socket.socket) -> bytes:
-    """Return a whole HTTP message, the length of which is given."""
+    """Return a whole HTTP message; its length comes from the Content-Length header."""
     received = bytearray()
     while (end := received.find(b"\r\n\r\n")) < 0:
         received += _receive(link)
@@ -271,5 +271,5 @@ def _receive(link: socket.socket) -> bytes:
 
 
 def _shut(link: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other side was faster
+    with contextlib.suppress(OSError):  # the other side has already closed it
         link.shutdown(socket.SHUT_RDWR)

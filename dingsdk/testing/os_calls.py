@@ -1,4 +1,4 @@
-"""What a test does to, and learns from, the calls of the operating system."""
+"""Lets calls of the operating system fail in tests, and records them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 def failing_calls(
     names: Collection[str], at: int, number: int, persistent: bool = False
 ) -> Iterator[Callable[[], int]]:
-    """Let the N-th call of some functions of ``os`` fail, in this whole process.
+    """Make the N-th call of some functions of ``os`` fail, in the whole process.
 
-    Run it for N = 1, 2, ... until fewer calls are made: each place where storing can fail was
-    then tried.
+    To test every place where storing can fail, use it for N = 1, 2, ... until fewer than N calls
+    are made.
 
     Args:
         names: The functions, such as ``("open", "write", "rename")``.
-        at: Which of their calls fails, from 1.
-        number: With which error, such as ``errno.ENOSPC``.
-        persistent: Whether all later ones fail too, but for closing and unlinking.
+        at: The number N of the call that fails, from 1.
+        number: The error number, such as ``errno.ENOSPC``.
+        persistent: Whether all later calls fail too, except ``close`` and ``unlink``.
 
     Yields:
         A function that returns how many calls were made.
@@ -37,7 +37,7 @@ def failing_calls(
             nonlocal count
             count += 1
             if count == at or (persistent and count > at and name not in {"close", "unlink"}):
-                if name == "close":  # a failed close has closed all the same
+                if name == "close":  # a close that fails still closes the file
                     real[name](*args, **kwargs)
                 raise OSError(number, os.strerror(number))
             return real[name](*args, **kwargs)
@@ -55,7 +55,7 @@ def failing_calls(
 
 @dataclass
 class WriteLog:
-    """Which files this process renamed, and what it waited for the disk to have.
+    """The files and folders that this process renamed and synced to disk.
 
     Attributes:
         calls: ``("sync", path)`` and ``("rename", old path, new path)``, in order.
@@ -64,9 +64,9 @@ class WriteLog:
     calls: list[tuple[str, ...]] = field(default_factory=list)
 
     def is_durable(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether a file survives a power cut under its name.
+        """Return whether a file and its name survive a power cut.
 
-        Its content was synced before it got the name, and its folder afterwards.
+        This is so if the content was synced before the file got its name, and the folder after.
         """
         name = str(Path(path).absolute())
         named = [i for i, call in enumerate(self.calls) if call[0] == "rename" and call[2] == name]
@@ -109,11 +109,12 @@ def recorded_writes() -> Iterator[WriteLog]:
 
 
 def open_files(*, collect: bool = False) -> int:
-    """Return how many files and sockets this process has open; 0 where that is not to be known.
+    """Return how many files and sockets this process has open; 0 if the system does not tell.
 
     Args:
-        collect: Whether to drop garbage first: for the count before a test, as what others left
-            may have some open. For the one after it, it would hide what is not closed in time.
+        collect: Whether to collect garbage first. Use it for the count before a test, because
+            garbage of earlier tests may have open files. In the count after a test it would hide
+            files that were not closed in time.
     """
     if collect:
         gc.collect()

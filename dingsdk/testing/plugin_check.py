@@ -1,4 +1,4 @@
-"""Checks of whole plugins: what a plugin provides is imported, built and held to its rules."""
+"""Checks of whole plugins: imports and builds each part, and checks it against its rules."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Step(NamedTuple):
     Attributes:
         part: ``kind:type``.
         name: ``import``, ``interface``, ``build``, ``rules`` or ``rule <number>``.
-        outcome: ``skipped``: its kind has no rules.
-        detail: What was found.
+        outcome: ``skipped`` means that there is nothing to check, such as no rules for the kind.
+        detail: The result in words.
     """
 
     part: str
@@ -42,13 +42,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """What a check of a plugin found.
+    """The result of the check of a plugin.
 
     Attributes:
-        plugin: What was checked, as it was asked for.
-        steps: In the order in which they were made.
-        kept: How many rules were kept.
-        broken: How many were broken.
+        plugin: The name that ``check_plugin`` was called with.
+        steps: The steps of the check, in order.
+        kept: Number of rules that were followed.
+        broken: Number of rules that were broken.
     """
 
     plugin: str
@@ -62,7 +62,7 @@ class PluginReport:
         return all(step.outcome != "failed" for step in self.steps)
 
     def badge(self) -> dict[str, Any]:
-        """Return the JSON of a badge, as the endpoint badge of shields.io takes it."""
+        """Return the JSON for an endpoint badge of shields.io."""
         if self.is_passed:
             message = f"{self.kept} rules kept" if self.kept else "checked"
         elif self.broken:
@@ -94,13 +94,13 @@ class _Part:
 
     @property
     def cfg(self) -> dict[str, Any]:
-        """The part's section: its defaults, and what it says it needs in a check."""
+        """The part's section: its defaults with the values of ``given``."""
         defaults = defaults_of(config_type(self.target))
         return deep_merge_dicts(defaults, {**self.given, "type": self.key})
 
     @property
     def given(self) -> dict[str, Any]:
-        """Values that the check uses: ``contract_config``, then those of ``check_plugin``."""
+        """Values of the section for the check: ``contract_config``, overridden by ``asked``."""
         own = getattr(self.target, "contract_config", _VALUES.get(str(self), {}))
         return deep_merge_dicts(own, self.asked)
 
@@ -116,18 +116,19 @@ class _Part:
 def check_plugin(
     name: str, config: Mapping[str, Any] | None = None, env: str | None = None
 ) -> PluginReport:
-    """Import a plugin, compare its interface, build its parts, and hold them to their rules.
+    """Import a plugin, check its interface, build its parts, and check them against their rules.
 
-    A class may say three things about itself, as class attributes: ``contract_capabilities``, what
-    it promises beyond the rules for all, or None where those are not for it; ``contract_config``,
-    values of its section that it needs in a check; of a wrapper ``contract_env``, the id of an env
-    that it fits, or the section ``env`` of one.
+    A class may have these attributes for the check:
+
+    - ``contract_capabilities``: its optional capabilities, or None if the rules do not apply to it
+    - ``contract_config``: values of its section that it needs in a check
+    - ``contract_env``, for a wrapper: the id of an env that it can wrap, or a section ``env``
 
     Args:
-        name: ``kind:type``, such as ``policies:mine``, or an installed distribution, of which
-            every part is checked.
-        config: Values of the part's section, over those that the class gives itself.
-        env: In place of ``contract_env``.
+        name: ``kind:type``, such as ``policies:mine``, or the name of an installed distribution;
+            then all its parts are checked.
+        config: Values of the part's section; they override ``contract_config``.
+        env: The id of an env to use instead of ``contract_env``.
 
     Raises:
         UnknownPluginError: there is no such type or distribution.
@@ -179,7 +180,7 @@ def _unknown(what: str, asked: str, known: Collection[str]) -> UnknownPluginErro
     )
 
 
-# What functions, and classes of gymnasium, need in a check and cannot say themselves.
+# Values for functions and classes of gymnasium, which have no ``contract_config``.
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "env_wrappers:clip_reward": {"min_reward": -1, "max_reward": 1},
     "env_wrappers:frame_stack": {"stack_size": 4},
@@ -191,7 +192,7 @@ _ENVS: Mapping[str, Mapping[str, Any]] = {
         "kwargs": {"render_mode": "rgb_array"},
     },
 }
-# Part -> the value without which it cannot be checked, if one would help, and why.
+# Part -> (a value without which it cannot be checked, or "", and the reason to skip it).
 _LEFT_OUT: Mapping[str, tuple[str, str]] = {
     "storages:auto": ("", "it stands for array or object, as the first rows are: check those"),
     "env_wrappers:normalize_obs": ("statistics", "it needs a file: --set statistics=FILE"),
@@ -220,7 +221,7 @@ def _check(part: _Part) -> Iterator[Step]:
 
 
 class _Wrong(Exception):  # noqa: N818 - ends the check of one part
-    """What is wrong with a part, in words."""
+    """A part is wrong; the message says how."""
 
 
 def _import(part: _Part) -> str:
@@ -241,7 +242,7 @@ def _advert(part: _Part) -> Advert:
     return part.manager.adverts(part.kind, part.key)[0]
 
 
-# Kind -> the arguments by position, and those by name.
+# Kind -> (number of positional arguments, names of keyword arguments).
 _ARGUMENTS: Mapping[str, tuple[int, Sequence[str]]] = {
     "transports": (2, ()),
     "buffers": (2, ("exp_name", "instance_name")),
@@ -308,7 +309,7 @@ def _interface(part: _Part) -> str:
 
 
 def _misfits(target: type, base: type) -> Iterator[str]:
-    """Yield each method that cannot be called as that of the base class."""
+    """Yield a message for each method that cannot be called like that of the base class."""
     for name, expected in inspect.getmembers(base, inspect.isfunction):
         own = getattr(target, name)
         if name.startswith("_") or own is expected or not inspect.isfunction(own):
@@ -359,7 +360,7 @@ def _hook_maker(part: _Part) -> Callable[..., Any]:
 
 
 def _build_hook(part: _Part, folder: Path) -> Any:
-    """Train with one hook at each position that the class allows."""
+    """Train with one hook at each position in ``positions`` of the class."""
     from dingsdk.testing.extension_rules.learner_hooks import train
 
     make = _hook_maker(part)
@@ -395,7 +396,7 @@ def _build_wrapper(part: _Part, folder: Path) -> Any:
 
 
 def _env_of(part: _Part) -> Mapping[str, Any]:
-    """Return the section of an env that a wrapper fits."""
+    """Return the section of an env that the wrapper can wrap."""
     if part.env:
         return {"env_id": part.env}
     own = getattr(part.target, "contract_env", _ENVS.get(str(part), "CartPole-v1"))
@@ -458,7 +459,7 @@ def _hold_to_rules(part: _Part) -> Iterator[Step]:
 
 
 def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
-    """Return what makes the policy, and the first spaces among a few that it can serve."""
+    """Return a function that makes the policy, and the first spaces that the policy accepts."""
     import numpy as np
     from gymnasium import spaces
 
@@ -468,7 +469,7 @@ def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
     for action in actions:
         try:
             model = {"model": part.target.model_from_spaces(observation, action)}
-            # Defaults are left to the class: those of a part depend on the type that is given.
+            # The class fills in the defaults, because those of its parts depend on their types.
             section = {**part.given, "type": part.key}
             cfg = deep_merge_dicts(section if hasattr(part.target, "read") else part.cfg, model)
 
@@ -491,12 +492,12 @@ def _wrapper_maker(part: _Part) -> Callable[..., Any]:
 
 
 def _folder_of(part: _Part, folder: Path) -> dict[str, Any]:
-    """Return the settings by which a durable storage opens what is in a folder."""
+    """Return the settings with which a durable storage opens the rows in a folder."""
     return part.target.reopening({"path": str(folder)}) if part.target.is_durable else {}
 
 
 def _serial(part: _Part) -> tuple[Callable[..., Any]]:
-    """Return how rules make a part that takes their settings over its own."""
+    """Return a function that makes the part; settings of the rules override its own."""
     return (lambda cfg, *args: part.target(deep_merge_dicts(part.cfg, cfg), *args),)
 
 
@@ -511,7 +512,7 @@ def _storage(part: _Part) -> tuple[Any, ...]:
     return "storage", make
 
 
-# Kind -> the check of ``dingsdk.testing``, and what it is given.
+# Kind -> (X for ``dingsdk.testing.check_X``, a function that returns its arguments).
 _RULES: Mapping[str, tuple[str, Callable[[_Part], tuple[Any, ...]]]] = {
     "transports": ("transport", lambda part: (lambda run_dir: part.create({}, run_dir),)),
     "buffers": ("buffer", lambda part: (part.create,)),
@@ -532,7 +533,7 @@ _RULES: Mapping[str, tuple[str, Callable[[_Part], tuple[Any, ...]]]] = {
 
 
 def _family(part: _Part) -> Collection[str]:
-    """Return the capabilities that the class itself tells."""
+    """Return the capabilities that follow from the class if it declares none."""
     if part.kind == "collectors":
         counts = {"n_sample": {"samples"}, "n_episode": {"episodes"}}
         return counts.get(part.target.counts, frozenset())

@@ -1,4 +1,4 @@
-"""The rules of the policies, and the bench that they are checked on."""
+"""The rules of the policies, and the bench that checks them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICY_CAPABILITIES: Final[Mapping[str, str]] = {
     "batched": "The collect mode offers the whole batched form, the eval mode `forward_batch`.",
     "per_step": "Each transition becomes one train sample.",
 }
-"""What a policy may declare beyond the contract, and what follows."""
+"""The optional capabilities of a policy, and what each promises."""
 
 MODES: Final[Mapping[str, Any]] = {
     "learn": LearnMode,
@@ -40,10 +40,10 @@ MODES: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyUnderTest:
-    """How to make a policy, and what it acts on.
+    """How to make a policy, and the spaces of its envs.
 
     Attributes:
-        make: ``make(enable_field, seed)`` returns a fresh policy.
+        make: ``make(enable_field, seed)`` returns a new policy.
         observation_space: gymnasium space of one env's observation.
         action_space: gymnasium space of one env's action.
     """
@@ -54,7 +54,7 @@ class PolicyUnderTest:
 
 
 class PolicyBench(RuleBench[PolicyUnderTest]):
-    """The bench of a policy: fresh policies, observations of its space, and pieces to train on."""
+    """The bench of a policy: makes policies, observations of the space, and training data."""
 
     def __enter__(self) -> Self:
         self._make.observation_space.seed(0)
@@ -65,16 +65,16 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
         return self._make.make(enable_field, seed)
 
     def observations(self, count: int) -> list[Any]:
-        """Return observations of the space, finite ones."""
+        """Return finite observations of the space."""
         space = self._make.observation_space
         return [map_leaves(_finite, space.sample()) for _ in range(count)]
 
     def by_env(self, count: int = 3) -> dict[int, Any]:
-        """Return observations by env id; the ids are neither 0-based nor dense."""
+        """Return observations by env id; the ids are 1, 3, 5..."""
         return {2 * env + 1: obs for env, obs in enumerate(self.observations(count))}
 
     def expect_action(self, action: Any, what: str) -> None:
-        """Expect an action of the action space."""
+        """Expect ``action`` to be in the action space."""
         found = np.asarray(_as_arrays(action))
         space = self._make.action_space
         expect(
@@ -87,7 +87,7 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
         return dict(policy.command_mode.get_setting_collect({"envstep": envstep}))
 
     def piece(self, policy: Policy, length: int = 6, *, ends: bool = True) -> list[dict[str, Any]]:
-        """Act for some steps of one env; return the transitions in the dict form."""
+        """Act for ``length`` steps of one env; return the transitions in the dict form."""
         mode, made = policy.collect_mode, []
         obs = self.observations(length + 1)
         for step in range(length):
@@ -106,7 +106,7 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
         return found
 
     def train(self, policy: Policy, samples: Any) -> list[dict[str, Any]]:
-        """Train once; return what is logged, a dict an iteration."""
+        """Train once; return the logged values, one dict per iteration."""
         logs = policy.learn_mode.forward(samples)
         return list(logs) if isinstance(logs, list) else [logs]
 
@@ -121,7 +121,7 @@ def _ordered(policy: Policy, obs: Mapping[int, Any]) -> list[Any]:
 
 
 def rule_01_modes_are_the_contracts_tuples(bench: PolicyBench) -> None:
-    """Each mode has every field of its kind, all of them callable; batched ones may be None."""
+    """Each mode has all fields of its kind; all are callable, and batched ones may be None."""
     policy = bench.policy()
     for field, kind in MODES.items():
         mode = getattr(policy, f"{field}_mode")
@@ -135,7 +135,7 @@ def rule_01_modes_are_the_contracts_tuples(bench: PolicyBench) -> None:
 
 
 def rule_02_only_modes_that_were_asked_for_are_served(bench: PolicyBench) -> None:
-    """A mode that ``enable_field`` leaves out raises ConfigError; so does an unknown name."""
+    """A mode that is not in ``enable_field`` raises ConfigError; so does an unknown name."""
     for field in FIELDS:
         policy = bench.policy([field])
         getattr(policy, f"{field}_mode")
@@ -147,9 +147,10 @@ def rule_02_only_modes_that_were_asked_for_are_served(bench: PolicyBench) -> Non
 
 
 def rule_03_each_env_gets_an_action_of_the_space(bench: PolicyBench) -> None:
-    """``forward`` answers just the envs that it was asked about, with actions of the space.
+    """``forward`` returns an action of the action space for each env in its input.
 
-    Holds for collecting with the settings that the command mode gives, and for evaluating.
+    This is checked for the collect mode, with the settings of the command mode, and for the eval
+    mode.
     """
     policy, obs = bench.policy(), bench.by_env()
     for what, answers in {
@@ -162,14 +163,14 @@ def rule_03_each_env_gets_an_action_of_the_space(bench: PolicyBench) -> None:
 
 
 def rule_04_no_env_gets_no_answer(bench: PolicyBench) -> None:
-    """Asked about no env at all, both modes answer ``{}``."""
+    """Without any env in the input, both modes return ``{}``."""
     policy = bench.policy()
     expect_equal(dict(policy.collect_mode.forward({}, **bench.setting(policy))), {}, "the answer")
     expect_equal(dict(policy.eval_mode.forward({})), {}, "the answer of the eval mode")
 
 
 def rule_05_what_is_given_is_not_written_to(bench: PolicyBench) -> None:
-    """Acting, recording, making samples and training write into nothing that they are given."""
+    """Acting, recording, making samples and training do not change their arguments."""
     policy = bench.policy()
     obs = bench.by_env()
     before = _copied(obs)
@@ -186,9 +187,9 @@ def rule_05_what_is_given_is_not_written_to(bench: PolicyBench) -> None:
 
 
 def rule_06_evaluating_is_repeatable_and_changes_nothing(bench: PolicyBench) -> None:
-    """The eval mode gives equal answers to equal observations, and leaves weights as they are.
+    """The eval mode gives equal actions for equal observations, and does not change the weights.
 
-    Episodes that begin anew (``reset``) begin alike.
+    After ``reset`` it gives the same actions again.
     """
     policy, obs = bench.policy(), bench.by_env()
     weights = _copied(policy.learn_mode.state_dict())
@@ -200,7 +201,7 @@ def rule_06_evaluating_is_repeatable_and_changes_nothing(bench: PolicyBench) -> 
 
 @needs("seeded")
 def rule_07_evaluations_leave_the_exploration_alone(bench: PolicyBench) -> None:
-    """What the collect mode answers does not depend on evaluations between its calls."""
+    """The actions of the collect mode do not depend on evaluations between its calls."""
     obs = bench.by_env()
     answers = []
     for evaluates in (False, True):
@@ -216,7 +217,7 @@ def rule_07_evaluations_leave_the_exploration_alone(bench: PolicyBench) -> None:
 
 @needs("seeded")
 def rule_08_seed_decides_weights_and_exploration(bench: PolicyBench) -> None:
-    """The same seed gives the same weights and actions, another seed other weights."""
+    """The same seed gives the same weights and actions; another seed gives other weights."""
     obs = bench.by_env(8)
     same, again, other = (bench.policy(seed=seed) for seed in (7, 7, 8))
     weights = [_copied(each.learn_mode.state_dict()["model"]) for each in (same, again, other)]
@@ -231,7 +232,7 @@ def rule_08_seed_decides_weights_and_exploration(bench: PolicyBench) -> None:
 
 @needs("seeded")
 def rule_09_global_random_states_are_left_alone(bench: PolicyBench) -> None:
-    """Making a policy, acting and training change no random state of the process."""
+    """Making a policy, acting and training do not change the global random states."""
     before = _random_states()
     policy = bench.policy()
     bench.train(policy, bench.samples(policy))
@@ -241,14 +242,14 @@ def rule_09_global_random_states_are_left_alone(bench: PolicyBench) -> None:
 
 
 def rule_10_observations_that_are_not_finite_are_noticed(bench: PolicyBench) -> None:
-    """NaN in an observation raises NonFiniteError, or shows as NaN in the answer.
+    """NaN in an observation raises NonFiniteError, or the output contains NaN.
 
-    Collectors refuse such answers; an action that looks valid would hide it.
+    Collectors refuse output with NaN; an action that looks valid would hide the fault.
     """
     policy = bench.policy()
     leaves = flatten(bench.observations(1)[0])
     if not any(np.asarray(leaf).dtype.kind == "f" for _, leaf in leaves):
-        return  # such a space has no NaN
+        return  # a space without floats has no NaN
     acting: dict[str, Callable[[Any], Any]] = {
         "collect_mode": lambda obs: policy.collect_mode.forward(obs, **bench.setting(policy)),
         "eval_mode": policy.eval_mode.forward,
@@ -267,8 +268,8 @@ def rule_10_observations_that_are_not_finite_are_noticed(bench: PolicyBench) -> 
 def rule_11_reset_takes_all_envs_or_some(bench: PolicyBench) -> None:
     """``reset()`` and ``reset([ids])`` may be called at any time, also for unknown envs.
 
-    Forgetting one env leaves the answers for the others as they are, and it acts as in its
-    first step.
+    After the reset of one env, the actions for the other envs do not change, and the policy acts
+    for the reset env as in a first step.
     """
     obs = bench.by_env()
     kept, reset, fresh = (bench.policy() for _ in range(3))
@@ -292,7 +293,7 @@ def rule_11_reset_takes_all_envs_or_some(bench: PolicyBench) -> None:
 
 
 def rule_12_transitions_hold_what_collectors_read(bench: PolicyBench) -> None:
-    """``process_transition`` gives a dict with ``obs``, ``action``, ``reward`` and ``done``."""
+    """``process_transition`` returns a dict with ``obs``, ``action``, ``reward`` and ``done``."""
     policy = bench.policy()
     for row, ends in ((0, False), (-1, True)):
         transition = bench.piece(policy)[row]
@@ -302,9 +303,9 @@ def rule_12_transitions_hold_what_collectors_read(bench: PolicyBench) -> None:
 
 
 def rule_13_pieces_of_any_length_become_samples(bench: PolicyBench) -> None:
-    """Pieces that end with their episode and pieces that are cut both become samples.
+    """Samples are made from pieces of whole episodes and from pieces that end before the episode.
 
-    No transitions become no samples. What is made of one piece does not depend on others.
+    An empty piece gives no samples. The samples of a piece do not depend on other pieces.
     """
     policy = bench.policy()
     make = policy.collect_mode.get_train_sample
@@ -332,9 +333,9 @@ def rule_14_each_transition_becomes_a_sample(bench: PolicyBench) -> None:
 
 
 def rule_15_learning_logs_finite_numbers(bench: PolicyBench) -> None:
-    """Training on own samples returns a dict, or a list of dicts, of finite numbers.
+    """Training on the policy's samples returns a dict, or a list of dicts, of finite numbers.
 
-    What ``monitor_vars`` names is among them; ``priority`` is one number a sample.
+    Each dict has the names in ``monitor_vars``; ``priority`` has one number per sample.
     """
     policy = bench.policy()
     samples = bench.samples(policy)
@@ -351,7 +352,7 @@ def rule_15_learning_logs_finite_numbers(bench: PolicyBench) -> None:
 
 
 def rule_16_learning_changes_the_weights_of_all_modes(bench: PolicyBench) -> None:
-    """Training changes the model, and the acting modes of the policy have the same weights."""
+    """Training changes the model; the collect and eval modes then have the same new weights."""
     policy = bench.policy()
     before = _copied(policy.learn_mode.state_dict()["model"])
     for _ in range(3):
@@ -365,7 +366,7 @@ def rule_16_learning_changes_the_weights_of_all_modes(bench: PolicyBench) -> Non
 
 
 def rule_17_samples_that_cannot_be_trained_on_are_refused(bench: PolicyBench) -> None:
-    """A batch that lacks what is trained on raises SchemaMismatchError and changes no weight."""
+    """A batch that lacks required columns raises SchemaMismatchError and changes no weight."""
     policy = bench.policy()
     before = _copied(policy.learn_mode.state_dict())
     with raises("training on a foreign column alone", SchemaMismatchError):
@@ -374,7 +375,7 @@ def rule_17_samples_that_cannot_be_trained_on_are_refused(bench: PolicyBench) ->
 
 
 def rule_18_state_holds_plain_data(bench: PolicyBench) -> None:
-    """The state is a nest of dicts of tensors, arrays, numbers and text, with ``model`` in it."""
+    """The state is a nested dict of tensors, arrays, numbers and text, with the key ``model``."""
     policy = bench.policy()
     bench.train(policy, bench.samples(policy))
     for name in ("learn_mode", "collect_mode", "eval_mode"):
@@ -389,7 +390,7 @@ def rule_18_state_holds_plain_data(bench: PolicyBench) -> None:
 
 
 def rule_19_state_goes_on_where_it_was_taken(bench: PolicyBench) -> None:
-    """A policy of another seed that loads a state acts and trains as the one that it is of."""
+    """A policy that loads a state acts and trains as the policy that the state is from."""
     first, second = bench.policy(seed=1), bench.policy(seed=2)
     samples = bench.samples(first)
     per_iteration = policy_is_deterministic(bench)
@@ -408,7 +409,7 @@ def rule_19_state_goes_on_where_it_was_taken(bench: PolicyBench) -> None:
 
 
 def policy_is_deterministic(bench: PolicyBench) -> bool:
-    """Whether training draws no random numbers: two seeds train alike from one state."""
+    """Whether training uses no random numbers: from one state, two seeds give the same model."""
     one, other = bench.policy(seed=1), bench.policy(seed=2)
     samples = bench.samples(one)
     other.learn_mode.load_state_dict(_copied(one.learn_mode.state_dict()))
@@ -421,7 +422,7 @@ def policy_is_deterministic(bench: PolicyBench) -> bool:
 
 
 def rule_20_published_weights_are_enough_to_act(bench: PolicyBench) -> None:
-    """The acting modes load ``{"model": arrays, "iter": version}``; the arrays may be read-only."""
+    """Collect and eval modes load ``{"model": arrays, "iter": version}``, also read-only arrays."""
     first, second = bench.policy(seed=1), bench.policy(["collect", "eval"], seed=2)
     bench.train(first, bench.samples(first))
     model = map_leaves(_read_only, first.learn_mode.state_dict()["model"])
@@ -432,7 +433,10 @@ def rule_20_published_weights_are_enough_to_act(bench: PolicyBench) -> None:
 
 
 def rule_21_state_that_does_not_fit_changes_nothing(bench: PolicyBench) -> None:
-    """A state without ``model``, or of another shape, raises SchemaMismatchError; all stays."""
+    """A state that does not fit raises SchemaMismatchError, and the policy does not change.
+
+    Such a state has no ``model``, lacks a weight, or has a weight of another shape.
+    """
     policy = bench.policy()
     bench.train(policy, bench.samples(policy))
     before = _copied(policy.learn_mode.state_dict())
@@ -451,7 +455,7 @@ def rule_21_state_that_does_not_fit_changes_nothing(bench: PolicyBench) -> None:
 
 
 def rule_22_workers_find_the_attributes_that_they_read(bench: PolicyBench) -> None:
-    """``get_attribute`` knows what workers read; an unknown name raises NotImplementedError."""
+    """``get_attribute`` has all names that workers read; others raise NotImplementedError."""
     policy = bench.policy()
     for mode, names in {
         policy.collect_mode: ("cfg", "n_sample", "n_episode", "unroll_len", "on_policy"),
@@ -466,7 +470,7 @@ def rule_22_workers_find_the_attributes_that_they_read(bench: PolicyBench) -> No
 
 
 def rule_23_settings_fit_the_collect_mode(bench: PolicyBench) -> None:
-    """What ``get_setting_collect`` gives at any progress is what ``forward`` takes."""
+    """``forward`` accepts the settings that ``get_setting_collect`` returns, at any progress."""
     policy, obs = bench.policy(), bench.by_env()
     for envstep in (0, 1, 10**7):
         setting = policy.command_mode.get_setting_collect({"envstep": envstep, "learner_step": 3})
@@ -477,7 +481,7 @@ def rule_23_settings_fit_the_collect_mode(bench: PolicyBench) -> None:
 
 @needs("batched")
 def rule_24_batched_actions_are_those_of_the_dict_form(bench: PolicyBench) -> None:
-    """``forward_batch`` gives numpy columns, one row an env, and the actions of ``forward``."""
+    """``forward_batch`` gives numpy columns, one row per env, with the actions of ``forward``."""
     policy, obs = bench.policy(), bench.by_env(4)
     found = policy.eval_mode.forward_batch(_stacked(list(obs.values())), list(obs))
     policy.eval_mode.reset()
@@ -497,7 +501,7 @@ def rule_24_batched_actions_are_those_of_the_dict_form(bench: PolicyBench) -> No
 
 @needs("batched")
 def rule_25_batched_samples_are_those_of_the_dict_form(bench: PolicyBench) -> None:
-    """Pieces laid end to end give the samples that each gives alone in the dict form."""
+    """Concatenated pieces give the same samples as each piece alone in the dict form."""
     policy = bench.policy()
     mode = policy.collect_mode
     pieces = [bench.piece(policy, 4), bench.piece(policy, 3, ends=False)]
@@ -505,14 +509,14 @@ def rule_25_batched_samples_are_those_of_the_dict_form(bench: PolicyBench) -> No
     rows = [row for piece in pieces for row in piece]
     ends = np.cumsum([len(piece) for piece in pieces])
     together = mode.make_samples(SampleBatch.from_rows(rows).columns, ends)
-    # A network may round otherwise where it is given other numbers of rows.
+    # A network may round differently for another number of rows.
     rows_together = [_as_arrays(dict(row)) for row in together]
     _expect_same(rows_together, alone, "batched samples", tolerance=1e-5)
 
 
 @needs("batched")
 def rule_26_batched_transitions_know_how_episodes_end(bench: PolicyBench) -> None:
-    """``make_transitions`` records ``final_obs`` as what came next, and what ended."""
+    """``make_transitions`` records ``final_obs`` as the next observation, and ends as ``done``."""
     policy = bench.policy()
     obs, after = (_stacked(bench.observations(3)) for _ in range(2))
     output = policy.collect_mode.forward_batch(obs, [0, 1, 2], **bench.setting(policy))
@@ -532,7 +536,7 @@ def rule_26_batched_transitions_know_how_episodes_end(bench: PolicyBench) -> Non
 
 POLICY_BOOK: Final = RuleBook(collect(__name__), POLICY_CAPABILITIES, PolicyBench)
 POLICY_RULES: Final = POLICY_BOOK.rules
-"""Every rule of the policies, by number."""
+"""All rules of the policies, ordered by number."""
 check_policy_rule = POLICY_BOOK.check_rule
 
 
@@ -544,15 +548,15 @@ def check_policy(
     capabilities: Collection[str] = (),
     patience_s: float = PATIENCE_S,
 ) -> ContractReport:
-    """Hold a policy to every rule, as ``RuleBook.check``.
+    """Check a policy against every rule, as ``RuleBook.check``.
 
     Args:
-        make: ``make(enable_field, seed)`` returns a fresh policy, e.g.
+        make: ``make(enable_field, seed)`` returns a new policy, e.g.
             ``lambda fields, seed: MyPolicy(CFG, enable_field=fields, seed=seed)``.
         observation_space: gymnasium space of one env's observation.
         action_space: gymnasium space of one env's action.
         capabilities: Which of ``POLICY_CAPABILITIES`` the policy has.
-        patience_s: How long something that must happen may take.
+        patience_s: How many seconds to wait for something that must happen.
     """
     tested = PolicyUnderTest(make, observation_space, action_space)
     return POLICY_BOOK.check(tested, capabilities=capabilities, patience_s=patience_s)

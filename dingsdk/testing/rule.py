@@ -1,4 +1,4 @@
-"""What a rule is, and how a part such as a transport is held to the rules of its kind."""
+"""Defines rules, and checks a part, such as a transport, against the rules of its kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dingsdk.errors import DingError
 
 PATIENCE_S = 5.0
 _LIMIT = 12.0
-"""How many times the patience a whole rule may take."""
+"""The longest time that a rule may take, as a multiple of the patience."""
 _NAME = re.compile(r"rule_([0-9]{2})_([a-z0-9_]+)")
 _Check = TypeVar("_Check", bound=Callable[[Any], None])
 _Make = TypeVar("_Make")
@@ -30,20 +30,20 @@ class RuleBroken(AssertionError):  # noqa: N818 - a finding, not an error of the
 
 
 class ContractError(DingError, AssertionError):
-    """A part that breaks rules of its contract. Facts: ``report``, ``broken`` (numbers)."""
+    """A part breaks rules of its contract. Facts: ``report``, ``broken`` (numbers of rules)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One numbered promise of every part of a kind.
+    """One numbered requirement for all parts of a kind.
 
     Attributes:
-        number: Its place in the table, from 1.
+        number: Its number in the list of rules, from 1.
         name: ``rule_NN_...``, for test ids.
-        title: The promise in one line.
-        text: The promise in full.
-        needs: The capability without which the rule does not apply; empty: it always does.
-        check: Raises where the part on the bench that it is given breaks the rule.
+        title: The requirement in one line.
+        text: The full requirement.
+        needs: The rule applies only to parts with this capability; empty if it always applies.
+        check: Called with a bench; raises if the part that the bench makes breaks the rule.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Rule:
 
 
 def needs(capability: str) -> Callable[[_Check], _Check]:
-    """Mark a rule as one for parts that declare ``capability``."""
+    """Mark a rule as only for parts that declare ``capability``."""
 
     def mark(check: _Check) -> _Check:
         check.needs = capability  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def needs(capability: str) -> Callable[[_Check], _Check]:
 
 
 def collect(*modules: ModuleType | str) -> tuple[Rule, ...]:
-    """Return the rules of the modules, which may be given by name, by number."""
+    """Return the rules of modules, ordered by number; a module may be given by its name."""
     found: list[Rule] = []
     for module in modules:
         members = vars(sys.modules[module] if isinstance(module, str) else module)
@@ -82,12 +82,12 @@ def collect(*modules: ModuleType | str) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """One rule and how it went.
+    """The result of one rule.
 
     Attributes:
         rule: The rule.
-        applies: Whether the part declares what the rule needs.
-        error: What the check raised; None where the rule is kept, or does not apply.
+        applies: Whether the part declares the capability that the rule needs.
+        error: The error that the check raised; None if it passed or the rule does not apply.
     """
 
     rule: Rule
@@ -104,7 +104,7 @@ class RuleResult:
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """The results of all rules, in the order of the table. ``str`` of it is for people."""
+    """The results of all rules, ordered by number. ``str`` of it is for people to read."""
 
     results: tuple[RuleResult, ...]
 
@@ -119,12 +119,12 @@ class ContractReport:
 
 @dataclass(frozen=True, slots=True)
 class RuleBook(Generic[_Make]):
-    """The rules for parts of one kind, and what it takes to check them.
+    """The rules for parts of one kind, and how to check them.
 
     Attributes:
-        rules: Every rule, by number.
-        known_capabilities: What such a part may declare.
-        bench: (make, folder, capabilities, patience) -> the bench that a rule is checked on.
+        rules: All rules, ordered by number.
+        known_capabilities: The capabilities that such a part may declare, with descriptions.
+        bench: (make, folder, capabilities, patience) -> the bench that rules are called with.
     """
 
     rules: tuple[Rule, ...]
@@ -139,20 +139,20 @@ class RuleBook(Generic[_Make]):
     def check(
         self, make: _Make, *, capabilities: Collection[str] = (), patience_s: float = PATIENCE_S
     ) -> ContractReport:
-        """Hold a part to every rule, each with an empty folder, and report on all.
+        """Check a part against every rule. Each rule gets an empty folder.
 
         Args:
-            make: Makes a fresh part each time that a rule calls it.
+            make: Makes a new part each time that a rule calls it.
             capabilities: Which of ``known_capabilities`` the part has; rules that need another one
                 do not apply.
-            patience_s: How long something that must happen may take.
+            patience_s: How many seconds to wait for something that must happen.
 
         Returns:
-            The results, where no rule is broken.
+            The results, if no rule is broken.
 
         Raises:
-            ContractError: some are; ``report`` has all results, ``broken`` the numbers.
-            ValueError: an unknown capability.
+            ContractError: rules are broken; ``report`` has all results, ``broken`` their numbers.
+            ValueError: a capability is unknown.
         """
         applying, results = self.applying(capabilities), []
         check = partial(self.check_rule, capabilities=capabilities, patience_s=patience_s)
@@ -183,16 +183,16 @@ class RuleBook(Generic[_Make]):
         capabilities: Collection[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Hold a part to one rule; the other arguments are those of ``check``.
+        """Check a part against one rule; the other arguments are those of ``check``.
 
         Args:
-            rule: One for parts of its kind.
-            make: Makes a fresh part.
-            folder: An empty folder for what the part stores.
+            rule: A rule of this book.
+            make: Makes a new part.
+            folder: An empty folder for the files of the part.
 
         Raises:
             RuleBroken: the rule is broken, or its check did not end.
-            Exception: what the part raised where it should not.
+            Exception: an error that the part should not have raised.
         """
         errors: list[BaseException] = []
 
@@ -203,7 +203,7 @@ class RuleBook(Generic[_Make]):
             except BaseException as error:
                 errors.append(error)
 
-        # A thread of its own: a part that hangs must not take the check with it.
+        # In a separate thread, so that a part that hangs does not hang the caller too.
         thread = threading.Thread(target=run, name=rule.name, daemon=True)
         thread.start()
         limit_s = _LIMIT * patience_s

@@ -1,4 +1,4 @@
-"""Messages, payloads and policies that cover what must travel, and how to compare them."""
+"""Messages, payloads and policies that transports must carry, and how to compare them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dingsdk.testing.rule import RuleBroken
 
 
 def plain_message() -> dict[str, Any]:
-    """Return a message of every kind of plain data that arrives as it was sent."""
+    """Return a message with every kind of plain data that must arrive unchanged."""
     return {
         "none": None,
         "flags": [True, False],
@@ -27,7 +27,7 @@ def plain_message() -> dict[str, Any]:
 
 
 def batch(rows: int = 5, seed: int = 0) -> SampleBatch:
-    """Return a payload with columns of several dtypes and ranks, nested ones included."""
+    """Return a payload with columns of several dtypes and ranks; some are nested."""
     random = np.random.default_rng(seed)
     return SampleBatch(
         {
@@ -45,7 +45,7 @@ def batch(rows: int = 5, seed: int = 0) -> SampleBatch:
 
 
 def policy(value: float) -> dict[str, Any]:
-    """Return a policy's tensors, the values of which all tell ``value``."""
+    """Return the tensors of a policy; all their elements are ``value``."""
     import torch
 
     return {
@@ -87,5 +87,5 @@ def _is_same_leaf(found: Any, expected: Any) -> bool:
         return np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
     if type(found) is not type(expected):
         return False
-    # repr tells -0.0 from 0.0, and NaN is NaN.
+    # repr distinguishes -0.0 from 0.0, and treats NaN as equal to NaN.
     return repr(found) == repr(expected) if isinstance(expected, float) else found == expected

@@ -1,4 +1,4 @@
-"""Checks that a run that is interrupted and resumed equals one that is not, bit for bit."""
+"""Checks that a run that is interrupted and resumed gives the same result as a whole run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dingsdk.worker.replay_buffer import persistence
 _BY_THE_CLOCK = frozenset(
     {
         *("elapsed_s", "resumes", "_duration_s", "_total_duration_s", "train_time", "data_time"),
-        "schedule",  # its last entry is a time; when evaluations happened is compared
+        "schedule",  # its last entry is a clock time; the evaluations themselves are compared
         "config",  # an interrupted run may have had another limit
     }
 )
 
 
 class StopAndGo:
-    """Interrupts a serial run of a config, resumes it, and compares it with a whole one.
+    """Interrupts a serial run of a config, resumes it, and compares it with an uninterrupted run.
 
-    For the author of a policy, an env, an env manager or a replay buffer: it finds state that
-    decides the future and is not saved. Use it in the main thread.
+    For authors of policies, envs, env managers and replay buffers: it finds state that affects
+    the rest of a run but is not saved. Use it in the main thread.
 
     Args:
-        config: As for ``dingsdk.train``; with a limit that a run reaches within seconds.
-        sets: Overrides, as there.
-        kwargs: ``env`` and ``policy``, as there.
+        config: As for ``dingsdk.train``; it should have a limit that a run reaches within seconds.
+        sets: Overrides, as for ``dingsdk.train``.
+        kwargs: ``env`` and ``policy``, as for ``dingsdk.train``.
 
     Example:
         >>> check = StopAndGo("cartpole-dqn", ["system.max_env_steps=2000"])  # doctest: +SKIP
@@ -38,18 +38,18 @@ class StopAndGo:
 
     def __init__(self, config: Any, sets: Sequence[str] = (), **kwargs: Any) -> None:
         self._config = config
-        self._sets = [*sets, "system.save_every=1e9"]  # once, where the run ends
+        self._sets = [*sets, "system.save_every=1e9"]  # only one save, when the run ends
         self._kwargs = kwargs
 
     def run(self, folder: Path, after_iterations: Sequence[int]) -> None:
-        """Interrupt one run after each of these train iterations, and another one not at all.
+        """Run once without interruption, and once interrupted after these train iterations.
 
         Args:
-            folder: Where run folders are made.
-            after_iterations: Ascending numbers of iterations.
+            folder: The folder in which the run folders are made.
+            after_iterations: Numbers of iterations, ascending.
 
         Raises:
-            AssertionError: names the entries of the final states that differ.
+            AssertionError: the final states differ; the message names the entries.
         """
         whole = self._outcome(self._train(folder, "whole"))
         stops = iter(after_iterations)

@@ -1,4 +1,4 @@
-"""The bench of a transport's rules: fresh transports, a listener, workers."""
+"""The bench of the transport rules: makes transports, a listener and workers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Event = tuple[Any, ...]
 
 
 class Recorder(MasterListener):
-    """A master's listener that writes everything down.
+    """A master's listener that records its calls.
 
-    ``events`` holds ("joined", WorkerInfo), ("renewed", worker_id, progress),
-    ("left", worker_id, reason) and ("answered", worker_id, TaskAnswer), as they came;
-    ``incarnations`` the one of each id that joined last.
+    ``events`` has ("joined", WorkerInfo), ("renewed", worker_id, progress),
+    ("left", worker_id, reason) and ("answered", worker_id, TaskAnswer), in the order of the calls.
+    ``incarnations`` has the last incarnation of each worker id.
     """
 
     def __init__(self, condition: Condition, patience_s: float) -> None:
@@ -57,7 +57,7 @@ class Recorder(MasterListener):
         self._note("answered", worker_id, answer)
 
     def of(self, kind: str, worker_id: str) -> list[Any]:
-        """Return what was reported of a worker: infos, progress counts, reasons or answers."""
+        """Return the reports of a kind about a worker: infos, progress, reasons or answers."""
         with self._condition:
             return self._of(kind, worker_id)
 
@@ -94,7 +94,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         self._runs = itertools.count()
         self._master: MasterEnd | None = None
         self.address = ""
-        # Left after the transports are closed.
+        # Exited after the transports are closed.
         self._networks = self.exits.enter_context(contextlib.ExitStack())
         self.near = self.transport()
         self.far = self.sibling(self.near)
@@ -102,20 +102,20 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         return self
 
     def keep(self, made: Any) -> Any:
-        """Return a transport, which is closed at the end, in time."""
+        """Return a transport, and close it at the end; the close must return in time."""
         close = partial(made.close, self.patience_s)
         self.exits.callback(lambda: Call(close, "close()").value(2 * self.patience_s))
         return made
 
     def transport(self) -> Transport:
-        """Return a fresh transport with a run folder of its own."""
+        """Return a new transport with a new run folder."""
         run_dir = self.folder / f"run{next(self._runs)}"
         run_dir.mkdir()
         made: Transport = self.keep(self._make(run_dir))
         return made
 
     def sibling(self, transport: Transport) -> Transport:
-        """Return the object that another process of the run would have."""
+        """Return the transport that another process of the run would have."""
         if not self.has("many_processes"):
             return transport
         cfg = msgspec.structs.asdict(transport.cfg)
@@ -123,36 +123,36 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         return made
 
     def closed_at_exit(self, resource: contextlib.AbstractContextManager[_T]) -> _T:
-        """Enter a context manager, and leave it at the end of the rule."""
+        """Enter a context manager, and exit it at the end of the rule."""
         return self._networks.enter_context(resource)
 
     @property
     def master(self) -> MasterEnd:
-        """The master end of ``near``, opened at its first use."""
+        """The master end of ``near``, opened when it is first used."""
         if self._master is None:
             self._master = self.near.master_end()
             self.address = self._master.open(self.listener)
         return self._master
 
     def slave(self, address: str = "") -> SlaveEnd:
-        """Return an unjoined slave end of ``far`` for the open master."""
+        """Return a slave end of ``far`` that has not joined the master."""
         _ = self.master
         return self.far.slave_end(address or self.address)
 
     def join(self, worker_id: str = "w0", address: str = "") -> SlaveEnd:
-        """Return the end of a worker that has joined, and is known to the master."""
+        """Return the end of a worker whose join was announced to the master."""
         end = self.slave(address)
         self.join_end(end, worker_id)
         return end
 
     def join_end(self, end: SlaveEnd, worker_id: str = "w0") -> None:
-        """Make an end join, and wait until the master knows."""
+        """Make an end join, and wait until the master's listener is called."""
         known = len(self.listener.of("joined", worker_id))
         end.join(WorkerInfo(worker_id, "collector", {"cpu": 1}), self.patience_s)
         self.listener.expect("joined", worker_id, known + 1)
 
     def incarnation(self, worker_id: str) -> int:
-        """Return the incarnation that joined last; 0 where none has."""
+        """Return the incarnation that joined last; 0 if there is none."""
         return self.listener.incarnations.get(worker_id, 0)
 
     def send(self, worker_id: str, *task_ids: str, **data: Any) -> None:
@@ -166,7 +166,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         self.master.drop(worker_id, self.incarnation(worker_id), "silent")
 
     def receive(self, end: SlaveEnd) -> TaskMessage:
-        """Return the next task of a worker, which must come."""
+        """Return the next task of a worker. Raises RuleBroken if none comes."""
         task = end.next_task(self.patience_s)
         if task is None:
             raise RuleBroken(f"no task came within {self.patience_s:.1f} s")
@@ -177,7 +177,7 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         return [self.receive(end).task_id for _ in range(count)]
 
     def expect_refused(self, end: SlaveEnd, whose: str, kind: type[Exception]) -> None:
-        """Expect each call of an end but ``join`` to raise."""
+        """Expect ``next_task``, ``renew`` and ``answer`` of an end to raise ``kind``."""
         with raises(f"next_task() of {whose}", kind):
             end.next_task(self.patience_s)
         with raises(f"renew() of {whose}", kind):
@@ -186,22 +186,25 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
             end.answer(TaskAnswer("t1", True))
 
     def spawn(self, function: Callable[[], None], name: str) -> Job:
-        """Run a worker's code as the transport's own scheduler runs it."""
+        """Run a worker's code with the scheduler of the transport."""
         return self.far.scheduler.spawn(function, name)
 
     def ended(self, job: Job, what: str) -> BaseException | None:
-        """Wait for a job that must end; return what it raised."""
+        """Wait for a job to end; return its error or None.
+
+        Raises RuleBroken if it does not end in time.
+        """
         if not job.join(self.patience_s):
             raise RuleBroken(f"{what} did not end within {self.patience_s:.1f} s")
         return job.error
 
     def done(self, *jobs: Job) -> None:
-        """Wait for jobs that must end well."""
+        """Wait for jobs to end; raise the first error of one."""
         for job in jobs:
             error = self.ended(job, job.name)
             if error is not None:
                 raise error
 
     def timed(self, function: Callable[[], _T], what: str) -> Call[_T]:
-        """Start a call in a thread of its own."""
+        """Start a call in a new thread."""
         return Call(function, what)

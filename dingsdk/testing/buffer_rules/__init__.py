@@ -1,4 +1,4 @@
-"""The rules of the replay buffers, and what checks them."""
+"""The rules of the replay buffers, and functions that check them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
     "durable": "Rows stay in a folder when the buffer is closed.",
     "saves": "`save_data` and `load_data` serve the rows of the kit.",
 }
-"""What a buffer may declare that it is or can do, and what follows."""
+"""The capabilities that a buffer may declare, and what each promises."""
 
 BUFFER_BOOK: Final = RuleBook(
     collect(rows, lives, threads, kinds), BUFFER_CAPABILITIES, BufferBench
 )
 BUFFER_RULES: Final = BUFFER_BOOK.rules
-"""Every rule, by number. Numbers are never used again for another rule."""
+"""All rules, ordered by number. The number of a removed rule is never used again."""
 check_buffer_rule = BUFFER_BOOK.check_rule
 check_buffer = BUFFER_BOOK.check
-"""Hold a replay buffer, and the parts it is made of, to every rule, as ``RuleBook.check``.
+"""Check a replay buffer, including its parts, against every rule, as ``RuleBook.check``.
 
-``make(cfg)`` returns a fresh buffer with these settings over those that it is to be tested with,
-e.g. ``lambda cfg: MyBuffer({"storage": {"type": "mine"}, **cfg})``. The settings are
-``replay_buffer_size`` and ``seed``, and what the capabilities name.
+``make(cfg)`` returns a new buffer. The settings in ``cfg`` override those that you choose,
+e.g. ``lambda cfg: MyBuffer({"storage": {"type": "mine"}, **cfg})``. They are
+``replay_buffer_size`` and ``seed``, and the settings that the declared capabilities have.
 """

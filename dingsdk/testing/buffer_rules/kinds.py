@@ -34,10 +34,11 @@ _ROWS = 20
 
 @needs("sequences")
 def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
-    """A sequence is rows of one trajectory, as they followed each other; it crosses no end.
+    """A sequence is consecutive rows of one trajectory; it does not cross the end of one.
 
-    An end is a row whose ``done`` is true, and the newest row: the oldest does not follow it.
-    Columns come as ``[batch, time, ...]``, objects as a list of lists.
+    A trajectory ends with a row whose ``done`` is true, and at the newest row: the oldest row does
+    not follow the newest. Columns have the shape ``[batch, time, ...]``; objects are in a list of
+    lists.
     """
     for pushed in (7, _ROWS, 3 * _ROWS - 4):
         ends = {n for n in range(pushed) if n % 7 == 4}
@@ -57,7 +58,7 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
 
 @needs("sequences")
 def rule_42_every_start_can_be_drawn(bench: BufferBench) -> None:
-    """Every row from which a whole sequence follows is its start as often as any other."""
+    """All rows from which a whole sequence can start are equally likely as the start."""
     ends = {4, 9, 17}
     buffer = _filled(bench, range(_ROWS + 2), ends)
     for length, starts in ((3, {2, 5, 6, 7, *range(10, 16), 18, 19}), (5, {5, 10, 11, 12, 13})):
@@ -70,9 +71,9 @@ def rule_42_every_start_can_be_drawn(bench: BufferBench) -> None:
 
 @needs("sequences")
 def rule_43_no_sequence_is_none(bench: BufferBench) -> None:
-    """A sample is None where no sequence of that length is whole, or there are too few rows.
+    """``sample`` returns None if no sequence of that length fits, or there are too few rows.
 
-    It comes at once, and the buffer serves on.
+    It returns at once, and the buffer works afterwards.
     """
     buffer = _filled(bench, range(_ROWS), {n for n in range(_ROWS) if n % 4 == 3})
     expect_equal(buffer.sample(1, 5, 0), None, "sequences of 5 in trajectories of 4")
@@ -85,8 +86,8 @@ def rule_43_no_sequence_is_none(bench: BufferBench) -> None:
 def rule_44_episodes_are_whole(bench: BufferBench) -> None:
     """An episode comes back with all of its transitions, whatever its length and form.
 
-    It is pushed as a SampleBatch or a list of transitions within a list of episodes. What is no
-    episode, or an empty one, is refused with SchemaMismatchError, and nothing is pushed.
+    Episodes are pushed in a list; each is a SampleBatch or a list of transitions. An empty episode,
+    or a value that is not an episode, raises SchemaMismatchError, and nothing is pushed.
     """
     buffer = bench.buffer(1, 2)
     buffer.push([[make_row(n)] * episode_length(n) for n in (3, 4)], 0)
@@ -100,10 +101,10 @@ def rule_44_episodes_are_whole(bench: BufferBench) -> None:
 
 @needs("elastic")
 def rule_45_window_holds_the_newest(bench: BufferBench) -> None:
-    """Samples come from as many of the newest rows as ``set_buffer_size`` says for an env step.
+    """Samples come from a window of the newest rows; ``set_buffer_size(envstep)`` is its size.
 
-    ``update(envstep)`` moves the window. One that grows again finds the rows that it had left; a
-    sample of more rows than it has is None.
+    ``update(envstep)`` changes the window. If the window shrinks and grows again, it has the older
+    rows again. ``sample`` returns None for more rows than the window has.
     """
     buffer = bench.buffer(*range(9), set_buffer_size=lambda step: 3 if step < 10 else step // 10)
     rows = list(range(9))[-CAPACITY:]
@@ -123,7 +124,7 @@ def rule_45_window_holds_the_newest(bench: BufferBench) -> None:
 def _filled(bench: BufferBench, numbers: Iterable[int], ends: Collection[int]) -> Any:
     buffer = bench.buffer(replay_buffer_size=_ROWS)
     rows = [make_row(number, done=number in ends) for number in numbers]
-    # Pushes of several sizes, so that trajectories go on from one to the next.
+    # Several pushes, so that trajectories continue from one push to the next.
     for start in range(0, len(rows), 3):
         buffer.push(rows[start : start + 3], 0)
     return buffer
@@ -141,7 +142,7 @@ def _sequences(bench: BufferBench, buffer: Any, size: int, length: int) -> list[
 
 
 _CLOSE = 1e-3
-"""Priorities and weights may be float32, and a priority a little more than it was set to."""
+"""Tolerance: priorities and weights may be float32, and a priority may be slightly increased."""
 PRIORITIES = (0.5, 4.0, 1.0, 2.0, 8.0, 3.0)
 
 
@@ -149,8 +150,9 @@ PRIORITIES = (0.5, 4.0, 1.0, 2.0, 8.0, 3.0)
 def rule_46_samples_carry_their_facts(bench: BufferBench) -> None:
     """Each sampled row has ``replay_unique_id``, ``replay_buffer_idx``, ``IS``, ``priority``.
 
-    And ``use``, how often it was sampled, this time included, and ``staleness``, learner
-    iterations since its ``collect_iter``, -1 where it came without. They are columns, or keys.
+    It also has ``use``, how often the row was sampled, including this time, and ``staleness``, the
+    learner iterations since its ``collect_iter``, or -1 if it has none. They are columns of the
+    batch, or keys of each row.
     """
     buffer = bench.buffer(*range(4))
     used: Counter[int] = Counter()
@@ -168,10 +170,10 @@ def rule_46_samples_carry_their_facts(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_47_ids_are_never_given_twice(bench: BufferBench) -> None:
-    """``replay_unique_id`` is another number for every row that was ever pushed.
+    """``replay_unique_id`` is a different number for every row that was ever pushed.
 
-    It goes on counting after ``clear`` and in a loaded state. ``replay_buffer_idx`` tells apart
-    the rows that are there.
+    The numbers continue after ``clear`` and after a state is loaded. ``replay_buffer_idx`` is
+    different for all rows that are in the buffer.
     """
     buffer = bench.buffer(*range(CAPACITY))
     seen: dict[int, int] = {}
@@ -199,7 +201,10 @@ def rule_47_ids_are_never_given_twice(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_48_new_rows_have_the_largest_priority(bench: BufferBench) -> None:
-    """A row that comes without ``priority`` has the largest so far, at first 1; others theirs."""
+    """A row pushed without ``priority`` gets the largest priority so far, which is 1 at first.
+
+    A row pushed with ``priority`` keeps it.
+    """
     buffer = bench.buffer(*range(3))
     _expect_priorities(buffer, {0: 1.0, 1: 1.0, 2: 1.0})
     _update(buffer, {1: 5.0})
@@ -217,7 +222,7 @@ def rule_48_new_rows_have_the_largest_priority(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_49_weights_are_above_0_and_at_most_1(bench: BufferBench) -> None:
-    """``IS`` is in (0, 1]: 1 for the row that is drawn the least, less for one drawn more."""
+    """``IS`` is in (0, 1]: 1 for the row least likely to be drawn, and lower for likelier rows."""
     buffer = bench.buffer(*range(CAPACITY))
     _update(buffer, dict(enumerate(PRIORITIES)))
     found = _all_rows(buffer)
@@ -230,10 +235,10 @@ def rule_49_weights_are_above_0_and_at_most_1(bench: BufferBench) -> None:
 
 @needs("proportional")
 def rule_50_rows_are_drawn_by_priority(bench: BufferBench) -> None:
-    """A row is drawn in proportion to ``priority ** alpha``, so for any ``alpha`` of 0 to 1.
+    """A row is drawn in proportion to ``priority ** alpha``, for any ``alpha`` from 0 to 1.
 
-    Its ``IS`` is ``(rows * share) ** -beta``, relative to the largest of all rows that are there:
-    exactly 1 while priorities are equal.
+    Its ``IS`` is ``(rows * share) ** -beta``, divided by the largest such value of all rows in the
+    buffer. It is exactly 1 while all priorities are equal.
     """
     for row in _rows(bench.buffer(*range(CAPACITY)), CAPACITY):
         expect_equal(float(row["IS"]), 1.0, "IS while priorities are equal")
@@ -256,17 +261,17 @@ def rule_50_rows_are_drawn_by_priority(bench: BufferBench) -> None:
         total = counts.total()
         for number, part in enumerate(share.tolist()):
             off = abs(counts[number] - total * part)
-            # Strata spread less than independent draws, which this is the width of.
+            # The width is that of independent draws; stratified draws vary less.
             width = SPREADS * (total * part * (1 - part)) ** 0.5 + _CLOSE * total
             expect(off <= width, f"row {number} came {counts[number]} times, not {total * part}")
 
 
 @needs("priorities")
 def rule_51_update_sets_priorities(bench: BufferBench) -> None:
-    """``update`` sets the priorities of the rows with these ids at these positions.
+    """``update`` sets the priorities of the rows with the given ids and positions.
 
-    It takes lists and arrays, of any length. Of the same row twice the last counts. An update
-    without ``priority`` changes nothing.
+    It takes lists and arrays of any length. If a row is given twice, the last priority counts. An
+    update without ``priority`` changes nothing.
     """
     buffer = bench.buffer(*range(4))
     found = _all_rows(buffer)
@@ -283,9 +288,9 @@ def rule_51_update_sets_priorities(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
-    """A priority that is no finite number >= 0 is an InvalidPriorityError; nothing is changed.
+    """A priority that is not a finite number >= 0 raises InvalidPriorityError, changing nothing.
 
-    So are lists of different lengths, and ids that are missing, whatever stands beside them.
+    Lists of different lengths and missing or invalid ids or positions do so too.
     """
     buffer = bench.buffer(*range(3))
     found = list(_all_rows(buffer).values())
@@ -312,7 +317,7 @@ def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_53_extreme_priorities_keep_it_serving(bench: BufferBench) -> None:
-    """A row of priority 0 stays, and can be drawn; very small and large ones break nothing."""
+    """A row of priority 0 can be drawn; very small and very large priorities cause no errors."""
     buffer = bench.buffer(*range(4), alpha=1.0)
     _update(buffer, {0: 0.0, 1: 5e-324, 2: 0.0, 3: 0.0})
     expect_equal(buffer.count(), 4, "count() of rows of priority 0")
@@ -327,9 +332,9 @@ def rule_53_extreme_priorities_keep_it_serving(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_54_updates_of_rows_that_left_are_skipped(bench: BufferBench) -> None:
-    """An update for a row that was overwritten or cleared meanwhile, or never was, is skipped.
+    """An update for a row that is no longer in the buffer, or never was, is skipped.
 
-    What took its place is as it was. The others of the same update are set.
+    The row that is now at its position is not changed. The other rows of the same update are set.
     """
     buffer = bench.buffer(*range(CAPACITY))
     before = _info(_all_rows(buffer), dict.fromkeys(range(CAPACITY), 7.0))
@@ -350,7 +355,8 @@ def rule_54_updates_of_rows_that_left_are_skipped(bench: BufferBench) -> None:
 def rule_55_rows_leave_after_their_last_use(bench: BufferBench) -> None:
     """A row that was sampled ``max_use`` times leaves after that batch, and does not come back.
 
-    ``count`` is how many can be sampled still. A late update of its priority changes nothing.
+    ``count`` is the number of rows that can still be sampled. A later update of the priority of a
+    row that left changes nothing.
     """
     buffer = bench.buffer(*range(CAPACITY), max_use=3)
     used: Counter[int] = Counter()
@@ -374,9 +380,9 @@ def rule_55_rows_leave_after_their_last_use(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_56_stale_rows_leave(bench: BufferBench) -> None:
-    """Rows leave when ``max_staleness`` iterations passed since their ``collect_iter``.
+    """Rows leave when ``max_staleness`` iterations have passed since their ``collect_iter``.
 
-    That is before a sample; rows that came without ``collect_iter`` never are stale.
+    They leave before the next sample. Rows without ``collect_iter`` never become stale.
     """
     buffer = bench.buffer(max_staleness=3)
     for number, iteration in enumerate((0, 1, 1, 4)):
@@ -393,10 +399,11 @@ def rule_56_stale_rows_leave(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_57_state_keeps_priorities_and_uses(bench: BufferBench) -> None:
-    """A loaded state has the priorities, uses, ids and ``beta``; one with another ``alpha`` fails.
+    """A loaded state restores priorities, uses, ids and ``beta``.
 
-    That raises CheckpointVersionError, and changes nothing. Per sample ``beta`` moves on by a
-    step of ``anneal_step`` to 1, and 0 of these leave it.
+    A state with another ``alpha`` raises CheckpointVersionError, and changes nothing. ``beta``
+    reaches 1 after ``anneal_step`` samples, in equal steps; if ``anneal_step`` is 0, ``beta`` does
+    not change.
     """
     cfg = {"max_use": 99, "beta": 0.4, "anneal_step": 4}
     old, new = bench.buffer(*range(CAPACITY + 1), **cfg), bench.buffer(40, **cfg, seed=9)
@@ -419,9 +426,9 @@ def rule_57_state_keeps_priorities_and_uses(bench: BufferBench) -> None:
 
 @needs("priorities")
 def rule_58_saved_rows_keep_priorities_and_uses(bench: BufferBench) -> None:
-    """Rows that ``save_data`` wrote are loaded with their priority and how often they were used.
+    """Rows that ``save_data`` wrote are loaded with their priorities and use counts.
 
-    Of buffers that save the rows of the kit.
+    This applies to buffers that declare ``saves``.
     """
     if not bench.has("saves"):
         return
@@ -447,7 +454,7 @@ def _rows(buffer: Any, size: int, iteration: int = 0) -> list[Any]:
 
 
 def _all_rows(buffer: Any) -> dict[int, Any]:
-    """Return a sampled row of each number; draws until all came."""
+    """Sample until each row was drawn; return the rows by number."""
     found: dict[int, Any] = {}
     for _ in range(2000):
         found.update((number_of(row), row) for row in _rows(buffer, buffer.count()))

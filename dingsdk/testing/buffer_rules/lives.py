@@ -1,4 +1,4 @@
-"""Rules 21 to 30, and 59: seeds, states, saved rows, and what closing gives back."""
+"""Rules 21 to 30, and 59: seeds, states, saved rows and closing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dingsdk.testing.samples import expect_same
 
 
 def rule_21_same_seed_same_samples(bench: BufferBench) -> None:
-    """Two buffers with one seed and the same calls return the same batches; other seeds differ."""
+    """With the same seed, the same calls return the same batches; another seed gives others."""
     one, two, other = (bench.buffer(*range(CAPACITY), seed=seed) for seed in (5, 5, 6))
     found = bench.draws(one)
     expect_equal(bench.draws(two), found, "batches of another buffer with the seed")
@@ -39,9 +39,9 @@ def rule_21_same_seed_same_samples(bench: BufferBench) -> None:
 
 
 def rule_22_state_gives_the_same_future(bench: BufferBench) -> None:
-    """A buffer that loads a state has its rows and counts, and samples on as its source does.
+    """A buffer that loads a state continues with the rows, counts and samples of its source.
 
-    What it held before is gone. Later pushes leave both the same.
+    The rows that it had before are gone. After the same pushes both buffers are still the same.
     """
     for held in (0, 3, CAPACITY, CAPACITY + 3):
         old = bench.buffer(*range(held))
@@ -60,9 +60,9 @@ def rule_22_state_gives_the_same_future(bench: BufferBench) -> None:
 
 
 def rule_23_state_is_a_copy(bench: BufferBench) -> None:
-    """A state stays what it was when the buffer goes on, and changing one changes no buffer.
+    """A state does not change when its buffer does, and changing a state changes no buffer.
 
-    Neither does changing it after it was loaded.
+    This also applies to a state that was loaded.
     """
     buffer = bench.buffer(*range(CAPACITY))
     state = buffer.state_dict()
@@ -78,9 +78,11 @@ def rule_23_state_is_a_copy(bench: BufferBench) -> None:
 
 
 def rule_24_wrong_state_is_refused(bench: BufferBench) -> None:
-    """A state of another capacity or version, or one that lacks a part, changes nothing.
+    """A state of another capacity or version, or an incomplete state, is refused.
 
-    The first two raise CheckpointVersionError, the last that or CheckpointCorruptError.
+    Another capacity or version raises CheckpointVersionError. A missing key raises
+    CheckpointVersionError or CheckpointCorruptError, a missing row CheckpointCorruptError. The
+    buffer does not change.
     """
     state = bench.buffer(*range(CAPACITY)).state_dict()
     larger = bench.buffer(1, 2, replay_buffer_size=2 * CAPACITY).state_dict()
@@ -101,7 +103,7 @@ def rule_24_wrong_state_is_refused(bench: BufferBench) -> None:
 
 
 def rule_25_state_of_data_alone_is_pushed(bench: BufferBench) -> None:
-    """A state of nothing but ``data`` (demonstrations) is pushed onto what there is."""
+    """If a state has only ``data`` (demonstrations), its rows are added to those in the buffer."""
     data = bench.buffer(8, 9).state_dict()["data"]
     buffer = bench.buffer(1)
     buffer.load_state_dict({"data": data})
@@ -111,9 +113,9 @@ def rule_25_state_of_data_alone_is_pushed(bench: BufferBench) -> None:
 
 @needs("saves")
 def rule_26_saved_rows_are_pushed_back(bench: BufferBench) -> None:
-    """``save_data`` makes its folder with its parents; ``load_data`` pushes the rows, oldest first.
+    """``save_data`` makes the folder and its parents; ``load_data`` pushes the rows, oldest first.
 
-    Saving leaves the buffer as it is, and saving again replaces what was there.
+    Saving does not change the buffer. Saving to the same folder again replaces the saved rows.
     """
     folder = str(bench.folder / "new" / "rows")
     for held in (3, CAPACITY + 2, CAPACITY + 3, 2):
@@ -132,9 +134,10 @@ def rule_26_saved_rows_are_pushed_back(bench: BufferBench) -> None:
 
 @needs("saves")
 def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
-    """Rows whose files were altered, cut or removed are refused, and nothing is pushed.
+    """Saved files that were altered, cut or removed are refused, and nothing is pushed.
 
-    That raises CheckpointCorruptError; a folder without saved rows CheckpointMissingError.
+    Loading them raises CheckpointCorruptError, CheckpointMissingError or CheckpointVersionError. A
+    folder without saved rows raises CheckpointMissingError.
     """
     source, buffer = bench.buffer(*range(CAPACITY)), bench.buffer(1, 2)
     folder = bench.folder / "rows"
@@ -143,7 +146,7 @@ def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
         content = path.read_bytes()
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        # What else a list of files tells, nobody but its writer can check.
+        # A flipped bit in a JSON file may be valid data, so JSON files are only cut.
         for damaged in (None if _is_json(content) else flipped, content[:middle], b""):
             if damaged is None:
                 continue
@@ -161,9 +164,9 @@ def rule_27_altered_save_is_refused(bench: BufferBench) -> None:
 
 @needs("saves")
 def rule_59_loaded_rows_are_sampled_on(bench: BufferBench) -> None:
-    """A buffer without rows that loads a save of its own kind samples on as its source does.
+    """An empty buffer that loads a save of its own kind samples as the saved buffer does.
 
-    That is one of the same settings, but for the seed. Later pushes leave both the same.
+    Both have the same settings, except for the seed. After the same pushes they are still the same.
     """
     cfg: dict[str, Any] = {}
     if bench.has("elastic"):
@@ -186,7 +189,7 @@ def rule_59_loaded_rows_are_sampled_on(bench: BufferBench) -> None:
 
 
 def _use(bench: BufferBench, buffer: Any) -> None:
-    """Have a buffer stand somewhere else than at its beginning."""
+    """Change the state of a buffer, so that it differs from that of a new one."""
     if bench.has("elastic"):
         buffer.update(7)
     found = bench.sample(buffer, 2)
@@ -213,7 +216,7 @@ def _is_json(content: bytes) -> bool:
 
 
 def rule_28_constructor_makes_nothing(bench: BufferBench) -> None:
-    """Making a buffer makes no file, no folder and no thread; neither does using it."""
+    """Making or using a buffer creates no file, no folder and no thread."""
     threads, files = set(threading.enumerate()), _entries()
     buffer = bench.buffer()
     started = [each.name for each in threading.enumerate() if each not in threads]
@@ -225,9 +228,10 @@ def rule_28_constructor_makes_nothing(bench: BufferBench) -> None:
 
 
 def rule_29_close_is_idempotent(bench: BufferBench) -> None:
-    """``close`` may be called twice, from many threads, and before use; ``count`` is then 0.
+    """``close`` may be called twice, from several threads, and before use; ``count`` is then 0.
 
-    Whatever else reads or writes rows raises BufferClosedError, and saving leaves no folder.
+    All other methods that read or write rows raise BufferClosedError; ``save_data`` makes no
+    folder.
     """
     for held in (0, 3):
         buffer = bench.buffer(*range(held))
@@ -251,8 +255,8 @@ def rule_29_close_is_idempotent(bench: BufferBench) -> None:
 
 
 def rule_30_close_gives_everything_back(bench: BufferBench) -> None:
-    """After its close a buffer leaves no thread and no open file."""
-    bench.buffer(1).close()  # what is set up once a process is set up now
+    """A closed buffer leaves no thread and no open file."""
+    bench.buffer(1).close()  # so that one-time setup of the process is done before the check
     with leaves_nothing(0.0):
         for _ in range(2):
             buffer = bench.buffer(*range(9))

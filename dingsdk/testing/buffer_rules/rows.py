@@ -1,4 +1,4 @@
-"""Rules 1 to 20: what is pushed, refused and sampled."""
+"""Rules 1 to 20: pushing, refusing and sampling rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from dingsdk.testing.samples import expect_same
 def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
     """Rows are kept in the order in which they were pushed, up to the capacity.
 
-    A list or SampleBatch is many rows, in its order; anything else is one. ``count`` is how many
-    the buffer holds, ``push_count`` how many were pushed, ``replay_buffer_size`` the capacity.
+    A list or a SampleBatch is pushed as several rows, anything else as one row. ``count`` is the
+    number of rows in the buffer, ``push_count`` the number of rows pushed, and
+    ``replay_buffer_size`` the capacity.
     """
     buffer = bench.buffer()
     expect_equal((buffer.count(), buffer.push_count), (0, 0), "counts of a new buffer")
@@ -46,7 +47,7 @@ def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:
 def rule_02_full_buffer_drops_the_oldest(bench: BufferBench) -> None:
     """A full buffer overwrites its oldest rows, whatever the sizes of the pushes.
 
-    ``push_count`` grows by every row, ``count`` stays.
+    ``push_count`` grows by one for each row; ``count`` stays at the capacity.
     """
     for size in (1, 2, 4, 5, CAPACITY):
         buffer = bench.buffer()
@@ -59,7 +60,7 @@ def rule_02_full_buffer_drops_the_oldest(bench: BufferBench) -> None:
 
 @needs("fifo")
 def rule_03_longer_push_keeps_the_newest(bench: BufferBench) -> None:
-    """Of a push of more rows than the capacity, the newest stay."""
+    """If more rows are pushed than the capacity, the newest of them are kept."""
     for held in (0, 2, CAPACITY):
         for size in (CAPACITY + 1, 2 * CAPACITY, 3 * CAPACITY + 2):
             buffer = bench.buffer(*range(held))
@@ -69,7 +70,7 @@ def rule_03_longer_push_keeps_the_newest(bench: BufferBench) -> None:
 
 
 def rule_04_empty_push_changes_nothing(bench: BufferBench) -> None:
-    """An empty list or batch is no row."""
+    """A push of an empty list or batch changes nothing."""
     for held in (0, 2):
         buffer = bench.buffer(*range(held))
         buffer.push([], 0)
@@ -79,9 +80,9 @@ def rule_04_empty_push_changes_nothing(bench: BufferBench) -> None:
 
 
 def rule_05_stored_rows_are_apart_from_the_pushed(bench: BufferBench) -> None:
-    """What the caller does with pushed rows changes nothing stored.
+    """Changes to rows after they were pushed do not change the stored rows.
 
-    The same row pushed twice is two rows.
+    The same object pushed twice is stored as two rows.
     """
     buffer = bench.buffer()
     twice, batch = bench.rows(1)[0], bench.batch(2, 3)
@@ -95,7 +96,7 @@ def rule_05_stored_rows_are_apart_from_the_pushed(bench: BufferBench) -> None:
 
 
 def rule_06_pushed_rows_are_not_written_to(bench: BufferBench) -> None:
-    """A push never changes what the caller gave it; neither do samples and updates."""
+    """A push does not change the pushed data; neither do later samples and updates."""
     buffer = bench.buffer()
     for data in (bench.rows(0, 1), bench.batch(2, 3), bench.rows(*range(10, 20))):
         before = copy.deepcopy(data)
@@ -106,9 +107,9 @@ def rule_06_pushed_rows_are_not_written_to(bench: BufferBench) -> None:
 
 
 def rule_07_nothing_is_no_row(bench: BufferBench) -> None:
-    """None and an empty dict are refused with SchemaMismatchError, alone and among rows.
+    """A push of None or an empty dict, alone or among rows, raises SchemaMismatchError.
 
-    Nothing of such a push is stored.
+    No row of such a push is stored.
     """
     nothing: tuple[Any, ...] = (None, {})
     for held in (0, 2, CAPACITY):
@@ -119,17 +120,17 @@ def rule_07_nothing_is_no_row(bench: BufferBench) -> None:
                     buffer.push(data, 0)
                 expect_equal(buffer.push_count, held, "push_count after a refused push")
         bench.expect_contents(buffer, range(held), "after refused pushes")
-        # The refused ones did not decide what the buffer holds.
+        # The refused rows did not determine the form of the stored rows.
         bench.push(buffer, 50)
         expect_equal(bench.contents(buffer)[-1], 50, "the newest row after refused pushes")
 
 
 @needs("columns")
 def rule_08_rows_that_do_not_fit_are_refused(bench: BufferBench) -> None:
-    """A row unlike those stored is refused with SchemaMismatchError, which names the key.
+    """A row that does not fit the stored rows raises SchemaMismatchError, which names the key.
 
-    That is one with a key more or less, or another shape, kind or nesting, alone, among good
-    rows, or as columns (where another dtype is too much as well). Nothing of it is stored.
+    A row does not fit if a key is missing or extra, or has another shape, kind or nesting. In a
+    push of columns, another dtype does not fit either. No row of such a push is stored.
     """
     good = make_row(7)
     lacking = {key: value for key, value in good.items() if key != "reward"}
@@ -160,7 +161,7 @@ def rule_08_rows_that_do_not_fit_are_refused(bench: BufferBench) -> None:
 def rule_09_any_object_is_a_row(bench: BufferBench) -> None:
     """Strings, tuples, numbers, dicts of anything and objects come back as they were.
 
-    Containers are copies: a list inside a sampled dict is the caller's own.
+    Containers are copied: the caller may change a list inside a sampled dict.
     """
     thing = object()
     for row in ("text", (1, "two"), 5, {"note": "text", "more": [1, {"a": None}]}, thing):
@@ -184,7 +185,7 @@ def _expect_refused(buffer: Any, data: Any, key: str) -> None:
 
 
 def rule_10_sample_has_the_size_and_whole_rows(bench: BufferBench) -> None:
-    """``sample(n)`` returns ``n`` rows as they were pushed, all of which the buffer holds."""
+    """``sample(n)`` returns ``n`` rows that are in the buffer, as they were pushed."""
     buffer = bench.buffer(*range(10))
     rows = bench.held(buffer, range(10))
     for size in range(1, CAPACITY + 1):
@@ -194,7 +195,7 @@ def rule_10_sample_has_the_size_and_whole_rows(bench: BufferBench) -> None:
 
 @needs("columns")
 def rule_11_columns_come_back_as_columns(bench: BufferBench) -> None:
-    """A batch is a SampleBatch with the columns and dtypes of what was pushed first."""
+    """A batch is a SampleBatch with the columns and dtypes of the first push."""
     buffer = bench.buffer(1, 2, 3)
     pushed = bench.batch(1)
     found = bench.sample(buffer, 2)
@@ -204,7 +205,7 @@ def rule_11_columns_come_back_as_columns(bench: BufferBench) -> None:
 
 
 def rule_12_every_row_can_be_drawn(bench: BufferBench) -> None:
-    """Each row that the buffer holds is drawn sooner or later, also when the buffer is full."""
+    """Each row in the buffer is drawn sooner or later, also when the buffer is full."""
     for held in (1, 3, CAPACITY, CAPACITY + 2):
         buffer = bench.buffer(*range(held))
         expected = set(bench.held(buffer, range(held)))
@@ -218,7 +219,7 @@ def rule_12_every_row_can_be_drawn(bench: BufferBench) -> None:
 
 
 def rule_13_sampled_rows_are_the_callers(bench: BufferBench) -> None:
-    """What the caller does with a batch changes nothing stored, and no other batch."""
+    """Changes to a sampled batch do not change the stored rows or other batches."""
     buffer = bench.buffer(*range(CAPACITY))
     earlier = bench.sample(buffer, CAPACITY)
     numbers = numbers_of(earlier)
@@ -231,13 +232,13 @@ def rule_13_sampled_rows_are_the_callers(bench: BufferBench) -> None:
 
 
 def rule_14_sample_of_none_is_empty(bench: BufferBench) -> None:
-    """``sample(0)`` is ``[]``, whatever the buffer holds."""
+    """``sample(0)`` returns ``[]``, whether or not the buffer is empty."""
     for held in (0, 3):
         expect_equal(bench.sample(bench.buffer(*range(held)), 0), [], f"sample(0) of {held}")
 
 
 def rule_15_none_where_it_cannot_serve(bench: BufferBench) -> None:
-    """A sample of more rows than there are is None, at once; then the buffer serves on."""
+    """``sample`` of more rows than there are returns None at once; the buffer works afterwards."""
     buffer = bench.buffer()
     expect_equal(bench.sample(buffer, 1), None, "a sample of an empty buffer")
     bench.push(buffer, 1, 2)
@@ -247,7 +248,7 @@ def rule_15_none_where_it_cannot_serve(bench: BufferBench) -> None:
 
 
 def rule_16_wrong_sizes_are_refused(bench: BufferBench) -> None:
-    """A size that is no integer, or below 0, is a ConfigError (a ValueError)."""
+    """A size that is not an integer, or is below 0, raises ConfigError (a ValueError)."""
     buffer = bench.buffer(1, 2)
     sizes: tuple[Any, ...] = (-1, 1.5, "1", None, True)
     for size in sizes:
@@ -258,7 +259,10 @@ def rule_16_wrong_sizes_are_refused(bench: BufferBench) -> None:
 
 @needs("distinct")
 def rule_17_rows_of_a_batch_are_distinct(bench: BufferBench) -> None:
-    """No row comes twice in a batch; with ``replace`` one may, and a batch exceed the rows."""
+    """The rows of a batch are distinct, unless ``replace`` is true.
+
+    With ``replace`` a batch may be larger than the number of rows in the buffer.
+    """
     buffer = bench.buffer(*range(CAPACITY))
     for size in [2, 3, CAPACITY - 1, CAPACITY] * 12:
         numbers = bench.draw(buffer, size)
@@ -269,7 +273,7 @@ def rule_17_rows_of_a_batch_are_distinct(bench: BufferBench) -> None:
 
 @needs("distinct")
 def rule_18_rows_are_drawn_alike(bench: BufferBench) -> None:
-    """Each row is as likely as any other, with and without replacement, and so is each pair."""
+    """All rows are equally likely, with and without replacement, and so are all pairs of rows."""
     buffer = bench.buffer(*range(CAPACITY + 3))
     times = 500
     for size, options in ((1, {}), (2, {}), (CAPACITY - 1, {}), (3, {"replace": True})):
@@ -283,10 +287,10 @@ def rule_18_rows_are_drawn_alike(bench: BufferBench) -> None:
 
 @needs("ages")
 def rule_19_sample_range_counts_by_age(bench: BufferBench) -> None:
-    """``sample_range`` is a slice of the rows by age, oldest first; negative from the newest.
+    """``sample_range`` is a slice of the rows by age, oldest first, as a slice of a list.
 
-    It means the same when the buffer has wrapped around. An empty range gives None, as one of too
-    few distinct rows does, and what is no slice is a ConfigError.
+    It means the same after the buffer has wrapped around. If the range is empty or has too few
+    distinct rows, ``sample`` returns None. A value that is not a slice raises ConfigError.
     """
     slices = [slice(-2, None), slice(0, 2), slice(None), slice(None, 3), slice(1, -1), slice(2, 99)]
     for held in (4, CAPACITY, CAPACITY + 4):
@@ -309,7 +313,7 @@ def rule_19_sample_range_counts_by_age(bench: BufferBench) -> None:
 
 
 def rule_20_clear_drops_all_rows(bench: BufferBench) -> None:
-    """After ``clear`` the buffer is empty, and takes rows like a new one, of any columns."""
+    """After ``clear`` the buffer is empty, and accepts rows with any columns, as a new one does."""
     for held in (0, 3, CAPACITY + 2):
         buffer = bench.buffer(*range(held))
         buffer.clear()

@@ -26,15 +26,15 @@ from dingsdk.testing.rule import RuleBroken, needs
 
 _WAIT_S = 0.05
 _EARLY_S = 0.02
-"""Clocks tick coarsely; a wait that ends this much early is still a wait."""
+"""A wait may end this much early, because clocks have a coarse resolution."""
 _RATIO = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 2}
 
 
 @needs("parts")
 def rule_31_sample_waits_for_rows(bench: BufferBench) -> None:
-    """``sample`` with ``timeout_s`` waits for rows, and returns when they come, not at its end.
+    """``sample`` with ``timeout_s`` waits for rows, and returns as soon as there are enough.
 
-    Without it, it waits for nothing.
+    Without ``timeout_s`` it does not wait.
     """
     buffer = bench.buffer()
     at_once = Call(lambda: bench.sample(buffer, 2), "sample() without a timeout")
@@ -48,7 +48,7 @@ def rule_31_sample_waits_for_rows(bench: BufferBench) -> None:
 
 @needs("parts")
 def rule_32_wait_ends_at_its_deadline(bench: BufferBench) -> None:
-    """A wait for rows that do not come returns None at its deadline, not before or long after."""
+    """A wait for rows that do not come returns None at its deadline, not earlier or much later."""
     buffer = bench.buffer(1)
     for timeout_s in (0.0, _WAIT_S):
         call = Call(lambda t=timeout_s: bench.sample(buffer, 2, timeout_s=t), "sample()")  # type: ignore[misc]
@@ -71,7 +71,7 @@ def rule_33_close_wakes_who_waits(bench: BufferBench) -> None:
 
 @needs("parts")
 def rule_34_min_size_is_waited_for(bench: BufferBench) -> None:
-    """With ``limiter.min_size`` no sample is served before the buffer holds that many rows."""
+    """With ``limiter.min_size`` nothing is sampled until the buffer has that many rows."""
     buffer = bench.buffer(1, 2, limiter={"type": "min_size", "min_size": 4})
     expect_equal(bench.sample(buffer, 1), None, "a sample below min_size")
     call = _waiting(bench, buffer, 1)
@@ -85,10 +85,10 @@ def rule_34_min_size_is_waited_for(bench: BufferBench) -> None:
 
 @needs("parts")
 def rule_35_refused_push_raises_and_loses_nothing(bench: BufferBench) -> None:
-    """A push that the limiter does not admit raises BufferFullError, and can be done again.
+    """A push that the limiter refuses raises BufferFullError, and may be repeated.
 
-    With ``timeout_s`` it waits until samples make room, or the time is over. It is never dropped
-    in silence.
+    With ``timeout_s`` it waits until samples make room or the time is over. Rows are never dropped
+    without an error.
     """
     buffer = bench.buffer(1, 2, 3, limiter=_RATIO)
     for timeout_s in (None, 0.0, _WAIT_S):
@@ -109,7 +109,7 @@ def rule_35_refused_push_raises_and_loses_nothing(bench: BufferBench) -> None:
 
 @needs("parts")
 def rule_36_samples_do_not_run_ahead(bench: BufferBench) -> None:
-    """A sample for which the limiter wants more pushes is None, or waits for them."""
+    """If the limiter requires more pushes, ``sample`` returns None, or waits for the pushes."""
     buffer = bench.buffer(1, 2, 3, limiter=_RATIO)
     taken = 0
     while bench.sample(buffer, 1) is not None:
@@ -125,9 +125,9 @@ def rule_36_samples_do_not_run_ahead(bench: BufferBench) -> None:
 def rule_37_listeners_hear_of_every_row_that_leaves(bench: BufferBench) -> None:
     """A remove listener gets every row that leaves once, oldest first, with the reason.
 
-    That is ``overwritten``, or ``cleared`` for ``clear`` and, unless rows stay in a folder, for
-    ``close``. It runs after the operation, and may call the buffer; what it raises goes no
-    further.
+    The reason is ``overwritten`` or ``cleared``. ``cleared`` is for ``clear``, and for ``close``
+    unless rows stay in a folder. The listener is called after the operation, and may call the
+    buffer. Its errors do not reach the caller of the buffer.
     """
     buffer = bench.buffer()
     gone: list[int] = []
@@ -169,7 +169,7 @@ def rule_37_listeners_hear_of_every_row_that_leaves(bench: BufferBench) -> None:
 
 @needs("parts")
 def rule_38_totals_add_up(bench: BufferBench) -> None:
-    """``stats()`` counts rows: what was pushed is there or has left, for a counted reason."""
+    """``stats()`` counts rows: each pushed row is in the buffer or counted as left, by reason."""
     buffer = bench.buffer(*range(4))
     bench.draw(buffer, 3)
     bench.push(buffer, *range(4, 9))
@@ -194,14 +194,14 @@ def _push(bench: BufferBench, buffer: Any, timeout_s: float | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call on a buffer and what came of it.
+    """A call of a buffer and its result.
 
     Attributes:
         kind: ``push``, ``clear``, ``sample`` (of one row) or ``look`` (all rows, oldest first).
-        numbers: What was pushed.
-        result: The number that was sampled or None, or the tuple of all numbers.
-        began: A count that rises, when the call began.
-        ended: The same when it returned.
+        numbers: The numbers of the pushed rows.
+        result: Of ``sample`` the number of the row or None; of ``look`` the tuple of all numbers.
+        began: The value of a rising counter when the call began.
+        ended: The value of the same counter when the call returned.
     """
 
     kind: str
@@ -212,7 +212,10 @@ class Operation:
 
 
 def explains(history: Sequence[Operation], capacity: int) -> bool:
-    """Whether there is an order of the calls, true to time, that a FIFO buffer would explain."""
+    """Whether a FIFO buffer gives these results in some order of the calls.
+
+    In that order, a call that ended before another one began comes first.
+    """
     seen: set[tuple[frozenset[int], tuple[int, ...]]] = set()
 
     def search(left: frozenset[int], rows: tuple[int, ...]) -> bool:
@@ -222,7 +225,7 @@ def explains(history: Sequence[Operation], capacity: int) -> bool:
             return False
         seen.add((left, rows))
         first_end = min(history[index].ended for index in left)
-        # What began after another ended cannot come before it.
+        # A call that began after another one ended cannot come before it.
         return any(
             search(left - {index}, after)
             for index in left
@@ -251,10 +254,10 @@ _ROUNDS = 30
 
 
 def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
-    """Threads push, sample, update, clear, take states and save at the same time.
+    """Threads may push, sample, update, clear, save and take states at the same time.
 
-    No call fails, every row that comes out is whole and was pushed, listeners hear of each that
-    leaves once, and at the end the buffer is as good as new.
+    No call fails, every returned row is whole and was pushed, listeners get each row that leaves
+    once, and the buffer works normally afterwards.
     """
     capacity = 32
     buffer = bench.buffer(replay_buffer_size=capacity)
@@ -281,7 +284,7 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
             state = buffer.state_dict()
             numbers = bench.numbers_in(state)
             check(numbers, "in a state")
-            # A push is in a state whole or not at all, and in its order.
+            # A state has all rows of a push, in their order, or none of them.
             for one, after in itertools.pairwise(numbers) if bench.has("fifo") else ():
                 expect(after == one + 1 or one % 5 == 4, f"{after} follows {one} in a state")
             expect(len(numbers) <= capacity, f"{len(numbers)} rows in a state")
@@ -315,9 +318,9 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
 
 @needs("fifo")
 def rule_40_concurrent_calls_have_an_order(bench: BufferBench) -> None:
-    """What calls of several threads return is what they would return one after the other.
+    """Calls of several threads return the same as in some order one after the other.
 
-    That order respects time: a call that ended before another began comes before it.
+    In that order, a call that ended before another one began comes first.
     """
     capacity = 3
     clock = itertools.count()

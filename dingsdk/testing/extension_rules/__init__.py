@@ -1,4 +1,4 @@
-"""The rules of what extends dingsdk beside a run's parts: learner hooks, wrappers, and so on."""
+"""The rules of the other extensions: learner hooks, env wrappers, commands and observers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ EXTENSION_RULES: Final[Mapping[str, RuleBook[Any]]] = {
     "command": RuleBook(collect(commands), {}, commands.CommandBench),
     "observer": RuleBook(collect(observers), {}, observers.ObserverBench),
 }
-"""What checks the extensions of each kind: their rules, and what they may declare beyond these."""
+"""The rules and the optional capabilities for each kind of extension."""
 
 
 def check_extension(kind: str, made: Any, **options: Any) -> ContractReport:
-    """Hold an extension to every rule for its kind, as ``RuleBook.check``.
+    """Check an extension against every rule for its kind, as ``RuleBook.check``.
 
     Args:
         kind: ``learner hook``, ``wrapper``, ``command`` or ``observer``.
-        made: Of a learner hook ``make(name, priority, *, position, ext_args)``, e.g. the class; of
-            a wrapper ``make(wrap)``, which returns a fresh env with ``wrap`` around its innermost
-            env and the wrapper around that; of a command the click command; of an observer the
-            module or object with the hookimpls.
-        options: ``capabilities``, of ``EXTENSION_RULES[kind].known_capabilities``, and
+        made: For a learner hook ``make(name, priority, *, position, ext_args)``, e.g. the class.
+            For a wrapper ``make(wrap)``: it makes a new env, calls ``wrap`` with it, and returns
+            the result in the wrapper. For a command the click command. For an observer the module
+            or object with the hookimpls.
+        options: ``capabilities``, from ``EXTENSION_RULES[kind].known_capabilities``, and
             ``patience_s``.
     """
     return EXTENSION_RULES[kind].check(made, **options)

@@ -1,4 +1,4 @@
-"""The rules of commands, and the bench that they are checked on."""
+"""The rules of commands, and the bench that checks them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SHORT_HELP_CHARS = 90
 
 
 class CommandBench(RuleBench[click.Command]):
-    """The bench of a command: itself, and those below it where it is a group."""
+    """The bench of a command: yields and calls the command and its subcommands."""
 
     def commands(self) -> Iterator[click.Command]:
-        """Yield the command and those below it."""
+        """Yield the command and all of its subcommands."""
         waiting = [self._make]
         while waiting:
             command = waiting.pop(0)
@@ -25,12 +25,12 @@ class CommandBench(RuleBench[click.Command]):
                 waiting += command.commands.values()
 
     def call(self, command: click.Command, *arguments: str) -> Result:
-        """Return how the command ends with arguments."""
+        """Run a command with arguments; return its result."""
         return CliRunner().invoke(command, arguments)
 
 
 def rule_01_says_what_it_does(bench: CommandBench) -> None:
-    """It has a help text, and a short one of a line for the list of commands."""
+    """A command has a help text, and a short help of one line for the list of commands."""
     for command in bench.commands():
         expect(bool((command.help or "").strip()), f"{command.name} has no help")
         short = command.get_short_help_str(limit=1000)
@@ -39,7 +39,7 @@ def rule_01_says_what_it_does(bench: CommandBench) -> None:
 
 
 def rule_02_each_option_has_help(bench: CommandBench) -> None:
-    """Each option that is not hidden says what it is for."""
+    """Each option that is not hidden has a help text."""
     for command in bench.commands():
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
@@ -47,7 +47,7 @@ def rule_02_each_option_has_help(bench: CommandBench) -> None:
 
 
 def rule_03_each_argument_is_named(bench: CommandBench) -> None:
-    """The help text says what each argument is, by the name that the usage line shows."""
+    """The help text mentions each argument by the name that the usage line shows."""
     for command in bench.commands():
         for parameter in command.params:
             if isinstance(parameter, click.Argument):
@@ -72,7 +72,7 @@ def rule_05_unknown_options_are_refused(bench: CommandBench) -> None:
 
 
 def rule_06_completion_never_fails(bench: CommandBench) -> None:
-    """Shell completion of each parameter returns proposals, also for a text that fits none."""
+    """Shell completion of each parameter does not fail, also for a text that matches nothing."""
     for command in bench.commands():
         context = click.Context(command)
         for parameter in command.params:

@@ -1,4 +1,4 @@
-"""The rules of learner hooks, and the bench that they are checked on."""
+"""The rules of learner hooks, and the bench that checks them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dingsdk.testing.rule import needs
 from dingsdk.worker import BaseLearner, LearnerHook
 
 MakeHook = Callable[..., LearnerHook]
-"""``make(name, priority, *, position, ext_args)`` returns a fresh hook, e.g. the class.
+"""``make(name, priority, *, position, ext_args)`` returns a new hook, e.g. the class.
 
-``ext_args`` are added to those that the hook needs.
+It adds the arguments that the hook requires to ``ext_args``.
 """
 
 ITERATIONS = 3
@@ -46,7 +46,7 @@ def small_batch() -> SampleBatch:
 
 
 def train(folder: str, hooks: Sequence[LearnerHook]) -> tuple[Any, dict[str, float]]:
-    """Train a new learner with hooks; return its policy's state and what it logged last."""
+    """Train a new learner with hooks; return its policy's state and the values logged last."""
     learner = small_learner(folder)
     with closing(learner):
         for hook in hooks:
@@ -59,24 +59,24 @@ def train(folder: str, hooks: Sequence[LearnerHook]) -> tuple[Any, dict[str, flo
 
 
 class HookBench(RuleBench[MakeHook]):
-    """The bench of a learner hook: fresh ones, and a learner that trains with them."""
+    """The bench of a learner hook: makes hooks, and trains learners with them."""
 
     def hook(self, position: str, priority: float = 50, **ext_args: Any) -> LearnerHook:
         """Return a fresh hook."""
         return self._make("rule", priority, position=position, ext_args=ext_args)
 
     def positions(self) -> Sequence[str]:
-        """Return the positions that the hook says it may have."""
+        """Return the positions that the hook accepts."""
         allowed = [each for each in LearnerHook.positions if self._may_be(each)]
         expect(bool(allowed), f"none of the positions {list(LearnerHook.positions)} is allowed")
         return allowed
 
     def train(self, name: str, hooks: Sequence[LearnerHook]) -> tuple[Any, dict[str, float]]:
-        """Train a new learner with hooks, as ``train``."""
+        """Train a new learner with hooks, as the function ``train``."""
         return train(str(self.folder / name), hooks)
 
     def added(self, position: str) -> dict[str, float]:
-        """Return what a fresh hook adds to ``log_vars``."""
+        """Return the values that a new hook adds to ``log_vars``."""
         _, own = self.train("without", [])
         _, found = self.train("with", [self.hook(position)])
         return {name: value for name, value in found.items() if name not in own}
@@ -90,7 +90,7 @@ class HookBench(RuleBench[MakeHook]):
 
 
 def rule_01_keeps_what_it_is_made_with(bench: HookBench) -> None:
-    """``name``, ``priority`` and ``position`` are those that the hook was made with."""
+    """A hook has the ``name``, ``priority`` and ``position`` that it was made with."""
     for position in bench.positions():
         hook = bench.hook(position, 7)
         found = (hook.name, hook.priority, hook.position)
@@ -107,20 +107,20 @@ def rule_02_wrong_places_are_refused(bench: HookBench) -> None:
 
 @needs("args")
 def rule_03_unknown_arguments_are_refused(bench: HookBench) -> None:
-    """A key of ``ext_args`` that the hook does not have raises ConfigError."""
+    """An unknown key of ``ext_args`` raises ConfigError."""
     with raises("an unknown key of ext_args", ConfigError):
         bench.hook(bench.positions()[0], no_such_argument=1)
 
 
 def rule_04_runs_in_a_learner(bench: HookBench) -> None:
-    """At each of its positions it runs through the training of a learner, and is closed with it."""
+    """A hook at any position that it accepts lets a learner train and close without errors."""
     for position in bench.positions():
         bench.train(position, [bench.hook(position)])
 
 
 @needs("observes")
 def rule_05_leaves_training_as_it_is(bench: HookBench) -> None:
-    """The policy that is trained with the hook is the one that is trained without it."""
+    """Training gives the same policy with the hook as without it."""
     expected, _ = bench.train("without", [])
     for position in bench.positions():
         found, _ = bench.train(position, [bench.hook(position)])
@@ -129,14 +129,14 @@ def rule_05_leaves_training_as_it_is(bench: HookBench) -> None:
 
 @needs("repeatable")
 def rule_06_hooks_share_nothing(bench: HookBench) -> None:
-    """The hook of a second learner logs what that of the first one did."""
+    """The hook of a second learner logs the same values as the hook of the first."""
     for position in bench.positions():
         first, second = (bench.added(position) for _ in range(2))
         expect_equal(second, first, f"what the hook {position} of the second learner logged")
 
 
 def rule_07_what_it_logs_are_numbers(bench: HookBench) -> None:
-    """What it adds to ``log_vars`` are numbers, under names that are texts."""
+    """The values that a hook adds to ``log_vars`` are numbers, and their names are strings."""
     for position in bench.positions():
         for name, value in bench.added(position).items():
             is_number = isinstance(value, int | float | np.number)

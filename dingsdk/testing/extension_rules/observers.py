@@ -1,4 +1,4 @@
-"""The rules of plugins that only observe, and the bench that they are checked on."""
+"""The rules of plugins that only observe, and the bench that checks them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREADS = 4
 
 
 class ObserverBench(RuleBench[Any]):
-    """The bench of an observer: its hooks, called with what a run would give them."""
+    """The bench of an observer: calls its hooks with arguments like those of a run."""
 
     def __enter__(self) -> ObserverBench:
         self.manager = PluginManager(Switches(), discover=list)
@@ -29,7 +29,7 @@ class ObserverBench(RuleBench[Any]):
         return self
 
     def call(self, hook: str, facts: Mapping[str, Any]) -> Any:
-        """Call the observer's implementation of a hook; None where it has none."""
+        """Call the observer's implementation of a hook; return None if it has none."""
         for impl in getattr(self.manager.hook, hook).get_hookimpls():
             try:
                 return impl.function(*(facts[name] for name in impl.argnames))
@@ -38,7 +38,7 @@ class ObserverBench(RuleBench[Any]):
         return None
 
     def run(self, name: str, mean_return: float | None = 5.0) -> list[tuple[str, Facts]]:
-        """Return the hooks that fire in a short serial run, in order, with what they get."""
+        """Return the hooks that a short serial run calls, in order, with their arguments."""
         run_dir = self.folder / name
         run_dir.mkdir(exist_ok=True)
         config = {"exp_name": name, "seed": 0, "env": {"env_id": "CartPole-v1"}}
@@ -58,7 +58,7 @@ class ObserverBench(RuleBench[Any]):
         ]
 
     def work(self, run_dir: Path) -> list[tuple[str, Facts]]:
-        """Return the hooks that fire while workers work, in this process or another one."""
+        """Return the hooks that workers call, in this process or another one."""
         task = {"task_id": "t1", "cfg": {"exp_name": str(run_dir)}}
         episode = {"source": "collector", "env_id": 0, "episode_return": 5.0, "length": 5}
         collect = {"source": "collector", "sample_count": 32, "envstep": 32, "train_iter": 0}
@@ -80,13 +80,13 @@ class ObserverBench(RuleBench[Any]):
 
 
 def rule_01_goes_through_a_run(bench: ObserverBench) -> None:
-    """No hook raises in a run, in the order in which they fire."""
+    """No hook raises when all are called in the order of a run."""
     for hook, facts in bench.run("run"):
         bench.call(hook, facts)
 
 
 def rule_02_changes_nothing(bench: ObserverBench) -> None:
-    """What hooks are given is as it was after the call."""
+    """Hooks do not change their arguments."""
     for hook, facts in bench.run("run"):
         given = {name: value for name, value in facts.items() if name != "learner"}
         before = copy.deepcopy(given)
@@ -95,21 +95,21 @@ def rule_02_changes_nothing(bench: ObserverBench) -> None:
 
 
 def rule_03_serves_one_run_after_another(bench: ObserverBench) -> None:
-    """A second run goes as the first one, and so does a run that ended without an evaluation."""
+    """No hook raises in later runs of the process, or in a run without an evaluation."""
     for name, mean_return in (("first", 5.0), ("second", None), ("third", 6.0)):
         for hook, facts in bench.run(name, mean_return):
             bench.call(hook, facts)
 
 
 def rule_04_works_in_other_processes(bench: ObserverBench) -> None:
-    """In the process of a worker, where no run was started, no hook raises."""
+    """No hook raises in the process of a worker, where ``dingsdk_run_started`` was not called."""
     bench.call("dingsdk_configure", {"config": {"exp_name": "run"}})
     for hook, facts in bench.work(bench.folder):
         bench.call(hook, facts)
 
 
 def rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
-    """Hooks of workers that are threads of one process may be called at the same time."""
+    """Several threads may call the hooks at the same time, as workers that are threads do."""
     calls = bench.work(bench.folder)
     barrier = threading.Barrier(THREADS)
     errors: list[BaseException] = []
@@ -134,9 +134,9 @@ def rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
 
 
 def rule_06_answers_have_their_form(bench: ObserverBench) -> None:
-    """``should_stop`` returns a text or None; columns and result fields are plain values by name.
+    """``should_stop`` returns a string or None; columns and result fields are dicts of values.
 
-    Columns are numbers, texts and None; result fields what JSON has.
+    Values of columns are numbers, strings or None; values of result fields can be encoded as JSON.
     """
     for hook, facts in bench.run("run"):
         answer = bench.call(hook, facts)

@@ -1,4 +1,4 @@
-"""The rules of wrappers of envs, and the bench that they are checked on."""
+"""The rules of env wrappers, and the bench that checks them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dingsdk.testing.rule import RuleBroken, needs
 
 Env = gymnasium.Env[Any, Any]
 MakeWrapped = Callable[[Callable[[Env], Env]], Env]
-"""``make(wrap)`` makes an env, puts ``wrap`` around it and the wrapper under test around that."""
+"""``make(wrap)`` makes an env and returns ``wrap(env)`` in the tested wrapper."""
 
 STEPS = 60
 
 
 class Witness(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Notes what reaches the env that is wrapped."""
+    """Records the calls of ``reset`` and ``close`` that reach the wrapped env."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -38,7 +38,7 @@ class Witness(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class WrapperBench(RuleBench[MakeWrapped]):
-    """The bench of a wrapper: fresh envs in it."""
+    """The bench of a wrapper: makes wrapped envs."""
 
     witness: Witness
 
@@ -51,12 +51,12 @@ class WrapperBench(RuleBench[MakeWrapped]):
         return self.witness
 
     def actions(self, env: Env) -> list[Any]:
-        """Return random actions for an env, the same for each env."""
+        """Return random actions for an env; they are the same in each call."""
         env.action_space.seed(0)
         return [env.action_space.sample() for _ in range(STEPS)]
 
     def episode(self, env: Env) -> list[Any]:
-        """Return what an env gives for seed 3 and these actions, to the end of an episode."""
+        """Play an episode with seed 3 and these actions; return the results of its steps."""
         rows: list[Any] = [env.reset(seed=3)[0]]
         for action in self.actions(env):
             obs, reward, terminated, truncated, _ = env.step(action)
@@ -67,7 +67,7 @@ class WrapperBench(RuleBench[MakeWrapped]):
 
 
 def rule_01_is_an_env_with_spaces(bench: WrapperBench) -> None:
-    """It returns a ``gymnasium.Env`` whose spaces are spaces of gymnasium."""
+    """The wrapper returns a ``gymnasium.Env`` whose spaces are spaces of gymnasium."""
     env = bench.env()
     expect(isinstance(env, gymnasium.Env), f"it is a {type(env).__name__}, no gymnasium.Env")
     for name in ("observation_space", "action_space"):
@@ -76,7 +76,7 @@ def rule_01_is_an_env_with_spaces(bench: WrapperBench) -> None:
 
 
 def rule_02_observations_fit_their_space(bench: WrapperBench) -> None:
-    """What ``reset`` and ``step`` return has the shapes and dtypes of ``observation_space``."""
+    """Observations have the shapes and dtypes of ``observation_space``."""
     env = bench.env()
     schema = ObservationSchema(env.observation_space)
     first, *steps = bench.episode(env)
@@ -106,7 +106,7 @@ def rule_04_same_seed_gives_the_same_episode(bench: WrapperBench) -> None:
 
 @needs("repeatable")
 def rule_05_reset_begins_anew(bench: WrapperBench) -> None:
-    """After ``reset`` with a seed an env that was used gives what a new one gives."""
+    """After ``reset`` with a seed, a used env gives the same episode as a new env."""
     expected = bench.episode(bench.env())
     env = bench.env()
     env.reset(seed=1)
@@ -117,7 +117,7 @@ def rule_05_reset_begins_anew(bench: WrapperBench) -> None:
 
 @needs("repeatable")
 def rule_06_envs_share_nothing(bench: WrapperBench) -> None:
-    """An env gives the same where another one with the wrapper is used in between."""
+    """An env gives the same episode if another wrapped env is used between its steps."""
     expected = bench.episode(bench.env())
     env, other = bench.env(), bench.env()
     rows: list[Any] = [env.reset(seed=3)[0]]
@@ -132,7 +132,7 @@ def rule_06_envs_share_nothing(bench: WrapperBench) -> None:
 
 
 def rule_07_reset_reaches_the_env(bench: WrapperBench) -> None:
-    """``reset(seed=, options=)`` passes both on to the env that is wrapped."""
+    """``reset(seed=, options=)`` passes both arguments on to the wrapped env."""
     env = bench.env()
     bench.witness.resets.clear()
     env.reset(seed=9, options={"easy": True})
@@ -142,13 +142,13 @@ def rule_07_reset_reaches_the_env(bench: WrapperBench) -> None:
 
 
 def rule_08_close_reaches_the_env(bench: WrapperBench) -> None:
-    """``close()`` closes the env that is wrapped."""
+    """``close()`` closes the wrapped env."""
     env = bench.env()
     env.close()
     expect(bench.witness.closed > 0, "the wrapped env was not closed")
 
 
 def rule_09_env_below_is_found(bench: WrapperBench) -> None:
-    """``unwrapped`` is that of the env that is wrapped."""
+    """``unwrapped`` is the ``unwrapped`` of the wrapped env."""
     env = bench.env()
     expect(env.unwrapped is bench.witness.unwrapped, f"unwrapped is {env.unwrapped!r}")

@@ -1,4 +1,4 @@
-"""The rules of the parts of a replay buffer, each part checked by itself."""
+"""The rules of the parts of a replay buffer; each part is checked without a buffer."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
         PartBench,
     ),
 }
-"""What checks the parts of each kind: their rules, and what they may declare beyond these."""
+"""The rules and the optional capabilities for each kind of part."""
 
 
 def check_part(kind: str, make: MakePart, **options: Any) -> ContractReport:
-    """Hold a part of a replay buffer to every rule for its kind, as ``RuleBook.check``.
+    """Check a part of a replay buffer against every rule for its kind, as ``RuleBook.check``.
 
     Args:
         kind: ``storage``, ``sampler``, ``remover`` or ``limiter``.
-        make: ``make(capacity, seed, folder)`` returns a fresh part. ``folder`` is for what it
-            keeps on disk; a durable storage opens the rows that it finds there.
-        options: ``capabilities``, of ``PART_RULES[kind].known_capabilities``, and ``patience_s``.
+        make: ``make(capacity, seed, folder)`` returns a new part. ``folder`` is for its files; a
+            durable storage opens the rows that are in it.
+        options: ``capabilities``, from ``PART_RULES[kind].known_capabilities``, and ``patience_s``.
     """
     return PART_RULES[kind].check(make, **options)

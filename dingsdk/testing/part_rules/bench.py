@@ -1,4 +1,4 @@
-"""The bench that a rule of a buffer's part works at."""
+"""The bench of the rules of a buffer's parts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from dingsdk.testing.bench import RuleBench
 
 CAPACITY = 8
 MakePart = Callable[[int, int, Path], Any]
-"""Returns a fresh part, given the capacity, a seed and a folder of its own."""
+"""``make(capacity, seed, folder)`` returns a new part."""
 
 
 class PartBench(RuleBench[MakePart]):
-    """The bench of a part: fresh ones, closed at the end."""
+    """The bench of a part: makes parts, and closes them at the end."""
 
     _numbers = 0
 
     def part(self, capacity: int = CAPACITY, seed: int = 0, folder: str = "") -> Any:
-        """Return a fresh part, in a folder of its own if none is named."""
+        """Return a new part; without ``folder`` it gets a new folder."""
         self._numbers += 1
         own = self.folder / (folder or f"part{self._numbers}")
         return self.keep(self._make(capacity, seed, own))
 
 
 def positions(start: int, n: int, capacity: int = CAPACITY) -> slice | NDArray[np.int64]:
-    """Return ``n`` positions of a ring in the form in which a buffer gives them."""
+    """Return ``n`` positions of a ring from ``start``, in the form that a buffer uses."""
     stop = start + n
     return slice(start, stop) if stop <= capacity else np.arange(start, stop) % capacity
 
 
 def as_list(where: slice | NDArray[np.int64]) -> list[int]:
-    """Return positions one by one."""
+    """Return positions as a list of ints."""
     found = np.arange(where.start, where.stop) if isinstance(where, slice) else np.asarray(where)
     return [int(position) for position in found]

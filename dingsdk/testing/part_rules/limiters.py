@@ -13,7 +13,7 @@ _PUSH, _BATCH = 4, 8
 
 
 def _run(limiter: Any, turns: int) -> list[tuple[bool, bool]]:
-    """Push and sample whatever is admitted; return what was, turn by turn."""
+    """Push and sample when admitted; return for each turn whether each was admitted."""
     found = []
     for _ in range(turns):
         pushes = limiter.can_insert(_PUSH)
@@ -27,7 +27,10 @@ def _run(limiter: Any, turns: int) -> list[tuple[bool, bool]]:
 
 
 def rule_01_counts_are_of_rows(bench: PartBench) -> None:
-    """``inserts`` and ``samples`` count rows, ``size`` is what was pushed; ``reset`` clears all."""
+    """``inserts`` and ``samples`` count rows; ``reset`` sets them and ``size`` to 0.
+
+    A push adds its rows to ``size`` too. The buffer sets ``size`` after rows left.
+    """
     limiter = bench.part()
     limiter.on_insert(3)
     limiter.on_insert(2)
@@ -42,9 +45,9 @@ def rule_01_counts_are_of_rows(bench: PartBench) -> None:
 
 
 def rule_02_new_buffer_takes_rows_and_gives_none(bench: PartBench) -> None:
-    """While the buffer is empty pushes of any size are admitted, and samples are not.
+    """While the buffer is empty, pushes of any size are admitted, and samples are not.
 
-    So it is again after ``reset``.
+    This applies again after ``reset``.
     """
     limiter = bench.part()
     for what in ("of a new buffer", "after reset()"):
@@ -56,7 +59,7 @@ def rule_02_new_buffer_takes_rows_and_gives_none(bench: PartBench) -> None:
 
 
 def rule_03_asking_changes_no_answer(bench: PartBench) -> None:
-    """The same question gets the same answer until rows are pushed or sampled."""
+    """``can_insert`` and ``can_sample`` give the same results until rows are pushed or sampled."""
     limiter = bench.part()
     for _ in range(60):
         first = limiter.can_insert(_PUSH), limiter.can_sample(_BATCH)
@@ -66,9 +69,9 @@ def rule_03_asking_changes_no_answer(bench: PartBench) -> None:
 
 
 def rule_04_pushes_and_samples_never_block_each_other(bench: PartBench) -> None:
-    """Whatever was admitted before, a push or a sample is admitted now, or time will change it.
+    """At any time a push or a sample is admitted, or one will be after some time.
 
-    That is with pushes of 4 rows and batches of 8: test with settings that are enough for these.
+    This is checked with pushes of 4 rows and batches of 8. Use settings that admit such sizes.
     """
     for prefers_push in (True, False):
         limiter = bench.part()
@@ -85,9 +88,9 @@ def rule_04_pushes_and_samples_never_block_each_other(bench: PartBench) -> None:
 
 
 def rule_05_state_gives_the_same_answers(bench: PartBench) -> None:
-    """One that loads a state admits what its source does; the buffer sets ``size``.
+    """A limiter that loads a state gives the same answers as its source; the buffer sets ``size``.
 
-    A state with nothing but the counts, as other limiters have, is taken too.
+    A state that has only the counts, such as that of another limiter, is accepted too.
     """
     old, new = bench.part(), bench.part()
     _run(old, 15)
@@ -102,9 +105,9 @@ def rule_05_state_gives_the_same_answers(bench: PartBench) -> None:
 
 
 def rule_06_wrong_state_is_refused(bench: PartBench) -> None:
-    """Counts that are missing, negative or no integers raise CheckpointCorruptError.
+    """Counts that are missing, negative or not integers raise CheckpointCorruptError.
 
-    Nothing has changed then.
+    The limiter does not change.
     """
     limiter = bench.part()
     _run(limiter, 5)
@@ -120,7 +123,7 @@ def rule_06_wrong_state_is_refused(bench: PartBench) -> None:
 
 @needs("min_size")
 def rule_07_samples_need_the_least_size(bench: PartBench) -> None:
-    """Below ``min_size`` no sample is admitted and every push is, also when rows left."""
+    """Below ``min_size`` all pushes and no samples are admitted, also after rows left."""
     limiter = bench.part()
     least = limiter.min_size
     expect(least > 1, f"min_size is {least}; test with more")
@@ -136,10 +139,10 @@ def rule_07_samples_need_the_least_size(bench: PartBench) -> None:
 
 @needs("bounded")
 def rule_08_pushes_wait_for_samples(bench: PartBench) -> None:
-    """Without samples some push is refused at last; samples admit it again."""
+    """Without samples, pushes are refused after a while; after samples they are admitted again."""
     limiter = bench.part()
     pushes = 0
-    # A first sample is what pushes may be counted against.
+    # Some limiters only bound pushes after a first sample.
     while not limiter.can_sample(_BATCH):
         limiter.on_insert(_PUSH)
     limiter.on_sample(_BATCH)
@@ -156,7 +159,10 @@ def rule_08_pushes_wait_for_samples(bench: PartBench) -> None:
 
 
 def rule_09_time_admits_only_what_says_so(bench: PartBench) -> None:
-    """``retry_after_s`` is None, or of ``timed`` limiters seconds above 0 after some rows."""
+    """``retry_after_s`` is None; for ``timed`` limiters it is a number of seconds above 0.
+
+    For ``timed`` limiters this is checked after some pushes and samples.
+    """
     limiter = bench.part()
     _run(limiter, 30)
     soon_s = limiter.retry_after_s()

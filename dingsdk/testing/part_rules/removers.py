@@ -14,18 +14,18 @@ from dingsdk.testing.rule import needs
 from dingsdk.testing.samples import expect_same
 
 _SIZES = (3, 4, 1, 2, CAPACITY, 5, 1, 7, 3)
-"""Of pushes: the buffer gets full by the third, and over its seam by the fourth."""
+"""Sizes of pushes: the third fills the buffer, and the fourth overwrites the first rows."""
 
 
 class _Table:
-    """The positions of all rows by age, as a buffer that calls a remover knows them."""
+    """Calls a remover, and keeps the positions of all rows by age, to compare with it."""
 
     def __init__(self, remover: Any) -> None:
         self.remover = remover
         self.oldest_first: list[int] = []
 
     def push(self, n: int) -> tuple[list[int], list[int]]:
-        """Return the positions of new rows and of those that left."""
+        """Allot ``n`` new rows; return their positions, and those of the rows that left."""
         where, leaving = self.remover.allot(n)
         taken, left = as_list(where), [] if leaving is None else as_list(leaving)
         self.oldest_first = [p for p in self.oldest_first if p not in left] + taken
@@ -37,7 +37,7 @@ class _Table:
 
 
 def rule_01_positions_are_first_used_in_order(bench: PartBench) -> None:
-    """Rows take positions from 0 on, while there are any that held none; then none leaves."""
+    """Until the buffer is full, rows take the positions 0, 1, 2... and no row leaves."""
     table = _Table(bench.part())
     for first, n in ((0, 3), (3, 1), (4, 4)):
         expect_equal(table.remover.count, first, "count")
@@ -47,7 +47,7 @@ def rule_01_positions_are_first_used_in_order(bench: PartBench) -> None:
 
 
 def rule_02_each_row_has_a_position_of_its_own(bench: PartBench) -> None:
-    """The positions of a push are distinct; as many rows leave as find no room, from there."""
+    """The positions of a push are distinct; rows leave only if new rows need their positions."""
     table = _Table(bench.part())
     for n in _SIZES:
         free = CAPACITY - len(table.oldest_first)
@@ -60,7 +60,7 @@ def rule_02_each_row_has_a_position_of_its_own(bench: PartBench) -> None:
 
 
 def rule_03_rows_leave_oldest_first(bench: PartBench) -> None:
-    """The positions of leaving rows come in the order of their age; None where none leaves."""
+    """The positions of leaving rows are ordered by age, oldest first; None if no row leaves."""
     table = _Table(bench.part())
     for n in _SIZES:
         before = list(table.oldest_first)
@@ -82,7 +82,7 @@ def rule_04_by_age_gives_the_order_of_rows(bench: PartBench) -> None:
 
 
 def rule_05_ranks_are_all_rows(bench: PartBench) -> None:
-    """``positions`` maps the ranks ``0..count-1`` to the rows, each to another."""
+    """``positions`` maps the ranks ``0..count-1`` to the positions of all rows, each once."""
     table = _Table(bench.part())
     for n in _SIZES:
         table.push(n)
@@ -91,7 +91,7 @@ def rule_05_ranks_are_all_rows(bench: PartBench) -> None:
 
 
 def rule_06_clear_forgets_all_rows(bench: PartBench) -> None:
-    """After ``clear`` it holds no row, and new ones take positions from 0 on."""
+    """After ``clear`` there are no rows, and new rows take the positions 0, 1, 2..."""
     table = _Table(bench.part())
     for n in _SIZES:
         table.push(n)
@@ -102,10 +102,9 @@ def rule_06_clear_forgets_all_rows(bench: PartBench) -> None:
 
 
 def rule_07_state_gives_the_same_future(bench: PartBench) -> None:
-    """One that loads a state has its rows, and lets the same rows leave.
+    """A remover that loads a state has the rows of its source, and removes the same rows.
 
-    The state is a copy. One from elsewhere is refused by CheckpointCorruptError, and changes
-    nothing.
+    The state is a copy. An invalid state raises CheckpointCorruptError, and changes nothing.
     """
     for pushes in ((), (3,), _SIZES):
         old, new = _Table(bench.part()), _Table(bench.part(seed=9))
@@ -131,9 +130,9 @@ def rule_07_state_gives_the_same_future(bench: PartBench) -> None:
 
 @needs("fifo")
 def rule_08_oldest_rows_leave_first(bench: PartBench) -> None:
-    """The oldest rows leave, and new ones take their positions in that order; ``is_fifo`` says so.
+    """The oldest rows leave, and new rows take their positions in that order.
 
-    Only those do that find no room.
+    Rows leave only if there is no free position. ``is_fifo`` is True.
     """
     table = _Table(bench.part())
     expect(type(table.remover).is_fifo, "is_fifo is False")
@@ -148,7 +147,7 @@ def rule_08_oldest_rows_leave_first(bench: PartBench) -> None:
 
 @needs("ages")
 def rule_09_newer_counts_the_rows_that_came_after(bench: PartBench) -> None:
-    """``newer`` gives, for each position, how many rows came after the one there."""
+    """``newer`` returns for each position how many rows were added after the row there."""
     table = _Table(bench.part())
     for n in _SIZES:
         table.push(n)
@@ -158,7 +157,7 @@ def rule_09_newer_counts_the_rows_that_came_after(bench: PartBench) -> None:
 
 @needs("random")
 def rule_10_seed_decides_which_rows_leave(bench: PartBench) -> None:
-    """The same seed lets the same rows leave, another seed others; ``is_fifo`` is False."""
+    """The same seed removes the same rows, another seed removes others; ``is_fifo`` is False."""
     removers = [_Table(bench.part(seed=seed)) for seed in (5, 5, 6)]
     one, two, other = ([table.push(n) for n in _SIZES * 4] for table in removers)
     expect_equal(two, one, "positions with one seed")

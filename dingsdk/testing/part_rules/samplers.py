@@ -20,11 +20,11 @@ from dingsdk.testing.samples import expect_same
 _POPULATION = 12
 _TIMES = 400
 _ENDS = (2, 9, 12)
-"""Numbers of the rows that end a trajectory, where rows are of several."""
+"""Numbers of the rows that end a trajectory."""
 
 
 def _filled(bench: PartBench, rows: int = CAPACITY + 3, seed: int = 0) -> Any:
-    """Return a sampler that was told of rows 0, 1, 2... in pushes of several sizes."""
+    """Return a sampler after ``on_insert`` of rows 0, 1, 2... in several pushes."""
     sampler = bench.part(seed=seed)
     for first in range(0, rows, 3):
         _insert(sampler, *range(first, min(first + 3, rows)))
@@ -39,7 +39,7 @@ def _insert(sampler: Any, *numbers: int, priorities: list[float] | None = None) 
 
 
 def _draws(bench: PartBench, sampler: Any, times: int = 5) -> list[Any]:
-    """Return several draws of whatever the sampler draws."""
+    """Return several draws, as lists."""
     if bench.has("sequences"):
         return [sampler.draw(3, 2).where.tolist() for _ in range(times)]
     args = (5,) if bench.has("priorities") else (_POPULATION, 5)
@@ -47,7 +47,7 @@ def _draws(bench: PartBench, sampler: Any, times: int = 5) -> list[Any]:
 
 
 def rule_01_seed_decides_the_draws(bench: PartBench) -> None:
-    """The same seed gives the same draws, another seed others."""
+    """The same seed gives the same draws; another seed gives others."""
     one, two, other = (_draws(bench, _filled(bench, seed=seed)) for seed in (5, 5, 6))
     expect_equal(two, one, "draws with one seed")
     expect(other != one, "another seed gave the same draws")
@@ -74,9 +74,9 @@ def rule_02_state_gives_the_same_future(bench: PartBench) -> None:
 
 
 def rule_03_wrong_state_is_refused(bench: PartBench) -> None:
-    """A state that is none of this sampler's changes nothing.
+    """A state that is not from such a sampler raises an error, and changes nothing.
 
-    It raises CheckpointCorruptError, or CheckpointVersionError for other settings.
+    The error is CheckpointCorruptError, or CheckpointVersionError for other settings.
     """
     sampler, twin = _filled(bench), _filled(bench)
     state = sampler.state_dict()
@@ -89,7 +89,7 @@ def rule_03_wrong_state_is_refused(bench: PartBench) -> None:
 
 
 def rule_04_clear_forgets_all_rows(bench: PartBench) -> None:
-    """After ``clear`` it knows of no row, and draws from new ones alone."""
+    """After ``clear`` a sampler has no rows, and draws only from rows that are inserted later."""
     sampler = _filled(bench)
     sampler.clear()
     if bench.has("rows"):
@@ -106,9 +106,9 @@ def rule_04_clear_forgets_all_rows(bench: PartBench) -> None:
 
 @needs("rows")
 def rule_05_ranks_are_of_the_population(bench: PartBench) -> None:
-    """``draw(population, size)`` returns int64[size] of ``0..population-1``, all different.
+    """``draw(population, size)`` returns int64[size] from ``0..population-1``, all different.
 
-    With ``replace`` they may repeat, and be more than there are.
+    With ``replace`` they may repeat, and ``size`` may be larger than ``population``.
     """
     sampler = bench.part()
     for population in (1, 2, 5, CAPACITY):
@@ -125,9 +125,9 @@ def rule_05_ranks_are_of_the_population(bench: PartBench) -> None:
 
 @needs("rows")
 def rule_06_ranks_are_drawn_alike(bench: PartBench) -> None:
-    """Each rank is as likely as any other: it tells nothing about the age of a row.
+    """All ranks are equally likely.
 
-    In a full buffer rank 0 may be the newest row.
+    A rank does not depend on the age of a row: in a full buffer rank 0 may be the newest row.
     """
     sampler = _filled(bench)
     for size, replace in ((1, False), (3, False), (CAPACITY - 1, False), (3, True)):
@@ -139,7 +139,7 @@ def rule_06_ranks_are_drawn_alike(bench: PartBench) -> None:
 
 @needs("distinct")
 def rule_07_pairs_are_drawn_alike(bench: PartBench) -> None:
-    """Each pair of ranks is as likely as any other."""
+    """All pairs of ranks are equally likely."""
     sampler = _filled(bench)
     pairs = Counter(tuple(sorted(sampler.draw(6, 2).tolist())) for _ in range(2 * _TIMES))
     expect_alike(pairs, 15, "pairs of ranks")
@@ -147,10 +147,10 @@ def rule_07_pairs_are_drawn_alike(bench: PartBench) -> None:
 
 @needs("priorities")
 def rule_08_new_rows_have_their_priority_or_the_largest(bench: PartBench) -> None:
-    """A row that comes without a priority has the largest so far, at first 1; others theirs.
+    """A row without a priority gets the largest priority so far, which is 1 at first.
 
-    ``facts`` has what ``priorities`` tells. A row that takes a position has nothing of the one
-    before.
+    A row inserted with a priority keeps it. ``facts`` has the same priorities as ``priorities``. A
+    new row inherits nothing from the row that was at its position before.
     """
     sampler = bench.part()
 
@@ -176,9 +176,10 @@ def rule_08_new_rows_have_their_priority_or_the_largest(bench: PartBench) -> Non
 
 @needs("priorities")
 def rule_09_only_rows_that_are_there_are_drawn(bench: PartBench) -> None:
-    """Draws are positions of rows that have not left, ascending, ``size`` of them, or none at all.
+    """``draw`` returns ``size`` positions of rows that have not left, in ascending order.
 
-    With ``among`` they are of these alone. ``drawable`` counts the rows.
+    With ``among`` it draws only from these positions. If there are no rows to draw, it returns no
+    positions. ``drawable`` is the number of rows that can be drawn.
     """
     sampler = _filled(bench, 6)
     sampler.on_remove(np.array([1, 4]))
@@ -199,7 +200,7 @@ def rule_09_only_rows_that_are_there_are_drawn(bench: PartBench) -> None:
 
 @needs("priorities")
 def rule_10_larger_priorities_are_drawn_more(bench: PartBench) -> None:
-    """Rows of larger priority are drawn more often, those of equal priority alike."""
+    """Rows of larger priority are drawn more often, and rows of equal priority equally often."""
     sampler = bench.part()
     _insert(sampler, 0, 1, 2, 3, priorities=[0.01, 1.0, 40.0, 9.0])
     counts = Counter(np.concatenate([sampler.draw(10) for _ in range(_TIMES)]).tolist())
@@ -213,9 +214,9 @@ def rule_10_larger_priorities_are_drawn_more(bench: PartBench) -> None:
 
 @needs("priorities")
 def rule_11_importance_is_relative_to_the_rarest_row(bench: PartBench) -> None:
-    """Weights are float32 in (0, 1]: 1 for the row drawn the least, less for one drawn more.
+    """Weights are float32 in (0, 1]: 1 for the row drawn least often, and lower for other rows.
 
-    All are 1 with ``beta`` 0.
+    With ``beta`` 0 all weights are 1.
     """
     sampler = _filled(bench, 4)
     where = np.arange(4)
@@ -232,9 +233,9 @@ def rule_11_importance_is_relative_to_the_rarest_row(bench: PartBench) -> None:
 
 @needs("proportional")
 def rule_12_shares_are_powers_of_priorities(bench: PartBench) -> None:
-    """A row's share of the draws is ``priority ** alpha``, its weight ``(N * share) ** -beta``.
+    """Shares of draws are proportional to ``priority ** alpha``; weights ``(N * share) ** -beta``.
 
-    Weights are relative to the largest, so all are 1 while priorities are equal.
+    Weights are divided by the largest weight, so all are 1 while priorities are equal.
     """
     sampler = _filled(bench, 4)
     where = np.arange(4)
@@ -253,9 +254,9 @@ def rule_12_shares_are_powers_of_priorities(bench: PartBench) -> None:
 
 @needs("sequences")
 def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
-    """A sequence is positions of rows that followed each other, in one trajectory.
+    """A sequence has the positions of consecutive rows of one trajectory.
 
-    It neither crosses an end, nor leads from the newest row to the oldest.
+    It does not cross the end of a trajectory, or continue from the newest row to the oldest.
     """
     held = range(3, CAPACITY + 3)
     for _ in range(20):
@@ -271,12 +272,12 @@ def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
 
 @needs("sequences")
 def rule_14_starts_are_drawn_alike(bench: PartBench) -> None:
-    """Each row from which a whole sequence follows is its start as often as any other.
+    """All rows from which a whole sequence can start are equally likely as the start.
 
-    ``count_starts`` says how many these are, and ``draw`` returns None where there is none.
+    ``count_starts`` returns their number. ``draw`` returns None if there are none.
     """
     sampler = _filled(bench)
-    # Rows 3 to 9 and 10 lie in the buffer, and row 9 is an end.
+    # The buffer has rows 3 to 10, and row 9 ends a trajectory.
     for length, starts in ((1, range(3, 11)), (3, range(3, 8)), (7, range(3, 4))):
         where = np.concatenate([sampler.draw(5, length).where[:, 0] for _ in range(_TIMES // 4)])
         counts = Counter(where.tolist())

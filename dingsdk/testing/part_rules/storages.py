@@ -16,7 +16,7 @@ from dingsdk.testing.rule import needs
 
 
 class _Ring:
-    """A storage that is filled as a buffer fills it, beside what must be where."""
+    """Fills a storage as a buffer does, and keeps which row must be at which position."""
 
     def __init__(self, storage: Any, *numbers: int) -> None:
         self.storage = storage
@@ -43,14 +43,14 @@ class _Ring:
 
 
 def rule_01_rows_come_back_from_their_positions(bench: PartBench) -> None:
-    """``take`` returns the rows of positions, a range or one by one, in the order asked for."""
+    """``take`` returns the rows at positions, a slice or an array, in the given order."""
     storage = _Ring(bench.part(), *range(5)).storage
     for where in (slice(0, 5), slice(1, 3), np.array([4]), np.array([3, 0, 3, 2, 2, 1])):
         expect_equal(numbers_of(storage.take(where)), as_list(where), f"rows of take({where})")
 
 
 def rule_02_put_replaces_what_was_there(bench: PartBench) -> None:
-    """Rows replace those at their positions, and no others, however often the ring goes round."""
+    """``put`` replaces the rows at its positions and no others, also after many wrap-arounds."""
     for size in (1, 2, 3, 5, CAPACITY):
         ring = _Ring(bench.part())
         for first in range(0, 4 * CAPACITY, size):
@@ -59,7 +59,10 @@ def rule_02_put_replaces_what_was_there(bench: PartBench) -> None:
 
 
 def rule_03_refused_rows_change_nothing(bench: PartBench) -> None:
-    """``accept`` refuses None and ``{}``, and in columns another form, by SchemaMismatchError."""
+    """``accept`` of None or ``{}`` raises SchemaMismatchError, and no row is stored.
+
+    In a storage of columns, a row with other keys, kinds or shapes raises it too.
+    """
     ring = _Ring(bench.part(), 0, 1, 2)
     bad: list[Any] = [None, {}]
     if bench.has("columns"):
@@ -73,7 +76,7 @@ def rule_03_refused_rows_change_nothing(bench: PartBench) -> None:
 
 
 def rule_04_accepting_stores_nothing(bench: PartBench) -> None:
-    """Accepted rows are stored by ``put``; rows that never are change nothing."""
+    """Only ``put`` stores accepted rows; ``accept`` without ``put`` changes nothing."""
     ring = _Ring(bench.part(), *range(CAPACITY))
     ring.storage.accept([make_row(50)])
     ring.expect("after rows that were accepted and not put")
@@ -82,7 +85,7 @@ def rule_04_accepting_stores_nothing(bench: PartBench) -> None:
 
 
 def rule_05_stored_rows_are_apart_from_the_pushed(bench: PartBench) -> None:
-    """What becomes of pushed rows once they were put changes nothing stored."""
+    """Changes to rows after they were put do not change the stored rows."""
     ring = _Ring(bench.part())
     for rows in ([make_row(0), make_row(1)], SampleBatch.from_rows([make_row(2), make_row(3)])):
         first = 0 if isinstance(rows, list) else 2
@@ -92,7 +95,7 @@ def rule_05_stored_rows_are_apart_from_the_pushed(bench: PartBench) -> None:
 
 
 def rule_06_taken_rows_are_the_callers(bench: PartBench) -> None:
-    """What becomes of taken rows changes nothing stored, and no rows taken otherwise."""
+    """Changes to taken rows do not change the stored rows, or rows taken by another call."""
     ring = _Ring(bench.part(), *range(4))
     kept = ring.storage.take(np.arange(4))
     for where in (slice(0, 4), np.arange(4)):
@@ -102,9 +105,10 @@ def rule_06_taken_rows_are_the_callers(bench: PartBench) -> None:
 
 
 def rule_07_single_rows_are_stored_like_others(bench: PartBench) -> None:
-    """A row that ``takes_row`` admits is stored whole by ``put_row``; it admits none unlike others.
+    """``put_row`` stores a row for which ``takes_row`` is true.
 
-    A storage may admit none.
+    ``takes_row`` is false for a row that does not fit the others. A storage may always return
+    false.
     """
     ring = _Ring(bench.part(), 0, 1, 2)
     for position, number in ((3, 7), (1, 9)) if bench.has("any_order") else ((3, 7),):
@@ -119,7 +123,7 @@ def rule_07_single_rows_are_stored_like_others(bench: PartBench) -> None:
 
 
 def rule_08_clear_drops_rows_and_their_form(bench: PartBench) -> None:
-    """After ``clear`` a storage takes rows like a new one, of any columns."""
+    """After ``clear`` a storage accepts rows with any columns, as a new one does."""
     ring = _Ring(bench.part(), *range(CAPACITY))
     ring.storage.clear()
     observed = {name: make_row(0)[name] for name in ("obs", "next_obs")}
@@ -132,7 +136,7 @@ def rule_08_clear_drops_rows_and_their_form(bench: PartBench) -> None:
 
 
 def rule_09_ring_is_loaded_in_pieces(bench: PartBench) -> None:
-    """After ``expect(rows)`` the pieces of a ring may begin at any position."""
+    """After ``expect(rows)`` the rows of a ring may be put in pieces, starting at any position."""
     ring = _Ring(bench.part())
     ring.storage.expect(CAPACITY)
     for number in range(0, CAPACITY, 2):
@@ -190,9 +194,9 @@ def rule_13_rows_leave_in_any_order(bench: PartBench) -> None:
 
 @needs("durable")
 def rule_14_rows_outlive_the_storage(bench: PartBench) -> None:
-    """A storage in the folder of one that was closed has its rows, state and marks.
+    """A storage in the folder of a closed storage has the same rows, state and marks.
 
-    That is the state of the last ``commit``. In a new folder there is none.
+    The state is that of the last ``commit``. In a new folder there is none.
     """
     old = bench.part(folder="kept")
     old.keep_marks()

@@ -1,4 +1,4 @@
-"""The table of rules of the transports."""
+"""The rules of the transports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
         "before it. The rules about faults apply."
     ),
 }
-"""What a transport may declare that it can do beyond the contract, and what follows."""
+"""The optional capabilities of a transport, and what each promises."""
 
 TRANSPORT_BOOK: Final = RuleBook(
     collect(messages, incarnations, closing, payloads, policies, safety, faults),
@@ -35,11 +35,11 @@ TRANSPORT_BOOK: Final = RuleBook(
     Bench,
 )
 RULES: Final = TRANSPORT_BOOK.rules
-"""Every rule, by number. Numbers are never used again for another rule."""
+"""All rules, ordered by number. The number of a removed rule is never used again."""
 check_rule = TRANSPORT_BOOK.check_rule
 check_transport = TRANSPORT_BOOK.check
-"""Hold a transport to every rule, as ``RuleBook.check``.
+"""Check a transport against every rule, as ``RuleBook.check``.
 
-``make(run_dir)`` returns a fresh transport for a run folder, e.g.
+``make(run_dir)`` returns a new transport for a run folder, e.g.
 ``lambda run_dir: MyTransport({"port": 0}, run_dir)``.
 """

@@ -1,4 +1,4 @@
-"""Rules 17 to 22 and 41: deadlines, and the end."""
+"""Rules 17 to 22 and 41: deadlines and closing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dingsdk.worker.comm import SlaveEnd, Transport, WorkerInfo
 
 _WAIT_S = 0.06
 _EARLY_S = 0.02
-"""Clocks tick coarsely; a wait that ends this much early is still a wait."""
+"""A wait may end this much early, because clocks have a coarse resolution."""
 
 
 def rule_17_next_task_ends_at_its_deadline(bench: Bench) -> None:
-    """``next_task`` without a task returns None at its deadline, not before and not long after."""
+    """Without a task ``next_task`` returns None at its deadline, not earlier or much later."""
     end = bench.join()
-    # Long enough that a wait of half the time is told from a whole one on a busy machine.
+    # Long enough to detect a wait of half the time, also on a busy machine.
     for timeout_s in (0.0, 2.5 * _WAIT_S):
         call = bench.timed(partial(end.next_task, timeout_s), f"next_task({timeout_s})")
         expect_equal(call.value(timeout_s + bench.patience_s), None, f"next_task({timeout_s})")
@@ -32,7 +32,7 @@ def rule_17_next_task_ends_at_its_deadline(bench: Bench) -> None:
 
 
 def rule_18_join_ends_at_its_deadline(bench: Bench) -> None:
-    """``join`` without a master raises WorkerLostError at its deadline, and may be tried again."""
+    """Without a master ``join`` raises WorkerLostError at its deadline, and may be repeated."""
     _ = bench.master
     alone = bench.transport()
     end = alone.slave_end(bench.address)
@@ -45,7 +45,7 @@ def rule_18_join_ends_at_its_deadline(bench: Bench) -> None:
 
 
 def rule_19_close_of_an_end_wakes_its_waiters(bench: Bench) -> None:
-    """Closing a slave end wakes who waits on it with ClosedError; later calls raise it too."""
+    """Closing a slave end ends its waiting calls with ClosedError; later calls raise it too."""
     end = bench.join()
     job = bench.spawn(lambda: _wait(end, 20 * bench.patience_s), "waits for a task")
     bench.timed(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
@@ -58,9 +58,10 @@ def rule_19_close_of_an_end_wakes_its_waiters(bench: Bench) -> None:
 
 
 def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
-    """Closing the transport wakes all who wait, whatever for, within its deadline.
+    """Closing the transport ends all waits within its deadline.
 
-    A wait for a task ends with ClosedError; one for a payload with that or DataMissingError.
+    A wait for a task ends with ClosedError, a wait for a payload with ClosedError or
+    DataMissingError.
     """
     end = bench.join()
     long_s = 20 * bench.patience_s
@@ -68,7 +69,7 @@ def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
     store = bench.far.data_store()
     get = bench.timed(lambda: store.get("never", long_s), "the wait for a payload")
     end.renew(1)
-    # The master, which is elsewhere where there are several processes, still runs.
+    # If there are several processes, the master is in another one and still runs.
     Call(partial(bench.far.close, bench.patience_s), "close()").value(2 * bench.patience_s)
     with raises("the wait for a task", ClosedError):
         wait.value(bench.patience_s)
@@ -80,9 +81,9 @@ def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
 
 
 def rule_21_close_is_idempotent(bench: Bench) -> None:
-    """``close`` may be called twice, before use, and from many threads at once.
+    """``close`` may be called twice, before use, and from several threads at once.
 
-    It returns within its deadline each time. A worker whose master closed learns of it with
+    It returns within its deadline each time. If the master was closed, a worker's wait ends with
     ClosedError or WorkerLostError.
     """
     for end in (bench.transport().master_end(), bench.slave()):
@@ -103,17 +104,17 @@ def rule_21_close_is_idempotent(bench: Bench) -> None:
 
 
 def rule_22_close_gives_everything_back(bench: Bench) -> None:
-    """After its close a transport leaves no thread and no open file or socket."""
-    _use(bench.transport(), bench)  # what is set up once a process is set up now
+    """A closed transport leaves no thread and no open file or socket."""
+    _use(bench.transport(), bench)  # so that one-time setup of the process is done before the check
     with leaves_nothing(bench.patience_s):
         for _ in range(2):
             _use(bench.transport(), bench)
 
 
 def rule_41_remove_data_removes_its_own(bench: Bench) -> None:
-    """``remove_data``, after the close, removes the transport's files, and no others.
+    """``remove_data``, called after ``close``, removes the files of the transport and no others.
 
-    It may be called twice, and where nothing was ever stored.
+    It may be called twice, and if nothing was stored.
     """
     kept = bench.near.run_dir / "result.json"
     kept.write_text("{}", encoding="utf-8")

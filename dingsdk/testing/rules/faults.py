@@ -1,4 +1,4 @@
-"""Rules 36 to 40: through a bad network, for transports that declare ``survives_faults``."""
+"""Rules 36 to 40: a bad network, for transports that declare ``survives_faults``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 
 _TASKS = 16
 _HEALTHY = [Fault.PASS] * 3
-"""Exchanges of a join, so that the faults hit what comes after it."""
+"""No faults in the exchanges of a join, so that the faults come after it."""
 
 
 @needs("survives_faults")
 def rule_36_join_survives_faults(bench: Bench) -> None:
-    """A join through a bad network succeeds, and is announced once although it was repeated."""
+    """A join over a bad network succeeds, and is announced once even if it had to be repeated."""
     schedules = [
         [Fault.LOSE_REPLY] * 4,
         [Fault.DROP, Fault.CUT_REQUEST, Fault.PASS, Fault.CUT_REPLY, Fault.LOSE_REPLY],
@@ -41,7 +41,7 @@ def rule_36_join_survives_faults(bench: Bench) -> None:
 
 @needs("survives_faults")
 def rule_37_tasks_survive_faults(bench: Bench) -> None:
-    """Tasks through a bad network arrive once and in order; a lost reply loses no task."""
+    """Tasks over a bad network arrive once and in order; no task is lost with a lost reply."""
     schedules = [_HEALTHY + [Fault.LOSE_REPLY] * 6, *map(_seeded, range(3))]
     for number, schedule in enumerate(schedules):
         worker_id = f"w{number}"
@@ -58,7 +58,7 @@ def rule_37_tasks_survive_faults(bench: Bench) -> None:
 
 @needs("survives_faults")
 def rule_38_answers_survive_faults(bench: Bench) -> None:
-    """Answers through a bad network arrive once and in order, whatever had to be sent again."""
+    """Answers over a bad network arrive once and in order, even if they had to be sent again."""
     schedules = [_HEALTHY + [Fault.LOSE_REPLY] * 6, *map(_seeded, range(10, 13))]
     for number, schedule in enumerate(schedules):
         worker_id = f"w{number}"
@@ -77,7 +77,7 @@ def rule_38_answers_survive_faults(bench: Bench) -> None:
 
 @needs("survives_faults")
 def rule_39_silence_hangs_nobody(bench: Bench) -> None:
-    """When nothing comes back any more, every call still ends: a wait soon after its deadline.
+    """If no replies come any more, every call still ends, a wait soon after its deadline.
 
     ``next_task`` returns None or raises WorkerLostError, and ``close`` ends in time.
     """
@@ -96,9 +96,9 @@ def rule_39_silence_hangs_nobody(bench: Bench) -> None:
 
 @needs("survives_faults")
 def rule_40_worker_comes_back_after_a_silence(bench: Bench) -> None:
-    """After a silence a worker goes on, or hears that it is lost and can join again.
+    """When replies come again, a worker continues, or gets WorkerLostError and can join again.
 
-    What it was sent in the meantime arrives once, if it was not lost.
+    If it continues, tasks that were sent during the silence arrive once.
     """
     proxy = _proxy(bench, [])
     end = bench.join(address=proxy.address)
@@ -122,7 +122,7 @@ def rule_40_worker_comes_back_after_a_silence(bench: Bench) -> None:
 
 
 def _proxy(bench: Bench, faults: list[Fault]) -> FaultProxy:
-    _ = bench.master  # makes the address
+    _ = bench.master  # sets ``bench.address``
     return bench.closed_at_exit(FaultProxy(bench.address, faults))
 
 

@@ -1,4 +1,4 @@
-"""Rules 12 to 16, 43 and 45: leaving, being dropped, and coming back as another."""
+"""Rules 12 to 16, 43 and 45: workers that leave, are dropped, and join again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dingsdk.worker.comm import TaskAnswer, TaskMessage
 def rule_12_dropped_worker_is_told(bench: Bench) -> None:
     """A dropped worker's calls raise WorkerLostError until it joins again.
 
-    A wait for a task ends at once. The master, which dropped it, hears nothing of it, and
-    tasks for it are refused.
+    A wait for a task ends at once. The master's listener gets no report that the worker left, and
+    sending it a task raises WorkerLostError.
     """
     end = bench.join()
     job = bench.spawn(lambda: _discard(end.next_task(20 * bench.patience_s)), "waits for a task")
@@ -29,7 +29,7 @@ def rule_12_dropped_worker_is_told(bench: Bench) -> None:
 
 
 def rule_13_late_messages_are_refused(bench: Bench) -> None:
-    """Nothing that a dropped worker sends is delivered, even after it has joined again."""
+    """Messages that a worker sends after it was dropped are not delivered, even if it rejoins."""
     end = bench.join()
     bench.send("w0", "old")
     bench.receive(end)
@@ -49,7 +49,7 @@ def rule_13_late_messages_are_refused(bench: Bench) -> None:
 
 
 def rule_14_worker_comes_back_without_its_work(bench: Bench) -> None:
-    """A worker that joins again gets none of the tasks of before, and serves like a new one."""
+    """A worker that joins again gets no earlier tasks, and works as a new worker does."""
     end = bench.join()
     bench.send("w0", "old1", "old2", "old3")
     expect_equal(bench.receive_ids(end, 1), ["old1"], "tasks")
@@ -63,10 +63,11 @@ def rule_14_worker_comes_back_without_its_work(bench: Bench) -> None:
 
 
 def rule_15_second_join_replaces_the_first(bench: Bench) -> None:
-    """When an id joins a second time, the first holder has left, and can do no harm.
+    """If a worker joins with the id of a joined worker, it replaces the earlier one.
 
-    The master hears that it left before it hears of the new one. The old end's calls raise
-    WorkerLostError, its messages are refused, its close leaves the new one alone.
+    The master is informed that the earlier worker left, and then that the new one joined. The
+    calls of the earlier end raise WorkerLostError, its messages are refused, and its close does not
+    affect the new worker.
     """
     first = bench.join()
     second = bench.join()
@@ -86,10 +87,10 @@ def rule_15_second_join_replaces_the_first(bench: Bench) -> None:
 
 
 def rule_16_leaving_is_reported_once(bench: Bench) -> None:
-    """A joined worker that closes its end has left; the master hears it once, and the rest after.
+    """When a joined worker closes its end, the master is informed once that it left.
 
-    Its answers given before arrive before that. Tasks for it are refused from then on; other
-    workers notice nothing.
+    Its earlier answers arrive before that. Afterwards sending it a task raises WorkerLostError.
+    Other workers are not affected.
     """
     end, other = bench.join("w0"), bench.join("w1")
     bench.send("w0", "t1")
@@ -110,9 +111,9 @@ def rule_16_leaving_is_reported_once(bench: Bench) -> None:
 
 
 def rule_43_task_of_a_predecessor_is_refused(bench: Bench) -> None:
-    """A task sent to an incarnation that is over raises WorkerLostError, though its id is back.
+    """Sending a task to an ended incarnation raises WorkerLostError, even if its id joined again.
 
-    Each join of an id is announced with a higher ``incarnation`` than those before.
+    Each join of an id is announced with a higher ``incarnation`` than the joins before.
     """
     end = bench.join()
     for _ in range(2):
@@ -128,7 +129,7 @@ def rule_43_task_of_a_predecessor_is_refused(bench: Bench) -> None:
 
 
 def rule_45_drop_of_a_predecessor_spares_the_successor(bench: Bench) -> None:
-    """To drop an incarnation that is over changes nothing for the one that has its id now."""
+    """Dropping an ended incarnation does not affect the worker that has the id now."""
     end = bench.join()
     old = bench.incarnation("w0")
     bench.join_end(end)
@@ -142,4 +143,4 @@ def rule_45_drop_of_a_predecessor_spares_the_successor(bench: Bench) -> None:
 
 
 def _discard(value: object) -> None:
-    """Give a job's function the result that it has to have: none."""
+    """Return None, which the function of a job must return."""

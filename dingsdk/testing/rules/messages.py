@@ -1,4 +1,4 @@
-"""Rules 1 to 11: who is announced, and what arrives where."""
+"""Rules 1 to 11: joins, tasks, answers and renewals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 def rule_01_join_is_announced_once(bench: Bench) -> None:
     """A worker that joins is announced once, with its id, role and resources.
 
-    The announcement comes before anything else of that worker. Ids tell workers apart, so that
-    two that join are two.
+    The announcement comes before all other reports of that worker. Workers with different ids are
+    announced separately.
     """
     ends = [bench.slave(), bench.slave()]
     infos = [
@@ -48,13 +48,13 @@ def rule_02_tasks_arrive_once_and_in_order(bench: Bench) -> None:
     bench.send("w0", *sent[10:])
     found += bench.receive_ids(end, 15)
     expect_equal(found, sent, "tasks")
-    # One more, as what comes twice comes before it.
+    # One more task: a task that is delivered twice would come before it.
     bench.send("w0", "last")
     expect_equal(bench.receive_ids(end, 1), ["last"], "the task after them")
 
 
 def rule_03_waiting_worker_gets_a_task_at_once(bench: Bench) -> None:
-    """A worker that waits for a task gets it when it is sent, not at its deadline."""
+    """A worker that waits for a task gets it when the task is sent, not at the deadline."""
     end = bench.join()
     found: list[TaskMessage | None] = []
     job = bench.spawn(lambda: found.append(end.next_task(20 * bench.patience_s)), "waits")
@@ -66,9 +66,9 @@ def rule_03_waiting_worker_gets_a_task_at_once(bench: Bench) -> None:
 
 
 def rule_04_task_reaches_its_worker_alone(bench: Bench) -> None:
-    """A task reaches the worker that it was sent to, and no other.
+    """A task reaches only the worker that it was sent to.
 
-    What a worker answers and renews is reported under its own id.
+    Answers and renewals of a worker are reported with its id.
     """
     names = [f"w{number}" for number in range(4)]
     ends = {name: bench.join(name) for name in names}
@@ -101,9 +101,9 @@ def rule_05_answers_arrive_once_and_in_order(bench: Bench) -> None:
 
 
 def rule_06_failure_arrives_whole(bench: Bench) -> None:
-    """A failed task's answer arrives with its result, message and traceback.
+    """The answer of a failed task arrives with its result, message and traceback.
 
-    The worker serves on.
+    The worker can answer later tasks.
     """
     end = bench.join()
     bench.send("w0", "t1", "t2")
@@ -118,7 +118,7 @@ def rule_06_failure_arrives_whole(bench: Bench) -> None:
 
 
 def rule_07_renewals_arrive_in_order(bench: Bench) -> None:
-    """Renewals arrive with their progress, which never goes back."""
+    """Renewals arrive in order, with their progress."""
     end = bench.join()
     for progress in (1, 2, 10, 2**40):
         end.renew(progress)
@@ -127,10 +127,10 @@ def rule_07_renewals_arrive_in_order(bench: Bench) -> None:
 
 
 def rule_08_plain_data_arrives_as_sent(bench: Bench) -> None:
-    """Plain data arrives equal, both ways, as it was when it was sent.
+    """Plain data arrives equal in both directions, as it was when it was sent.
 
-    That is all that ``dingsdk.data.encode_message`` takes: what the sender changes afterwards
-    has no effect, and tuples arrive as lists.
+    Plain data is everything that ``dingsdk.data.encode_message`` accepts. Later changes by the
+    sender have no effect. Tuples arrive as lists.
     """
     end = bench.join()
     data, result = plain_message(), plain_message()
@@ -147,9 +147,9 @@ def rule_08_plain_data_arrives_as_sent(bench: Bench) -> None:
 
 
 def rule_09_other_data_is_refused_at_the_sender(bench: Bench) -> None:
-    """What is no plain data is refused where it is sent, with ProtocolError.
+    """Sending a task or result that is not plain data raises ProtocolError at the sender.
 
-    Nothing of it arrives, and the connection serves on.
+    Nothing of it arrives, and the connection continues to work.
     """
     end = bench.join()
     for name, value in {"function": print, "object": object(), "set": {1}, "key": {1: 2}}.items():
@@ -165,9 +165,9 @@ def rule_09_other_data_is_refused_at_the_sender(bench: Bench) -> None:
 
 
 def rule_10_unknown_worker_is_refused(bench: Bench) -> None:
-    """A task for a worker that is not joined raises WorkerLostError.
+    """Sending a task to a worker that has not joined raises WorkerLostError.
 
-    To drop an unknown worker changes nothing.
+    Dropping an unknown worker changes nothing.
     """
     end = bench.join()
     for worker_id in ("nobody", "W0", "w"):
@@ -179,9 +179,9 @@ def rule_10_unknown_worker_is_refused(bench: Bench) -> None:
 
 
 def rule_11_threads_share_an_end(bench: Bench) -> None:
-    """One thread of a worker serves tasks while others renew and answer; many workers do so.
+    """Several workers get and answer tasks, while other threads of the same workers renew.
 
-    Nothing is lost, doubled or given to another worker.
+    No message is lost, delivered twice or delivered to another worker.
     """
     names, count = [f"w{number}" for number in range(6)], 12
     ends = {name: bench.join(name) for name in names}

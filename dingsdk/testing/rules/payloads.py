@@ -16,10 +16,10 @@ _WAIT_S = 0.1
 
 
 def rule_23_payload_is_readable_when_put_returns(bench: Bench) -> None:
-    """A payload is readable, whole and equal, as soon as ``put`` has returned.
+    """A payload can be read, whole and equal, as soon as ``put`` has returned.
 
-    Names, shapes, dtypes, nesting and values of its columns are those that were put. ``len`` of
-    the store is the number of payloads.
+    Its columns have the same names, shapes, dtypes, nesting and values. ``len`` of the store is
+    the number of payloads.
     """
     writer, reader = bench.far.data_store(), bench.near.data_store()
     expect_equal(len(reader), 0, "payloads in a fresh store")
@@ -32,7 +32,7 @@ def rule_23_payload_is_readable_when_put_returns(bench: Bench) -> None:
 
 
 def rule_24_payload_is_read_only(bench: Bench) -> None:
-    """What ``get`` returns cannot be written to; a payload never changes."""
+    """The arrays that ``get`` returns are read-only; a payload never changes."""
     bench.far.data_store().put("p", batch())
     store = bench.near.data_store()
     for path, column in _columns(store.get("p")):
@@ -45,9 +45,9 @@ def rule_24_payload_is_read_only(bench: Bench) -> None:
 
 
 def rule_25_repeated_put_changes_nothing(bench: Bench) -> None:
-    """To put the same payload again changes nothing; another one under its id never replaces it.
+    """A repeated ``put`` of the same payload changes nothing; another payload does not replace it.
 
-    The second is dropped, or refused with ConflictError.
+    Another payload with the same id is ignored, or raises ConflictError.
     """
     writer, reader = bench.far.data_store(), bench.near.data_store()
     writer.put("p", batch())
@@ -64,7 +64,7 @@ def rule_25_repeated_put_changes_nothing(bench: Bench) -> None:
 
 
 def rule_26_missing_payload_is_reported(bench: Bench) -> None:
-    """``get`` of what is not there raises DataMissingError at its deadline, or before."""
+    """``get`` of a missing payload raises DataMissingError at its deadline or earlier."""
     store = bench.near.data_store()
     store.put("other", batch())
     for timeout_s in (0.0, _WAIT_S):
@@ -76,9 +76,9 @@ def rule_26_missing_payload_is_reported(bench: Bench) -> None:
 
 
 def rule_27_deleted_payload_is_gone(bench: Bench) -> None:
-    """``delete`` removes what it names and nothing else; ids that are not there are ignored.
+    """``delete`` removes the named payloads and no others; unknown ids are ignored.
 
-    Readers that hold a deleted payload keep it whole.
+    A payload that a reader got before the delete stays whole.
     """
     writer, deleter = bench.far.data_store(), bench.near.data_store()
     for number in range(6):
@@ -98,9 +98,9 @@ def rule_27_deleted_payload_is_gone(bench: Bench) -> None:
 
 
 def rule_28_payloads_cross_side_by_side(bench: Bench) -> None:
-    """Many threads put, get and delete at the same time; every payload arrives whole.
+    """Several threads put, get and delete at the same time, and every payload arrives whole.
 
-    Payloads of megabytes do, too.
+    This includes payloads of megabytes.
     """
     writer, reader = bench.far.data_store(), bench.near.data_store()
     workers, count = 4, 8
@@ -121,9 +121,9 @@ def rule_28_payloads_cross_side_by_side(bench: Bench) -> None:
 
 
 def rule_42_sweep_spares_what_is_live(bench: Bench) -> None:
-    """``sweep_orphans`` deletes no payload that is live or younger than the grace.
+    """``sweep_orphans`` deletes no payload that is live, or younger than the grace period.
 
-    It returns how many it deleted of the others, which may be none.
+    It may delete the others, and returns how many it deleted.
     """
     writer, sweeper = bench.far.data_store(), bench.near.data_store()
     for number in range(4):
@@ -138,7 +138,7 @@ def rule_42_sweep_spares_what_is_live(bench: Bench) -> None:
 
 
 def rule_44_has_tells_what_is_there(bench: Bench) -> None:
-    """``has`` tells whether a payload is there, from ``put`` to ``delete``, by its deadline."""
+    """``has`` returns whether a payload is stored, at its deadline or earlier."""
     writer, store = bench.far.data_store(), bench.near.data_store()
     for number in range(2):
         writer.put(f"p{number}", batch(seed=number))

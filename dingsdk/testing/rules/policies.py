@@ -11,8 +11,8 @@ from dingsdk.testing.transport_bench import Bench
 def rule_29_newest_policy_arrives_whole(bench: Bench) -> None:
     """``newest`` returns the newest version with all its tensors, as they were published.
 
-    None when there is none, or none newer than the reader has. Later changes of the published
-    tensors have no effect; policies do not mix.
+    It returns None if there is no version, or none newer than ``newer_than``. Later changes to the
+    published tensors have no effect. Policies with different ids are independent.
     """
     writer, reader = bench.far.policy_store(), bench.near.policy_store()
     expect_equal(reader.newest("p"), None, "newest() before a version was published")
@@ -30,9 +30,9 @@ def rule_29_newest_policy_arrives_whole(bench: Bench) -> None:
 
 
 def rule_30_policy_never_goes_back(bench: Bench) -> None:
-    """After a version was returned, no older one is; to publish an older one changes nothing.
+    """After a version was returned, no older version is; publishing an older one changes nothing.
 
-    It makes no difference which process publishes, as one learner may replace another.
+    This applies whichever process publishes, because one learner may replace another.
     """
     writer, reader = bench.far.policy_store(), bench.near.policy_store()
     writer.publish("p", policy(7.0), 7)
@@ -50,7 +50,7 @@ def rule_30_policy_never_goes_back(bench: Bench) -> None:
 
 
 def rule_31_policy_is_whole_while_others_are_published(bench: Bench) -> None:
-    """Readers beside a publisher see whole versions in rising order, and the last one."""
+    """While versions are published, readers get whole versions in rising order, up to the last."""
     writer, reader = bench.far.policy_store(), bench.near.policy_store()
     count = 40
 
@@ -75,10 +75,10 @@ def rule_31_policy_is_whole_while_others_are_published(bench: Bench) -> None:
 
 
 def rule_32_discarded_policy_is_gone(bench: Bench) -> None:
-    """``discard`` forgets a policy and no other; an unknown id is ignored.
+    """``discard`` removes a policy and no other; an unknown id is ignored.
 
-    What is published under its id afterwards is another policy: all readers follow it, though
-    its versions are lower. It makes no difference which process discards.
+    A policy that is published with the same id afterwards is a new one: all readers get it, even if
+    its versions are lower. This applies whichever process discards.
     """
     writer, reader = bench.far.policy_store(), bench.near.policy_store()
     writer.publish("q", policy(6.0), 6)
@@ -94,7 +94,7 @@ def rule_32_discarded_policy_is_gone(bench: Bench) -> None:
 
 
 def expect_policy(found: object, version: int, value: float) -> None:
-    """Expect what ``newest()`` returned to be this version with this value."""
+    """Expect the result of ``newest()`` to be this version with this value."""
     if not (isinstance(found, tuple) and len(found) == 2):
         raise RuleBroken(f"newest() returned {found!r:.100}, expected version {version}")
     expect_equal(found[0], version, "version")

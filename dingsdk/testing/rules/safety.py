@@ -1,4 +1,4 @@
-"""Rules 33 to 35: what is received is data."""
+"""Rules 33 to 35: received data is never executed, dialled or used as a path."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 
 _UNUSED_MODULE = "tabnanny"
-"""A module of the standard library that nobody imports, and that does nothing when imported."""
+"""A module of the standard library that is not imported elsewhere and has no side effects."""
 
 
 def rule_33_nothing_received_is_executed(bench: Bench) -> None:
-    """Nothing that is received is run: no pickles, no expressions, no names to import.
+    """Received data is never executed: no pickles, no expressions, no names to import.
 
-    Whatever looks like one arrives as the text or the bytes that it is, in messages, payloads
-    and policies.
+    In messages, payloads and policies, data that looks like code arrives unchanged, as text or
+    bytes.
     """
     import torch
 
@@ -55,7 +55,7 @@ def rule_33_nothing_received_is_executed(bench: Bench) -> None:
 
 
 def rule_34_no_address_is_dialled(bench: Bench) -> None:
-    """No address that is read from a message is dialled."""
+    """A transport never connects to an address from a message."""
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(0.02)
         host, port = trap.getsockname()
@@ -75,9 +75,9 @@ def rule_34_no_address_is_dialled(bench: Bench) -> None:
 
 
 def rule_35_ids_are_no_paths(bench: Bench) -> None:
-    """Payload and policy ids that look like paths are refused, or are ids like any other.
+    """Payload and policy ids that look like paths are refused, or used like any other ids.
 
-    They never name a file outside of the transport's own folders.
+    They never refer to a file outside the transport's own folders.
     """
     outside = bench.folder / "outside"
     outside.mkdir()

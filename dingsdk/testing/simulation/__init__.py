@@ -1,4 +1,4 @@
-"""Simulated runs: real coordinator, workers and ledger in virtual time, under one seed."""
+"""Simulated runs: the real coordinator, workers and ledger in virtual time, from one seed."""
 
 from __future__ import annotations
 

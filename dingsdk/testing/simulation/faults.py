@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, and when."""
+"""The faults of a simulation, and when they happen."""
 
 from __future__ import annotations
 
@@ -21,30 +21,39 @@ OF_DISK: tuple[Kind, ...] = (
 )  # fmt: skip
 OF_NETWORK: tuple[Kind, ...] = ("cut", "late", "lost", "doubled")
 OF_JOURNAL = [(kind, "coordinator") for kind in ("kill", "tear", "usurp", "crash", "unlock")]
-"""Faults that only a coordinator with a journal survives, with their target."""
+"""(fault, target) pairs that only a coordinator with a journal survives."""
 OF_COORDINATOR: tuple[Kind, ...] = ("stop", "jump", "kill", "tear", "usurp")
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFault:
-    """One thing that goes wrong.
+    """One fault of a simulation.
+
+    Kinds of faults:
+
+    - of a process: it is killed (``kill``), dies in the middle of one of its next writes
+      (``tear``), is stopped as by SIGSTOP (``stop``), is stopped while another coordinator is
+      started in its place (``usurp``), hangs (``hang``), is slow (``slow``), or its clock jumps
+      forward (``jump``)
+    - of all processes: all are killed, and payloads and policies in memory are lost (``crash``)
+    - of a connection: it is cut (``cut``), or messages are late, lost or doubled
+    - of a worker: a collector announces payloads repeatedly (``repeat``), or a worker answers tasks
+      that it does not have (``stray``)
+    - of the disk: it is full, slow, or shows payloads late (``disk_full``, ``disk_slow``,
+      ``disk_late``); a payload is deleted, damaged or replaced (``lose_payload``,
+      ``damage_payload``, ``swap_payload``); the next policy or checkpoint is damaged
+      (``damage_policy``, ``damage_checkpoint``)
+    - faults that end the run: the env of a worker raises (``raise``), a task kills each process of
+      a worker (``poison``), a collector announces two payloads with one id (``conflict``), or the
+      file that names the coordinator is deleted (``unlock``)
 
     Attributes:
-        kind: What: a process is killed, or dies in the middle of one of its next writes
-            (``tear``), is stopped (SIGSTOP), also while another coordinator is started in its
-            place (``usurp``), hangs or is slow; all processes are killed, and what is in memory
-            is gone: payloads and policies (``crash``); its clock jumps forward; its
-            connection is cut, or its messages are late, lost or doubled; it announces payloads
-            repeatedly; it answers tasks that it does not have (``stray``); the disk is full,
-            slow, or shows files late; a payload is deleted, damaged
-            or replaced; the next policy or checkpoint is damaged. Some end the run: ``raise``, as
-            the env of a worker raises, ``poison``, as every process of a worker dies of its task,
-            ``conflict``, as a collector announces two payloads under one id, and ``unlock``, as
-            the file that names the coordinator is deleted.
-        at: When, seconds since the beginning.
+        kind: The kind of the fault.
+        at: When it begins, in seconds since the start of the run.
         target: Name of the process; empty for the disk.
-        for_s: How long. A process that was killed is started again after it.
-        amount: How much: a share of the messages, seconds of delay or of a jump, a factor.
+        for_s: How long it lasts. A killed process is started again after that time.
+        amount: A share of the messages, seconds of a delay or a clock jump, a number of
+            repetitions, or a factor.
     """
 
     kind: Kind
@@ -58,13 +67,13 @@ class Step(NamedTuple):
     """A fault of a story.
 
     Attributes:
-        kind: What goes wrong.
-        target: ``any`` for a worker and ``collector`` for a collector, the same in the whole
-            story, ``all`` for each worker, ``collectors`` for each of these, or the name of a
-            process; empty for the disk.
-        after_s: How long after the beginning of the story.
-        for_s: How long; None for any time.
-        amount: How much; None for what chance says.
+        kind: The kind of the fault.
+        target: ``any`` for a random worker, and ``collector`` for a random collector; each is the
+            same one in the whole story. ``all`` for every worker, ``collectors`` for every
+            collector, or the name of a process; empty for the disk.
+        after_s: When it begins, in seconds after the start of the story.
+        for_s: How long it lasts; None for a random time.
+        amount: As in ``SimulatedFault``; None for a random amount.
     """
 
     kind: Kind
@@ -75,14 +84,14 @@ class Step(NamedTuple):
 
 
 BEGUN_S = 8.0
-"""By then there are payloads, a policy and a checkpoint that may be harmed."""
+"""By this time there are payloads, a policy and a checkpoint that a fault can damage."""
 ENDING: tuple[Kind, ...] = ("raise", "poison", "conflict", "unlock")
 """Faults that end the run."""
 STORIES: tuple[tuple[Step, ...], ...] = (
     (),
     (Step("kill", "any"),),
     (Step("stop", "any", 0, 45.0),),
-    # Short, so that no worker is lost: all that was lost has to be sent again.
+    # Short, so that no worker is given up: the lost messages have to be sent again.
     tuple(Step("lost", "all", 4.0 * n, 1.0, 0.5) for n in range(3)),
     (Step("repeat", "collectors", 0, 8.0),),
     (Step("disk_late", "", 0, 25.0, 0.4),),
@@ -91,7 +100,7 @@ STORIES: tuple[tuple[Step, ...], ...] = (
     (Step("raise", "any"),),
     (Step("slow", "any", 0, 25.0),),
     (Step("kill", "coordinator"),),
-    # What it has to note finds no room when the coordinator dies.
+    # When the coordinator dies, there is no space for its journal entries.
     (Step("disk_full", "", 0, 8.0), Step("kill", "coordinator", 3.0, 2.0)),
     (Step("doubled", "all", 0, 12.0, 0.9), Step("late", "collectors", 0, 12.0, 1.0)),
     (Step("hang", "any", 0, 55.0),),
@@ -113,23 +122,23 @@ STORIES: tuple[tuple[Step, ...], ...] = (
         )
     ),
     (Step("lose_payload"), Step("lose_payload", "", 1.0), Step("lose_payload", "", 2.0)),
-    # The disk is full before the coordinator dies, or while it stands still.
+    # The disk is full until shortly before the coordinator dies, or when its clock jumps.
     (Step("disk_full", "", 0, 6.0), Step("kill", "coordinator", 8.0, 2.0)),
     (Step("disk_full", "", 0, 25.0), Step("jump", "coordinator", 7.0, 1.0, 3600.0)),
-    # What a learner wrote last is read by the next process.
+    # The next process reads the last file that the learner wrote.
     (Step("damage_checkpoint"), Step("kill", "learner-0", 6.0, 1.0)),
     (Step("damage_policy"), Step("kill", "collectors", 6.5, 0.5)),
     (Step("tear", "learner-0", 0, 2.0), Step("kill", "collectors", 6.5, 0.5)),
-    # A process hangs as soon as it is there.
+    # A process hangs as soon as it has started.
     (Step("hang", "any", 0, 45.0), Step("kill", "any", 1.0, 0.5)),
     (Step("usurp", "coordinator", 0, 25.0),),
-    # With a learner a coordinator would have facts to note, and be told so that it was replaced.
+    # Without a learner the replaced coordinator writes nothing that shows it that it was replaced.
     (Step("kill", "learner-0", 0, 30.0), Step("usurp", "coordinator", 8.0, 25.0)),
-    # A process that is replaced at once, its last words still on their way.
+    # A process that is replaced at once, while its last messages are still under way.
     (Step("late", "any", 0, 8.0, 3.0), Step("kill", "any", 2.0, 0.1)),
-    # A learner that is lost again and again, and works in between.
+    # A learner that is killed repeatedly, and works between the kills.
     tuple(Step("kill", "learner-0", 20.0 * n, 1.0) for n in range(4)),
-    # Collectors that wait for a learner that is not there.
+    # Collectors that wait for a learner that is down.
     (Step("kill", "learner-0", 0, 70.0),),
     (Step("jump", "any"),),
     (Step("damage_payload"), Step("damage_payload", "", 1.0)),
@@ -137,13 +146,13 @@ STORIES: tuple[tuple[Step, ...], ...] = (
     (Step("disk_slow"),),
     (Step("crash", "coordinator"),),
 )
-"""What may go wrong together. Chance alone would bring most of it about too rarely."""
+"""Combinations of faults. Most of them would be too rare in random faults."""
 
 
 def story_faults(
     story: tuple[Step, ...], chance: random.Random, workers: Sequence[str], until: float
 ) -> list[SimulatedFault]:
-    """Return the faults of a story that begins before a time, in the order of their beginning."""
+    """Return the faults of a story that begins before ``until``, ordered by their start."""
     at = chance.uniform(min(BEGUN_S, until), until)
     collectors = [each for each in workers if each.startswith("collector")]
     groups = {
@@ -165,7 +174,7 @@ def story_faults(
 def random_faults(
     chance: random.Random, workers: Sequence[str], until: float
 ) -> list[SimulatedFault]:
-    """Return up to 4 faults that begin in ``[0, until)``, in the order of their beginning."""
+    """Return up to 4 random faults that begin in ``[0, until)``, ordered by their start."""
     found = []
     for _ in range(chance.randint(0, 4)):
         place = chance.random()
@@ -182,7 +191,7 @@ def random_faults(
 
 
 def _fault(kind: Kind, target: str, chance: random.Random, at: float) -> SimulatedFault:
-    """Return a fault of a kind that takes any time, to any degree."""
+    """Return a fault of a kind with a random duration and amount."""
     amounts = {
         "slow": chance.uniform(2, 6),
         "jump": chance.choice([3.0, 60.0, 3600.0]),

@@ -1,4 +1,4 @@
-"""Counts samples without any part of dingsdk: by numbers that stand in the samples."""
+"""Counts samples independently of dingsdk, by a number in each sample."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dingsdk.errors import SamplesLostError
 
 
 class SampleOracle:
-    """What became of each sample, as those at the ends see it.
+    """Follows each sample from the collector to the learner, without using the ledger.
 
-    Collectors number their samples and put the number into each. They tell what they announced, and
-    what they learn to be acknowledged; learners tell what they train on. Whoever watches the replay
-    buffer tells which rows came and left. Nothing is asked of the ledger.
+    Collectors number their samples, and store the number in each sample. The simulation calls the
+    oracle when a collector announces a payload or receives an acknowledgement, when rows enter or
+    leave the replay buffer, and when a learner trains on a batch.
 
     Attributes:
-        announced: Samples of each payload that a collector announced, by data id.
-        acknowledged: Data ids of payloads of which a collector knows that they are acknowledged.
-        uses: With how many batches each sample was trained on, by its number.
-        live: Rows in the buffer, by data id; of all payloads that ever came.
-        live_count: How many these are.
-        evicted: How many rows left the buffer, by reason.
+        announced: Numbers of the samples of each announced payload, by data id.
+        acknowledged: Data ids of the payloads that were acknowledged to a collector.
+        uses: Number of batches with which each sample was trained on, by its number.
+        live: Rows in the buffer, by data id; has an entry for every payload that ever entered.
+        live_count: Number of rows in the buffer.
+        evicted: Number of rows that left the buffer, by reason.
         given_up: Payloads that a learner could not read.
-        given_up_rows: How many of their rows left the buffer after that.
+        given_up_rows: Number of their rows that left the buffer after that.
         leased: Payloads that a learner trains on, by its task.
-        may_leave_for: Why rows may leave the buffer that can be read; None for any reason.
-        largest_lag: How many iterations older than the learner's a policy was that collected a
-            sample which is trained on.
+        may_leave_for: Reasons for which readable rows may leave the buffer; None for any reason.
+        largest_lag: The largest lag of a trained sample: how many iterations the policy that
+            collected it was behind the learner.
     """
 
     def __init__(self) -> None:
@@ -47,18 +47,18 @@ class SampleOracle:
         self._known: set[int] = set()
 
     def new_samples(self, count: int, policy_iter: int) -> list[int]:
-        """Return numbers for samples, each used once, that a policy of an iteration collects."""
+        """Return new numbers for samples collected with the policy of an iteration."""
         first = len(self._policy_iters)
         self._policy_iters += [policy_iter] * count
         return list(range(first, first + count))
 
     def announce(self, data_id: str, samples: list[int]) -> None:
-        """Note the samples of a payload, before it is announced."""
+        """Record the samples of a payload, before it is announced."""
         self.announced[data_id] = samples
         self._known.update(samples)
 
     def entered(self, data_id: str, rows: int) -> None:
-        """Note that the rows of a payload are in the buffer; raise if they were before."""
+        """Record that the rows of a payload entered the buffer; raise if they had before."""
         if data_id in self.live:
             raise SamplesLostError(f"payload {data_id!r} came into the buffer twice")
         if rows != len(self.announced[data_id]):
@@ -67,7 +67,7 @@ class SampleOracle:
         self.live_count += rows
 
     def left(self, data_id: str, rows: Sequence[int], reason: str) -> None:
-        """Note that rows left the buffer; raise if one was not there, or had to stay."""
+        """Record that rows left the buffer; raise if a row was not in it, or had to stay."""
         live, is_given_up = self.live[data_id], data_id in self.given_up
         may_leave = self.may_leave_for is None or is_given_up or reason in self.may_leave_for
         gone = set(rows)
@@ -89,7 +89,10 @@ class SampleOracle:
         self.given_up_rows += len(rows) * is_given_up
 
     def acknowledge(self, data_ids: Iterable[str]) -> None:
-        """Note that a collector knows payloads to be acknowledged; raise for one that is not."""
+        """Record that payloads were acknowledged to a collector.
+
+        Raises if one of them never entered the buffer.
+        """
         for data_id in data_ids:
             self.acknowledged.add(data_id)
             if data_id not in self.live:
@@ -99,7 +102,7 @@ class SampleOracle:
                 )
 
     def deleted(self, data_id: str) -> None:
-        """Note that a payload was deleted; raise if a row of it is in the buffer."""
+        """Record that a payload was deleted; raise if it is still needed."""
         if self.live.get(data_id):
             raise SamplesLostError(
                 f"payload {data_id!r} was deleted, and rows {sorted(self.live[data_id])} of it are "
@@ -110,12 +113,12 @@ class SampleOracle:
             raise SamplesLostError(f"payload {data_id!r} was deleted while a learner trains on it")
 
     def recovered(self, live: dict[str, set[int]], acked: int, evicted: Mapping[str, int]) -> None:
-        """Note what a coordinator that was started again knows; raise where samples are missing.
+        """Record the counts of a restarted coordinator; raise if samples are missing.
 
         Args:
             live: Rows in its buffer, by data id.
-            acked: How many samples it knows to be acknowledged.
-            evicted: How many of them left its buffer, by reason.
+            acked: Number of samples that it has acknowledged.
+            evicted: Number of these that left its buffer, by reason.
         """
         least = sum(len(self.announced[each]) for each in self.acknowledged if each in self.live)
         self.live_count = sum(len(rows) for rows in live.values())
@@ -138,15 +141,16 @@ class SampleOracle:
         max_use: int | None = None,
         max_lag: int | None = None,
     ) -> None:
-        """Note that a learner trains on a batch; raise for a sample that it must not train on.
+        """Record that a learner trains on a batch; raise for a sample that it must not train on.
 
-        A sample counts once, as a batch may hold it several times.
+        A sample that is in the batch several times counts once.
 
         Args:
-            samples: Their numbers.
+            samples: Numbers of the samples in the batch.
             train_iter: The learner's iteration.
-            max_use: How often each may be trained on; None for any number.
-            max_lag: How many iterations older the policy may be that collected it; None for any.
+            max_use: How often a sample may be trained on; None for no limit.
+            max_lag: How many iterations the policy that collected a sample may be behind the
+                learner; None for no limit.
         """
         for sample in set(samples):
             self.uses[sample] = uses = self.uses[sample] + 1

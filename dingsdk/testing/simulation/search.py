@@ -1,4 +1,4 @@
-"""Simulated runs of one seed after the other, on all cores."""
+"""Simulates many seeds in order, on all cores."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from dingsdk.data.spawn import spawn_context
 from dingsdk.testing.simulation.simulation import Simulation, SimulationError
 
 RUN_TIMEOUT_S = 600.0
-"""How long to wait for the run of one seed, which takes a second or so."""
+"""How long to wait for the run of one seed, which normally takes about a second."""
 
 
 class Searched(NamedTuple):
-    """What a search over seeds found.
+    """The result of a search over seeds.
 
     Attributes:
-        seeds: How many were run, up to the first that fails.
-        error: How that one fails; None if all runs went well.
-        simulated_s: Virtual seconds of these runs together.
-        cpu_s: CPU time of these runs.
+        seeds: Number of seeds that were run, up to the first that failed.
+        error: The error of the seed that failed; None if all runs succeeded.
+        simulated_s: Virtual seconds of all runs together.
+        cpu_s: CPU time of all runs together.
         wall_s: How long the search took.
     """
 
@@ -39,22 +39,22 @@ class Searched(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Simulated seconds a second of the whole search."""
+        """Simulated seconds per second of the search."""
         return self.simulated_s / self.wall_s
 
 
 def simulate(seed: int, **given: Any) -> float:
-    """Run a ``Simulation`` of these arguments; return its virtual seconds."""
+    """Run a ``Simulation`` with these arguments; return its virtual seconds."""
     made = Simulation(seed, **given)
     made.run()
     return made.world.now
 
 
 class SeedSearch:
-    """Runs seeds in processes of its own, and finds the seed that one process would find first.
+    """Runs seeds in several processes, and finds the same first failure as one process does.
 
     Args:
-        processes: How many; None for one a core. With 1 seeds are run in this process.
+        processes: How many processes; None for one per core. With 1, seeds are run in this process.
 
     Example:
         ``SeedSearch().first_failure(partial(simulate, transport=SimulatedFlaskFS), range(400))``
@@ -83,13 +83,13 @@ class SeedSearch:
         seeds: Iterable[int],
         cpu_limit_s: float = math.inf,
     ) -> Searched:
-        """Run seeds in their order until one fails.
+        """Run seeds in order until one fails.
 
         Args:
             run: Runs a seed and returns its virtual seconds, or raises ``SimulationError``;
                 other processes import it by name.
-            seeds: In the order in which to try them.
-            cpu_limit_s: CPU time of the runs after which no further one counts.
+            seeds: The seeds, in the order in which to run them.
+            cpu_limit_s: Stop when the runs have used this much CPU time.
 
         Raises:
             TimeoutError: a run did not end, or its process died.
@@ -122,7 +122,7 @@ class SeedSearch:
 
 
 _Result = tuple[SimulationError | None, float, float]
-"""How a run failed, its virtual seconds and its CPU time."""
+"""The error of a run or None, its virtual seconds and its CPU time."""
 
 
 def _timed(run: Callable[[int], float], seed: int) -> _Result:
