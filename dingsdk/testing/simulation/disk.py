@@ -1,4 +1,4 @@
-"""What the processes of a simulation share, and the base of their transports."""
+"""The simulated disk that processes share, and the base class of simulated transports."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ POLL_S = 0.1
 
 
 class SimulatedDisk:
-    """Files that all processes see.
+    """The files that all processes share.
 
     Attributes:
-        payloads: By data id: content, digest, and when it was written.
-        files: Other files by name.
-        folders: Names of folders in folders.
-        written_at: When files were replaced, by name.
-        shared: What processes share that is no file, by name.
+        payloads: Data id -> content, digest, time of the write, and name of the process.
+        files: Content of all other files, by name.
+        folders: Paths of the subfolders.
+        written_at: When files were last replaced, by name.
+        shared: Shared objects that are not files, by name.
         is_full: Whether nothing can be written.
         write_s: How long a write takes.
-        late_s: How long after it was written a payload is seen by half of the other processes.
-        damaged: Payloads that cannot be read.
+        late_s: How long after the write a payload becomes visible to half of the other processes.
+        damaged: Data ids of payloads that cannot be read.
     """
 
     def __init__(self, world: World) -> None:
@@ -54,9 +54,9 @@ class SimulatedDisk:
         self.torn_writer = ""
         """Name of the process that dies in the middle of one of its next writes."""
         self.writes_left = 0
-        """How many of these it still does."""
+        """How many writes it completes before that."""
         self.damages_next = ""
-        """Pattern of the name of the next file that is damaged while it is written."""
+        """Pattern of file names; the next written file with such a name is damaged."""
         self.on_torn: Callable[[], object] = lambda: None
         self.on_deleted: Callable[[str], None] = lambda data_id: None
 
@@ -64,13 +64,13 @@ class SimulatedDisk:
 class SimulatedFolder(PrivateDir):
     """A folder of the simulated disk, as one process sees it.
 
-    What a journal, checkpoints and the policies of file transports need of a folder.
+    It has the methods that journals, checkpoints and the policy stores of file transports use.
 
     Args:
         process: The process.
         disk: The disk.
-        name: Of the folder.
-        is_slow: Whether files that replace others take their time.
+        name: Name of the folder.
+        is_slow: Whether an atomic write takes time.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class SimulatedFolder(PrivateDir):
             raise StorageFullError(f"no space left for {path}", path=path, reason="ENOSPC")
 
     def _write(self, path: str, before: bytes, content: bytes) -> None:
-        """Write all of it, or a part where the process is to die of it."""
+        """Write all of the content, or only a part if the process dies in this write."""
         disk, random = self._disk, self._disk.world.random
         is_last = disk.torn_writer == self._process.name and disk.writes_left == 0
         disk.writes_left -= disk.torn_writer == self._process.name
@@ -192,7 +192,7 @@ class SimulatedDataStore(StepDataStore):
             raise ConflictError(f"payload {data_id!r} exists", data_id=data_id)
         name, now = self._process.name, disk.world.now
         disk.payloads.setdefault(data_id, (batch.freeze(), info.digest, now, name))
-        self._process.sleep(disk.write_s)  # it may die after the write, before it says so
+        self._process.sleep(disk.write_s)  # it may die after the write, before ``put`` returns
         return info
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
@@ -245,25 +245,26 @@ class SimulatedDataStore(StepDataStore):
         batch, _, written_at, writer = found
         if writer == self._process.name or not self._disk.late_s:
             return True
-        # Half of the processes see it at once, others for each payload.
+        # About half of the processes see it at once; which ones depends on the payload.
         key = f"{batch.columns['sample'][0]} {self._process.name}"
         is_late = zlib.crc32(key.encode()) >= 2**31
         return self._disk.world.now >= written_at + self._disk.late_s * is_late
 
 
 class SimulatedTransport(Transport):
-    """A transport as one process of a simulation has it; a subclass gives the two ends.
+    """The transport of one process of a simulation; a subclass provides the two ends.
 
-    The ends wait through ``process.scheduler`` alone, and talk through ``process.listen`` and
-    ``SimulatedLink``. Where the transport is written so, they are its own.
+    The ends must wait only with ``process.scheduler``, and communicate only with
+    ``process.listen`` and ``SimulatedLink``. A real transport that is written like this can use
+    its own ends.
 
     Args:
         process: The process.
-        disk: What all processes share.
+        disk: The disk that all processes share.
 
     Attributes:
-        has_network: Whether its ends talk through connections, which may be cut, and messages that
-            may be late, lost and doubled. Without, a coordinator is not started again either.
+        has_network: Whether its ends communicate over a network. If not, simulations have no
+            network faults, and the coordinator is not restarted alone.
     """
 
     has_network: ClassVar[bool] = True

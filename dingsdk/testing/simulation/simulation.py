@@ -1,4 +1,4 @@
-"""A whole parallel run in virtual time, under one seed, with everything going wrong."""
+"""Simulates a whole parallel run with faults, in virtual time; one seed determines everything."""
 
 from __future__ import annotations
 
@@ -57,52 +57,52 @@ START_TIMEOUT_S = 15.0
 TICK_S = 0.5
 ROWS, TASK_ROWS = 4, 80
 LOST_WITHIN_S = 3 * LEASE_S + PROGRESS_TIMEOUT_S
-"""After a fault, how long its process may still be given up, and how soon it has to be."""
+"""How long after a fault its process may still be given up, and how soon it has to be."""
 SETTLED_S = 45.0
-"""Time after the last fault, in which all has to go well again."""
+"""Time after the last fault within which the run must work normally again."""
 LATE_S = 4.0
-"""How late a message may be, and what follows from it."""
+"""How late a message, and the effects of a late message, may be."""
 CLOSE_S = 10.0
 REJOIN_S = 60.0
 MOST_LOSSES = 3
-"""``max_attempts`` where a story takes more workers from a task, or its task kills them."""
+"""``max_attempts`` for stories that kill the learner more often, or whose task kills workers."""
 START = "coordinator-start"
 JOURNAL = "journal"
 SNAPSHOT_FACTS = 100
 LATEST_S = 0.4
-"""A file that shows so late is still read."""
+"""A file that becomes visible this late can still be read."""
 TORN_WITHIN_S, TORN_AMONG = 15.0, 8
-"""When a process dies in one of its next writes, and among how many; each is as likely."""
+"""A ``tear`` kills its process in one of the next ``TORN_AMONG`` writes, each equally likely."""
 QUIET_S = 45.0
-"""How long nothing may happen before the coordinator has to have said why."""
+"""How long there may be no progress before the coordinator must report why."""
 
 P = ParamSpec("P")
 TransportMaker = Callable[[SimulatedProcess, SimulatedDisk], SimulatedTransport]
 
 
 class SimulationError(DingError, AssertionError):
-    """A run that was simulated broke a promise. Facts: ``seed``, ``at``, ``faults``, ``why``."""
+    """A simulated run broke a promise. Facts: ``seed``, ``at``, ``faults``, ``why``."""
 
 
 class SimulatedEnvError(RuntimeError):
-    """What the env of a simulated worker raises."""
+    """The error that the env of a simulated worker raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a simulated run is like.
+    """The settings of a simulated run.
 
     Attributes:
-        collectors: How many there are; and one learner.
-        capacity: Rows of the replay buffer.
-        max_use: How often a sample is trained on at most; None for any number.
-        batch_size: Of a training, rows; of an on-policy one, how many it needs at least.
-        is_limited: Whether the buffer keeps collectors from running away from the learner.
+        collectors: Number of collectors; there is one learner.
+        capacity: Capacity of the replay buffer in rows.
+        max_use: How often a sample may be trained on; None for no limit.
+        batch_size: Rows of a batch; if on-policy, the least number of rows for a training.
+        is_limited: Whether the buffer has a limiter, so that collectors wait for the learner.
         max_attempts: ``system.coordinator.max_attempts``.
-        has_journal: Whether the coordinator keeps a journal, and may be started again.
-        on_policy: Whether each training takes all rows that are there, once; the buffer's capacity
-            and limits have no part in it then.
-        max_policy_lag: Iterations that the policy of an on-policy row may be behind.
+        has_journal: Whether the coordinator keeps a journal, and can be restarted.
+        on_policy: Whether each training takes all rows in the buffer, once; then the capacity and
+            the limits of the buffer have no effect.
+        max_policy_lag: How many iterations the policy of an on-policy row may be behind.
     """
 
     collectors: int = 4
@@ -173,10 +173,14 @@ def _roles(setting: Setting) -> dict[str, str]:
 
 
 def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
-    """Return the setting of a seed, and what goes wrong before a time, or follows from that.
+    """Return the setting and the faults of a seed.
 
-    The stories take turns, so that a few dozen seeds have each of them. Every other seed has more
-    faults, by chance.
+    Successive seeds use the stories in turn, so a few dozen seeds cover all of them. About half of
+    the seeds have random faults in addition.
+
+    Args:
+        seed: The seed.
+        until: The time before which a story and the random faults begin.
     """
     chance = random.Random(f"plan {seed}")
     story = STORIES[seed % len(STORIES)]
@@ -208,24 +212,24 @@ def plan(seed: int, until: float) -> tuple[Setting, list[SimulatedFault]]:
             capacity=1024,
             max_use=None,
             is_limited=False,
-            # Its learner may not come to a checkpoint between two losses.
+            # The learner may not reach a checkpoint between two losses.
             max_attempts=setting.max_attempts if losses <= MOST_LOSSES else Setting().max_attempts,
         )
     return setting, sorted(faults, key=lambda fault: fault.at)
 
 
 class Simulation:
-    """A coordinator, a learner and collectors in virtual time, each in a process of its own.
+    """A coordinator, a learner and collectors in virtual time, each in its own simulated process.
 
     Coordinator, workers, replay buffer and ledger are those of real runs. The work itself only
-    takes time: a collector stores a payload a second, the learner trains on a batch a second.
-    Everything that happens follows from the seed.
+    takes time: a collector stores one payload per second, the learner trains on one batch per
+    second. The seed determines everything that happens.
 
     Args:
-        seed: Chooses the setting, the faults, delays, and who runs first.
+        seed: Determines the setting, the faults, the delays and the order of jobs.
         transport: Makes the transport of each process.
-        faults: What goes wrong; None for what the seed says.
-        setting: None for what the seed says.
+        faults: The faults; None to choose them by the seed.
+        setting: The setting; None to choose it by the seed.
         duration_s: Virtual seconds in which faults begin.
 
     Example:
@@ -244,7 +248,7 @@ class Simulation:
     ) -> None:
         chosen, planned = plan(seed, duration_s)
         if not getattr(transport, "has_network", True):
-            # Its coordinator dies with the workers alone.
+            # Its coordinator only dies together with the workers.
             left_out = {pair for pair in OF_JOURNAL if pair[0] != "crash"}
             planned = [each for each in planned if each.kind not in OF_NETWORK]
             planned = [each for each in planned if (each.kind, each.target) not in left_out]
@@ -278,12 +282,12 @@ class Simulation:
         self._is_ever_late = self._has_jumped = False
         self._poisoned = self._raising = self._conflicting = ""
         self._ends_by: type[DingError] | None = None
-        """Error that a fault makes the run end with."""
+        """The error with which a fault makes the run end."""
         self._has_to_end_at = math.inf
         self._joins: Counter[str] = Counter()
-        """How often each worker asked to join, less how often it was announced."""
+        """How often each worker asked to join, minus how often it was announced."""
         self._announced_by: dict[str, Coordinator] = {}
-        """Which coordinator announced a worker for its last join."""
+        """The coordinator that announced the last join of each worker."""
         self._moved: tuple[object, float] = (None, 0.0)
         self._faulty_until: dict[str, float] = {}
         self._may_be_lost_until: dict[str, float] = {}
@@ -327,12 +331,12 @@ class Simulation:
         return self._ends_by is not None and isinstance(self.coordinator.failure, self._ends_by)
 
     def fail(self, why: str, cause: BaseException | None = None) -> None:
-        """Note that a promise was broken; the run ends by it at the next check."""
+        """Record that a promise was broken; the run ends with an error at the next check."""
         if not self._why:
             self._why, self._cause, self._failed_at = why, cause, self.world.now
 
     def judge(self, check: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call what raises where a promise was broken; note that, and let the job go on."""
+        """Call ``check``; if it raises AssertionError, record that a promise was broken."""
         try:
             check(*args, **kwargs)
         except AssertionError as error:
@@ -353,9 +357,9 @@ class Simulation:
                 why=self._why,
             ) from self._cause
 
-    # What the workers of a simulation ask and tell.
+    # Called by the workers of the simulation.
     def work(self, worker: CommWorker, seconds: float) -> None:
-        """Let a worker's job compute."""
+        """Simulate work of a worker, which takes time."""
         name = worker.info.worker_id
         process, world = self.processes[name], self.world
         process.sleep(seconds * world.random.uniform(0.8, 1.2) * self._slow.get(name, 1.0))
@@ -365,11 +369,11 @@ class Simulation:
             raise SimulatedEnvError("on purpose")
 
     def build(self, worker: CommWorker) -> None:
-        """Let a worker build what its task needs, or hang."""
+        """Simulate that a worker prepares a task; it may hang."""
         name, world = worker.info.worker_id, self.world
         process = self.processes[name]
         while self._hangs_until.get(name, 0.0) > world.now:
-            # Silent from when this counts as no progress; building may take its time.
+            # Counts as unreachable only after the timeouts for progress and start.
             since = world.now + max(PROGRESS_TIMEOUT_S, START_TIMEOUT_S)
             self._unreachable_since.setdefault(name, since)
             process.sleep(self._hangs_until[name] - world.now)
@@ -380,7 +384,7 @@ class Simulation:
             process.sleep(0.5)
 
     def announcements(self, worker: CommWorker) -> list[dict[str, str]]:
-        """Return how a collector announces a payload: what it says besides the facts each time."""
+        """Return a dict of extra facts for each announcement of a payload by a collector."""
         name = worker.info.worker_id
         found: list[dict[str, str]] = [{}] * (1 + self._repeats.get(name, 0))
         if name == self._conflicting:
@@ -389,13 +393,13 @@ class Simulation:
         return found
 
     def announced(self, data_id: str, samples: list[int]) -> None:
-        """Note the samples of a payload that is about to be announced."""
+        """Record the samples of a payload that is about to be announced."""
         self.oracle.announce(data_id, samples)
 
     def acknowledged(self, data_ids: Sequence[str]) -> None:
-        """Note what a collector takes for acknowledged.
+        """Record payloads that a collector considers acknowledged.
 
-        One that was gone, or not to be seen in time, is left out by the coordinator.
+        The coordinator skips payloads that were lost, or became visible too late.
         """
         may_vanish = self._harmed | (set(data_ids) if self._is_ever_late else set())
         live = self.oracle.live
@@ -403,11 +407,11 @@ class Simulation:
         self.judge(self.oracle.acknowledge, known)
 
     def trained(self, batch: SampleBatch, train_iter: int) -> None:
-        """Note what a learner trains on."""
+        """Record that a learner trains on a batch."""
         max_use, max_lag = self.setting.max_use, None
         if self.setting.on_policy:
-            # What an earlier learner trained on without saving it is trained on again, and what one
-            # is at when an hour is over for its clock.
+            # A later learner trains again on rows that an earlier one used after its last save. So
+            # are the rows of the current training when the clock jumps by an hour.
             jumps = sum(each.kind == "jump" for each in self.faults)
             max_use, max_lag = self.learners_made + jumps, self.setting.max_policy_lag
         samples = batch.columns["sample"].tolist()
@@ -417,7 +421,7 @@ class Simulation:
         self.judge(self.oracle.deleted, data_id)
 
     def policy_read(self, worker_id: str, path: str, found: Mapping[str, Any]) -> None:
-        """Check that a policy is whole, and none older than the last."""
+        """Check that a policy is not older than the one that the worker read before."""
         version = int(found["iter"])
         if version < self._policies_read.get((worker_id, path), -1):
             self.fail(f"{worker_id} read version {version} of its policy after a newer one")
@@ -429,11 +433,11 @@ class Simulation:
         return SimulatedFolder(process, self.disk, f"ckpt-{task_id}")
 
     def checkpoint_saved(self, folder: SimulatedFolder, iteration: int) -> None:
-        """Note that a checkpoint is saved, and named as the newest."""
+        """Record that a checkpoint was saved as the newest."""
         self._saved[str(folder.path)] = iteration
 
     def resumed_iteration(self, folder: SimulatedFolder) -> int:
-        """Return where a learner goes on; check that it is where the last checkpoint was saved."""
+        """Return the iteration at which a learner resumes; check that no checkpoint was lost."""
         saved = self._saved.get(str(folder.path), 0)
         try:
             found = load_checkpoint(folder)
@@ -480,7 +484,7 @@ class Simulation:
         self._moved = None, self.world.now
 
     def check_lease(self, worker: CommWorker) -> None:
-        """Check that a worker stores nothing after its lease is over."""
+        """Check that a worker stores nothing after its lease has ended."""
         since = max(worker._renewed_at, worker._job_started_at)
         silent_s = worker._clock() - since
         if silent_s > LEASE_S + STEP_S and not worker.is_stopping:
@@ -525,10 +529,10 @@ class Simulation:
         if job.process is not self.processes[name] or self._ends_by is RunDirLockedError:
             expected = *expected, RunDirLockedError
         if isinstance(error, WorkerLostError) and self._may_be_lost(name):
-            # Its work has ended; that is found out when its task is asked for the next time.
+            # Its work has ended; the coordinator finds out when it next asks about its task.
             self._may_be_lost_until[name] = math.inf
         if job.name == START and isinstance(error, StorageFullError):
-            # Started without room: the run's supervisor tries again.
+            # The disk was full at the start; as in a real run, the supervisor tries again.
             process, again = job.process, self.world.now + 1.0
             self.world.at(self.world.now, lambda: self._kill(process, again))
             return
@@ -567,7 +571,7 @@ class Simulation:
             case "jump" if process is not None:
                 process.clock_offset_s += fault.amount
                 self._has_jumped |= name == "coordinator"
-                # It looks no longer than its clock says for a payload that shows late.
+                # After a jump of its clock, it does not wait long enough for a late payload.
                 self._is_ever_late |= self.disk.late_s > 0
                 may_lose = name != "coordinator"
             case "cut":
@@ -581,7 +585,7 @@ class Simulation:
             case "lost":
                 link.lost_share = fault.amount
                 world.at(end, lambda: setattr(link, "lost_share", 0.0))
-                may_lose = fault.for_s > 1.0  # else there is time to send all of it again
+                may_lose = fault.for_s > 1.0  # otherwise there is time to send everything again
             case "doubled":
                 link.doubled_share = fault.amount
                 world.at(end, lambda: setattr(link, "doubled_share", 0.0))
@@ -615,24 +619,24 @@ class Simulation:
             self._allow_loss(name, end)
 
     def _answer_for_others(self, name: str) -> None:
-        """Have a worker answer the tasks of all others, and one that is nobody's."""
+        """Let a worker answer the tasks of all other workers, and a task that does not exist."""
         end, tasks = self._workers[name]._end, self.coordinator.master._open
         others = [each for other, ids in tasks.items() if other != name for each in ids]
         if end is None:
-            return  # it has not begun to join
-        with suppress(DingError):  # it is lost, or the run ends
+            return  # it has not started to join
+        with suppress(DingError):  # the worker is lost, or the run ends
             for task_id in [*others, "t0"]:
                 end.answer(TaskAnswer(task_id, True, {}))
 
     def _allow_loss(self, name: str, end: float) -> None:
-        """Let a worker be given up for a fault that ends at a time; of the coordinator, all."""
+        """Allow a worker to be given up after a fault; for the coordinator, all workers."""
         for each in self._roles if name == "coordinator" else [name]:
             until = self._may_be_lost_until.get(each, 0.0)
             self._may_be_lost_until[each] = max(until, end + LOST_WITHIN_S)
             self._faulty_until[each] = max(end, self._faulty_until.get(each, 0.0))
 
     def _tear(self, name: str, for_s: float) -> None:
-        """Have a process die in the middle of one of its next writes, if it writes soon."""
+        """Let a process die in the middle of one of its next writes, if it writes soon."""
         disk, world = self.disk, self.world
         disk.torn_writer, disk.writes_left = name, world.random.randrange(TORN_AMONG)
 
@@ -646,7 +650,7 @@ class Simulation:
         world.at(world.now + TORN_WITHIN_S, lambda: setattr(disk, "torn_writer", ""))
 
     def _retire(self, old: Coordinator, process: SimulatedProcess) -> None:
-        """Check that a coordinator that was replaced has noticed, and end its process."""
+        """Check that a replaced coordinator has noticed it, and end its process."""
         if not process.is_dead and not isinstance(old.failure, RunDirLockedError):
             self.fail(f"a coordinator that was replaced goes on: {old.failure}")
         process.kill()
@@ -663,7 +667,7 @@ class Simulation:
         self._unreachable_since.setdefault(name, self.world.now)
 
     def _crash(self, until: float) -> None:
-        """Kill all processes and empty the memory; the run goes on at a time from what is saved."""
+        """Kill all processes and clear their memory; at ``until`` they restart from the disk."""
         disk, world = self.disk, self.world
         self._harmed.update(disk.payloads)
         disk.payloads.clear()
@@ -671,7 +675,7 @@ class Simulation:
         for name in [each for each in disk.files if each.startswith("shared/")]:
             del disk.files[name]
         self._policies_read.clear()
-        # Workers come when there is a coordinator to join.
+        # Workers start after the coordinator, which they join.
         starts = {"coordinator": until, **dict.fromkeys(self._roles, until + 0.5)}
         for name, at in starts.items():
             if not self.processes[name].is_dead:
@@ -692,7 +696,7 @@ class Simulation:
                 disk.late_s = fault.amount
                 self._is_ever_late |= fault.amount > LATEST_S
                 world.at(end, lambda: setattr(disk, "late_s", 0.0))
-            # One of each, and not the first: there is always a whole one before it.
+            # At most one of each kind, and not the first, so that an older one is always whole.
             case "damage_policy" if fault.kind not in self._damaged and any(
                 name.endswith(".ding") for name in disk.files
             ):
@@ -715,18 +719,18 @@ class Simulation:
 
     # Checks.
     def lost(self, info: WorkerInfo, reason: str) -> None:
-        """Check that a worker that is given up gave reason to it."""
+        """Check that there was a reason to give up a worker."""
         if self._close_began is None and not self._may_be_lost(info.worker_id):
             self.fail(f"{info.worker_id} was given up for nothing: {reason}")
         if "replaced" not in reason:
-            self._joins[info.worker_id] += 1  # a join that was given up on the way is made anew
+            self._joins[info.worker_id] += 1  # a join that was interrupted is repeated
         is_poisoned = info.worker_id == self._poisoned
         if self._may_be_lost_until.get(info.worker_id) == math.inf and not is_poisoned:
             self._may_be_lost_until[info.worker_id] = self.world.now + LOST_WITHIN_S
 
     def joined(self, worker_id: str, coordinator: Coordinator) -> None:
-        """Note that a worker is announced; from then on there is no reason to give it up."""
-        # Where the answer of a coordinator is lost as it dies, the same join goes to the next one.
+        """Record that a worker was announced; from then on there is no reason to give it up."""
+        # If a coordinator dies before its answer arrives, the same join goes to the next one.
         if self._announced_by.setdefault(worker_id, coordinator) is coordinator:
             self._joins[worker_id] -= 1
         self._announced_by[worker_id] = coordinator
@@ -763,7 +767,7 @@ class Simulation:
         self._restart_workers()
 
     def _check_quiet(self, status: CoordinatorStatus) -> None:
-        """Check that a run in which nothing happens has said so."""
+        """Check that a run without progress has reported it."""
         now = self.world.now
         tasks = sorted(each.task_id for each in self.coordinator.running_tasks())
         progress = status.env_steps, status.train_iter, tasks
@@ -779,7 +783,7 @@ class Simulation:
         return name in self._unreachable_since
 
     def _restart_workers(self) -> None:
-        """Start the processes of workers again that have ended, as a run does."""
+        """Restart the processes of workers that have ended, as a real run does."""
         for name, worker in self._workers.items():
             process = self.processes[name]
             if worker.is_over and not process.is_dead and process.resumes_at <= self.world.now:
@@ -790,7 +794,7 @@ class Simulation:
         now, silent_since = self.world.now, self._unreachable_since
         if not silent_since or "coordinator" in silent_since:
             return
-        # It is judged from when the coordinator goes on, if that was stopped or is another.
+        # If the coordinator was stopped or restarted, the time counts from when it continued.
         awake_at = max(self._up_since, self.processes["coordinator"].resumes_at)
         for name in self.coordinator.master.workers:
             since = max(awake_at, silent_since.get(name, now))
@@ -798,7 +802,7 @@ class Simulation:
                 raise AssertionError(f"{name} cannot be reached since {since:.1f} s, and is joined")
 
     def _progress(self) -> dict[str, int]:
-        """How far the run is: iterations, and payloads that each collector knows of as taken."""
+        """The progress of the run: train iterations, joined workers and acknowledged payloads."""
         found = {"train_iter": self.coordinator.status().train_iter}
         for name in self.coordinator.master.workers:
             found[name] = 0
@@ -841,7 +845,7 @@ class Simulation:
 
 
 class _WatchedCoordinator(Coordinator):
-    """Tells the simulation of lost workers, and the oracle of rows that leave."""
+    """Reports joined and lost workers to the simulation, and rows of the buffer to the oracle."""
 
     def __init__(
         self,
@@ -865,7 +869,7 @@ class _WatchedCoordinator(Coordinator):
         self._state.why_quiet = said  # type: ignore[method-assign]
 
     def tell_oracle(self) -> None:
-        """Tell the oracle what this coordinator knows at its start."""
+        """Report to the oracle the rows and counts that this coordinator starts with."""
         live: dict[str, set[int]] = {}
         for experience in self._state.experiences.values():
             self._names |= {n: name for name, n in experience.ledger.numbers.items()}
@@ -889,7 +893,7 @@ class _WatchedCoordinator(Coordinator):
         super()._on_lost(info, reason)
 
     def deal_with_learner_get_data(self, state: Any, demand: Mapping[str, Any]) -> Any:
-        # Not before it is in the journal: a coordinator that dies earlier has leased nothing.
+        # After the call, which writes the journal: a coordinator that dies earlier leases nothing.
         found = super().deal_with_learner_get_data(state, demand)
         if found is not None and self._is_current:
             numbers = {n for each in found["batches"] for n in each["payload"].reshape(-1).tolist()}
@@ -919,7 +923,7 @@ class _WatchedCoordinator(Coordinator):
             if not self._is_current:
                 return
             numbers, gone = columns["payload"].tolist(), columns["row"].tolist()
-            if len(set(numbers)) == 1:  # as most often
+            if len(set(numbers)) == 1:  # the most common case
                 simulation.judge(oracle.left, names[numbers[0]], gone, reason)
                 return
             for number, row in zip(numbers, gone, strict=True):
@@ -954,11 +958,14 @@ def _close(worker: CommWorker) -> None:
 
 
 def shrink(error: SimulationError, make: Callable[..., Simulation]) -> list[SimulatedFault]:
-    """Return the fewest faults with which a simulation still fails, found by leaving out each.
+    """Return fewer faults with which a simulation still fails.
+
+    It runs the simulation without each fault in turn, and drops the faults that are not needed for
+    a failure.
 
     Args:
-        error: How it failed.
-        make: Called with ``faults``; returns the same simulation with these.
+        error: The error of the simulation.
+        make: Called with ``faults``; returns the same simulation with these faults.
     """
     faults = list(error.facts["faults"])
     index = 0

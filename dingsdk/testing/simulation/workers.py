@@ -1,4 +1,4 @@
-"""Collectors and learners of a simulation: the real workers, around work that only takes time."""
+"""Collectors and learners of a simulation: real workers whose work only takes virtual time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class _Simulated(CommWorker):
 
     Args:
         cfg: Its section of ``system``.
-        transport: Of its process.
-        worker_id: Unique in the run.
-        simulation: Where it works.
+        transport: The transport of its process.
+        worker_id: Its id, unique in the run.
+        simulation: The simulation that it is in.
     """
 
     def __init__(
@@ -38,9 +38,10 @@ class _Simulated(CommWorker):
 
 
 class SimulatedCollector(_Simulated, BaseCommCollector):
-    """Collects some rows a second; a payload has those of one second.
+    """Collects some rows each second, and sends them as a payload.
 
-    On-policy it has those of one policy version, and waits for what the learner admits.
+    On-policy, a payload has the rows of one policy version, and the collector collects only as
+    many rows as the learner admits.
     """
 
     _unconfirmed: Sequence[str] = ()
@@ -51,7 +52,7 @@ class SimulatedCollector(_Simulated, BaseCommCollector):
         return _Collecting(self)
 
     def _process_data_task(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        # The coordinator asks again when it has taken all that the last answer reported.
+        # The coordinator asks again after it has accepted everything in the last answer.
         self.simulation.acknowledged(self._unconfirmed)
         answer = super()._process_data_task(task)
         reports = answer["reports"]
@@ -59,13 +60,13 @@ class SimulatedCollector(_Simulated, BaseCommCollector):
         return answer
 
     def deal_with_collector_go_on(self, task_id: str) -> Mapping[str, Any]:
-        # What the last answer reported, it reports again.
+        # It reports the payloads of the last answer again.
         self._unconfirmed = []
         return super().deal_with_collector_go_on(task_id)
 
 
 class _Collecting(AdmittedCollecting):
-    """Stands where a parallel collector does."""
+    """Takes the place of the parallel collector in a worker."""
 
     def __init__(self, worker: SimulatedCollector) -> None:
         self._worker = worker
@@ -144,7 +145,7 @@ class _Collecting(AdmittedCollecting):
 
 
 class SimulatedLearner(_Simulated, BaseCommLearner):
-    """Trains on a batch a second."""
+    """Trains on one batch per second."""
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         self.simulation.build(self)
@@ -152,7 +153,7 @@ class SimulatedLearner(_Simulated, BaseCommLearner):
 
 
 class _Learning:
-    """Stands where a learner does, and its policy; its checkpoints are files."""
+    """Takes the place of the learner and its policy in a worker; its checkpoints are files."""
 
     collector_envstep = 0
     rank = 0
@@ -188,7 +189,7 @@ class _Learning:
         return {"model": {"version": np.array([self.train_iter])}}
 
     def info(self, text: str) -> None:
-        """Note that the hook has saved a checkpoint; it tells nothing else."""
+        """Record that the hook saved a checkpoint; the hook logs nothing else."""
         self._worker.simulation.checkpoint_saved(self.checkpoint_dir, self.train_iter)
 
     def start(self) -> None:

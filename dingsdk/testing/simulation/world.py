@@ -1,7 +1,7 @@
-"""Virtual time: processes whose jobs wait for each other, on one thread and without sleeping.
+"""Virtual time: jobs of simulated processes run on one thread, without sleeping.
 
-A ``World`` holds what is to happen, by time. Each job is a greenlet; it runs until it waits. What
-is due at the same time happens in an order that the seed decides.
+A ``World`` has a queue of events by time. Each job is a greenlet, which runs until it waits.
+Events that are due at the same time happen in an order that the seed determines.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dingsdk.worker.comm.scheduler import Job, Scheduler
 LEAST_WAIT_S = 1e-6
 MOST_AT_ONCE = 20_000
 PREEMPTED_SHARE = 0.02
-"""Of the times that a job takes a lock: how often others run first."""
+"""Share of the times that a job takes a lock in which other jobs run first."""
 
 
 class ProcessKilled(BaseException):
-    """Raised where the jobs of a killed process wait, so that they end."""
+    """Raised in the waiting jobs of a killed process, to end them."""
 
 
 class NoAnswerError(DingError, ConnectionError):
@@ -32,15 +32,15 @@ class NoAnswerError(DingError, ConnectionError):
 
 
 class World:
-    """What happens when.
+    """The queue of events, and the virtual time.
 
     Args:
-        seed: Of all that is left to chance.
+        seed: Seed of all random decisions.
 
     Attributes:
-        now: Seconds since the beginning.
-        events: How many things have happened.
-        random: Chooses delays and the order of what is due at the same time.
+        now: Seconds since the start of the simulation.
+        events: Number of events so far.
+        random: Chooses delays, and the order of events that are due at the same time.
     """
 
     def __init__(self, seed: int) -> None:
@@ -49,43 +49,44 @@ class World:
         self.random = random.Random(seed)
         self.current: SimulatedJob | None = None
         self.locks_left = 0
-        """How often jobs take locks before others run first."""
+        """How often jobs still take locks until other jobs run first."""
         self.servers: dict[str, tuple[SimulatedProcess, Callable[[Any], Any]]] = {}
         self.network = Network(self)
         self._hub = getcurrent()
         self._due: list[tuple[float, float, int, Callable[[], object], SimulatedJob | None]] = []
-        """Time, chance, number, what to call; and whose it is."""
+        """Heap of (time, random number, sequence number, action, job of the action or None)."""
         self._chance = self.random.random
         self._number = 0
         self._until = 0.0
         self._at_once = 0
-        """How many things have happened since time went on the last time."""
+        """Number of events since the time last advanced."""
 
     def at(
         self, when: float, action: Callable[[], object], job: SimulatedJob | None = None
     ) -> None:
-        """Call ``action`` at a time; it may not wait.
+        """Call ``action`` at a time.
 
         Args:
-            when: Seconds since the beginning.
-            action: Returns at once. That of a job returns whether the job is to run.
-            job: Whose action it is.
+            when: Seconds since the start of the simulation.
+            action: Must not wait. The action of a job returns whether the job is to run.
+            job: The job that the action belongs to.
         """
         self._number = number = self._number + 1
-        # Equal times are common: wakes are due at once.
+        # Equal times are common, because wakes are due at once; the random number orders them.
         heappush(self._due, (when, self._chance(), number, action, job))
 
     def run(self, until: float) -> None:
-        """Let time pass; raises AssertionError where it does not."""
+        """Run until a time; raises AssertionError if the time does not advance."""
         self._until, self._at_once = until, 0
         while (job := self._next(is_hub=True)) is not None:
             self.switch(job)
         self.now = until
 
     def _next(self, is_hub: bool) -> SimulatedJob | None:
-        """Let happen what is due until a job is to run, and return it.
+        """Handle due events until a job is to run, and return that job.
 
-        None at the end; or at something that is none of jobs, for the hub to do: it may end jobs.
+        Returns None when no event is due. Outside of the hub, it also returns None before an event
+        that belongs to no job: only the hub may handle it, because it may end jobs.
         """
         self.current, due, until = None, self._due, self._until
         while due:
@@ -105,22 +106,22 @@ class World:
         return None
 
     def switch(self, job: SimulatedJob) -> None:
-        """Run a job, and those that go on when it waits; only from outside of jobs."""
+        """Run a job, and the jobs that continue when it waits; must not be called in a job."""
         self.current = job
         job.switch()
         self.current = None
 
     def new_greenlet(self, run: Callable[[], None]) -> greenlet:
-        """Return a greenlet that goes back to the world when it waits."""
+        """Return a greenlet whose parent is the hub."""
         return greenlet(run, parent=self._hub)
 
     def park(self) -> None:
-        """Let the world go on; returns when the current job is to run again."""
+        """Let other events happen; returns when the current job is to run again."""
         job = self.current
         assert job is not None  # only jobs wait
         if job.process.is_dead:
             raise ProcessKilled
-        # From job to job, or on with the same one: each switch by way of the hub is two.
+        # Switch directly to the next job, or continue this one; a detour to the hub costs a switch.
         try:
             following = self._next(is_hub=False)
         except BaseException as error:
@@ -139,9 +140,9 @@ class SimulatedJob(Job):
     """A job of a simulated process.
 
     Attributes:
-        is_waiting: Whether it waits for what is in ``condition``, ``predicate`` and ``deadline``.
-        is_woken: Whether it is about to look for that.
-        alarm_at: When it is to look whether its deadline is over; infinite for never.
+        is_waiting: Whether it waits on ``condition`` for ``predicate``, until ``deadline``.
+        is_woken: Whether it is about to check ``predicate``.
+        alarm_at: When it checks whether its deadline is over; infinite for never.
     """
 
     condition: SimulatedCondition
@@ -152,13 +153,13 @@ class SimulatedJob(Job):
         self.name = name
         self.process = process
         self.is_preemptive = True
-        """Whether others may run where it takes a lock."""
+        """Whether other jobs may run when it takes a lock."""
         self.holds = 0
-        """Conditions that it holds."""
+        """Number of conditions that it holds."""
         self.is_waiting = self.is_woken = False
         self.alarm_at = math.inf
         self.is_met = False
-        """Whether its last wait ended because of what it waited for."""
+        """Whether its last wait ended because the predicate was true."""
         self._function = function
         self._done = False
         self._ended = SimulatedCondition(process)
@@ -185,7 +186,7 @@ class SimulatedJob(Job):
         self._ended.notify_all()
 
     def go_on(self) -> bool:
-        """Return whether to run: what it waits for is there, or it waited long enough."""
+        """Return whether to run now: its predicate is true, or its deadline is over."""
         process = self.process
         world = process.world
         if process.is_dead or self._done:
@@ -203,20 +204,20 @@ class SimulatedJob(Job):
         return True
 
     def wake(self) -> bool:
-        """As ``go_on``, unless it has looked since it was woken."""
+        """As ``go_on``, but return False if it has checked its predicate since it was woken."""
         return self.is_woken and self.go_on()
 
     def set_alarm(self, at: float) -> None:
-        """Look at a time whether the deadline is over."""
-        # One for all waits: most end before their deadlines, and would leave an event each.
+        """Check at a time whether the deadline is over."""
+        # One alarm for all waits, because most waits end before their deadlines.
         self.alarm_at = at
         self.process.world.at(at, self._alarm, self)
 
     def _alarm(self) -> bool:
-        """As ``go_on``, where what it waits for has not come in time."""
+        """Return whether to run because the deadline is over."""
         now = self.process.world.now
         if now < self.alarm_at:
-            return False  # an earlier one took its place
+            return False  # an earlier alarm replaced this one
         self.alarm_at = math.inf
         if not self.is_waiting:
             return False
@@ -262,14 +263,14 @@ class SimulatedCondition:
             self._look()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """As a condition of ``threading``, in virtual time."""
+        """Wait as a condition of ``threading`` does, in virtual time."""
         if predicate():
             return True
         world = self._world
         job = world.current
         assert job is not None, "only jobs wait"
         assert job.holds == 1, f"{job.name} waits with another lock held"
-        # Time goes on at every wait, or who waits for the rest of a deadline could wait for ever.
+        # Each wait takes time; otherwise a loop that waits for the rest of a deadline never ends.
         deadline = world.now + (timeout_s if timeout_s > LEAST_WAIT_S else LEAST_WAIT_S)
         self._is_held = False
         if self._is_notified:
@@ -287,7 +288,7 @@ class SimulatedCondition:
         return job.is_met
 
     def notify_all(self) -> None:
-        """Make every waiter look at its predicate again, once the lock is free."""
+        """Make every waiter check its predicate again, once the lock is free."""
         if not self.waiters:
             return
         self._is_notified = True
@@ -296,7 +297,7 @@ class SimulatedCondition:
 
     def _look(self) -> None:
         self._is_notified = False
-        # Most look in vain; those are not worth an event.
+        # Most predicates are still false; an event for each of these would cost too much.
         waiters, self.waiters = self.waiters, []
         for job in waiters:
             if job.is_waiting and not job.process.is_dead:
@@ -307,13 +308,13 @@ class SimulatedCondition:
                     self.waiters.append(job)
 
     def forget(self, job: SimulatedJob) -> None:
-        """Take a job off the waiters."""
+        """Remove a job from the waiters."""
         if job in self.waiters:
             self.waiters.remove(job)
 
 
 class SimulatedScheduler(Scheduler):
-    """What the jobs of one process wait through."""
+    """The scheduler of the jobs of one process."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
@@ -346,17 +347,17 @@ class SimulatedScheduler(Scheduler):
 
 
 class SimulatedProcess:
-    """A process: its jobs, its clock, its connections. It may be stopped and killed.
+    """A simulated process: its jobs, its clock and its connections. It can be stopped and killed.
 
     Args:
-        world: Where it lives.
-        name: For people.
-        job_raised: Called with each job that raised, and what.
+        world: The world that it is in.
+        name: Its name.
+        job_raised: Called with each job that raised, and the error.
 
     Attributes:
-        scheduler: What its jobs wait through.
-        clock_offset_s: How far its clock is before the world's.
-        resumes_at: Until when it is stopped.
+        scheduler: The scheduler of its jobs.
+        clock_offset_s: How far its clock is ahead of the world's time.
+        resumes_at: The time until which it is stopped.
     """
 
     def __init__(
@@ -375,8 +376,8 @@ class SimulatedProcess:
         self.is_dead = False
 
     def kill(self) -> None:
-        """End it at once, wherever its jobs are."""
-        assert self.world.current is None  # nothing kills itself
+        """End it and its jobs at once."""
+        assert self.world.current is None  # a job cannot kill its own process
         self.is_dead = True
         for address, (server, _) in list(self.world.servers.items()):
             if server is self:
@@ -386,24 +387,24 @@ class SimulatedProcess:
                 self.world.switch(job)
 
     def sleep(self, seconds: float) -> None:
-        """Let a job wait, as one that computes: nothing ends it early."""
+        """Let the current job wait, as if it computed: nothing ends the wait early."""
         world, job = self.world, self.world.current
         assert job is not None
         end = world.now + seconds
         if seconds > 0:
             world.at(end, job.go_on, job)
-        while world.now < end:  # what woke its last wait while it was stopped may come now
+        while world.now < end:  # a late wake-up of an earlier wait may end ``park`` too soon
             world.park()
 
     def listen(self, address: str, handle: Callable[[Any], Any]) -> None:
-        """Answer requests to an address: ``handle(message)`` is called on a job for each."""
+        """Answer requests to an address: each is handled by ``handle(message)`` in a new job."""
         self.world.servers[address] = (self, handle)
 
     def request(self, address: str, message: Any, timeout_s: float, link: SimulatedLink) -> Any:
         """Send a request and return its answer.
 
         Raises:
-            NoAnswerError: there was none in time.
+            NoAnswerError: no answer came in time.
         """
         return self.world.network.request(self, address, message, timeout_s, link)
 
@@ -434,7 +435,7 @@ class SimulatedLink:
             self.condition.notify_all()
 
     def close(self) -> None:
-        """End the request under way, and refuse later ones."""
+        """End the request in progress; later requests raise NoAnswerError."""
         self.is_closed = True
         self.condition.notify_all()
 
@@ -443,8 +444,8 @@ class Network:
     """Carries requests and answers; each message may be late, lost or doubled.
 
     Attributes:
-        latency_s: Least and most time that a message takes.
-        faults: What is wrong with the connection of a process, by its name.
+        latency_s: The shortest and longest time that a message takes.
+        faults: The faults of the connection of each process, by its name.
     """
 
     def __init__(self, world: World) -> None:
@@ -460,7 +461,7 @@ class Network:
         timeout_s: float,
         link: SimulatedLink,
     ) -> Any:
-        """As ``SimulatedProcess.request``."""
+        """Send a request and return its answer, as ``SimulatedProcess.request``."""
         world = self._world
         answers: list[tuple[Any, NoAnswerError | None]] = []
 
@@ -475,7 +476,7 @@ class Network:
                 self._carry(process, lambda: answer((found, None)))
 
             job = server.scheduler.spawn(serve, f"{server.name}-request")
-            job.is_preemptive = False  # it may hold a lock that is none of the scheduler's
+            job.is_preemptive = False  # it may hold a lock that is not one of the scheduler
 
         def answer(found: tuple[Any, NoAnswerError | None]) -> None:
             answers.append(found)
@@ -506,13 +507,13 @@ class Network:
 
 
 class LinkFaults:
-    """What is wrong with a connection.
+    """The faults of a connection.
 
     Attributes:
-        is_cut: Whether nothing goes through.
-        lost_share: Of messages, 0 to 1.
-        doubled_share: Of messages, 0 to 1.
-        late_s: How late messages are at most.
+        is_cut: Whether all messages are lost.
+        lost_share: Share of messages that are lost, 0 to 1.
+        doubled_share: Share of messages that are delivered twice, 0 to 1.
+        late_s: The largest extra delay of a message.
     """
 
     def __init__(self) -> None:
