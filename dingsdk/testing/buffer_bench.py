@@ -151,7 +151,7 @@ def number_of(row: Any) -> int:
         RuleBroken: the row is not as it was pushed.
     """
     if isinstance(row, dict) and getattr(row.get("id"), "ndim", 0) == 1:
-        row = SampleBatch(row)  # an episode as a state holds it
+        row = SampleBatch(row)  # an episode, in the form that states have
     if isinstance(row, (SampleBatch, list)):
         numbers = [number_of(each) for each in row]
         if len(set(numbers)) != 1 or len(numbers) != episode_length(numbers[0]):

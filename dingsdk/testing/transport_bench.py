@@ -88,7 +88,7 @@ class Recorder(MasterListener):
 
 
 class Bench(RuleBench[Callable[[Path], Transport]]):
-    """The bench of a transport: ``make`` returns a fresh one for the run folder it is given."""
+    """The bench of a transport; ``make(run_dir)`` returns a new transport."""
 
     def __enter__(self) -> Self:
         self._runs = itertools.count()

@@ -237,7 +237,7 @@ def explains(history: Sequence[Operation], capacity: int) -> bool:
 
 
 def _apply(call: Operation, rows: tuple[int, ...], capacity: int) -> tuple[int, ...] | None:
-    """Return the rows after a call, or None where it would have returned something else."""
+    """Return the rows after a call, or None if a buffer with ``rows`` gives another result."""
     if call.kind == "push":
         return (*rows, *call.numbers)[-capacity:]
     if call.kind == "clear":
