@@ -24,7 +24,7 @@ class ReinforceLearn(LearnSection, frozen=True, kw_only=True):
 
 
 class ReinforceCollect(CollectSection, frozen=True, kw_only=True):
-    """Section ``policy.collect``: what is trained on at a time."""
+    """Section ``policy.collect``: the number of samples per training."""
 
     n_sample: int | None = 1000
 

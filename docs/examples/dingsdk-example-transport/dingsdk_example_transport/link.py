@@ -16,16 +16,21 @@ SEND_TIMEOUT_S = 5.0
 
 
 class Link:
-    """Thread safe for sending; one thread receives."""
+    """A connection. Any thread may send; only one thread may receive."""
 
     def __init__(self, connected: socket.socket) -> None:
-        # Without it, a peer that reads nothing could keep a sender waiting for ever.
+        # Without a timeout, a peer that does not read could block a sender forever.
         connected.settimeout(SEND_TIMEOUT_S)
         self._socket = connected
         self._sending = threading.Lock()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Raises ProtocolError for what is no plain data, OSError when the link is cut."""
+        """Send a message of plain data.
+
+        Raises:
+            ProtocolError: The message is not plain data, or too large.
+            OSError: The link is cut, or the peer does not read in time.
+        """
         data = encode_message(message)
         if len(data) > MAX_BYTES:
             raise ProtocolError(f"a message of {len(data)} bytes", where="$")
@@ -33,19 +38,25 @@ class Link:
             self._socket.sendall(len(data).to_bytes(4, "big") + data)
 
     def receive(self) -> Any:
-        """Return the next message. Raises EOFError, OSError or ProtocolError at the end."""
+        """Return the next message.
+
+        Raises:
+            EOFError: The link has ended.
+            OSError: The connection failed.
+            ProtocolError: The message is damaged or too large.
+        """
         size = int.from_bytes(self._read(4), "big")
         if size > MAX_BYTES:
             raise ProtocolError(f"a message of {size} bytes", where="$")
         return decode_message(self._read(size), MAX_BYTES)
 
     def cut(self) -> None:
-        """End the link; whoever receives on it learns of it."""
+        """End the link; a thread that waits in ``receive`` gets an error."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back; called by the thread that receives, at its end."""
+        """Close the socket; called by the receiving thread when it ends."""
         self._socket.close()
 
     def _read(self, size: int) -> bytes:
@@ -54,7 +65,7 @@ class Link:
             try:
                 data = self._socket.recv(min(size - len(received), 65536))
             except TimeoutError:
-                continue  # nobody has to send
+                continue  # the timeout is for sending only
             if not data:
                 raise EOFError("the other side is gone")
             received += data

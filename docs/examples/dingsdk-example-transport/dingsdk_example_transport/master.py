@@ -22,7 +22,7 @@ SCHEME = "unix:"
 class SocketMasterEnd(MasterEnd):
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Held while a worker joins or leaves, so that the listener hears it in that order.
+        # Held while a worker joins or leaves, so that the listener is called in that order.
         self._moving = threading.RLock()
         self._links: dict[str, Link] = {}
         self._joins: Counter[str] = Counter()
@@ -33,8 +33,8 @@ class SocketMasterEnd(MasterEnd):
         self._is_closed = False
 
     def open(self, listener: MasterListener) -> str:
-        # Whoever may enter the folder may join: its mode is the access control. Its path is
-        # short, as a socket's has to be.
+        # The mode of the folder is the access control: only its owner can connect. The path
+        # of a socket must be short.
         self._folder = tempfile.mkdtemp(prefix="dingsdk-")
         path = str(Path(self._folder) / "socket")
         self._server = socket.socket(socket.AF_UNIX)
@@ -54,7 +54,7 @@ class SocketMasterEnd(MasterEnd):
             raise WorkerLostError(f"{worker_id!r}: {error}", worker_id=worker_id) from error
 
     def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        # Out of the table first: what its link still brings is then nobody's.
+        # Remove the worker from the table first, so that late messages of its link are ignored.
         with self._lock:
             is_current = self._joins[worker_id] == incarnation
             link = self._links.pop(worker_id, None) if is_current else None
@@ -97,7 +97,7 @@ class SocketMasterEnd(MasterEnd):
                 self._start(lambda link=link: self._serve(link, listener), "socket-worker")
 
     def _serve(self, link: Link, listener: MasterListener) -> None:
-        """Take what one worker sends, until its link ends."""
+        """Receive the messages of one worker until its link ends."""
         info: WorkerInfo | None = None
         try:
             first = link.receive()
@@ -109,7 +109,7 @@ class SocketMasterEnd(MasterEnd):
                     return
                 self._report(info.worker_id, message, listener)
         except (EOFError, OSError, ProtocolError, KeyError, TypeError):
-            return  # it left, or sent what no worker sends: either way the link ends
+            return  # the worker left, or sent an invalid message: in both cases the link ends
         finally:
             if info is not None:
                 self._leave(link, info.worker_id, listener)

@@ -1,4 +1,4 @@
-"""What the plugin registers under the type key ``unix_socket``."""
+"""Registers the transport under the type key ``unix_socket``."""
 
 from __future__ import annotations
 

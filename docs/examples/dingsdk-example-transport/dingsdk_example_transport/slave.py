@@ -1,4 +1,4 @@
-"""A worker's end: one link to the master, and a thread that takes what comes over it."""
+"""A worker's end: one link to the master, and a thread that receives its messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETRY_S = 0.02
 
 @dataclass(eq=False)
 class Incarnation:
-    """What belongs to one join and ends with it."""
+    """The state of one join; it ends with its link."""
 
     link: Link
     is_welcome: bool = False
@@ -87,7 +87,7 @@ class SocketSlaveEnd(SlaveEnd):
 
     # -------------------------------------------------------------------------------------------
     def _try_join(self, hello: Mapping[str, Any], deadline: float) -> Incarnation | None:
-        """Return the incarnation that the master welcomed; None where there is none to ask."""
+        """Connect and ask to join; return the new incarnation, or None without a master."""
         connected = socket.socket(socket.AF_UNIX)
         try:
             connected.connect(self._path)
@@ -134,7 +134,7 @@ class SocketSlaveEnd(SlaveEnd):
                     made.is_welcome = made.is_welcome or message["kind"] == "welcome"
                     self._news.notify_all()
         except (EOFError, OSError, ProtocolError, KeyError, TypeError) as error:
-            end.__cause__ = error  # the end of this incarnation, whatever ended it
+            end.__cause__ = error  # every error ends this incarnation
         finally:
             with self._news:
                 made.end = end

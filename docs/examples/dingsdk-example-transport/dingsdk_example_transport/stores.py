@@ -32,7 +32,7 @@ class FileDataStore(StepDataStore):
             self._folder.write_atomic(name, encode_batch(batch)[0])
 
     def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        # On one host a file is there as soon as it was written: there is nothing to wait for.
+        # On one host a file is visible as soon as it is written, so there is no need to wait.
         name = check_id(data_id, "data_id") + SUFFIX
         try:
             content = self._folder.view(name, MAX_BYTES)
@@ -52,7 +52,7 @@ class FileDataStore(StepDataStore):
 
 
 class FilePolicyStore(PolicyStore):
-    """One file a policy: the newest version, with its number inside."""
+    """One file for each policy: the newest version, with its version number."""
 
     def __init__(self, folder: PrivateDir) -> None:
         self._folder = folder

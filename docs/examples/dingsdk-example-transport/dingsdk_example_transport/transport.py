@@ -1,4 +1,4 @@
-"""The transport: what a run asks for both ends and the two stores."""
+"""The transport: creates the two ends and the two stores."""
 
 from __future__ import annotations
 
