@@ -1,4 +1,4 @@
-"""The coordinator: tasks to workers, leases, and the metadata of all experience."""
+"""The coordinator: assigns tasks to workers, and keeps leases and the metadata of all samples."""
 
 from typing import TYPE_CHECKING
 
@@ -13,5 +13,5 @@ if TYPE_CHECKING:
     from dingsdk.worker.coordinator.roles import create_roles as create_roles
     from dingsdk.worker.coordinator.tasks import TaskState as TaskState
 else:
-    # Configs are checked by the sections of this package, without importing torch.
+    # Config checks import the sections of this package; that must not import torch.
     __getattr__, __dir__ = lazy_names(__name__, __file__)

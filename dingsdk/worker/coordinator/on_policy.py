@@ -19,10 +19,10 @@ from dingsdk.worker.coordinator.tasks import TaskState
 
 @dataclass(slots=True)
 class _Grant:
-    """Rows that a collector may collect, and what it has reported.
+    """The env steps that a collector may take, and its last report.
 
     Attributes:
-        admitted: Env steps that the task may have taken in all.
+        admitted: Env steps that the task may take in total.
         used: Env steps that it reported.
         policy_iter: Train iteration of the policy that it acts with.
     """
@@ -37,21 +37,22 @@ class _Grant:
 
 
 class Admission:
-    """Admits env steps to collectors so that no sample is too old when it is trained on.
+    """Limits the env steps of collectors so that no sample is too old when it is trained on.
 
-    Version k is the policy after k trainings. Each training takes all rows that are there. The
-    next one needs ``n_sample`` rows, and waits for collectors that act with a version so old that
-    their rows would come too late for it. Collectors get no more steps than it needs, so they are
-    held back while the learner is slower; nothing that they collect is thrown away.
+    Version k is the policy after k trainings. Each training takes all rows in the queue. A training
+    needs ``n_sample`` rows, and waits for collectors with a version so old that their rows would be
+    too old for the training after it. Collectors get no more steps than the next training needs, so
+    they wait while the learner is slower; none of their rows is thrown away.
 
-    With ``max_lag`` 0 collectors stop while the learner trains: a training has the rows of the
-    newest version, all of them and no others. The caller locks.
+    With ``max_lag`` 0 collectors stop while the learner trains: a training has all rows of the
+    newest version and no others. The caller locks.
 
     Args:
         n_sample: Rows that a training needs, >= 1.
         max_lag: Versions that a row may be behind the newest when it is trained on, >= 0.
-        least_steps: Env steps that a collector is admitted at least, >= 1: it cuts trajectories at
-            their end, and those that are shorter than a train sample give none.
+        least_steps: Smallest number of env steps to admit at once, >= 1. A collector cuts
+            trajectories when its steps are used up, and a trajectory that is shorter than a train
+            sample gives no sample.
     """
 
     def __init__(self, n_sample: int, max_lag: int, least_steps: int = 1) -> None:
@@ -78,11 +79,11 @@ class Admission:
         return len(self._began_at) - 1
 
     def admit(self, task_id: str, rows_waiting: int, *, is_training: bool) -> int:
-        """Return how many env steps a collector's task may have taken in all.
+        """Return how many env steps a collector's task may take in total.
 
         Args:
             task_id: The task.
-            rows_waiting: Rows for the next training that are there.
+            rows_waiting: Rows in the queue for the next training.
             is_training: Whether the learner trains now.
         """
         grant = self._grants.setdefault(task_id, _Grant())
@@ -90,17 +91,17 @@ class Admission:
             return grant.admitted
         missing = self.n_sample - rows_waiting
         if not self.max_lag:
-            # With a lag to spare, a slow collector's share is not waited for.
+            # With max_lag > 0, other collectors take over the share of a slow one.
             missing -= sum(each.outstanding for each in self._grants.values())
         if missing > 0 and not grant.outstanding:
-            # What it took beyond its last grant, up to one step of all its envs, is reported.
+            # ``used`` may exceed the last grant by up to one step of each of its envs.
             more = min(missing, math.ceil(self.n_sample / len(self._grants)))
             grant.admitted = max(grant.admitted, grant.used) + max(more, self._least_steps)
             grant.policy_iter = self.newest_iter
         return grant.admitted
 
     def report(self, task_id: str, used: int, policy_iter: int | None) -> None:
-        """Take a collector's count of env steps, and the policy that it acts with."""
+        """Store a collector's count of env steps, and the policy that it acts with."""
         grant = self._grants.get(task_id)
         if grant is not None:
             grant.used = max(grant.used, used)
@@ -108,32 +109,32 @@ class Admission:
                 grant.policy_iter = max(grant.policy_iter, policy_iter)
 
     def has_outstanding(self, task_id: str) -> bool:
-        """Whether a collector has steps left to take, or to report."""
+        """Whether this collector has steps left to take or to report."""
         grant = self._grants.get(task_id)
         return grant is not None and grant.outstanding > 0
 
     @property
     def is_any_outstanding(self) -> bool:
-        """Whether a collector has steps left to take, or to report."""
+        """Whether any collector has steps left to take or to report."""
         return any(grant.outstanding for grant in self._grants.values())
 
     def expect(self, task_id: str) -> None:
-        """Hold trainings back for a task of an earlier coordinator, until it is back or forgotten.
+        """Delay trainings until a task of an earlier coordinator rejoins or is forgotten.
 
-        It may have taken rows with any policy.
+        Its collector may have collected rows with any policy.
         """
         self._grants[task_id] = _Grant(admitted=1)
 
     def rejoin(self, task_id: str, admitted: int, used: int, policy_iter: int) -> None:
-        """Take over what an earlier coordinator granted a collector, as this one knows it."""
+        """Restore the grant that an earlier coordinator gave; the collector reports its values."""
         self._grants[task_id] = _Grant(admitted, used, policy_iter)
 
     def forget(self, task_id: str) -> None:
-        """Take back what a task was granted: its worker is gone, or it has ended."""
+        """Withdraw the grant of a task that has ended or whose worker is gone."""
         self._grants.pop(task_id, None)
 
     def may_train(self, rows_waiting: int) -> bool:
-        """Whether there are enough rows, and none to come that the next training has to have."""
+        """Whether there are enough rows, and no collector whose rows the training must wait for."""
         oldest = self.newest + 1 - self.max_lag
         return rows_waiting >= self.n_sample and not any(
             grant.outstanding and self.version_of(grant.policy_iter) < oldest
@@ -141,16 +142,16 @@ class Admission:
         )
 
     def begin(self, train_iter: int) -> None:
-        """Note the iteration at which the learner asks for rows; a restarted one went back."""
+        """Drop versions after ``train_iter``: a restarted learner goes back to its checkpoint."""
         while len(self._began_at) > 1 and self._began_at[-1] > train_iter:
             self._began_at.pop()
 
     def trained(self, policy_iters: NDArray[np.int64], train_iter: int) -> None:
-        """Count the lag of rows that were trained on, and begin a version.
+        """Count the lag of the rows that were trained on, and begin a new version.
 
         Args:
             policy_iters: int64[n], train iteration of the policy that collected each row.
-            train_iter: The learner's after the training.
+            train_iter: The learner's train iteration after the training.
         """
         found, counts = np.unique(policy_iters, return_counts=True)
         for policy_iter, count in zip(found.tolist(), counts.tolist(), strict=True):
@@ -158,11 +159,11 @@ class Admission:
         self._began_at.append(train_iter)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return versions and lags; grants end with the tasks that have them."""
+        """Return versions and lags; grants are not saved, as they end with their tasks."""
         return {"began_at": list(self._began_at), "lags": list(self._lags.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of ``state_dict``."""
+        """Restore a state of ``state_dict``."""
         self._began_at = [int(each) for each in state["began_at"]]
         self._lags = Counter({int(lag): int(count) for lag, count in state["lags"]})
 
@@ -182,30 +183,30 @@ class Admission:
 
 
 class RowQueue:
-    """The rows of payloads until they are trained on, in the order of their arrival.
+    """Keeps the rows of payloads until they are trained on, in the order of their arrival.
 
-    It stands where off-policy training has its replay buffer.
+    It is used in place of a replay buffer.
     """
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._batches: list[SampleBatch] = []
         self._drawn = 0
-        """Batches, the oldest ones, that the learner trains on now."""
+        """Number of batches, from the oldest, that the learner trains on now."""
         self._returned = 0
-        """Batches, the oldest ones, of which it is not known whether a lost learner has."""
+        """Number of batches, from the oldest, that a lost learner may have trained on."""
         self._on_removed: list[Callable[[SampleBatch, str], None]] = []
 
     def columns_needed(self) -> tuple[str, ...]:
-        """Return the columns that it looks at: none."""
+        """Return an empty tuple: the queue needs no columns of the samples."""
         return ()
 
     def add_remove_listener(self, listener: Callable[[SampleBatch, str], None]) -> None:
-        """Call ``listener(rows, reason)`` for rows that leave."""
+        """Call ``listener(rows, reason)`` when rows are removed."""
         self._on_removed.append(listener)
 
     def count(self) -> int:
-        """Rows held, those in training included."""
+        """Return the number of rows, including those in training."""
         return sum(map(len, self._batches))
 
     @property
@@ -215,11 +216,11 @@ class RowQueue:
 
     @property
     def is_training(self) -> bool:
-        """Whether rows were drawn and have not left."""
+        """Whether drawn rows are not removed or put back yet."""
         return self._drawn > 0
 
     def can_push(self, n: int) -> bool:
-        """True: what was admitted has room."""
+        """Return True: there is always room for admitted rows."""
         return True
 
     def push(self, rows: SampleBatch, envstep: int) -> None:
@@ -227,7 +228,7 @@ class RowQueue:
         self._batches.append(rows)
 
     def can_sample(self, size: int) -> bool:
-        """Whether the next training may begin; ``size`` has no part in it."""
+        """Return whether the next training may begin; ``size`` is ignored."""
         return not self._drawn and self._admission.may_train(self.waiting)
 
     def sample(self, size: int, train_iter: int) -> SampleBatch | None:
@@ -249,18 +250,18 @@ class RowQueue:
         """Keep drawn rows for the next training.
 
         Args:
-            is_known: Whether it is certain that this one did not take place.
+            is_known: Whether it is certain that the learner did not train on them.
         """
         self._drawn, self._returned = 0, 0 if is_known else self._drawn
 
     def remove_returned(self, train_iter: int) -> None:
-        """Remove rows that were put back, as the training did take place."""
+        """Remove rows that were put back although the learner had trained on them."""
         if self._returned:
             self._drawn, self._returned = self._returned, 0
             self.remove_drawn(train_iter)
 
     def discard(self, lost: Mapping[int, str]) -> None:
-        """Remove the rows of payloads that cannot be read, ``{number: reason}``, unless drawn."""
+        """Remove rows of unreadable payloads, ``{number: reason}``, except drawn rows."""
         kept, is_lost = self._batches[: self._drawn], list[bool]()
         for batch in self._batches[self._drawn :]:
             is_lost.append(int(batch.columns["payload"][0]) in lost)
@@ -272,7 +273,7 @@ class RowQueue:
         self._returned -= sum(is_lost[: self._returned])
 
     def update(self, info: Any) -> None:
-        """Do nothing: rows that are trained on once need no priority."""
+        """Do nothing: rows that are trained on only once need no priority."""
 
     def clear(self) -> None:
         """Remove everything."""
@@ -281,7 +282,7 @@ class RowQueue:
             self._removed(batch, "cleared")
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all rows without calling the listeners."""
         self._batches.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -291,7 +292,7 @@ class RowQueue:
         return {"batches": batches, **counts, **self._admission.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of ``state_dict``."""
+        """Restore a state of ``state_dict``."""
         self._batches = [SampleBatch(columns) for columns in state["batches"]]
         self._drawn, self._returned = int(state["drawn"]), int(state.get("returned", 0))
         self._admission.load_state_dict(state)
@@ -302,7 +303,7 @@ class RowQueue:
 
 
 class OnPolicyExperience(Experience):
-    """What an on-policy learner trains on: each row once, all that are there at a time.
+    """The samples of an on-policy learner; each training takes all rows, each row once.
 
     Args:
         n_sample: Rows that a training needs, >= 1.
@@ -336,8 +337,8 @@ class OnPolicyExperience(Experience):
     def admit(self, state: TaskState) -> dict[str, int]:
         """Return the limits to send to a collector.
 
-        ``admitted_steps`` is how many env steps it may take in all. ``policy_iter`` is the train
-        iteration of the policy that it waits for first.
+        ``admitted_steps`` is how many env steps it may take in total. ``policy_iter`` is the train
+        iteration of the policy that it must have before it takes them.
         """
         queue, admission = self.buffer, self.admission
         steps = admission.admit(state.task_id, queue.waiting, is_training=queue.is_training)
@@ -355,7 +356,7 @@ class OnPolicyExperience(Experience):
     ) -> dict[str, Any] | None:
         """Draw all rows; None while the training may not begin."""
         if train_iter >= self._train_iter + self.trainings:
-            # Its learner saved what it had trained, and was lost before it could report that.
+            # The learner saved a checkpoint after the training, and was lost before its report.
             self.buffer.remove_returned(train_iter)
         self.admission.begin(train_iter)
         leased = super().lease(state, batch_size, 1, train_iter)
@@ -364,7 +365,7 @@ class OnPolicyExperience(Experience):
         return leased
 
     def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> bool:
-        """End the lease of a learner; rows that it did not train on wait for the next."""
+        """End the lease of a learner; rows that it did not train on wait for the next training."""
         had_leases = super().settle(state, info)
         if had_leases and self.buffer.is_training:
             if info is not None and int(info["learner_step"]) > self._train_iter:

@@ -1,4 +1,4 @@
-"""How fast each worker is, compared with the others that do the same."""
+"""How fast each worker is, compared with the other workers of its kind."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SLOW_WINDOWS = 2
-"""Windows in a row in which a straggler was slow."""
+"""A worker that is slow in this many windows in a row is a straggler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of one worker at one kind of work. Time without a task does not count.
+    """The speed of one worker at one kind of work. Time without a task does not count.
 
     Attributes:
-        kind: What it does: ``collector``, ``evaluator`` or ``learner``.
-        per_s: Env steps a second, or iterations of a learner, in its last window.
-        relative: ``per_s`` over the median of the others of its kind; None without others.
-        is_straggler: Whether it is slower than the others by the factor.
+        kind: The kind of work: ``collector``, ``evaluator`` or ``learner``.
+        per_s: Env steps per second, or iterations of a learner, in its last window.
+        relative: ``per_s`` divided by the median of the other workers of its kind; None if there
+            are none.
+        is_straggler: Whether the worker is a straggler, see ``PaceBoard``.
     """
 
     kind: str
@@ -30,7 +31,7 @@ class Pace:
 
 @dataclass(slots=True)
 class _Runner:
-    """The window of a worker that is open, and the pace of the last one."""
+    """A worker's current window, and the pace of its last one."""
 
     since: float
     is_busy: bool = False
@@ -49,14 +50,14 @@ class _Runner:
 class PaceBoard:
     """Keeps the pace of each worker. The caller locks.
 
-    A worker's window ends when it was busy for half of ``window_s``; short tasks add up. It is
-    a straggler after ``SLOW_WINDOWS`` windows in a row in which it was ``factor`` times as slow
-    as the median of the others, and until a window in which it is better than the square root
-    of that: a worker near the limit does not alternate.
+    A worker's window ends when it was busy for half of ``window_s``; short tasks add up. A worker
+    becomes a straggler after ``SLOW_WINDOWS`` windows in a row in which it was more than ``factor``
+    times slower than the median of the others. It stops being one after a window in which it was
+    less than ``sqrt(factor)`` times slower, so that a worker near the limit does not alternate.
 
     Args:
-        factor: How many times as slow a straggler is, > 1.
-        window_s: Over how long paces are compared, > 0.
+        factor: How many times slower a straggler is, > 1.
+        window_s: Seconds over which paces are compared, > 0.
     """
 
     def __init__(self, factor: float, window_s: float, clock: Callable[[], float]) -> None:
@@ -66,7 +67,7 @@ class PaceBoard:
         self._runners: dict[tuple[str, str], _Runner] = {}
 
     def start(self, worker_id: str, kind: str) -> None:
-        """Note that a worker begins the work of a task."""
+        """Note that a worker begins to work on a task."""
         now = self._clock()
         runner = self._runners.setdefault((worker_id, kind), _Runner(now))
         runner.since, runner.total, runner.is_busy = now, 0, True
@@ -86,11 +87,11 @@ class PaceBoard:
             runner.is_busy = False
 
     def forget(self, worker_id: str) -> None:
-        """Drop what is known of a worker."""
+        """Delete the data of a worker."""
         self._runners = {key: each for key, each in self._runners.items() if key[0] != worker_id}
 
     def look(self) -> dict[str, Pace]:
-        """Close the windows that are over; return the paces that changed state, by worker id."""
+        """Close finished windows; return the paces whose ``is_straggler`` changed, by worker id."""
         now, changed = self._clock(), {}
         for (worker_id, kind), runner in self._runners.items():
             runner.count(now)
@@ -104,7 +105,7 @@ class PaceBoard:
         return changed
 
     def paces(self) -> dict[str, Pace]:
-        """Return the pace of each worker that has a task, or had one lately, by its id."""
+        """Return the pace of each worker that has a task or had one recently, by worker id."""
         now = self._clock()
         return {
             worker_id: runner.pace

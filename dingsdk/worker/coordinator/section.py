@@ -10,13 +10,13 @@ from dingsdk.config import Count, NotNegative, Positive, Section
 
 
 class JournalSection(Section, frozen=True, kw_only=True):
-    """Section ``system.journal``: what is kept of a parallel run while it goes on.
+    """Section ``system.journal``: the record on disk from which a parallel run can be resumed.
 
     Attributes:
-        enabled: Whether to keep a journal, from which ``train --resume`` goes on, and a coordinator
-            that is started again; ``auto``: where workers are processes.
-        fsync: Whether a sample is acknowledged once the disk has it in the journal, so that it
-            survives a power cut; without, it survives the end of the process.
+        enabled: Whether to keep a journal, from which ``train --resume`` or a restarted coordinator
+            continues the run; ``auto``: only if workers are processes.
+        fsync: Whether to acknowledge a sample only after its journal entry is synced to disk, so
+            that it survives a power cut; if false, it survives only a crash of the process.
     """
 
     enabled: bool | Literal["auto"] = "auto"
@@ -30,17 +30,18 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
         collector_task_timeout: Seconds that a collector task may wait for a worker.
         learner_task_timeout: Seconds that a learner task may wait for a worker.
         start_timeout_s: Seconds for a worker to build the envs or the policy of a task.
-        answer_timeout_s: Seconds for a worker to answer a demand or a close.
-        learn_timeout_s: Seconds for a learner to train on the batches leased at once.
-        lease_s: Seconds of silence after which a worker is lost.
-        straggler_factor: Times as slow as the others of its kind: worth a warning.
-        straggler_window_s: Seconds over which the pace of workers is averaged.
-        max_attempts: Workers that may be lost over one task within ten minutes, without progress
-            in between.
-        storage_timeout_s: Seconds without room to store anything, before the run ends.
-        orphan_grace_s: Age in seconds at which an unannounced payload is deleted.
-        max_learner_tasks: The run ends when this many learner tasks have trained to their end, or
-            one of each player where several train.
+        answer_timeout_s: Seconds for a worker to answer a request for data or a request to close.
+        learn_timeout_s: Seconds for a learner to train on all batches of one request.
+        lease_s: Seconds of silence after which a worker is considered lost.
+        straggler_factor: A warning names a worker that is this many times slower than the median of
+            the other workers of its kind.
+        straggler_window_s: Seconds over which the speed of workers is averaged.
+        max_attempts: A task is given up after this many workers were lost while they ran it, within
+            ten minutes and without progress in between.
+        storage_timeout_s: The run ends after this many seconds without free storage.
+        orphan_grace_s: Age in seconds at which a payload that no worker announced is deleted.
+        max_learner_tasks: The run ends when this many learner tasks have finished their training,
+            at least one for each player if several train.
         quiet_after_s: Seconds without progress after which a warning says what the run waits for.
         last_evaluation_s: Seconds for the last evaluation of a policy, after a limit has ended the
             training.

@@ -1,4 +1,4 @@
-"""What the coordinator knows of one running task."""
+"""The coordinator's state of one task."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ class TaskState:
 
     Attributes:
         start_time: Monotonic seconds when it was produced.
-        attempt: How many workers have tried it; without those that left of their own will.
-        losses: When workers were lost over it without progress, monotonic seconds.
-        began_at: When this attempt had built what it needs, monotonic seconds; infinite before.
+        attempt: How many workers have tried it, not counting those that left voluntarily.
+        losses: When workers were lost while they ran it without progress, monotonic seconds.
+        began_at: When the worker of this attempt was ready to work, monotonic seconds; infinite
+            before.
         progress: Env steps of this attempt, or train iterations of a learner.
-        waits_for: What its driver waits for, other than an answer of its worker; empty for nothing.
-        wanted: Samples in the batch that the driver of a learner waits for; 0 while it does not.
+        waits_for: What its driver waits for, other than an answer of its worker; empty if nothing.
+        wanted: Size of the batch that the driver of a learner waits for; 0 if it does not wait.
         mark: Progress that earlier attempts reached.
         env_steps: Env steps reported by this attempt (collector tasks).
-        lost_env_steps: Env steps of the attempts before, whose workers were lost.
-        collect_setting: What the collect policy is now called with, where the commander renews it.
+        lost_env_steps: Env steps of earlier attempts, whose workers were lost.
+        collect_setting: The newest keyword arguments for the collect policy that the commander
+            sent during the task.
     """
 
     task_id: str
@@ -49,31 +51,31 @@ class TaskState:
     lost_env_steps: int = 0
     collect_setting: Mapping[str, Any] = field(default_factory=dict)
     payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))
-    """Begins the ids of this attempt's payloads, up to a ``-``: whose they are."""
+    """Prefix of the ids of this attempt's payloads, followed by ``-``; it identifies the owner."""
     waiting: dict[str, int] = field(default_factory=dict)
-    """Rows of the payloads that were announced and are not acknowledged yet."""
+    """Row counts of the payloads that are announced but not acknowledged yet, by payload id."""
     announced: set[int] = field(default_factory=set)
-    """Payload numbers that the learner of this attempt has been told of."""
+    """Payload numbers that were sent to the learner of this attempt."""
     dropped: list[int] = field(default_factory=list)
-    """Of these, the ones deleted since the learner was last told."""
+    """Numbers of ``announced`` payloads deleted since the last message to the learner."""
     kept: dict[int, NDArray[np.int64]] = field(default_factory=dict)
-    """The rows that are still needed of some of these, where others were freed since then."""
+    """Rows to keep of ``announced`` payloads of which other rows were freed since that message."""
     buffer_id: str = field(init=False)
-    """Of the learner task that the task works for; empty for one that works for none."""
+    """Replay buffer of the learner task that this task belongs to; empty if there is none."""
     is_evaluation: bool = field(init=False)
     """Whether a collector evaluates the policy instead of collecting samples."""
 
     def __post_init__(self) -> None:
-        # Computed once: they are read several times for each message, and a task keeps both.
+        # Computed once: they are read several times for each message and never change.
         self.buffer_id = str(self.task.get("buffer_id", ""))
         self.is_evaluation = bool(self.task.get("collector_cfg", {}).get("eval_flag"))
 
     @property
     def player(self) -> str | None:
-        """The player that it trains or evaluates; None for the first one, or the only one."""
+        """The player that it trains or evaluates; None for the first or the only player."""
         return self.task.get("player")
 
     @property
     def kind(self) -> str:
-        """What it does, in a word: its role, or ``evaluator``."""
+        """The kind of work: its role, or ``evaluator``."""
         return "evaluator" if self.is_evaluation else self.role
