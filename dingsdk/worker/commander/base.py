@@ -1,4 +1,4 @@
-"""What a coordinator may ask of a commander in parallel mode."""
+"""The interface of commanders in parallel mode, which the coordinator calls."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LimitedSpaceContainer:
     """Counts places in use between two limits. Not thread safe: the caller locks.
 
     Args:
-        min_val: Count at the start, and the least that releases leave.
-        max_val: Count at which nothing more is acquired.
+        min_val: Count at the start; the count never falls below it.
+        max_val: Largest count.
     """
 
     def __init__(self, min_val: int, max_val: int) -> None:
@@ -42,14 +42,14 @@ class LimitedSpaceContainer:
         self.cur = min_val
 
     def acquire_space(self) -> bool:
-        """Take a place; return False where none is free."""
+        """Take a place; return False if none is free."""
         if self.cur >= self.max_val:
             return False
         self.cur += 1
         return True
 
     def release_space(self) -> None:
-        """Give a place back; never goes below the minimum."""
+        """Give a place back; the count never goes below the minimum."""
         self.cur = max(self.min_val, self.cur - 1)
 
     def increase_space(self) -> None:
@@ -65,7 +65,7 @@ class LimitedSpaceContainer:
         return {"cur": self.cur, "max_val": self.max_val}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Take over such a state."""
+        """Restore a state of ``state_dict``."""
         self.cur, self.max_val = int(state["cur"]), int(state["max_val"])
 
     def get_residual_space(self) -> int:
@@ -83,8 +83,8 @@ class BaseParallelCommander(Configurable, ABC):
         cfg: The compiled main config; the commander's own section is
             ``policy.other.commander``. It is only read.
 
-    Differs from the reference: ``collector_task_space`` is None by default, for as many
-    tasks at a time as there are collectors.
+    Differs from the reference: ``collector_task_space`` is None by default, which allows one
+    task at a time for each collector.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -94,9 +94,9 @@ class BaseParallelCommander(Configurable, ABC):
             collector_task_space: Collector tasks that run at the same time; None: one for each
                 collector.
             learner_task_space: Learner tasks that run at the same time.
-            eval_interval: Another name of ``policy.eval.evaluator.eval_interval_s``.
-            max_policy_lag: Versions that a sample of an on-policy policy may be behind the newest
-                when it is trained on. With 0 collectors stop while the learner trains.
+            eval_interval: Another name for ``policy.eval.evaluator.eval_interval_s``.
+            max_policy_lag: How many versions a sample may be behind the newest policy when it is
+                trained on (on-policy only). With 0, collectors stop while the learner trains.
         """
 
         collector_task_space: Count | None = None
@@ -105,7 +105,7 @@ class BaseParallelCommander(Configurable, ABC):
         max_policy_lag: Whole = 0
 
     policy_store: PolicyStore | None = None
-    """Where the run's policies are; set by the coordinator before the first task."""
+    """The store of the run's policies; set by the coordinator before the first task."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._cfg = cfg
@@ -119,16 +119,16 @@ class BaseParallelCommander(Configurable, ABC):
 
     @classmethod
     def policy_num(cls, cfg: Mapping[str, Any]) -> int:
-        """Return how many policies train at the same time, each with a learner task of its own.
+        """Return how many policies train at the same time, each with its own learner task.
 
-        A run starts as many learners, and makes as many last evaluations.
+        A run starts this many learners, and makes this many last evaluations.
         """
         return 1
 
     def players(self) -> Mapping[str, PlayerProgress]:
-        """Return how far each player is, by id, the first one first; empty where one trains.
+        """Return the progress of each player by id, in order; empty if only one player trains.
 
-        Tasks of the others have their id as ``player``.
+        Tasks of all players but the first have the player's id as ``player``.
         """
         return {}
 
@@ -141,17 +141,16 @@ class BaseParallelCommander(Configurable, ABC):
         """Return the next learner task, or None while there is none to do."""
 
     def get_eval_task(self) -> Task | None:
-        """Return a collector task that evaluates, where an evaluation is due, or None.
+        """Return a collector task that evaluates if an evaluation is due, else None.
 
-        Called instead of ``get_collector_task`` once enough was collected, while learners go on.
+        Called instead of ``get_collector_task`` when collecting is over and learners still train.
         """
         return None
 
     def get_last_eval_task(self) -> Task | None:
-        """Return the collector task that evaluates what a run has trained, or None for none.
+        """Return a collector task that evaluates the final policy, or None for no evaluation.
 
-        Called when a limit has ended the training and no task is out any more, ``policy_num``
-        times.
+        Called ``policy_num`` times after a limit has ended the training and all tasks have ended.
         """
         return None
 
@@ -165,46 +164,46 @@ class BaseParallelCommander(Configurable, ABC):
 
     @abstractmethod
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool | None:
-        """Take a collector's finish info; return True when the whole run has reached its goal."""
+        """Process a collector's finish info; return True if the whole run has reached its goal."""
 
     @abstractmethod
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
-        """Take a learner's finish info; return the id of the buffer to close."""
+        """Process a learner's finish info; return the id of the buffer to close."""
 
     @abstractmethod
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
-        """Learn that a collector task ended without a result."""
+        """Called when a collector task ended without a result."""
 
     @abstractmethod
     def notify_fail_learner_task(self, task: Mapping[str, Any]) -> None:
-        """Learn that a learner task ended without a result."""
+        """Called when a learner task ended without a result."""
 
     def update_learner_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        """Take the info of a learner's iteration."""
+        """Called with the info of a learner's iteration."""
 
     def update_collector_info(self, task_id: str, info: Mapping[str, Any]) -> None:
-        """Take the progress of a running collector (``cur_step`` and the like)."""
+        """Called with the progress of a running collector, such as ``cur_step``."""
 
     def get_collect_setting(self, task_id: str) -> Mapping[str, Any] | None:
-        """Return new keyword arguments for the collect policy of a task that runs.
+        """Return new keyword arguments for the collect policy of a running task.
 
-        Asked at each report of the collector; None leaves those that it has.
+        Called at each report of the collector; None keeps the current arguments.
         """
         return None
 
     def wants_end_of(self, task_id: str) -> bool:
-        """Return whether a collector task that runs is to end now, before its last episode.
+        """Return whether a running collector task is to end now, before its last episode.
 
-        Asked at each report of the collector. What it has collected is sent, and another task goes
-        on with its episodes.
+        Called at each report of the collector. The collector sends the samples that it has, and
+        another task continues its episodes.
         """
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that decides which tasks it issues, as plain data without arrays.
+        """Return everything that decides which tasks it issues, as plain data without arrays.
 
-        A coordinator that is started again goes on from there. A subclass adds what it keeps to
-        what this returns; one that does not override it cannot be resumed, and the run says so.
+        A restarted coordinator continues from this state. A subclass adds its own state to the
+        result; without an override it cannot be resumed, and the run says so.
         """
         return {
             "collector_space": self._collector_space.state_dict(),
@@ -212,25 +211,25 @@ class BaseParallelCommander(Configurable, ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of ``state_dict``; tasks that were out then are out still.
+        """Restore a state of ``state_dict``; unfinished tasks in it still count as issued.
 
         Raises:
-            CheckpointCorruptError: it is none of this commander.
+            CheckpointCorruptError: it is not a state of this commander.
         """
         self._collector_space.load_state_dict(state["collector_space"])
         self._learner_space.load_state_dict(state["learner_space"])
 
     def resume(self) -> None:
-        """Put back what went with the processes of a run that goes on, such as policies it needs.
+        """Restore data that was lost with the earlier processes of a run, such as its policies.
 
-        Called once, after the last ``load_state_dict`` and before it is asked for a task.
+        Called once, after the last ``load_state_dict`` and before the first task is requested.
 
         Raises:
-            CheckpointError: it is not there any more.
+            CheckpointError: the data is gone.
         """
 
     def statistics(self) -> dict[str, float]:
-        """Return values of its own to draw curves of, by name; asked after each collector task."""
+        """Return values to plot as curves, by name; called after each collector task."""
         return {}
 
     def increase_collector_task_space(self) -> None:
@@ -238,5 +237,5 @@ class BaseParallelCommander(Configurable, ABC):
         self._collector_space.increase_space()
 
     def decrease_collector_task_space(self) -> None:
-        """Allow one collector task less at a time; running ones end as usual."""
+        """Allow one collector task less at a time; running tasks end as usual."""
         self._collector_space.decrease_space()

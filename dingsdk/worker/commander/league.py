@@ -1,6 +1,6 @@
 """A league: players that train, snapshots of them, and who plays against whom.
 
-Active players train. A snapshot of one is a historical player, which does not change any more.
+Active players train. A snapshot of an active player is a historical player; it never changes.
 The payoff counts the games between every two players. Opponents are drawn from it by prioritized
 fictitious self-play (PFSP): the harder to beat, the more often.
 
@@ -30,7 +30,7 @@ class Player:
 
     Attributes:
         player_id: Unique in the league.
-        checkpoint: Where its policy is; what it means is up to who loads it.
+        checkpoint: Name of its policy; its meaning depends on the code that loads it.
         parent: The active player that a historical one is a snapshot of, else None.
         train_iter: Iterations that its policy was trained for.
         snapshot_iter: ``train_iter`` at the latest snapshot of an active player.
@@ -44,7 +44,7 @@ class Player:
 
     @property
     def is_active(self) -> bool:
-        """Whether it trains."""
+        """Whether the player trains."""
         return self.parent is None
 
 
@@ -52,8 +52,9 @@ class Payoff:
     """Results of the games between every two players; older games count less.
 
     Args:
-        decay: Weight that each new game leaves to the earlier ones of the same two players.
-        min_games: Below this weight of games two players count as equally strong.
+        decay: Factor by which each new game reduces the weight of earlier games of the same two
+            players.
+        min_games: Two players with less than this weight of games count as equally strong.
     """
 
     def __init__(self, decay: float = 0.99, min_games: float = 8.0) -> None:
@@ -95,10 +96,10 @@ class Payoff:
 def pfsp_weights(win_rates: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the probability of each opponent: proportional to ``(1 - win_rate) ** 2``.
 
-    Against opponents that always lose, all are equally likely.
+    If all opponents always lose, they are equally likely.
 
     Args:
-        win_rates: Own win rate against each, in [0, 1]; at least one.
+        win_rates: Own win rate against each opponent, in [0, 1]; at least one.
     """
     weights = (1.0 - np.asarray(win_rates, np.float64)) ** 2
     total = weights.sum()
@@ -115,7 +116,7 @@ class OneVsOneLeague(Configurable):
             snapshot is taken.
 
     Attributes:
-        copy: See above; may be replaced.
+        copy: The argument ``copy``; may be replaced.
         players: All players by id.
         payoff: The results of all games.
     """
@@ -125,16 +126,17 @@ class OneVsOneLeague(Configurable):
 
         Attributes:
             active_player_num: Players that train.
-            one_phase_step: Iterations between two snapshots of a player.
-            strong_win_rate: A player that beats each historical one at this rate is snapshot
-                after a quarter of ``one_phase_step`` already.
-            self_play: Share of the games against the active players; the others are against
-                historical ones, once there are any.
-            decay: Weight that each game leaves to the earlier ones of the same two players.
-            min_win_rate_games: Below so many games two players count as equally strong.
+            one_phase_step: Train iterations between two snapshots of a player.
+            strong_win_rate: If a player's win rate against each historical player is at least this,
+                a snapshot is taken after only a quarter of ``one_phase_step``.
+            self_play: Share of the games against active players; the other games are against
+                historical players, once there are any.
+            decay: Factor by which each game reduces the weight of earlier games of the same two
+                players.
+            min_win_rate_games: Two players with fewer games than this count as equally strong.
             path_policy: Prefix of the names of all players' checkpoints.
-            load_path: Folder ``league`` of an earlier run, whose past players and results the run
-                begins with; None to begin without any.
+            load_path: Folder ``league`` of an earlier run; the run begins with its past players and
+                results. None: begin without past players.
         """
 
         type: str = "one_vs_one"
@@ -171,14 +173,14 @@ class OneVsOneLeague(Configurable):
         """Return who plays the next games.
 
         Args:
-            player_id: The active player to play for; None for the first one.
+            player_id: The active player that the games train; None for the first one.
             eval_flag: Whether the games are an evaluation: then the player plays alone, against
-                the opponent that the env brings.
+                the built-in opponent of the env.
 
         Returns:
             ``launch_player``, ``player_id`` (home first), ``checkpoint_path`` and
-            ``player_active_flag`` (whether it trains at all), one entry a player each, and
-            ``agent_num``.
+            ``player_active_flag`` (whether it is an active player), each with one entry for each
+            player, and ``agent_num``.
 
         Raises:
             ConfigError: there is no such active player.
@@ -197,11 +199,11 @@ class OneVsOneLeague(Configurable):
         """Count the games of a job.
 
         Args:
-            job_info: ``player_id`` as ``get_job_info`` gave it, and ``result``: the outcomes for
-                its first player, ``wins``, ``draws`` or ``losses``, in lists of any depth.
+            job_info: ``player_id`` as returned by ``get_job_info``, and ``result``: the outcomes
+                for its first player, ``wins``, ``draws`` or ``losses``, in lists of any depth.
 
         Raises:
-            ConfigError: an outcome that is none of the three; no game of the job is counted.
+            ConfigError: an outcome is not one of the three; no game of the job is counted.
         """
         outcomes = list(_flat(job_info["result"]))
         unknown = [outcome for outcome in outcomes if outcome not in _POINTS]
@@ -217,7 +219,7 @@ class OneVsOneLeague(Configurable):
                 self.payoff.add(home, away, outcome)
 
     def update_active_player(self, player_info: Mapping[str, Any]) -> None:
-        """Take over ``train_iteration`` of the active player ``player_id``.
+        """Store ``train_iteration`` of the active player ``player_id``.
 
         Raises:
             ConfigError: there is no such active player.
@@ -225,9 +227,9 @@ class OneVsOneLeague(Configurable):
         self._active(player_info["player_id"]).train_iter = int(player_info["train_iteration"])
 
     def judge_snapshot(self, player_id: str, force: bool = False) -> bool:
-        """Take a snapshot of an active player where it is due; return whether it was taken.
+        """Take a snapshot of an active player if it is due; return whether it was taken.
 
-        None is taken where ``copy`` raises. With ``force`` it is due in any case.
+        No snapshot is taken if ``copy`` raises. With ``force`` a snapshot is always due.
 
         Raises:
             ConfigError: there is no such active player.
@@ -245,14 +247,14 @@ class OneVsOneLeague(Configurable):
     def win_rates(self, player_id: str, of_all: bool = False) -> dict[str, float]:
         """Return the win rate of a player against each historical one, by id.
 
-        With ``of_all`` also those against the other active players, which come first.
+        With ``of_all``, the win rates against the other active players are included and come first.
         """
         others = [each for each in self.players.values() if of_all or not each.is_active]
         ids = [each.player_id for each in others if each.player_id != player_id]
         return {other: self.payoff.win_rate(player_id, other) for other in ids}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return players, payoff and the state of the draws, as plain data."""
+        """Return players, payoff and the random state of the draws, as plain data."""
         return {
             "players": [asdict(player) for player in self.players.values()],
             "payoff": self.payoff.state_dict(),
@@ -263,7 +265,7 @@ class OneVsOneLeague(Configurable):
         """Continue where the league of ``state_dict`` was.
 
         Raises:
-            CheckpointCorruptError: the state is none of a league; this one is unchanged.
+            CheckpointCorruptError: it is not a state of a league; this league is unchanged.
         """
         payoff, rng = Payoff(self._cfg.decay, self._cfg.min_win_rate_games), np.random.default_rng()
         try:

@@ -1,4 +1,4 @@
-"""A commander for tests of everything around it: tasks without end or judgement."""
+"""A commander for tests of the other parts: it issues tasks without limit or evaluation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NaiveCommander(BaseParallelCommander):
     """Issues collector and learner tasks as long as places are free; never evaluates.
 
     Differs from the reference in the policy id, ``test`` instead of ``test.pth``: ids are
-    no file names here.
+    not file names here.
     """
 
     class Config(BaseParallelCommander.Config, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class NaiveCommander(BaseParallelCommander):
         self.learner_info.pop(task_id, None)
 
     def _end(self, task_id: str, space: LimitedSpaceContainer) -> bool:
-        """Free the place of a task; False where the task is not out."""
+        """Free the place of a task; return False if the task is unknown or has ended."""
         if task_id not in self._out:
             return False
         self._out.remove(task_id)

@@ -1,4 +1,4 @@
-"""The commanders of self-play between two: whom the trained player plays, in either mode."""
+"""The commanders of self-play with two players: they choose opponents, in both modes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from dingsdk.worker.run_logger import write_statistics
 _log = logging.getLogger(__name__)
 
 LEAGUE_FOLDER = "league"
-"""Folder of a run in which past players are kept, with the league as of the newest."""
+"""Folder of a run with its past players, and the league's state at the newest snapshot."""
 
 
 class OneVsOneSection(SoloCommander.Config, frozen=True, kw_only=True):
     """Section ``policy.other.commander``.
 
     Attributes:
-        eval_win_rate: Share of the points, a draw being half a win, above which an evaluation
-            counts as won.
+        eval_win_rate: An evaluation counts as won if the share of points is above this value; a
+            draw counts as half a win.
     """
 
     type: str = "one_vs_one"
@@ -41,14 +41,14 @@ class OneVsOneSection(SoloCommander.Config, frozen=True, kw_only=True):
 
 
 class PlayerCommander(SoloCommander):
-    """Trains one active player of a league: its learner, its games and its evaluations.
+    """Trains one active player of a league: issues its learner, collector and evaluation tasks.
 
     Each collector task is a job of the league: its games are against one opponent, and its result
-    is counted. Samples are those of the player alone. A snapshot that is due is copied in the
+    is counted. Only the player's own samples are used. A snapshot that is due is copied in the
     policy store, where it stays for the run. Evaluations are against the opponents of
-    ``env.eval_opponents``, one after the other: after one that wins more than ``eval_win_rate``,
-    the next is due. The player has reached its goal when it does so, with the mean return
-    ``env.stop_value``, against the last of them.
+    ``env.eval_opponents``, one after the other: an evaluation that wins more than ``eval_win_rate``
+    moves on to the next opponent. The player has reached its goal when it wins like this against
+    the last opponent, with a mean return of at least ``env.stop_value``.
 
     Args:
         newest_of: Returns version and tensors of a published policy, or raises DataMissingError.
@@ -76,11 +76,11 @@ class PlayerCommander(SoloCommander):
         self._difficulty = 0
         self._jobs: dict[str, dict[str, Any]] = {}
         self.job_count = 0
-        """Collector tasks that it has handed out, without evaluations."""
+        """Collector tasks that it has issued, without evaluations."""
 
     @property
     def turn(self) -> tuple[int, int]:
-        """How many collector tasks it has handed out, without and with evaluations.
+        """How many collector tasks it has issued, without and with evaluations.
 
         The next task goes to the player with the lowest numbers.
         """
@@ -88,27 +88,27 @@ class PlayerCommander(SoloCommander):
 
     @property
     def is_training(self) -> bool:
-        """Whether its learner task is out."""
+        """Whether its learner task has not ended."""
         return self._current is not None
 
     @property
     def is_to_evaluate(self) -> bool:
-        """Whether a task of its own ended early for an evaluation that is due."""
+        """Whether one of its tasks ended early for an evaluation that is due."""
         has_ended = bool(self._ending) and self._ending not in self._collector_tasks
         return has_ended and self._is_eval_due()
 
     def is_owner_of(self, task_id: str) -> bool:
-        """Whether a task is its own, and out."""
+        """Return whether a task is one of its unfinished tasks."""
         return task_id in self._collector_tasks or task_id in self._learner_tasks
 
     def share_spaces(self, of: BaseParallelCommander) -> None:
-        """Take the places of tasks from those of another commander."""
+        """Share the task places of another commander."""
         self._collector_space, self._learner_space = of._collector_space, of._learner_space
 
     def get_learner_task(self) -> Task | None:
         task = super().get_learner_task()
         if task is not None:
-            # Another learner begins with new weights, and so with a policy of its own.
+            # A new learner begins with new weights, so it has a new policy.
             self._player.checkpoint = task["policy_id"]
             self._player.train_iter = self._player.snapshot_iter = 0
             task |= self._named
@@ -160,7 +160,7 @@ class PlayerCommander(SoloCommander):
 
     @property
     def _named(self) -> dict[str, str]:
-        """What tells its tasks from those of the first player."""
+        """Keys that mark its tasks; empty for the first player."""
         return {} if self._is_first else {"player": self.player_id}
 
     @property
@@ -168,7 +168,7 @@ class PlayerCommander(SoloCommander):
         return self.player_id == self.league.active_players_ids[0]
 
     def _collector_task(self, learner: Task, *, is_evaluation: bool) -> Task:
-        # Of a learner that has ended, its policy is still there.
+        # If the learner has ended, its policy is still in the store.
         job = self.league.get_job_info(self.player_id, eval_flag=is_evaluation)
         self.job_count += not is_evaluation
         task = super()._collector_task(learner, is_evaluation=is_evaluation) | self._named
@@ -176,7 +176,7 @@ class PlayerCommander(SoloCommander):
         if cfg["type"] != "serial":  # an evaluation by the evaluator that the config names
             cfg["policy"] = [to_plain(cfg["policy"]) for _ in job["player_id"]]
         cfg["policy_update_path"] = list(job["checkpoint_path"])
-        # Against itself it learns from both seats; what others do is none of its experience.
+        # Against itself it learns from both seats; it never learns from another player's seat.
         cfg["policy_update_flag"] = [each == self.player_id for each in job["player_id"]]
         if is_evaluation:
             cfg["env"]["eval_opponent"] = self._opponents[self._difficulty]
@@ -198,10 +198,10 @@ class PlayerCommander(SoloCommander):
 class OneVsOneCommander(BaseParallelCommander):
     """Trains the active players of a league against each other and their past, ``one_vs_one``.
 
-    Each active player has a learner, a buffer and a policy of its own, see ``PlayerCommander``.
-    Collector tasks go to the player that has had the fewest, or that ended one early for an
-    evaluation; none goes out before all players have their learners. The run has reached its goal
-    when the first player has.
+    Each active player has its own learner, buffer and policy, see ``PlayerCommander``. The next
+    collector task goes to a player that ended one early for an evaluation, else to the player with
+    the fewest tasks; no task is issued before all players have their learners. The run has reached
+    its goal when the first player has.
     """
 
     max_players = 2
@@ -291,7 +291,7 @@ class OneVsOneCommander(BaseParallelCommander):
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
         if (owner := self._owner(task_id)) is not None:
             owner.finish_learner_task(task_id, finished_task)
-            if len(self._commanders) > 1:  # the others go on without it
+            if len(self._commanders) > 1:  # the other players continue without it
                 self._trained_out.add(owner.player_id)
         return str(finished_task["buffer_id"])
 
@@ -300,7 +300,7 @@ class OneVsOneCommander(BaseParallelCommander):
             owner.notify_fail_learner_task(task)
 
     def statistics(self) -> dict[str, float]:
-        """As ``PlayerCommander.statistics``; of players after the first ``<player>/<name>``."""
+        """As ``PlayerCommander.statistics``; names of later players are ``<player>/<name>``."""
         found = self.first.statistics()
         for player_id, each in list(self._commanders.items())[1:]:
             found |= {f"{player_id}/{name}": value for name, value in each.statistics().items()}
@@ -324,7 +324,7 @@ class OneVsOneCommander(BaseParallelCommander):
         super().load_state_dict(state)
 
     def resume(self) -> None:
-        """Publish who trains no more again, where the policy store went with the processes."""
+        """Publish the policies of players that no longer train, if the policy store lost them."""
         limit = self._cfg["policy"]["learn"]["learner"]["train_iterations"]
         for player_id, player in self.league.players.items():
             if player_id in self._trained_out:
@@ -355,7 +355,7 @@ class OneVsOneCommander(BaseParallelCommander):
         ]
 
     def _owner(self, task_id: str) -> PlayerCommander | None:
-        """Return the commander of a task that is out, None where it is not."""
+        """Return the commander of an unfinished task; None for any other task."""
         for each in self._commanders.values():
             if each.is_owner_of(task_id):
                 return each
@@ -382,11 +382,11 @@ class OneVsOneCommander(BaseParallelCommander):
 
 
 class OneVsOneSerialCommander(BaseSerialCommander):
-    """The same for one player in serial mode: it loads the opponent before each collect.
+    """Trains one player of a league in serial mode: loads the opponent before each collect.
 
-    The first player's commander makes the league; those of other active players join it.
+    The first player's commander creates the league; the commanders of other active players join it.
 
-    Args: as ``BaseSerialCommander``; the collector plays two policies, of which the first trains.
+    Args: as ``BaseSerialCommander``; the collector plays two policies, the first of which trains.
     """
 
     max_players = 2
@@ -395,8 +395,8 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         """Section ``policy.other.serial_commander``.
 
         Attributes:
-            games_per_opponent: Games that end before another opponent is drawn.
-            seed: Seed of the draws; None takes one of the run's seed tree.
+            games_per_opponent: Finished games after which another opponent is drawn.
+            seed: Seed of the draws; None derives it from the run's seed.
         """
 
         type: str = "one_vs_one"
@@ -411,12 +411,12 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self.league.copy = self._copy
         self.player_id, *self.other_players = self.league.active_players_ids
         self._policies = {self.player_id: self._collector.policy[0]}
-        """Of the active players, by id; all commanders of the league share it."""
+        """Policies of the active players by id; all commanders of the league share the dict."""
         self._snapshots: dict[str, Any] = {}
         self._is_first = True
         self._job: dict[str, Any] | None = None
         self._games = 0
-        # Envs whose game was begun against the opponent before.
+        # Envs whose current game began against the previous opponent.
         self._mixed: set[int] = set()
         self._folder = Path(self._learner.exp_name) / LEAGUE_FOLDER
         self._past = policy_cfg["other"]["league"].get("load_path")
@@ -430,7 +430,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self._policies[player_id] = self._collector.policy[0]
 
     def step(self) -> dict[str, Any]:
-        """Draw and load the opponent of the next collect; else as ``BaseSerialCommander``."""
+        """Draw and load the opponent of the next collect, then as ``BaseSerialCommander``."""
         self._count_games()
         if self._past is not None:
             load_league(self.league, self._past, self._folder, self._keep)
@@ -456,7 +456,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         return super().step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the opponent; the first player's adds the league and its past players."""
+        """Return the opponent; the first player's state also has the league and past players."""
         found = {"job": json.dumps(self._job), "games": self._games}
         if not self._is_first:
             return found
@@ -464,7 +464,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         return {**found, "league": league, "snapshots": self._snapshots}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the commander of ``state_dict`` was; all envs begin new games."""
+        """Restore a state of ``state_dict``; all envs begin new games."""
         self._job, self._games = json.loads(state["job"]), int(state["games"])
         self._mixed, self._past = set(), None
         if self._is_first:
@@ -498,7 +498,7 @@ def take_snapshot(
     folder: Path,
     model_of: Callable[[str], Mapping[str, Any]],
 ) -> None:
-    """Take the snapshot of an active player that is due, and write it down with the league."""
+    """Take a snapshot of an active player if it is due, and save it with the league's state."""
     if not league.judge_snapshot(player_id):
         return
     taken = list(league.players.values())[-1]
@@ -520,7 +520,7 @@ def load_league(
     folder: Path,
     put: Callable[[str, Mapping[str, Any], int], None],
 ) -> None:
-    """Begin with the past of another run.
+    """Load the past players and results of another run.
 
     Args:
         put: Called with (checkpoint, its tensors, its train iteration) of each past player.
@@ -543,7 +543,7 @@ def load_league(
 
 
 def saved_league(path: str) -> dict[str, Any]:
-    """Return the state of the league that a run has left in its folder ``league``.
+    """Return the state of the league that a run saved in its folder ``league``.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -559,7 +559,7 @@ def saved_league(path: str) -> dict[str, Any]:
 
 
 def league_statistics(league: OneVsOneLeague, player_id: str) -> dict[str, float]:
-    """Return the number of past players, and the win rate of a player against each other one."""
+    """Return the number of past players, and a player's win rate against each other player."""
     past = len(league.players) - len(league.active_players_ids)
     rates = league.win_rates(player_id, of_all=True)
     named = {f"win_rate_{other}": rate for other, rate in rates.items()}
@@ -575,5 +575,5 @@ def create_league(policy_cfg: Mapping[str, Any], seed: int | None) -> OneVsOneLe
 
 
 def _first_of(asked: Iterable[Callable[[], Task | None]]) -> Task | None:
-    """Return the first task that somebody has."""
+    """Call the functions in order; return the first task that one of them returns."""
     return next((task for ask in asked if (task := ask()) is not None), None)

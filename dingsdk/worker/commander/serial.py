@@ -39,12 +39,12 @@ class BaseSerialCommander(Configurable):
         self.policy = policy
 
     player_id: str = ""
-    """Of the player that it commands, where there are several."""
+    """Id of the player that it commands, if there are several players."""
     other_players: Sequence[str] = ()
-    """Ids of the players that train beside the one of these parts; each has parts of its own."""
+    """Ids of the other players that train; each has its own learner, collector and so on."""
 
     def join(self, first: BaseSerialCommander, player_id: str) -> None:
-        """Become the commander of another player of ``first``'s; called for ``other_players``."""
+        """Become the commander of ``player_id``, one of the ``other_players`` of ``first``."""
 
     def step(self) -> dict[str, Any]:
         """Return the keyword arguments for the collect policy, e.g. ``{"eps": 0.1}``.

@@ -17,7 +17,7 @@ from dingsdk.worker.evaluator.schedule import EvalSchedule
 
 _log = logging.getLogger(__name__)
 _LEARNER_IDS = ("task_id", "buffer_id", "policy_id")
-"""What later tasks need to know of a learner's."""
+"""Ids of a learner task that later tasks need."""
 _SAVED = (
     "run_id",
     "newest_iter",
@@ -35,7 +35,7 @@ class _CollectorTask:
 
     buffer_id: str
     evaluated_at: tuple[float, float, float] | None
-    """For an evaluation: when it was issued, as the schedule counts."""
+    """For an evaluation: when it was issued, in the units of the schedule; else None."""
     env_steps: int = 0
 
     @property
@@ -46,13 +46,13 @@ class _CollectorTask:
 class SoloCommander(BaseParallelCommander):
     """Trains one policy until an evaluation reaches ``env.stop_value``.
 
-    The first collector task is an evaluation; further ones follow as ``policy.eval.evaluator``
-    says, one at a time. Where all places are taken, one of several tasks ends early for it. A
+    The first collector task is an evaluation; ``policy.eval.evaluator`` says when others follow,
+    one at a time. If all of several places are taken when one is due, one task ends early. A
     result counts towards the stop value only if the learner has trained at least once. Reports
-    about tasks that are not out, such as a second finish of the same task, change nothing.
+    about unknown or ended tasks, such as a second finish of the same task, change nothing.
 
     Differs from the reference: env steps of running tasks count as well, and a failed
-    learner or evaluation task is issued anew.
+    learner or evaluation task is issued again.
     """
 
     class Config(BaseParallelCommander.Config, frozen=True, kw_only=True):
@@ -82,17 +82,17 @@ class SoloCommander(BaseParallelCommander):
         self._schedule = EvalSchedule(evaluator, clock)
         self._has_collected = True  # since the last evaluation was issued
         self.has_reached_goal = False
-        """Whether an evaluation of a trained policy reached the stop value."""
+        """Whether an evaluation of a trained policy has reached the stop value."""
 
     @property
     def _current(self) -> Task | None:
-        """The newest learner task while it is out."""
+        """The newest learner task while it has not ended."""
         newest = self._newest
         return newest if newest is not None and newest["task_id"] in self._learner_tasks else None
 
     @property
     def envstep(self) -> int:
-        """Env steps collected for the newest learner, those of running tasks included."""
+        """Env steps collected for the newest learner, including those of running tasks."""
         return self._ended_env_steps + sum(
             task.env_steps for task in self._collector_tasks.values() if self._is_newest(task)
         )
@@ -112,7 +112,7 @@ class SoloCommander(BaseParallelCommander):
         return task
 
     def get_collector_task(self) -> Task | None:
-        # With one place, evaluations that last longer than their interval would take it all.
+        # With one place, evaluations longer than their interval would leave no time to collect.
         is_to_collect = not (self._collector_tasks or self._has_collected)
         evaluation = None if is_to_collect else self.get_eval_task()
         learner = self._current
@@ -160,9 +160,9 @@ class SoloCommander(BaseParallelCommander):
         return self._collect_setting()
 
     def wants_end_of(self, task_id: str) -> bool:
-        """Whether an evaluation is due, and waits for the place of this task.
+        """Return whether an evaluation is due and waits for the place of this task.
 
-        With one place none would be left to collect at, where evaluations last long.
+        Always False with only one place, as long evaluations would leave no time to collect.
         """
         task = self._collector_tasks.get(task_id)
         if task is None or task.is_evaluation or self._collector_space.max_val < 2:
@@ -201,7 +201,7 @@ class SoloCommander(BaseParallelCommander):
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
         ended = self._end_collector_task(task["task_id"])
         if ended is not None and ended.is_evaluation:
-            self._has_collected = True  # so that it can be issued anew at once
+            self._has_collected = True  # so that it can be issued again at once
 
     def finish_learner_task(self, task_id: str, finished_task: Mapping[str, Any]) -> str:
         self._end_learner_task(task_id)
@@ -283,5 +283,5 @@ class SoloCommander(BaseParallelCommander):
 
 
 def _moved(at: Sequence[float] | None, now: float) -> tuple[float, float, float] | None:
-    """Return when an evaluation was issued, its time turned into an age or its age into a time."""
+    """Convert the third value of an evaluation's start from a time to an age, or back."""
     return None if at is None else (at[0], at[1], now - at[2])

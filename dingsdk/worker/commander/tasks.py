@@ -20,12 +20,12 @@ def collector_task(
     collect_setting: Mapping[str, Any],
     eval_flag: bool = False,
 ) -> dict[str, Any]:
-    """Return a collector task in plain data of its own.
+    """Return a collector task as plain data that shares nothing with ``cfg``.
 
     Args:
-        buffer_id: Where its payloads belong.
-        policy_id: Whose versions it acts with.
-        number: Running number of collector tasks, which the envs' seeds depend on.
+        buffer_id: The replay buffer that gets its payloads.
+        policy_id: The policy that it acts with.
+        number: Running number of collector tasks; the envs' seeds depend on it.
     """
     collector_cfg = to_plain(cfg["policy"]["collect"]["parallel_collector"])
     if runs_serial_part(cfg["policy"], eval_flag):
@@ -45,9 +45,9 @@ def collector_task(
 
 
 def runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
-    """Whether a task runs the serial part that the config names, as zergling is none like it.
+    """Return whether a task runs the serial collector or evaluator that the config names.
 
-    Zergling collects as ``sample`` and evaluates as ``interaction``.
+    Otherwise it runs zergling, which collects like ``sample`` and evaluates like ``interaction``.
     """
     if eval_flag:
         evaluator = policy.get("eval", {}).get("evaluator", {})
@@ -61,9 +61,9 @@ def runs_serial_part(policy: Mapping[str, Any], eval_flag: bool) -> bool:
 def learner_task(
     cfg: Mapping[str, Any], task_id: str, buffer_id: str, policy_id: str, *, number: int
 ) -> dict[str, Any]:
-    """Return a learner task in plain data of its own; ids as ``collector_task``.
+    """Return a learner task as plain data that shares nothing with ``cfg``; see ``collector_task``.
 
-    The first learner begins with the weights with which serial mode begins, later ones with others.
+    The first learner begins with the same weights as serial mode, later learners with other ones.
     """
     branch = ("learner", number) if number else ("policy",)
     learner_cfg = to_plain(cfg["policy"]["learn"]["learner"])
@@ -80,7 +80,7 @@ def learner_task(
 
 
 def buffer_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a run's replay buffer, with a seed of the run's where it has none."""
+    """Return the config of a run's replay buffer; its seed is derived from the run's if unset."""
     buffer_cfg = to_plain(cfg["policy"]["other"]["replay_buffer"])
     if buffer_cfg.get("seed", 0) is None:
         buffer_cfg["seed"] = derive_seed(int(cfg["seed"]), "buffer")
@@ -88,7 +88,7 @@ def buffer_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _env(cfg: Mapping[str, Any], eval_flag: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The env section and the manager section for collecting or evaluating."""
+    """Return the env section and the manager section for collecting or evaluating."""
     env, manager = to_plain(cfg["env"]), to_plain(cfg["env_manager"])
     kind = "evaluator" if eval_flag else "collector"
     env["env_num"], episodes = env[f"{kind}_env_num"], env.get(f"{kind}_episode_num")
