@@ -1,4 +1,4 @@
-"""The coordinator: gives the commander's tasks to workers and sees each to its end."""
+"""The coordinator: assigns the commander's tasks to workers and follows each until it ends."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ from dingsdk.worker.sample_counts import SampleCounts
 _log = logging.getLogger(__name__)
 
 TICK_S = 0.02
-"""Pause between two looks for tasks to hand out."""
+"""Longest pause between two checks for tasks to assign."""
 MANY_LOST = 8
-"""Payloads lost at once after which all others are looked for."""
+"""If at least this many payloads are lost at once, all other payloads are checked as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,54 +65,54 @@ class CoordinatorStatus:
 
     env_steps: int
     train_iter: int
-    """Of several learners, that of the one that is behind."""
+    """With several learners, the lowest train iteration."""
     is_train_iter_known: bool
-    """False while a learner of a run that goes on has not said whether it went back."""
+    """False while a learner of a resumed run has not reported whether it went back."""
     buffer_count: int
     workers: Mapping[str, int]
     """Joined workers by role; 0 for a role without any."""
     running_tasks: int
     episodes: int
-    """Played to the end by collecting tasks that have ended."""
+    """Complete episodes of collector tasks that have ended."""
     samples: SampleCounts
-    """What became of the samples."""
+    """Counts of the samples, by what happened to them."""
     held_up_by: str
-    """Why workers wait for room to store what they have, where they do."""
+    """Why workers wait for free storage; empty if they do not wait."""
     paces: Mapping[str, Pace]
-    """How fast the workers that have tasks get on, by their ids."""
+    """How fast the workers with tasks are, by worker id."""
     policy_lag: PolicyLag | None = None
     """How old trained samples were, in versions of an on-policy policy."""
     leases: tuple[tuple[WorkerInfo, float], ...] = ()
-    """Joined workers, with the seconds until each must be heard from."""
+    """Joined workers, with the seconds until each lease ends."""
     loss: float | None = None
-    """The ``total_loss`` that a learner reported last."""
+    """The last ``total_loss`` that a learner reported."""
     players: Mapping[str, PlayerProgress] = field(default_factory=dict)
-    """How far each player is, where several train."""
+    """The progress of each player, if several train."""
 
     @property
     def evicted(self) -> Mapping[str, int]:
-        """Samples that left the buffer, by reason."""
+        """Samples that were removed from the buffer, by reason."""
         return self.samples.evicted
 
 
 class Coordinator(Configurable, TaskControl):
-    """Produces tasks, assigns them to idle workers, and drives each on a job of its own.
+    """Requests tasks from the commander, assigns them to idle workers, and drives each in a job.
 
-    It knows workers and payloads only through the transport contract. All its state, the
-    commander and the buffers are guarded by one condition; messages are sent without it.
+    It reaches workers and payloads only through the transport contract. One condition guards all
+    its state, the commander and the buffers; it is not held while messages are sent.
 
     Args:
-        cfg: The compiled config; ``cfg.system.coordinator`` is its own section.
+        cfg: The compiled config; its own section is ``cfg.system.coordinator``.
         on_collecting: Called once, when the first collector has its task.
-        on_collected: Called with the finish info of each collecting task; it has ``player`` where
-            the task is another player's than the first one's.
-        on_evaluated: Called with (such a finish info, policy state or None) after each
-            evaluation task, before the commander judges it.
-        tb_logger: Returns where the replay buffer of a ``player`` writes its curves, or None.
-        journal: Where it keeps what it knows, and finds what an earlier coordinator kept.
-        rejoin_s: How long workers of the earlier coordinator may take to join, seconds; then their
-            tasks are given to others.
-        tick_s: How often the commander is asked for tasks while nothing happens, s.
+        on_collected: Called with the finish info of each collecting task; the info has ``player``
+            if the task belongs to another player than the first.
+        on_evaluated: Called with (finish info, policy state or None) after each evaluation task,
+            before the commander judges it.
+        tb_logger: Returns the logger for the curves of a ``player``'s replay buffer, or None.
+        journal: Stores the state of the run, and may hold the state of an earlier coordinator.
+        rejoin_s: Seconds that workers of the earlier coordinator may take to join; after that,
+            their tasks are given to other workers.
+        tick_s: Seconds between two requests for tasks while nothing else happens.
     """
 
     Config: ClassVar[type[CoordinatorSection]] = CoordinatorSection
@@ -169,27 +169,28 @@ class Coordinator(Configurable, TaskControl):
         self._has_news = False
         self._is_started = False
         self._is_closed = False
-        # Decided where tasks are driven, not by who waits for the end: a replay does the same.
+        # Decided by the jobs that drive tasks, not by the waiting caller, so that a replay of a
+        # recorded schedule does the same.
         self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
         self._last_collects: dict[str, int] | None = None
-        """Of each buffer, how many collects it has when the env steps are used up."""
+        """By buffer id: number of its collects when the env steps are used up."""
         self._collectors_end_at = math.inf
         self._is_finishing = False
         self._policy_num = type(commander).policy_num(cfg)
         self._owed_evaluations = 0
         self.system_shutdown_flag = False
-        """True once the run is over by its own rules: the stop value, or no more to train."""
+        """True once the run is over by its own rules: stop value reached, or training finished."""
         self.has_reached_goal = False
-        """Whether an evaluation reached the stop value."""
+        """Whether an evaluation has reached the stop value."""
         self.failure: DingError | None = None
-        """What ended the run, if an error did."""
+        """The error that ended the run, if any."""
 
     def start(self) -> str:
-        """Accept workers and begin; return the address that workers dial.
+        """Accept workers and begin; return the address that workers connect to.
 
         Raises:
             CheckpointCorruptError, CheckpointVersionError: the journal cannot be used.
-            RunFolderError, StorageFullError: it cannot be written.
+            RunFolderError, StorageFullError: the journal cannot be written.
             DingError: the transport cannot be opened.
         """
         if self._keeper is not None:
@@ -200,10 +201,10 @@ class Coordinator(Configurable, TaskControl):
         return address
 
     def close(self, timeout_s: float = 10.0) -> list[str]:
-        """End every task properly, then the connections; idempotent, a no-op before start.
+        """End every task normally, then close the connections; idempotent, a no-op before start.
 
         Returns:
-            The names of what did not end in time.
+            The names of the jobs that did not end in time.
         """
         if self._is_closed or not self._is_started:
             return []
@@ -219,9 +220,9 @@ class Coordinator(Configurable, TaskControl):
         return stuck
 
     def train_out(self, timeout_s: float) -> bool:
-        """Wait for the updates that are left once the env steps of the run are used up.
+        """Wait for the remaining updates after the env steps of the run are used up.
 
-        Collectors end by themselves then, or are closed with what they hold after
+        Collectors then end by themselves, or are closed with their samples after
         ``answer_timeout_s``.
 
         Returns:
@@ -238,10 +239,11 @@ class Coordinator(Configurable, TaskControl):
             )
 
     def finish_evaluations(self, timeout_s: float) -> bool:
-        """End the training, and evaluate what it has trained; evaluations that run count too.
+        """End the training, and evaluate the final policies; also wait for running evaluations.
 
         Returns:
-            Whether none is left; those that are, ``close`` cuts off and they do not count.
+            Whether all evaluations have ended. ``close`` cuts off the others, and they do not
+            count.
         """
         with self.condition:
             if not self._is_finishing:
@@ -259,7 +261,7 @@ class Coordinator(Configurable, TaskControl):
 
     @property
     def is_ending(self) -> bool:
-        # Every driver asks at each step.
+        # Read by every driver at each step.
         return self._is_closed or self.failure is not None or self.system_shutdown_flag
 
     def must_end(self, state: TaskState) -> bool:
@@ -279,7 +281,7 @@ class Coordinator(Configurable, TaskControl):
         )
 
     def _look_at_env_steps(self) -> bool:
-        """Return whether collectors are to end, which the collects under way outlast."""
+        """Return whether collectors are to end: collects that had begun are finished first."""
         if not self._has_used_up_env_steps:
             self._last_collects = None
         elif self._last_collects is None:
@@ -299,12 +301,12 @@ class Coordinator(Configurable, TaskControl):
         return self._is_closed or self.failure is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the run by its own rules or by an error; return whether it came."""
+        """Wait until the run ends by its own rules or by an error; return whether it has ended."""
         with self.condition:
             return self.condition.wait_for(lambda: self.is_ending, timeout_s)
 
     def status(self) -> CoordinatorStatus:
-        """The state of the run, for progress and logs."""
+        """Return the state of the run, for progress displays and logs."""
         with self.condition:
             now = self._state
             return CoordinatorStatus(
@@ -325,7 +327,7 @@ class Coordinator(Configurable, TaskControl):
             )
 
     def running_tasks(self) -> list[TaskState]:
-        """The tasks that workers have now."""
+        """Return the tasks that workers have now."""
         with self.condition:
             return list(self._state.running.values())
 
@@ -350,26 +352,26 @@ class Coordinator(Configurable, TaskControl):
             return self._record.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the coordinator of ``state_dict`` was; this one has not started.
+        """Restore a state of ``state_dict``; call before ``start``.
 
         Raises:
-            CheckpointCorruptError, CheckpointVersionError: it is none, or of another run.
+            CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
         """
         with self.condition:
             self._record.load_state_dict(state)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first collector had its task, 0 before; earlier coordinators count."""
+        """Seconds since the first collector got its task, with earlier coordinators; 0 before."""
         return self._record.elapsed_s
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
-        """What ``note_evaluation`` was given, by earlier coordinators too."""
+        """All evaluations passed to ``note_evaluation``, also to earlier coordinators."""
         return self._record.evaluations
 
     def note_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        """Keep a recorded evaluation, plain data, for a coordinator that goes on from here."""
+        """Store an evaluation (plain data), also for a coordinator that resumes this run."""
         with self.condition:
             self._record.evaluations.append(evaluation)
             self._note(Evaluated(dict(evaluation)))
@@ -379,12 +381,12 @@ class Coordinator(Configurable, TaskControl):
             self._keeper.note(fact)
 
     def _note_task(self, fact: Fact) -> None:
-        # Tasks that end because the run does are those that a resumed run goes on with.
+        # A resumed run continues the tasks that ended only because the run did.
         if not self.is_ending:
             self._note(fact)
 
     def _recover(self, keeper: Keeper) -> None:
-        """Go on where the journal ends."""
+        """Restore the run from the journal."""
         recovered = keeper.open()
         with self.condition:
             garbage = self._record.recover(recovered)
@@ -405,7 +407,7 @@ class Coordinator(Configurable, TaskControl):
         keeper.save_state()
 
     def _keep_journal(self) -> None:
-        """Write the whole state where it is due."""
+        """Write the whole state to the journal if it is due."""
         keeper = self._keeper
         if keeper is None:
             return
@@ -419,7 +421,7 @@ class Coordinator(Configurable, TaskControl):
                 self.condition.notify_all()
 
     def _expire_orphans(self) -> None:
-        """Give the tasks of workers that do not come back to others; the condition is held."""
+        """Queue the tasks of workers that did not rejoin in time; the condition is held."""
         if self.clock() < self._orphans_until and not self.is_ending:
             return
         for state in self._state.orphans:
@@ -427,12 +429,12 @@ class Coordinator(Configurable, TaskControl):
             self._state.expire_orphan(state)
 
     def notify(self) -> None:
-        """Make every waiter look again."""
+        """Wake all waiters so that they check again."""
         with self.condition:
             self._has_news = True
             self.condition.notify_all()
 
-    # What the drivers of tasks call: TaskControl.
+    # TaskControl: called by the drivers of tasks.
     def ask(
         self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
     ) -> Mapping[str, Any]:
@@ -452,7 +454,7 @@ class Coordinator(Configurable, TaskControl):
         with self.condition:
             if self._record.open_experience(state):
                 self._note(Opened(state.task_id))
-                # With the state of its random numbers: what is drawn later can be drawn again.
+                # The state has the buffer's random state, so that later draws can be repeated.
                 if self._keeper is not None:
                     self._keeper.save_state()
 
@@ -467,7 +469,8 @@ class Coordinator(Configurable, TaskControl):
             least_steps = 1
             if unroll_len > 1:
                 players = getattr(self._state.commander, "max_players", 1)
-                # By turns, the first one of a player may come last, and ends with its next one.
+                # Players take turns: a player's first step may come last, and it ends with the
+                # player's next step.
                 turns = unroll_len if players == 1 else players * (unroll_len + 1)
                 least_steps = int(turns) * int(self._cfg["env"]["collector_env_num"])
             return OnPolicyExperience(int(n_sample), int(max_lag), trainings, least_steps)
@@ -480,7 +483,7 @@ class Coordinator(Configurable, TaskControl):
             self._end_leases(state)
 
     def _take_back(self, state: TaskState) -> None:
-        """End what a task may do and what it has, however it ended."""
+        """Withdraw a task's grant and end its leases, for any way it ended."""
         experience = self.experience_of(state)
         if experience is not None and experience.admission is not None:
             experience.admission.forget(state.task_id)
@@ -536,7 +539,7 @@ class Coordinator(Configurable, TaskControl):
                 self._state.outage.note_progress()
                 garbage = self._state.take_garbage(experience)
                 if not self._is_served and data_id not in experience.ledger.numbers:
-                    # A late repeat: its payload was stored anew, and nobody would read it.
+                    # A late repeat: its payload was stored again, and nobody would read it.
                     garbage.append(data_id)
             self.condition.notify_all()
         if garbage:
@@ -570,7 +573,7 @@ class Coordinator(Configurable, TaskControl):
             return is_done
 
     def _may_push(self, experience: Experience, state: TaskState, meta: Mapping[str, Any]) -> bool:
-        """Write down that a payload is acknowledged; False where there is no room for that."""
+        """Record in the journal that a payload is acknowledged; False if there is no room."""
         if self._keeper is None or self._is_served:
             return True
         if experience.ledger.knows(str(meta["data_id"])):
@@ -645,7 +648,7 @@ class Coordinator(Configurable, TaskControl):
                 left = int(info.get("batches_left", 0))
                 self._note(Trained(state.task_id, train_iter, lost, priorities, left))
                 experience.settle(state, info)
-                # A coordinator that is started again looks for payloads whose end is not written.
+                # A restarted coordinator needs all payloads whose end is not in the journal yet.
                 if self._keeper is None or not self._keeper.is_behind:
                     garbage = self._state.take_garbage(experience)
                 self._record.note_policy_lag()
@@ -684,7 +687,7 @@ class Coordinator(Configurable, TaskControl):
             experience.close()
 
     def commander_statistics(self) -> dict[str, float]:
-        """Return the values that the commander has curves of."""
+        """Return the values that the commander plots as curves."""
         with self.condition:
             return self._state.commander.statistics()
 
@@ -712,7 +715,7 @@ class Coordinator(Configurable, TaskControl):
         self.notify()
 
     def _adopted(self, info: WorkerInfo) -> TaskState | None:
-        """Return the task that a worker has from an earlier coordinator, now its own again."""
+        """Return the task that a worker kept from an earlier coordinator, now assigned again."""
         task = info.resource.get("task")
         role = self.roles.get(info.role)
         if role is None or not role.rejoins or not isinstance(task, Mapping):
@@ -731,11 +734,11 @@ class Coordinator(Configurable, TaskControl):
 
     def _dispatch(self) -> None:
         try:
-            # Beyond the end of training: the worker of a last evaluation may fall silent too.
+            # Also after the end of training: the worker of a last evaluation may become silent.
             while not self._is_halted:
                 self._dispatch_once()
         except Exception as error:
-            # Without a dispatcher nothing would ever happen again, in silence.
+            # Without a dispatcher the run would hang without an error.
             self._fail(_as_ding_error(error, "dispatcher"))
             raise
 
@@ -746,7 +749,7 @@ class Coordinator(Configurable, TaskControl):
             now = self.clock()
             stalled_s, self._looked_at = now - self._looked_at, now
             if stalled_s > self.cfg.lease_s / RENEWALS:
-                # This process was stopped, or another job held it up: renewals wait to be heard.
+                # This process was stopped or busy: renewals may wait to be received.
                 self._state.postpone(stalled_s)
             silent = self._state.pool.silent()
             failure = self._state.outage.failure()
@@ -789,9 +792,9 @@ class Coordinator(Configurable, TaskControl):
             self._spawn(run, f"{state.task_id}-driver")
 
     def _check_owner(self) -> None:
-        """Notice within a lease that another coordinator goes on with the run.
+        """Fail within a lease if another coordinator has taken over the run.
 
-        One that was stopped meanwhile would delete the payloads of that one as orphans.
+        Otherwise a coordinator that was suspended would delete the new one's payloads as orphans.
         """
         if self._keeper is None or self.clock() - self._owned_at < self.cfg.lease_s / RENEWALS:
             return
@@ -813,10 +816,10 @@ class Coordinator(Configurable, TaskControl):
     def _give_up_missing(
         self, experience: Experience, state: TaskState, info: Mapping[str, Any]
     ) -> None:
-        """After a learner lost many payloads at once, give up all others that are gone.
+        """After a learner lost many payloads at once, give up all other missing payloads.
 
-        Otherwise the learner would wait in vain for those of each batch. It may hold the
-        payloads that were announced to it, whether they are stored or not.
+        Otherwise the learner would wait for missing payloads in each batch. Payloads that were
+        announced to it are not checked: it may hold them even if they are no longer stored.
         """
         if len(info["lost_payloads"]) < MANY_LOST:
             return
@@ -832,7 +835,7 @@ class Coordinator(Configurable, TaskControl):
         return [name for name in names if not self.data_store.has(name, 0.0)]
 
     def _run(self, state: TaskState, goes_on: bool = False) -> None:
-        """Drive a task; however it ends, take note of it."""
+        """Drive a task, and record how it ended."""
         worker = state.worker
         assert worker is not None  # assigned
         task = {**state.task, f"{state.role}_id": worker.worker_id}
@@ -853,13 +856,13 @@ class Coordinator(Configurable, TaskControl):
         except Exception as raised:
             error = _as_ding_error(raised, f"task {state.task_id}")
             if isinstance(raised, TaskTimeoutError):
-                # Lost first, so that its late answer cannot meet the next task.
+                # Drop the worker first, so that its late answer is not taken for the next task's.
                 self.master.lose(worker.worker_id, str(raised), worker.incarnation)
         with self.condition:
             outcome, is_fatal = self._state.end(state, error)
             self._state.outage.note(state.task_id, "")
             if self._is_finishing and state.is_evaluation and isinstance(error, LOSSES):
-                self._owed_evaluations += 1  # it is made anew
+                self._owed_evaluations += 1  # it is repeated
         if is_fatal and outcome is not None and not self._is_closed:
             self._fail(outcome)
         elif outcome is not None and not self._is_closed:
@@ -867,7 +870,7 @@ class Coordinator(Configurable, TaskControl):
         self.notify()
 
     def _fail(self, error: DingError) -> None:
-        # Whoever runs the coordinator raises it, and tells the user once.
+        # The caller of the coordinator raises it and shows it to the user once.
         _log.debug("the run failed", exc_info=error)
         with self.condition:
             self.failure = self.failure or error
@@ -879,9 +882,9 @@ class Coordinator(Configurable, TaskControl):
 
 
 def _is_paced(cfg: Mapping[str, Any]) -> bool:
-    """Whether the buffer says when the learner has made as many updates as serial mode makes.
+    """Return whether the buffer limits the learner to as many updates as serial mode makes.
 
-    That of a replay server paces what all its clients do together.
+    False for a replay server: its buffer paces all its clients together.
     """
     policy, replay = cfg["policy"], cfg["system"].get("replay") or {}
     if replay.get("type") == "server":
@@ -899,7 +902,7 @@ def _as_ding_error(error: Exception, where: str) -> DingError:
 
 
 def _report_pace(worker_id: str, pace: Pace) -> None:
-    """Log that a worker is a straggler, or none any more, and tell the observers."""
+    """Log that a worker became a straggler or caught up, and call the observers."""
     share = pace.relative or 0.0
     if pace.is_straggler:
         text = "%s %s is a straggler: %.3g per s, %.2g of the median of the others"

@@ -1,4 +1,4 @@
-"""The experience of one learner task: its metadata buffer and the payloads behind it."""
+"""The experience of one learner task: its metadata buffer and the payloads of its rows."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from dingsdk.worker.coordinator.on_policy import Admission
 
 REDRAWS = 32
-"""Times that rows of lost payloads are drawn again before the demand has to wait: enough where one
-in ten can be read."""
+"""How often rows of lost payloads are drawn again before the learner has to wait: enough if one in
+ten payloads can be read."""
 RETIRED_SAVED = 4096
-"""Deleted payloads that are in a saved state: those that a worker may announce again at once."""
+"""Deleted payloads in a saved state: workers may announce the newest ones again at once."""
 RETIRED_KEPT = 65_536
-"""Payloads that are recognised after their deletion: hours of one collector, minutes of many,
-which is longer than any message is on its way."""
+"""Payloads that are recognised after their deletion: hours of one collector or minutes of many,
+which is longer than any message takes to arrive."""
 
 
 @dataclass(slots=True)
 class _Payload:
-    """A payload: what was announced of it, its rows in the buffer and the leases on it.
+    """A payload: its announced data, its rows in the buffer and the leases on it.
 
-    ``live`` is bool[rows], True for the rows in the buffer. ``kept`` are the rows that learners
-    are to hold, None for all.
+    ``live`` is bool[rows], True for the rows in the buffer. ``left`` is their number. ``kept`` are
+    the rows that learners are to hold, None for all.
     """
 
     data_id: str
@@ -54,7 +54,7 @@ class _Payload:
 
     @property
     def freeable(self) -> int:
-        """Rows that learners hold, and nobody needs."""
+        """Number of rows that learners hold although nobody needs them."""
         return (self.rows if self.kept is None else len(self.kept)) - self.left
 
     @property
@@ -65,14 +65,14 @@ class _Payload:
 class PayloadLedger:
     """Counts, for each payload, its rows in the buffer and the leases on it.
 
-    A payload is *live* while a row of it is in the buffer, and *pinned* while a learner
-    trains on one. One that is neither is garbage. The caller locks.
+    A payload is *live* while one of its rows is in the buffer, and *pinned* while a learner
+    trains on one of its rows. A payload that is neither is garbage. The caller locks.
 
-    A payload counts once, however often it is announced, also after it was deleted: the ledger
-    remembers the last ``retired_kept`` of those.
+    A payload counts once, even if it is announced again after its deletion: the ledger
+    remembers the last ``retired_kept`` deleted payloads.
 
-    The oracle (``check``): every acknowledged row is in the buffer or was evicted for a
-    counted reason.
+    ``check`` verifies that every acknowledged row is in the buffer or was evicted for a counted
+    reason.
     """
 
     def __init__(self, retired_kept: int = RETIRED_KEPT) -> None:
@@ -87,12 +87,12 @@ class PayloadLedger:
         self.evicted_rows: Counter[str] = Counter()
 
     def add(self, data_id: str, rows: int, digest: str | None = None) -> int | None:
-        """Enter a payload; return its number, or None when it was entered before (a repeat).
+        """Add a payload; return its number, or None if it was added before (a repeat).
 
         Raises:
             ProtocolError: it has no rows.
-            ConflictError: it was entered with another number of rows or another digest, which
-                stays.
+            ConflictError: it was added before with another number of rows or another digest; the
+                first one stays.
         """
         if rows < 1:
             raise ProtocolError(f"payload {data_id!r} has {rows} rows", where="metadata")
@@ -121,33 +121,34 @@ class PayloadLedger:
         self._next = number
 
     def knows(self, data_id: str) -> bool:
-        """Whether a payload was entered before."""
+        """Return whether a payload was added before."""
         return data_id in self._numbers or data_id in self._retired
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Numbers of the payloads that somebody may still read, by data id."""
+        """Numbers of the payloads that may still be read, by data id."""
         return self._numbers
 
     def name(self, number: int) -> str:
-        """The id of a payload by its number."""
+        """Return the id of a payload by its number."""
         return self._payloads[number].data_id
 
     def digest(self, number: int) -> str | None:
-        """What a payload's readers can hold it to, if its collector told."""
+        """Return the digest that readers can verify a payload with, if its collector sent one."""
         return self._payloads[number].digest
 
     def rows_left(self, number: int) -> int:
-        """Rows of a payload that are in the buffer."""
+        """Return the number of a payload's rows in the buffer."""
         payload = self._payloads.get(number)
         return 0 if payload is None else payload.left
 
     def evict(self, numbers: NDArray[np.int64], rows: NDArray[np.int64], reason: str) -> None:
-        """Note rows that left the buffer: int64[n], the payload number and the row of each."""
+        """Record rows that left the buffer: int64[n], the payload number and the row of each."""
         if not len(numbers):
             return
         self.evicted_rows[reason] += len(numbers)
-        # The usual case, and many times faster; of a few rows, bytes are compared in half the time.
+        # The usual case (one payload) is many times faster; for a few rows, comparing bytes takes
+        # half the time.
         if numbers.tobytes() == numbers[:1].tobytes() * len(numbers):
             self._evict(int(numbers[0]), rows)
             return
@@ -160,15 +161,15 @@ class PayloadLedger:
         payload = self._payloads[number]
         payload.live[rows] = False
         payload.left -= len(rows)
-        # A payload without any is freed whole.
+        # A payload without rows in the buffer is freed as a whole.
         self._freeable_rows += len(rows) if payload.left else len(rows) - payload.freeable
         self._collect(number, payload)
 
     def free_rows(self) -> dict[int, NDArray[np.int64]]:
-        """Return the rows that are still needed, of payloads that hold too many others.
+        """Return the rows that are still needed, of payloads with too many rows not needed.
 
-        Empty while learners hold at most a tenth more rows of these than are in the buffer.
-        Payloads that are pinned are left alone.
+        Empty while the rows that learners hold without need are at most a tenth of the rows in the
+        buffer. Pinned payloads are skipped.
         """
         if not self._freeable_rows:
             return {}
@@ -187,12 +188,12 @@ class PayloadLedger:
         return self._payloads[number].kept
 
     def pin(self, numbers: Iterable[int]) -> None:
-        """Keep payloads that are leased for training."""
+        """Mark payloads as leased for training, so that they are kept."""
         for number in numbers:
             self._payloads[number].pins += 1
 
     def unpin(self, numbers: Iterable[int]) -> None:
-        """Release leased payloads; those without rows are deleted."""
+        """Release leased payloads; payloads without rows in the buffer become garbage."""
         for number in numbers:
             payload = self._payloads[number]
             payload.pins -= 1
@@ -202,7 +203,7 @@ class PayloadLedger:
         """Return the payloads to delete, ``{number: data_id}``; they are retired."""
         if not self._garbage:
             return {}
-        # A row that leaves because it was sampled often enough is leased a moment later.
+        # A row that is removed because it was sampled often enough is leased right after that.
         garbage = {n: self.name(n) for n in sorted(self._garbage) if self._payloads[n].is_garbage}
         for number, name in garbage.items():
             del self._numbers[name]
@@ -229,7 +230,7 @@ class PayloadLedger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of ``state_dict``."""
+        """Restore a state of ``state_dict``."""
         self._next, self.acked_rows = int(state["next"]), int(state["acked_rows"])
         self.evicted_rows = Counter(state["evicted_rows"])
         masks = np.split(np.array(state["live"], np.bool_), np.cumsum(state["rows"])[:-1])
@@ -250,11 +251,11 @@ class PayloadLedger:
         self._freeable_rows = sum(each.freeable for each in self._payloads.values() if each.left)
 
     def check(self, rows_in_buffer: int, leased: Counter[int] | None = None) -> None:
-        """Raise SamplesLostError unless acked == in buffer + evicted, payload by payload too.
+        """Raise SamplesLostError unless acked == in buffer + evicted, also for each payload.
 
         Args:
-            rows_in_buffer: As the buffer counts them.
-            leased: How many leases there are on each payload, by number; None: not looked at.
+            rows_in_buffer: Number of rows that the buffer reports.
+            leased: Number of leases on each payload, by payload number; None: do not check leases.
         """
         acked, evicted = self.acked_rows, dict(self.evicted_rows)
         SampleCounts(acked, acked, 0, rows_in_buffer, evicted).check()
@@ -262,7 +263,7 @@ class PayloadLedger:
         for number, payload in self._payloads.items():
             live += payload.left
             is_pinned = leased is None or payload.pins == leased.get(number, 0)
-            # Bytes are counted in a third of the time of np.count_nonzero, for a few rows.
+            # For a few rows, counting bytes takes a third of the time of np.count_nonzero.
             if payload.left != payload.live.tobytes().count(1) or not is_pinned:
                 raise SamplesLostError(
                     f"payload {payload.data_id!r} has {payload.left} live rows of {payload.live} "
@@ -281,17 +282,17 @@ class PayloadLedger:
 
 
 def _filled(rows: int, value: int, dtype: type[np.generic] = np.int64) -> NDArray[Any]:
-    """Return what ``np.full`` does, for a few rows in a third of the time."""
+    """Return the same as ``np.full``; for a few rows this takes a third of the time."""
     column = np.empty(rows, dtype)
     column.fill(value)
     return column
 
 
 def metadata_config(buffer_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a replay buffer's config for the metadata of its rows.
+    """Return a replay buffer's config, changed for a buffer that holds metadata only.
 
-    Where and how rows are stored is for the learner, which holds them; their files are deleted
-    by the step data store.
+    The settings for storing rows apply to the learner, which holds the rows; the step data store
+    deletes their files.
     """
     own = {"storage": {"type": "array"}, "deepcopy": False, "enable_track_used_data": False}
     return {**buffer_cfg, **own}
@@ -301,9 +302,9 @@ class PolicyLag(NamedTuple):
     """How many policy versions old samples were when they were trained on.
 
     Attributes:
-        mean: Over all rows trained on so far.
-        p99: The lag that 99 % of them did not exceed.
-        largest: Of any row.
+        mean: Mean lag of all rows trained on so far.
+        p99: The lag that 99 % of these rows did not exceed.
+        largest: Largest lag of any row.
     """
 
     mean: float
@@ -312,7 +313,7 @@ class PolicyLag(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A batch of ``rows`` that is leased to a learner, which asked at ``train_iter``."""
+    """A batch of ``rows`` leased to a learner that asked for it at ``train_iter``."""
 
     rows: int
     pinned: set[int]
@@ -320,7 +321,7 @@ class Lease(NamedTuple):
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], train_iter: int) -> Lease:
-        """Return the lease of a batch by its columns; padding counts as no row."""
+        """Return the lease of a batch by its columns; padding rows do not count."""
         numbers = columns["payload"]
         mask = columns.get("mask")
         rows = np.count_nonzero(mask) if mask is not None and mask.ndim == 2 else numbers.size
@@ -330,19 +331,19 @@ class Lease(NamedTuple):
 class Experience:
     """A replay buffer of (payload, row) pairs, in columns. The caller locks.
 
-    The buffer is any that the config names; it holds numbers only, priorities where its kind
-    keeps them, and the columns that it needs to see. The rows themselves stay in the step data
+    The buffer is of the type that the config names. It holds only these numbers, priorities if its
+    type has them, and the sample columns that it needs. The rows themselves stay in the step data
     store and with the learner.
 
     Attributes:
-        columns: Columns of samples that are to come with each payload.
+        columns: Columns of samples that each payload's announcement must include.
         trainings: How often a learner trains on each batch that it leases.
-        trained_rows: How often rows were trained on in all.
+        trained_rows: Number of rows trained on in total; repeated rows count again.
     """
 
     trainings = 1
     admission: Admission | None = None
-    """Who may collect, where the age of rows is bounded."""
+    """Limits how much collectors collect, if the age of rows is bounded (on-policy)."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -351,23 +352,24 @@ class Experience:
         self.trained_rows = 0
         self._leases: dict[str, list[Lease]] = {}
         self._lost: dict[int, str] = {}
-        """Payloads that cannot be read, and why. Their rows are never leased again; they leave
-        the buffer, and count as evicted for that reason, when they are overwritten."""
+        """Payloads that cannot be read, with the reason. Their rows are never leased again; when
+        the buffer overwrites them, they count as evicted for that reason."""
         buffer.add_remove_listener(self._on_removed)
 
     @property
     def collects(self) -> int:
-        """How many trainings that have all their rows there were, where each takes all there are;
-        0 elsewhere."""
+        """On-policy: number of trainings, past or waiting, that have all their rows; otherwise
+        0."""
         return 0
 
     @property
     def is_in_collect(self) -> bool:
-        """Whether there are rows, or some to come, which no training will have without others."""
+        """On-policy: whether the next training has some of its rows, or rows to come, but not all;
+        otherwise False."""
         return False
 
     def push(self, meta: Mapping[str, Any], envstep: int) -> bool:
-        """Acknowledge a payload: all its rows become samples. False: it was known already."""
+        """Acknowledge a payload: all its rows become samples. Return False for a repeat."""
         rows = int(meta["rows"])
         own = {name: self._column(meta, name) for name in self.columns}
         if "priority" in (meta.get("columns") or {}):
@@ -384,7 +386,8 @@ class Experience:
         try:
             self._push(SampleBatch.trusted(columns, rows), envstep)
         except BufferFullError:
-            # It was admitted, by a limiter that goes by the clock, and is acknowledged since then.
+            # A limiter that depends on the clock admitted the payload before, and it was
+            # acknowledged then.
             self._push_again(SampleBatch.trusted(columns, rows))
         except DingError:
             self.ledger.withdraw(number)
@@ -392,17 +395,17 @@ class Experience:
         return True
 
     def can_push(self, rows: int) -> bool:
-        """Whether the buffer admits a payload of so many rows now."""
+        """Return whether the buffer admits a payload of ``rows`` rows now."""
         return bool(self.buffer.can_push(rows))
 
     def can_sample(self, batch_size: int) -> bool:
-        """Whether there are rows for a batch."""
+        """Return whether there are rows for a batch."""
         return bool(self.buffer.can_sample(batch_size))
 
     def lease(
         self, state: TaskState, batch_size: int, batches: int, train_iter: int
     ) -> dict[str, Any] | None:
-        """Draw up to ``batches`` batches for a learner; None while none can be served.
+        """Draw up to ``batches`` batches for a learner; return None if no batch is available.
 
         Their payloads are pinned until ``settle``.
         """
@@ -435,9 +438,10 @@ class Experience:
         }
 
     def settle(self, state: TaskState, info: Mapping[str, Any] | None = None) -> bool:
-        """End the leases of a learner, and take the priorities of its info; False without any.
+        """End the leases of a learner, and store its new priorities; False if it had no leases.
 
-        The newest leases, of the batches that the info says are to come, go on.
+        The newest ``batches_left`` leases of the info continue: their batches are not trained on
+        yet.
         """
         leases = self._leases.pop(state.task_id, [])
         left = 0 if info is None else int(info.get("batches_left", 0))
@@ -453,7 +457,7 @@ class Experience:
         lost = {int(number): str(reason) for number, reason in info["lost_payloads"]}
         for number, reason in lost.items():
             self._give_up(number, reason)
-        # A batch with rows of lost payloads was left out; at its end a learner leaves the rest.
+        # The learner skipped batches with lost payloads; when it ended, it skipped the last ones.
         whole = [each for each in leases if lost.keys().isdisjoint(each.pinned)]
         updates = max(0, int(info["learner_step"]) - leases[0].train_iter) if leases else 0
         self.trained_rows += self.trainings * sum(each.rows for each in whole[:updates])
@@ -462,14 +466,14 @@ class Experience:
         return bool(leases)
 
     def rejoin(self, state: TaskState, known: Iterable[int]) -> None:
-        """Note the payload numbers that a learner was told of by an earlier coordinator."""
+        """Record the payload numbers that an earlier coordinator sent to a learner."""
         told, live = set(known), set(self.ledger.numbers.values())
         state.announced, state.dropped = told & live, sorted(told - live)
         found = {number: self.ledger.kept_rows(number) for number in state.announced}
         state.kept = {number: rows for number, rows in found.items() if rows is not None}
 
     def readable(self, known: Collection[int] = ()) -> list[str]:
-        """Return the ids of payloads with rows to lease, but for those whose number is known."""
+        """Return the ids of payloads with rows to lease, except those numbers in ``known``."""
         return [
             name
             for name, number in self.ledger.numbers.items()
@@ -477,18 +481,19 @@ class Experience:
         ]
 
     def give_up_missing(self, names: Iterable[str]) -> None:
-        """Never lease rows of these payloads again; some may not be needed any more."""
+        """Never lease rows of these payloads again; unknown names are ignored."""
         for name in names:
             number = self.ledger.numbers.get(name)
             if number is not None:
                 self._give_up(number, "missing")
         if self._lost and not self.readable():
-            self.buffer.clear()  # there is nothing in it to draw, only room to be had
+            self.buffer.clear()  # no row in it can be drawn; make room for new ones
 
     def take_garbage(self, states: Iterable[TaskState]) -> list[str]:
         """Return the ids of payloads that nobody needs.
 
-        The learners are told next time, and also which rows of other payloads they may free.
+        The next message to each learner names them, and the rows of other payloads that it may
+        free.
         """
         garbage = self.ledger.take_garbage()
         kept = self.ledger.free_rows()
@@ -505,11 +510,11 @@ class Experience:
         return list(garbage.values())
 
     def count_rows(self) -> int:
-        """Rows in the buffer."""
+        """Return the number of rows in the buffer."""
         return int(self.buffer.count())
 
     def counts(self) -> SampleCounts:
-        """What became of the samples; those that wait for room are not among them."""
+        """Return the sample counts, without samples that wait for room in the buffer."""
         ledger, evicted = self.ledger, dict(self.ledger.evicted_rows)
         acked = ledger.acked_rows
         return SampleCounts(acked, acked, self.trained_rows, self.count_rows(), evicted)
@@ -529,7 +534,7 @@ class Experience:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the experience of ``state_dict`` was; this one is new.
+        """Restore a state of ``state_dict`` into this new experience.
 
         Raises:
             CheckpointCorruptError, CheckpointVersionError: it is of another buffer.
@@ -546,9 +551,9 @@ class Experience:
             self.ledger.pin(lease.pinned)
 
     def check(self, running: Collection[str] | None = None) -> None:
-        """Raise SamplesLostError where acknowledged samples went missing unaccounted.
+        """Raise SamplesLostError if acknowledged samples are missing and not counted as evicted.
 
-        ``running`` are the ids of the tasks that may have leases; None: any.
+        ``running`` are the ids of the tasks that may have leases; None: any task.
         """
         if running is not None and not self._leases.keys() <= set(running):
             raise SamplesLostError(
@@ -560,11 +565,11 @@ class Experience:
         self.ledger.check(self.count_rows(), leased)
 
     def close(self) -> None:
-        """Close the buffer, or leave it behind."""
+        """Close the buffer, but wait only a limited time for it."""
         close_in_time(self.buffer.close, "policy.other.replay_buffer")
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
-        """Sample a batch without lost payloads: their rows are drawn again, a few times."""
+        """Sample a batch without lost payloads; draw again up to ``REDRAWS`` times for that."""
         kept: SampleBatch | None = None
         for _ in range(1 + REDRAWS):
             sample = self.buffer.sample(batch_size, cur_learner_iter=train_iter)
@@ -612,14 +617,14 @@ class Experience:
 
 
 class EpisodeExperience(Experience):
-    """What stands in for a buffer of whole episodes: each payload is one of them."""
+    """The experience for a buffer of whole episodes: each payload is one episode."""
 
     def can_push(self, rows: int) -> bool:
-        """Whether the buffer admits one more episode now."""
+        """Return whether the buffer admits one more episode now."""
         return super().can_push(1)
 
     def count_rows(self) -> int:
-        """Rows of all episodes in the buffer."""
+        """Return the number of rows of all episodes in the buffer."""
         return sum(self.buffer.episode_len)
 
     def _push(self, batch: SampleBatch, envstep: int) -> None:
@@ -629,7 +634,7 @@ class EpisodeExperience(Experience):
         super()._push_again([rows])
 
     def _draw(self, batch_size: int, train_iter: int) -> dict[str, Any] | None:
-        """Sample episodes: their rows one after another, and the ``lengths`` of all."""
+        """Sample episodes; return their concatenated rows, and the ``lengths`` of the episodes."""
         kept: list[SampleBatch] = []
         for _ in range(1 + REDRAWS):
             episodes = self.buffer.sample(batch_size, cur_learner_iter=train_iter)
@@ -647,9 +652,10 @@ class EpisodeExperience(Experience):
 
 
 def _located(sample: SampleBatch, columns: Iterable[str]) -> SampleBatch:
-    """Return a sample of metadata without what came with the payloads.
+    """Return a sample of metadata without the columns that came with the payloads.
 
-    Where a sequence is padded, it names a row of its own: that of another payload may be gone.
+    Padding of a sequence is set to one of the sequence's own rows: rows of other payloads may be
+    gone.
     """
     found = {name: column for name, column in sample.columns.items() if name not in columns}
     mask = found.get("mask")
@@ -662,6 +668,6 @@ def _located(sample: SampleBatch, columns: Iterable[str]) -> SampleBatch:
 
 
 def open_experience(buffer: Any) -> Experience:
-    """Return what holds the metadata of a buffer's rows, for the order that it needs."""
+    """Return the experience for a buffer: of episodes if the buffer needs them, else of rows."""
     is_of_episodes = getattr(buffer, "needs_order", "none") == "episode"
     return EpisodeExperience(buffer) if is_of_episodes else Experience(buffer)

@@ -1,12 +1,12 @@
-"""The journal of a coordinator: facts on disk, from which another one goes on where it was.
+"""The journal of a coordinator: facts on disk, from which another coordinator can continue.
 
-A journal is a folder of numbered files. ``000003.facts`` holds facts, one after another, as they
-became true; ``000003.state`` holds the coordinator's whole state before the first of them. Whoever
-reads it takes the newest state and applies all facts from there on. ``owner.json`` says who writes.
+A journal is a folder of numbered files. ``000003.facts`` holds facts in the order in which they
+became true; ``000003.state`` holds the coordinator's whole state before the first of them. A reader
+loads the newest state and applies all later facts. ``owner.json`` names the current writer.
 
 A fact is a record: ``length, uint32 | crc32 of the content, uint32 | crc32 of the first 8 bytes,
-uint32 | content``, the content in MessagePack. A process that is killed leaves the start of a
-record at the end of a file; that is dropped. Damage anywhere else is refused.
+uint32 | content``, with the content in MessagePack. A process that is killed may leave an
+incomplete record at the end of a file, which is dropped. Damage anywhere else is an error.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ VERSION = 3
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
-"""How long to wait before a state that found no room on the disk is written again."""
+"""How long to wait before writing a state again for which the disk had no room."""
 _OWNER_KIND, _STATE_KIND = "journal-owner", "coordinator-state"
 _OWNER_BYTES = 4096
 """Largest file that names the run of a journal."""
 _MAX_BYTES = 1 << 40
-"""Largest file of a journal: more than a disk has room for."""
+"""Largest file of a journal: larger than any disk."""
 _MAX_TEXT_BYTES = (1 << 32) - 1
-"""Largest JSON in a saved state: no limit but that of frames."""
+"""Largest JSON in a saved state: the limit of frames."""
 _NAME = re.compile(r"([0-9]{6,12})\.(facts|state)")
 _HEADER, _CHECKED = struct.Struct("<III"), struct.Struct("<II")
 _log = logging.getLogger(__name__)
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """What became true in a run."""
+    """A change of a run's state."""
 
 
 class Begun(Fact, frozen=True):
-    """The first fact of each file: who writes it, after so many bytes of the file before.
+    """The first fact of each file: the writer's epoch, and the valid size of the previous file.
 
-    What another one appends to that file later never counts.
+    Bytes that another writer appends to the previous file later are ignored.
     """
 
     epoch: int
@@ -70,7 +70,7 @@ class Begun(Fact, frozen=True):
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """A task, as it was given to a worker or waits to be given to another."""
+    """A task that is running or queued."""
 
     task_id: str
     role: str
@@ -83,14 +83,14 @@ class TaskRecord(msgspec.Struct, frozen=True):
 
 
 class Queued(Fact, frozen=True):
-    """The commander handed out a task; ``commander`` is its state, as ``encode_json`` writes it."""
+    """The commander issued a task; ``commander`` is its state, encoded with ``encode_json``."""
 
     task: TaskRecord
     commander: bytes
 
 
 class Given(Fact, frozen=True):
-    """A worker got a task that was queued."""
+    """A queued task was assigned to a worker."""
 
     task_id: str
     attempt: int
@@ -98,9 +98,9 @@ class Given(Fact, frozen=True):
 
 
 class Over(Fact, frozen=True):
-    """A task ended, or its worker did and the task waits for another one.
+    """A task ended, or its worker was lost and the task is queued again as ``retried``.
 
-    ``env_steps`` and ``episodes`` are those of all tasks that ended.
+    ``env_steps`` and ``episodes`` are the totals of all tasks that have ended.
     """
 
     task_id: str
@@ -146,7 +146,7 @@ class Leased(Fact, frozen=True):
 
 
 class Trained(Fact, frozen=True):
-    """A learner trained on what was leased to it, but for the last ``left`` batches."""
+    """A learner trained on its leased batches, except the last ``left`` ones."""
 
     task_id: str
     train_iter: int
@@ -156,20 +156,20 @@ class Trained(Fact, frozen=True):
 
 
 class LeaseEnded(Fact, frozen=True):
-    """What was leased to a task is leased no more."""
+    """All leases of a task ended."""
 
     task_id: str
 
 
 class Missing(Fact, frozen=True):
-    """Payloads of a buffer are gone."""
+    """Payloads of a buffer are missing."""
 
     buffer_id: str
     data_ids: list[str]
 
 
 class Progressed(Fact, frozen=True):
-    """A collecting task has taken so many env steps, so long after the first of the run."""
+    """A collecting task has taken ``env_steps`` steps, ``elapsed_s`` after the first collecting."""
 
     task_id: str
     env_steps: int
@@ -224,7 +224,7 @@ def encode_fact(fact: Fact) -> bytes:
 
 
 def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
-    """Return the facts of a file, and how many bytes at its end are no whole record.
+    """Return the facts of a file, and the number of bytes of an incomplete record at its end.
 
     Raises:
         CheckpointCorruptError: it is damaged before its end; facts ``path`` and ``offset``.
@@ -237,7 +237,7 @@ def decode_facts(data: Buffer, path: str) -> tuple[list[Fact], int]:
         if zlib.crc32(bytes(data[at : at + _CHECKED.size])) != head_crc:
             if any(data[at:]):
                 raise _damaged(path, at)
-            break  # a power cut leaves zeros where nothing was written yet
+            break  # a power cut can leave zeros at the end of a file
         if end > size:
             break
         content = bytes(data[start:end])
@@ -279,12 +279,12 @@ class _Owner(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Recovered:
-    """What a journal holds.
+    """The content of a journal.
 
     Attributes:
-        state: The newest state, None where there is none.
-        facts: What became true since then, in order.
-        torn_bytes: Bytes of records that were not written to their end.
+        state: The newest state, None if there is none.
+        facts: The facts since that state, in order.
+        torn_bytes: Number of bytes in incomplete records.
     """
 
     state: Mapping[str, Any] | None = None
@@ -293,22 +293,22 @@ class Recovered:
 
 
 class Journal:
-    """Writes facts, and reads those of the coordinators before. Not thread safe: the caller locks.
+    """Writes facts, and reads those of earlier coordinators. Not thread safe: the caller locks.
 
-    Each ``open`` begins an epoch and takes the journal over. What the writer before appends after
-    that is refused.
+    Each ``open`` begins a new epoch and takes over the journal. Facts that the previous writer
+    appends after that are refused.
 
     Args:
-        fsync: Whether to wait for the disk at each fact, so that it survives a power cut. Without,
-            it survives the end of the process.
-        owner: Who writes, for messages; None for this process and host.
-        snapshot_bytes: Facts of so many bytes make a new state due, or as many as the last state
-            had, if that was more.
-        snapshot_facts: So many facts do, too.
+        fsync: Whether to sync each fact to disk, so that it survives a power cut. Otherwise it
+            survives only the end of the process.
+        owner: Name of the writer, for messages; None for this process and host.
+        snapshot_bytes: A new state is due after this many bytes of facts, or after the size of the
+            last state if that is larger.
+        snapshot_facts: A new state is also due after this many facts.
 
     Attributes:
         epoch: How often the journal was opened.
-        number: Of the file that facts are appended to.
+        number: Number of the file that facts are appended to.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class Journal:
         self.epoch = self.number = 0
 
     def open(self) -> Recovered:
-        """Take the journal over; return what it holds.
+        """Take over the journal; return its content.
 
         Raises:
             CheckpointCorruptError: a file is damaged or missing.
@@ -339,7 +339,7 @@ class Journal:
         """
         self.epoch = self._read_owner().epoch + 1
         content = encode_json(_OWNER_KIND, {"epoch": self.epoch, "name": self._owner})
-        # Before anything is read: what another one appends later, it finds out to be refused.
+        # Written before the journal is read: a previous owner that appends later sees the change.
         self._disk.write_atomic(OWNER_NAME, [content], durable=True)
         found, self.number, self._size = self._read_all()
         if found.torn_bytes:
@@ -348,12 +348,12 @@ class Journal:
         return found
 
     def read(self) -> Recovered:
-        """Return what it holds, and change nothing; errors as ``open``."""
+        """Return the content without changing anything; errors as ``open``."""
         self._read_owner()
         return self._read_all()[0]
 
     def append(self, fact: Fact) -> None:
-        """Write a fact; when this returns, it outlives the process.
+        """Write a fact; after the return, it survives the end of the process.
 
         Raises:
             StorageFullError: there is no room; nothing was written.
@@ -365,11 +365,11 @@ class Journal:
         self._size += len(record)
         self._bytes += len(record)
         self._facts += 1
-        # After the write: one that takes the journal later than this reads the record.
+        # Checked after the write: an owner that takes over after this check reads the record.
         self.check_owner()
 
     def owner_text(self) -> str:
-        """Return who wrote it last, for people."""
+        """Return the name of the last writer, for messages."""
         return self._read_owner().name
 
     def check_owner(self) -> None:
@@ -386,14 +386,14 @@ class Journal:
 
     @property
     def is_state_due(self) -> bool:
-        """Whether so much was written that a new state is worth it."""
+        """Whether enough was written since the last state to make a new one due."""
         return self._bytes >= self._due_bytes or self._facts >= self._due_facts
 
     def rotate(self) -> int:
-        """Begin another file; return its number, for ``save`` of the state as of now.
+        """Begin a new file; return its number, to pass to ``save`` with the current state.
 
         Raises:
-            as ``append``; facts go to the file before, then.
+            as ``append``; facts then still go to the previous file.
         """
         record = encode_fact(Begun(self.epoch, self._size))
         number = self.number + 1
@@ -403,9 +403,9 @@ class Journal:
         return number
 
     def save(self, number: int, state: Mapping[str, Any]) -> None:
-        """Write the state as of the beginning of a file, and remove what came before.
+        """Write the state at the beginning of file ``number``, and remove all earlier files.
 
-        Another thread may append meanwhile.
+        Another thread may append at the same time.
 
         Raises:
             StorageFullError, RunFolderError: the state is not written; all facts stay.
@@ -430,11 +430,11 @@ class Journal:
         try:
             self._disk.append(_name(number, "facts"), record, at, self._fsync)
         except RunFolderError:
-            self.check_owner()  # the file may be gone because it is another one's
+            self.check_owner()  # the file may be gone because another owner removed it
             raise
 
     def _read_all(self) -> tuple[Recovered, int, int]:
-        """Return what is there, the number of the newest file, and its size without a torn end."""
+        """Return the content, the newest file's number, and its size without a torn record."""
         files = self._files()
         states = [number for number, kind in files if kind == "state"]
         logs = [number for number, kind in files if kind == "facts"]
@@ -493,14 +493,14 @@ class Journal:
 
 
 class Keeper:
-    """Writes facts to a journal, and goes on after its disk was full. The caller locks.
+    """Writes facts to a journal, and continues after its disk was full. The caller locks.
 
-    A fact that is to be acknowledged is written first, or refused. One that is true already and
-    finds no room leaves the journal *behind*: nothing is acknowledged or leased then, until the
-    whole state was written.
+    A fact that needs an acknowledgment is written first; without room it is refused. If there is no
+    room for a fact that is true already, the journal is *behind*: nothing is acknowledged or leased
+    until the whole state is written.
 
     Args:
-        hold_up: Called with the reason while the disk has no room, with ``""`` after that.
+        hold_up: Called with the reason while the disk has no room, and with ``""`` after that.
     """
 
     def __init__(
@@ -518,7 +518,7 @@ class Keeper:
         self.is_behind = False
 
     def open(self) -> Recovered:
-        """Take the journal over; errors as ``Journal.open``."""
+        """Take over the journal; errors as ``Journal.open``."""
         return self._journal.open()
 
     def check_owner(self) -> None:
@@ -526,7 +526,7 @@ class Keeper:
         self._journal.check_owner()
 
     def acknowledge(self, fact: Fact) -> bool:
-        """Write a fact that is to become true; False where it must not, as there is no room.
+        """Write a fact before it becomes true; False (no room) means that it must not become true.
 
         Raises:
             RunDirLockedError, RunFolderError: as ``Journal.append``.
@@ -542,7 +542,7 @@ class Keeper:
         return True
 
     def note(self, fact: Fact) -> None:
-        """Write a fact that is true; errors as ``acknowledge``."""
+        """Write a fact that is true already; errors as ``acknowledge``."""
         if not self.acknowledge(fact):
             self.is_behind = True
 
@@ -553,7 +553,7 @@ class Keeper:
         return is_due and self._clock() >= self._try_at
 
     def begin_state(self) -> tuple[int, Mapping[str, Any]] | None:
-        """Return the state as of now for ``write_state``; None where there is no room for it."""
+        """Begin a new file; return arguments for ``write_state``, or None if there is no room."""
         try:
             return self._journal.rotate(), self._state_of()
         except StorageFullError as error:
@@ -561,7 +561,7 @@ class Keeper:
             return None
 
     def write_state(self, number: int, state: Mapping[str, Any]) -> bool:
-        """Write a state, without the lock; return whether there was room."""
+        """Write a state; return whether there was room. Call it without the lock."""
         try:
             self._journal.save(number, state)
         except StorageFullError as error:
@@ -570,13 +570,13 @@ class Keeper:
         return True
 
     def end_state(self, has_room: bool) -> None:
-        """Go on after ``write_state``, which returned ``has_room``."""
+        """Update ``is_behind`` after ``write_state``, which returned ``has_room``."""
         if has_room and self.is_behind:
             self.is_behind = False
             self._hold_up("")
 
     def save_state(self) -> None:
-        """Write the state at once; where there is no room, the journal is behind."""
+        """Write the state at once; if there is no room, the journal is behind."""
         self.is_behind = True
         begun = self.begin_state()
         if begun is not None:

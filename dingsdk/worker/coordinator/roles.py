@@ -24,7 +24,7 @@ from dingsdk.worker.replay_server import ReplayClient
 from dingsdk.worker.replay_server.client import FOLDER
 
 WAIT_S = 1.0
-"""Longest wait of a task between two looks at whether it can go on."""
+"""Longest wait of a task between two checks whether it can continue."""
 LAST_ANSWERS = 3
 """Answers taken from a collector that is done but has not ended, before it is closed."""
 REFUSED_PAUSE_S = 0.05
@@ -32,10 +32,10 @@ REFUSED_PAUSE_S = 0.05
 
 
 class TaskControl(Protocol):
-    """What the driver of a task may ask of the coordinator.
+    """The interface of the coordinator for the drivers of tasks.
 
-    Each driver runs on a job of its own and calls these without the condition held, but for those
-    that say otherwise.
+    Each driver runs on its own job. It calls these methods without holding the condition, unless
+    their docstring says otherwise.
     """
 
     condition: Condition
@@ -43,7 +43,7 @@ class TaskControl(Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """Whether no task is to be started any more, and training ones end now."""
+        """Whether no more tasks are started and training tasks end now."""
 
     @property
     def held_up_by(self) -> str:
@@ -59,7 +59,7 @@ class TaskControl(Protocol):
 
         Args:
             data: The message; its ``name`` selects the worker's function.
-            timeout_key: Key of ``system.coordinator`` that bounds the wait.
+            timeout_key: Key of ``system.coordinator`` with the longest wait.
 
         Raises:
             TaskFailedError: the worker's code raised.
@@ -76,17 +76,17 @@ class TaskControl(Protocol):
     def end_batch_leases(self, state: TaskState) -> None:
         """Release the payloads of all batches that were leased to a task.
 
-        The coordinator does so, too, when the task has ended.
+        The coordinator also does this when the task has ended.
         """
 
     def deal_with_task_started(self, state: TaskState) -> None:
-        """Note that the worker has built what the task needs."""
+        """Record that the worker is ready to work on the task."""
 
     def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
-        """Note why a worker waits to store what it has; empty where it does not wait."""
+        """Store why a worker waits for free storage; empty if it does not wait."""
 
     def deal_with_collecting(self) -> None:
-        """Note that a collector steps its envs; the first one starts the clock of the run."""
+        """Record that a collector steps its envs; the first call starts the clock of the run."""
 
     def wants_end_of(self, state: TaskState) -> bool:
         """Return whether a collector task is to end now, before its last episode.
@@ -95,38 +95,38 @@ class TaskControl(Protocol):
         """
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
-        """Return ``collect_setting`` as the commander wants it now; nothing where it is to stay.
+        """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
 
         Call with the condition held.
         """
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
-        """Acknowledge a payload; False where the buffer's limiter has no room for it now.
+        """Acknowledge a payload; False if the buffer's limiter has no room for it now.
 
-        A payload whose buffer is gone is deleted at once, one that is gone itself is left out.
+        If the buffer is gone, the payload is deleted at once. A missing payload is skipped.
         """
 
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
-        """Take a progress report; return whether the collector is done."""
+        """Process a progress report; return whether the collector is done."""
 
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
     ) -> None:
-        """Take the result of a collector task.
+        """Process the result of a collector task.
 
-        An evaluation that was cut off has no result: its short episodes came first.
+        An evaluation that was cut off has no result: only its short episodes had ended.
         """
 
     def deal_with_learner_get_data(
         self, state: TaskState, demand: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Lease batches to a learner; None while the buffer cannot serve."""
+        """Lease batches to a learner; None while the buffer has no batch."""
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
-        """End the lease of the batches that were trained on; take priorities and progress."""
+        """End the lease of the batches that were trained on; store priorities and progress."""
 
     def deal_with_learner_known(self, state: TaskState, known: Collection[int]) -> None:
-        """Note the numbers of the payloads that a learner was told of by an earlier coordinator."""
+        """Record the payload numbers that an earlier coordinator sent to a learner."""
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         """Return whether the learner task is to end."""
@@ -134,16 +134,16 @@ class TaskControl(Protocol):
     def deal_with_learner_finish_task(
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
-        """Take the result of a learner task, and close its buffer."""
+        """Process the result of a learner task, and close its buffer."""
 
 
 class Role(Configurable, ABC):
-    """One kind of worker: what it runs, how its tasks are driven, and its command.
+    """One kind of worker: creates its workers, drives its tasks, and provides its command.
 
     Registered under kind ``roles`` by its name. A run has a learner and collectors, a replay server
-    where ``system.replay`` says so, and one role more for each key of ``system.roles``. Every
-    process of the run creates its own object: a worker's to create the worker, the coordinator's to
-    drive the tasks.
+    if ``system.replay`` says so, and one more role for each key of ``system.roles``. Every process
+    of the run creates its own role object: a worker process creates the worker with it, the
+    coordinator drives the tasks with it.
 
     ``dingsdk <name>`` starts one worker of the role by hand; the first line of the class's
     docstring is the command's help.
@@ -153,17 +153,18 @@ class Role(Configurable, ABC):
         run_cfg: The compiled config of the run.
 
     Attributes:
-        name: Type key of the role; workers state it when they join.
+        name: Type key of the role; workers send it when they join.
         ends_run: Whether the run ends when a task of the role is given up.
-        resumes: Whether another worker goes on where a lost one was; else it begins anew.
-        rejoins: Whether ``go_on`` drives a task that was begun for an earlier coordinator.
+        resumes: Whether another worker continues the progress of a lost one; else it starts the
+            task from the beginning.
+        rejoins: Whether ``go_on`` can drive a task that was begun for an earlier coordinator.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``system.roles.<name>``.
 
         Attributes:
-            num: Workers that a run starts by itself.
+            num: Number of workers that a run starts by itself.
         """
 
         num: Whole = 1
@@ -179,7 +180,7 @@ class Role(Configurable, ABC):
 
     @property
     def worker_num(self) -> int:
-        """Workers that a run starts by itself, >= 0."""
+        """Number of workers that a run starts by itself, >= 0."""
         return int(self.cfg.num)
 
     @abstractmethod
@@ -188,36 +189,37 @@ class Role(Configurable, ABC):
 
     @abstractmethod
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
-        """Return the next task, with a ``task_id`` of its own, or None while there is none.
+        """Return the next task, with a new ``task_id``, or None while there is none.
 
-        Called often while a worker of the role is idle, the coordinator's condition held.
+        Called often while a worker of the role is idle, with the coordinator's condition held.
         """
 
     @abstractmethod
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
         """Run one task on its worker, from the first message to the last.
 
-        Called on a job of its own. Whatever it raises ends the task: ``WorkerLostError`` and
-        ``TaskTimeoutError`` have it tried again on another worker, others end the run. ``task`` is
-        what the worker gets: that of ``state``, with its ``<role>_id`` and ``resource_info``.
+        Called on its own job. An error ends the task: after ``WorkerLostError`` and
+        ``TaskTimeoutError`` it is tried again on another worker, any other error ends the run.
+        ``task`` is the task to send to the worker: ``state.task`` with ``<role>_id`` and
+        ``resource_info`` added.
         """
 
     def go_on(self, control: TaskControl, state: TaskState) -> None:
-        """Drive a task whose worker has come back to a coordinator that was started again.
+        """Drive a task whose worker has rejoined a restarted coordinator.
 
-        Called as ``drive``, for roles with ``rejoins``; the worker has kept what it had.
+        Called like ``drive``, for roles with ``rejoins``; the worker has kept its work.
         """
         raise NotImplementedError
 
     def can_run(self, state: TaskState, experiences: Mapping[str, Experience]) -> bool:
         """Return whether a task can be assigned now, or again; the condition is held.
 
-        ``experiences`` are the open ones by buffer id.
+        ``experiences`` are the open experiences by buffer id.
         """
         return True
 
     def retried(self, state: TaskState) -> Mapping[str, Any]:
-        """Return the task as the next worker gets it, after one was lost over it."""
+        """Return the task for the next worker, after the worker of ``state`` was lost."""
         return state.task
 
     def task_failed(self, commander: BaseParallelCommander, task: Mapping[str, Any]) -> None:
@@ -238,7 +240,7 @@ class LearnerRole(Role):
 
     @property
     def worker_num(self) -> int:
-        # Each stands for all of system.learner_num.
+        # Each worker counts once for all its system.learner_num processes.
         section = self.run_cfg.get("policy", {}).get("other", {}).get("commander")
         if section is None:
             return 1
@@ -263,7 +265,7 @@ class LearnerRole(Role):
         return {**state.task, "resume": True}
 
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
-        """Start a learner, lease it batch after batch until it is done, close it."""
+        """Start a learner, lease batches to it until it is done, then close it."""
         control.open_experience(state)
         start = {"name": "learner_start_task", "task_info": task}
         control.ask(state, start, "start_timeout_s")
@@ -271,7 +273,7 @@ class LearnerRole(Role):
         self._train(control, state, is_done=False)
 
     def go_on(self, control: TaskControl, state: TaskState) -> None:
-        """Take what the learner did of its last lease, then as ``drive``."""
+        """Process the learner's result of its last lease, then continue as ``drive``."""
         kept = {"name": "learner_go_on_task", "task_id": state.task_id}
         answer = control.ask(state, kept, "learn_timeout_s")
         control.deal_with_task_started(state)
@@ -333,19 +335,19 @@ class CollectorRole(Role):
         commander.notify_fail_collector_task(task)
 
     def can_run(self, state: TaskState, experiences: Mapping[str, Experience]) -> bool:
-        # The buffer comes with its learner's task, and goes with it.
+        # The buffer is opened and closed with its learner's task.
         return state.buffer_id in experiences
 
     def retried(self, state: TaskState) -> Mapping[str, Any]:
         cfg = state.task["collector_cfg"]
         if cfg.get("seed") is None or state.is_evaluation:
             return state.task
-        # Other episodes than those that were sampled before the worker was lost.
+        # Another seed, so that the episodes sampled by the lost worker are not repeated.
         seed = derive_seed(int(cfg["seed"]), "attempt", state.attempt)
         return {**state.task, "collector_cfg": {**cfg, "seed": seed}}
 
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
-        """Start a collector, take its reports until it is done, close it."""
+        """Start a collector, process its reports until it is done, then close it."""
         with control.condition:
             experience = control.experience_of(state)
             if experience is not None and not state.is_evaluation:
@@ -356,7 +358,7 @@ class CollectorRole(Role):
         self._collect(control, state)
 
     def go_on(self, control: TaskControl, state: TaskState) -> None:
-        """As ``drive``, for a collector that collects already."""
+        """As ``drive``, for a collector that is collecting already."""
         kept = {"name": "collector_go_on_task", "task_id": state.task_id}
         answer = control.ask(state, kept)
         control.deal_with_task_started(state)
@@ -388,14 +390,14 @@ class CollectorRole(Role):
                 is_done |= control.deal_with_collector_progress(state, report)
             if answer["has_ended"]:
                 break
-            # A collector that is done may still ship what it holds.
+            # A collector that is done may still have samples to send.
             answers_left -= is_done
         finished = control.ask(state, {"name": "collector_close_task"})
         control.deal_with_collector_finish_task(state, finished)
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
-    """Return the roles of a run by name; those first for which the others wait.
+    """Return the roles of a run by name; roles that others wait for come first.
 
     Raises:
         UnknownPluginError: nothing provides a role that ``system.roles`` names.
@@ -429,7 +431,7 @@ def _replay_of(role: Role, transport: Transport) -> ReplayClient | None:
 
 
 def _comm_section(role: Role) -> dict[str, Any]:
-    """Return the section of a comm worker; its tasks may import what this config names."""
+    """Return the section of a comm worker; its tasks may import the modules of this config."""
     section = {"type": "base", **role.run_cfg["system"].get(role.name, {})}
     section["allowed_modules"] = sorted(
         named_modules(role.run_cfg).union(section.get("allowed_modules") or ())
@@ -438,9 +440,9 @@ def _comm_section(role: Role) -> dict[str, Any]:
 
 
 def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
-    """Return how far a collector of an on-policy learner may go; waits while it may not at all.
+    """Return the limits of a collector for an on-policy learner; wait while it may take no steps.
 
-    The condition is held.
+    Returns an empty dict for all other collectors. The condition is held.
     """
     found: dict[str, int] = {}
     if state.is_evaluation or not isinstance(control.experience_of(state), OnPolicyExperience):
@@ -458,10 +460,10 @@ def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
 
 
 def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, Any]) -> None:
-    """Add a payload once the buffer admits it; meanwhile the worker's own queue fills.
+    """Add a payload once the buffer admits it; until then the worker's report queue fills.
 
-    It has no deadline: a collector waits as long as its learner needs, and the learner's own
-    deadlines hold. At the end of the run the payload is left unacknowledged.
+    There is no deadline: a collector waits as long as its learner needs, and the learner has its
+    own deadlines. At the end of the run the payload is left unacknowledged.
     """
     rows = int(report["rows"])
 
@@ -487,7 +489,7 @@ def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, An
 
 @contextmanager
 def _waiting(state: TaskState, what: str, wanted: int = 0) -> Iterator[None]:
-    """Note what a driver waits for, for the warning that a run makes no progress."""
+    """Record what a driver waits for, for the warning that a run makes no progress."""
     state.waits_for, state.wanted = what, wanted
     try:
         yield
@@ -515,5 +517,5 @@ def _wait_for_data(
             data = control.deal_with_learner_get_data(state, demand)
             if data is not None or not has_experience:
                 return data
-            with control.condition:  # the buffer refused all the same; do not spin
+            with control.condition:  # the buffer still refused; do not spin
                 control.condition.wait_for(lambda: control.is_ending, REFUSED_PAUSE_S)

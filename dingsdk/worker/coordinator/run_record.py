@@ -1,4 +1,4 @@
-"""What a coordinator knows of a run, and how another one gets to know it from the journal."""
+"""The coordinator's state of a run, and how it is restored from the journal."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class RunRecord:
     """Tasks, replay buffers, commander and counters of a run. The caller locks.
 
     Attributes:
-        learner_tasks: How many learner tasks have trained to their end.
-        unheard: Learner tasks that have not said how far they are since the journal was read: a
-            learner that was killed goes back to its checkpoint.
-        policy_lag: How old trained rows were, where that counts.
+        learner_tasks: How many learner tasks have finished their training.
+        unheard: Learner tasks that have not reported their iteration since the journal was read:
+            a learner that was killed goes back to its checkpoint.
+        policy_lag: How old trained rows were; None if it is not measured.
     """
 
     def __init__(
@@ -67,37 +67,37 @@ class RunRecord:
 
     @property
     def train_iter(self) -> int:
-        """The learner's newest iteration; of several learners that of the last one."""
+        """The learner's newest iteration; with several learners, the lowest of them."""
         out = (n for task_id, n in self._iterations.items() if self._scheduler.has_task(task_id))
         return min(out, default=max(self._ended_iter, *self._iterations.values(), 0))
 
     def note_iteration(self, task_id: str, train_iter: int) -> None:
-        """Note how far a learner task is."""
+        """Store the iteration of a learner task."""
         self._iterations[task_id] = train_iter
         self.unheard.discard(task_id)
 
     @property
     def is_train_iter_known(self) -> bool:
-        """Whether all learners that are out have said how far they are."""
+        """Whether all learners with unfinished tasks have reported their iteration."""
         return not any(map(self._scheduler.has_task, self.unheard))
 
     def end_learner(self, task_id: str) -> None:
-        """Note that a learner task has ended, and is not tried again."""
+        """Record that a learner task has ended, and is not tried again."""
         self._ended_iter = self._iterations.pop(task_id, self._ended_iter)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first collector had its task, 0 before; earlier coordinators count."""
+        """Seconds since the first collector got its task, with earlier coordinators; 0 before."""
         since = self._collecting_since
         return 0.0 if since is None else self._clock() - since
 
     def begin_collecting(self) -> None:
-        """Start the clock, unless it runs."""
+        """Start the clock, unless it is running."""
         if self._collecting_since is None:
             self._collecting_since = self._clock()
 
     def open_experience(self, state: TaskState) -> bool:
-        """Make the replay buffer of a learner's task, unless it exists; return whether it was."""
+        """Create the replay buffer of a learner's task; return False if it exists already."""
         experiences = self._scheduler.experiences
         if state.buffer_id in experiences:
             return False
@@ -106,7 +106,7 @@ class RunRecord:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the whole record as plain data."""
         experiences = self._scheduler.experiences
         return {
             "iterations": dict(self._iterations),
@@ -119,10 +119,10 @@ class RunRecord:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over such a state; this record is new.
+        """Restore a state of ``state_dict`` into this new record.
 
         Raises:
-            CheckpointCorruptError, CheckpointVersionError: it is none, or of another run.
+            CheckpointCorruptError, CheckpointVersionError: it is not a state, or of another run.
         """
         try:
             self._iterations = {name: int(each) for name, each in state["iterations"].items()}
@@ -142,11 +142,11 @@ class RunRecord:
             ) from error
 
     def recover(self, recovered: Recovered) -> list[str]:
-        """Take over what a journal holds; return payloads to delete.
+        """Restore the content of a journal; return ids of payloads to delete.
 
         Raises:
             CheckpointCorruptError, CheckpointVersionError: as ``load_state_dict``, or a fact does
-                not fit those before it.
+                not fit the facts before it.
         """
         if recovered.state is not None:
             self.load_state_dict(recovered.state)
@@ -166,7 +166,7 @@ class RunRecord:
             elif isinstance(fact, Closed):
                 closed.append(fact.buffer_id)
         for buffer_id in closed:
-            # Where the coordinator died before the end of the task was written down, too.
+            # The coordinator may have died before it recorded the end of the task.
             scheduler.end_closed(buffer_id)
         scheduler.note = note
         if recovered.state is not None or recovered.facts:
@@ -233,7 +233,7 @@ class RunRecord:
         return self._scheduler.take_garbage(experience)
 
     def note_policy_lag(self) -> None:
-        """Take over how old trained rows are, of several learners that with the oldest."""
+        """Store the lag of trained rows; with several learners, the largest mean lag."""
         found = [each.admission for each in self._scheduler.experiences.values()]
         lags = [lag for each in found if each is not None and (lag := each.lag) is not None]
         self.policy_lag = max(lags, key=lambda lag: lag.mean, default=self.policy_lag)
@@ -243,6 +243,6 @@ class RunRecord:
 
 
 def _info_of(fact: Trained) -> dict[str, Any]:
-    """Return the info of a learner that a fact was written down for."""
+    """Return the learner info that a fact records."""
     lost, left = fact.lost, fact.left
     return {"learner_step": fact.train_iter, "lost_payloads": lost, "batches_left": left}

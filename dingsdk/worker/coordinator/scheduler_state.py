@@ -34,17 +34,17 @@ from dingsdk.worker.sample_counts import SampleCounts
 _log = logging.getLogger(__name__)
 
 LOSSES = (WorkerLostError, TaskTimeoutError)
-"""Errors by which a task ends whose worker was lost."""
+"""Errors that end a task because its worker was lost."""
 LOSS_WINDOW_S = 600.0
 """How long a lost worker counts against its task."""
 _COMMANDER_BYTES = 1 << 30
 """Largest saved state of a commander."""
 TASK_TIMEOUT_S = 600.0
-"""How long a task may wait for a worker, where ``<role>_task_timeout`` does not say."""
+"""How long a task may wait for a worker if the role has no ``<role>_task_timeout``."""
 
 
 class WorkerPool:
-    """The joined workers, each idle or busy, and the time until each must be heard from."""
+    """The joined workers, each idle or busy, and the end of each worker's lease."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
         self._lease_s = lease_s
@@ -60,7 +60,7 @@ class WorkerPool:
         self.renew(info.worker_id)
 
     def remove(self, info: WorkerInfo) -> bool:
-        """Forget a worker; False where its id is unknown, or another incarnation's by now."""
+        """Remove a worker; False if its id is unknown or now belongs to another incarnation."""
         if self._workers.get(info.worker_id) != info:
             return False
         del self._workers[info.worker_id], self._lease_ends[info.worker_id]
@@ -68,11 +68,11 @@ class WorkerPool:
         return True
 
     def has_idle(self, role: str) -> bool:
-        """Whether a worker of the role has no task."""
+        """Return whether a worker of the role has no task."""
         return any(self._workers[worker_id].role == role for worker_id in self._idle)
 
     def take(self, role: str) -> WorkerInfo | None:
-        """Return the longest idle worker of a role, now busy; None without one."""
+        """Make the longest idle worker of a role busy and return it; None if there is none."""
         for worker_id in self._idle:
             if self._workers[worker_id].role == role:
                 del self._idle[worker_id]
@@ -84,7 +84,7 @@ class WorkerPool:
         self._idle.pop(info.worker_id, None)
 
     def give_back(self, info: WorkerInfo) -> None:
-        """Make a worker idle again, unless it was lost meanwhile."""
+        """Make a worker idle again, unless it was lost since."""
         if self._workers.get(info.worker_id) == info:
             self._idle[info.worker_id] = None
 
@@ -93,7 +93,7 @@ class WorkerPool:
         return Counter(info.role for info in self._workers.values())
 
     def leases(self) -> list[tuple[WorkerInfo, float]]:
-        """Return the joined workers and the seconds until each must be heard from."""
+        """Return the joined workers and the seconds until each lease ends."""
         now = self._clock()
         return [(info, self._lease_ends[name] - now) for name, info in self._workers.items()]
 
@@ -119,7 +119,7 @@ class StorageOutage:
     """How long workers have been waiting for free storage. The caller locks.
 
     Args:
-        limit_s: How long nothing may be stored before the run ends.
+        limit_s: Seconds without anything stored after which the run ends.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
@@ -130,11 +130,11 @@ class StorageOutage:
 
     @property
     def text(self) -> str:
-        """The error of the worker that waits longest; empty where nobody waits."""
+        """The error of the worker that waits longest; empty if no worker waits."""
         return next(iter(self._waiting.values())) if self._waiting else ""
 
     def note(self, task_id: str, why: str) -> None:
-        """Note why a task's worker waits; empty where it does not."""
+        """Store why a task's worker waits; empty if it does not wait."""
         if not (why or self._waiting):
             return
         had, now = bool(self._waiting), self._clock()
@@ -150,15 +150,15 @@ class StorageOutage:
             _log.warning("there is room in the storage again, after %.1f s", now - self._since)
 
     def note_progress(self) -> None:
-        """Note that something was stored: the run does not stand still."""
+        """Note that something was stored; the time limit starts again."""
         self._still_since = self._clock()
 
     def postpone(self, seconds: float) -> None:
-        """Leave a time out of account in which nothing could be received."""
+        """Do not count a time in which nothing could be received."""
         self._still_since += seconds
 
     def failure(self) -> StorageFullError | None:
-        """Return the error that ends the run, once it has stood still for too long."""
+        """Return the error that ends the run if nothing could be stored for too long, else None."""
         still_s = self._clock() - self._still_since
         if not self._waiting or still_s <= self._limit_s:
             return None
@@ -171,7 +171,7 @@ class StorageOutage:
 
 
 class QuietWatch:
-    """Notices that a run makes no progress for ``limit_s``. The caller locks."""
+    """Detects that a run makes no progress for ``limit_s``. The caller locks."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self.limit_s = limit_s
@@ -181,11 +181,11 @@ class QuietWatch:
         self._has_said = False
 
     def postpone(self, seconds: float) -> None:
-        """Leave a time out of account in which nothing could be received."""
+        """Do not count a time in which nothing could be received."""
         self._since += seconds
 
     def is_news(self, progress: object) -> bool:
-        """Return True once for every time that ``progress`` stays the same for the limit."""
+        """Return True once each time that ``progress`` has stayed the same for ``limit_s``."""
         if progress != self._progress:
             self._progress, self._since, self._has_said = progress, self._clock(), False
         elif not self._has_said and self._clock() - self._since >= self.limit_s:
@@ -195,7 +195,7 @@ class QuietWatch:
 
 
 class SchedulerState:
-    """Which task is where."""
+    """The tasks of a run (queued or running), its workers, and the experience of learners."""
 
     def __init__(
         self,
@@ -217,21 +217,21 @@ class SchedulerState:
         self._clock = clock
         self._ended_env_steps = 0
         self.episodes = 0
-        """Episodes that ended collecting tasks have played to the end."""
+        """Complete episodes of collector tasks that have ended."""
         self._ended_counts = SampleCounts()
         self.unacknowledged_rows = 0
-        """Rows that were announced, and are not going to be acknowledged."""
+        """Rows that were announced and will never be acknowledged."""
         self.note: Callable[[Fact], None] | None = None
         """Called with each fact about tasks, once it is true."""
         self._given_up: Counter[str] = Counter()
-        """Tasks of each kind that were given up since one of them finished."""
+        """By kind: number of tasks given up since a task of the kind last finished."""
 
     def produce(self, role: str) -> None:
-        """Ask for a task when a worker is idle and none is queued: tasks go out fresh."""
+        """Request a task if a worker is idle and no task is queued, so that tasks are recent."""
         self._produce(role, lambda: self._roles[role].next_task(self.commander))
 
     def produce_evaluation(self) -> None:
-        """As ``produce``, of collectors that evaluate alone; others that wait are withdrawn."""
+        """As ``produce``, but only for evaluations; other queued collector tasks are withdrawn."""
         for state in [each for each in self._queues["collector"] if not each.is_evaluation]:
             self._withdraw(state)
         self._produce("collector", self.commander.get_eval_task)
@@ -247,7 +247,7 @@ class SchedulerState:
                 self.note(Queued(_record(state), self._commander_state()))
 
     def assign(self, role: str) -> TaskState | None:
-        """Give the next task to an idle worker; None while there is no task or no worker.
+        """Assign the next task to an idle worker and return it; None without a task or a worker.
 
         A task that waited too long is reported to the commander as failed.
         """
@@ -268,10 +268,10 @@ class SchedulerState:
         return self._give(state, worker)
 
     def assign_last_evaluation(self) -> tuple[TaskState | None, bool]:
-        """Give the evaluation of what was trained to a worker; return it, and whether to ask again.
+        """Assign a last evaluation to a worker; return it, and whether to call again.
 
-        It waits until all other tasks have ended: the learner publishes its last policy then.
-        Tasks that no worker has begun give up their places for it.
+        It waits until all other tasks have ended, as the learner publishes its last policy at its
+        end. Queued collector tasks are withdrawn to free their places.
         """
         if self.running or not self.pool.has_idle("collector"):
             return None, True
@@ -285,14 +285,14 @@ class SchedulerState:
         return self._give(state, worker), False
 
     def is_trained_out(self) -> bool:
-        """Whether no task brings samples, and no learner has a batch left to train on."""
+        """Return whether no task collects and no learner has a batch left to train on."""
         return not self._queues["learner"] and not any(
             state.kind == "collector" or (state.role == "learner" and self._can_train(state))
             for state in (*self.running.values(), *self.orphans)
         )
 
     def _can_train(self, state: TaskState) -> bool:
-        """Whether a learner trains, or is about to."""
+        """Return whether a learner trains or can get a batch."""
         experience = self.experiences.get(state.buffer_id)
         return not state.wanted or experience is None or experience.can_sample(state.wanted)
 
@@ -313,7 +313,7 @@ class SchedulerState:
     def why_quiet(self) -> str:
         """Return what a run without progress waits for; empty while there is progress.
 
-        A run that waits for room in its storage says so elsewhere.
+        Also empty if the run waits for free storage: ``StorageOutage`` logs that.
         """
         running = self.running.values()
         progress = (self._ended_env_steps, [(each.task_id, each.progress) for each in running])
@@ -335,30 +335,30 @@ class SchedulerState:
         return "; ".join([*causes, f"the replay buffer holds {rows} rows"])
 
     def begin(self, state: TaskState) -> None:
-        """Note that a task's worker has built what it needs and works from now on."""
+        """Record that a task's worker has built its env or policy and now works."""
         assert state.worker is not None  # assigned
         state.began_at = self._clock()
         self.pace.start(state.worker.worker_id, state.kind)
 
     def note_progress(self, state: TaskState, total: int) -> None:
-        """Note how far a task is: env steps, or iterations of a learner."""
+        """Store the progress of a task: env steps, or iterations of a learner."""
         state.progress = max(state.progress, total)
         if state.worker is not None:
             self.pace.note(state.worker.worker_id, state.kind, total)
 
     def end(self, state: TaskState, error: DingError | None) -> tuple[DingError | None, bool]:
-        """Close the entry of a task; return what it ended with, and whether that ends the run.
+        """Remove a task that ended; return its final error, and whether that error ends the run.
 
-        ``error`` is one of ``LOSSES`` where its worker was lost, another where its code raised.
+        ``error`` is one of ``LOSSES`` if its worker was lost, another error if its code raised.
         A lost worker's task is tried again on another worker. It is given up after
-        ``max_attempts`` lost workers; losses before progress, or longer ago than
-        ``LOSS_WINDOW_S``, do not count. A task that is given up ends the run where the role says
-        so, and where as many tasks of the kind in a row are given up.
+        ``max_attempts`` lost workers; losses that were followed by progress, or are older than
+        ``LOSS_WINDOW_S``, do not count. A task that is given up ends the run if its role says so,
+        or if ``max_attempts`` tasks of its kind were given up in a row.
         """
         queue = self._queues[state.role]
         before = len(queue)
         outcome, is_fatal = self._end(state, error)
-        if not is_fatal:  # a fatal error ends the run; when it is resumed, the task goes on
+        if not is_fatal:  # a fatal error ends the run; a resumed run continues the task
             self._note_over(state.task_id, queue[-1] if len(queue) > before else None)
         return outcome, is_fatal
 
@@ -404,7 +404,7 @@ class SchedulerState:
         return _poison(state, error), is_fatal
 
     def _losses(self, state: TaskState) -> tuple[float, ...]:
-        """Return the losses that count against a task whose worker was lost now."""
+        """Return the losses that count against a task whose worker was just lost."""
         now = self._clock()
         has_progressed = state.progress > state.mark and now - state.began_at >= self._cfg.lease_s
         before = () if has_progressed else state.losses
@@ -418,15 +418,15 @@ class SchedulerState:
             state.start_time += seconds
 
     def has_task(self, task_id: str) -> bool:
-        """Whether a task is out: a worker has it, or is to have it."""
+        """Return whether a task is running or queued."""
         return any(state.task_id == task_id for state in self._out)
 
     def notify_fail(self, state: TaskState) -> None:
-        """Report that a task ended without a result."""
+        """Report to the commander that a task ended without a result."""
         self._roles[state.role].task_failed(self.commander, state.task)
 
     def finish_collector(self, state: TaskState, finished: Mapping[str, Any]) -> bool:
-        """Tell the commander a collector's result; return whether the run has reached its goal."""
+        """Report a collector's result to the commander; return whether the run reached its goal."""
         if not state.is_evaluation:
             steps, state.env_steps = int(finished["step_count"]), 0
             self.episodes += int(finished.get("real_episode_count", 0))
@@ -435,7 +435,7 @@ class SchedulerState:
         return bool(self.commander.finish_collector_task(state.task_id, finished))
 
     def progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
-        """Tell the commander a collector's progress; return whether the collector is done."""
+        """Report a collector's progress to the commander; return whether the collector is done."""
         self.note_progress(state, int(report["cur_step"]))
         if not state.is_evaluation:
             state.env_steps = max(state.env_steps, int(report["cur_step"]))
@@ -446,12 +446,12 @@ class SchedulerState:
         )
 
     def finish_learner(self, state: TaskState, finished: Mapping[str, Any]) -> Experience | None:
-        """Tell the commander a learner's result; return its experience, to be closed."""
+        """Report a learner's result to the commander; return its experience for closing."""
         buffer_id = self.commander.finish_learner_task(state.task_id, finished)
         return self.close_experience(buffer_id)
 
     def close_experience(self, buffer_id: str) -> Experience | None:
-        """Forget an experience, but not what it counts; return it, to be closed."""
+        """Remove an experience, but keep its counts; return it for closing."""
         experience = self.experiences.pop(buffer_id, None)
         if experience is not None:
             self._ended_counts += experience.counts()
@@ -466,7 +466,7 @@ class SchedulerState:
                 self.commander.finish_learner_task(state.task_id, finished)
 
     def change_limit(self, learner_cfg: Mapping[str, Any]) -> None:
-        """Let learners that are not out yet train for ``train_iterations`` of this section."""
+        """Set ``train_iterations`` of this section for all running and queued learner tasks."""
         limit = {"train_iterations": learner_cfg["train_iterations"]}
         for state in (*self.running.values(), *self._queues["learner"]):
             if state.role == "learner":
@@ -474,7 +474,7 @@ class SchedulerState:
                 state.task = {**task, "learner_cfg": {**task["learner_cfg"], **limit}}
 
     def learner_of(self, buffer_id: str) -> TaskState:
-        """Return the task that has a buffer for itself; raises LookupError."""
+        """Return the learner task that owns a buffer; raises LookupError."""
         for state in self._out:
             if state.buffer_id == buffer_id and "replay_buffer_cfg" in state.task:
                 return state
@@ -489,11 +489,11 @@ class SchedulerState:
         return [state for queue in self._queues.values() for state in queue]
 
     def take_garbage(self, experience: Experience) -> list[str]:
-        """Return ids of payloads to delete; learners are told with their next batch."""
+        """Return ids of payloads to delete; the next batch informs the learners."""
         return experience.take_garbage(self.running.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return commander, tasks and counts as plain data; experiences are saved beside it."""
+        """Return commander, tasks and counts as plain data; experiences are saved separately."""
         return {
             "commander": capture(self.commander.state_dict()),
             "running": [msgspec.to_builtins(_record(state)) for state in self.running.values()],
@@ -505,7 +505,7 @@ class SchedulerState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state; tasks that workers had wait for these, see ``orphans``."""
+        """Restore a state; its running tasks wait for their workers to rejoin, see ``orphans``."""
         self.commander.load_state_dict(revive(state["commander"]))
         for record in state["queued"]:
             self._restore(msgspec.convert(record, TaskRecord))
@@ -518,7 +518,7 @@ class SchedulerState:
         self.unacknowledged_rows = int(state["unacknowledged_rows"])
 
     def apply(self, fact: Queued | Given | Over) -> None:
-        """Make a fact of an earlier coordinator true here."""
+        """Apply a fact of an earlier coordinator to this state."""
         if isinstance(fact, Queued):
             self._restore(fact.task)
             self._load_commander(fact.commander)
@@ -536,11 +536,11 @@ class SchedulerState:
 
     @property
     def orphans(self) -> list[TaskState]:
-        """Tasks whose workers an earlier coordinator knew, and which have not come back."""
+        """Running tasks of an earlier coordinator whose workers have not rejoined."""
         return [state for state in self.running.values() if state.worker is None]
 
     def adopt(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
-        """Give a worker that comes back the task it has; None where it is not its any more."""
+        """Assign its kept task to a worker that rejoins; None if the task is no longer its own."""
         state = self.running.get(task_id)
         if state is None or state.worker is not None or state.role != worker.role:
             return None
@@ -551,7 +551,7 @@ class SchedulerState:
         return state
 
     def expire_orphan(self, state: TaskState) -> None:
-        """Let a task whose worker does not come back be tried by another one."""
+        """Let another worker try a task whose worker did not rejoin."""
         text = f"the worker of {state.kind} task {state.task_id} has not come back"
         self.end(state, WorkerLostError(text, reason=LEFT))
 
@@ -585,7 +585,7 @@ class SchedulerState:
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether an evaluation runs."""
+        """Whether an evaluation is running."""
         return any(state.is_evaluation for state in self.running.values())
 
     @property
@@ -594,27 +594,27 @@ class SchedulerState:
         return {name for each in self.experiences.values() for name in each.ledger.numbers}
 
     def find_live(self) -> Callable[[str], bool]:
-        """Return a function that tells whether a payload may still be announced or read.
+        """Return a function that returns whether a payload may still be announced or read.
 
-        All payloads of a collector that has its task are live: while the buffer has no room,
-        the collector keeps what it stored for as long as the learner takes.
+        All payloads of a collector with a running task are live: while the buffer has no room,
+        its stored payloads may wait for a long time before they are announced.
         """
         known = self.live_payloads.union(*(state.waiting for state in self.running.values()))
         owners = {state.payload_prefix for state in self.running.values()}
         return lambda data_id: data_id in known or data_id.partition("-")[0] in owners
 
     def samples_in_buffers(self) -> SampleCounts:
-        """What became of the samples that were acknowledged, in all buffers."""
+        """Return the counts of the acknowledged samples of all buffers."""
         return sum((each.counts() for each in self.experiences.values()), self._ended_counts)
 
     def samples(self) -> SampleCounts:
-        """What became of the samples of the run."""
+        """Return the counts of all samples of the run."""
         waiting = sum(sum(each.waiting.values()) for each in self.running.values() if each.waiting)
         return self.samples_in_buffers() + SampleCounts(waiting + self.unacknowledged_rows)
 
     @property
     def env_steps(self) -> int:
-        """Env steps collected for training, running tasks included."""
+        """Env steps collected for training, including those of running tasks."""
         return self._ended_env_steps + sum([state.env_steps for state in self.running.values()])
 
     def join(self, info: WorkerInfo) -> None:
@@ -623,7 +623,7 @@ class SchedulerState:
         self.pool.add(info)
 
     def lose(self, info: WorkerInfo) -> None:
-        """Forget a worker, unless it has come back as another incarnation."""
+        """Remove a worker, unless it has rejoined as another incarnation."""
         if self.pool.remove(info):
             self.pace.forget(info.worker_id)
 
