@@ -1,4 +1,4 @@
-"""Workers and their master: the transport contract, and what runs over any transport."""
+"""Workers and their master: the transport contract, and the parts that use any transport."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,7 @@
-"""What a received task may have imported: nothing but what its receiver's own config names.
+"""Checks that a received task imports only modules that the receiver's own config names.
 
-Whoever can send tasks can choose among the types that are registered or installed here, and
-set what they are made with. To have any other module imported would be to run code of its
-choice, as everything on the module path is code.
+The sender of a task can choose among the registered and installed types, and set their
+arguments. If it could import any other module too, it could run any code on the module path.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def named_modules(config: Any) -> set[str]:
-    """Return the modules that a config has imported, whichever of its parts names them.
+    """Return the modules that any part of a config imports.
 
     Args:
-        config: A config, a part of one, or a task that holds some: ``import_names`` are read,
-            and the modules of ``env_id: module:EnvId`` of opponents and of data, at any depth.
+        config: A config, a part of one, or a task that contains one. Modules are named by
+            ``import_names``, and by ``env_id`` (``module:EnvId``), opponents and data, at any
+            depth.
     """
     found: set[str] = set()
     rest = [config]
@@ -30,7 +30,7 @@ def named_modules(config: Any) -> set[str]:
         each = rest.pop()
         if type(each) in _LEAVES:
             continue
-        if isinstance(each, (dict, Mapping)):  # a dict is known ten times as fast
+        if isinstance(each, (dict, Mapping)):  # the check for dict is ten times as fast
             for key in _NAMING & each.keys():
                 value = each[key]
                 is_list = key in _LISTS and isinstance(value, (list, tuple))
@@ -44,10 +44,10 @@ def named_modules(config: Any) -> set[str]:
 
 
 def check_imports(task: Mapping[str, Any], allowed: Collection[str]) -> None:
-    """Refuse a received task that would import something else than ``allowed``.
+    """Refuse a received task that would import modules that are not in ``allowed``.
 
     Raises:
-        UntrustedImportError: it would; nothing was imported.
+        UntrustedImportError: the task names such a module; nothing was imported.
     """
     refused = sorted(named_modules(task) - set(allowed))
     if refused:

@@ -36,9 +36,9 @@ from dingsdk.worker.inference.client import InferenceClient
 from dingsdk.worker.replay_server import ReplayClient
 
 STORAGE_PAUSE_S = 1.0
-"""Pause before a payload that the storage could not take is stored again."""
+"""Pause before trying again to store a payload after the storage was full."""
 LARGEST_ROW_BYTES = 64
-"""Most bytes a row of the columns that are announced with a payload."""
+"""Most bytes per row of the columns that are announced with a payload."""
 _log = logging.getLogger(__name__)
 
 _SAMPLE_KEYS = {"data_id", "policy_iter"}
@@ -46,24 +46,25 @@ _PROGRESS_KEYS = {"collector_done", "cur_episode", "cur_sample", "cur_step"}
 
 
 class BaseCommCollector(CommWorker):
-    """Builds the parallel collector of each task, and carries its data to the coordinator.
+    """Builds the parallel collector of each task, and sends its data to the coordinator.
 
     A subclass may override ``send_stepdata``, ``send_metadata`` and ``get_policy_update_info``,
     which the collector calls.
 
     Args:
-        cfg: ``queue_size`` bounds the reports that wait; the collector waits beyond it.
+        cfg: ``queue_size`` limits the waiting reports; the collector waits while it is reached.
     """
 
     role = "collector"
     replay: ReplayClient | None = None
-    """Where samples go in place of the step data store."""
+    """Replay server for the samples, used instead of the step data store; None for no server."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
         """Section ``system.collector``.
 
         Attributes:
-            queue_size: Reports that may wait to be sent; the collector waits beyond it.
+            queue_size: Largest number of reports that wait to be sent; the collector pauses while
+                it is reached.
         """
 
         type: str = "base"
@@ -74,18 +75,18 @@ class BaseCommCollector(CommWorker):
         self._collector: Any = None
         self._env_pool = EnvPool()
         self.inference: InferenceClient | None = None
-        """Who acts in place of the collectors' own policies; None: nobody."""
+        """Inference server that computes the actions; None: the collector's own policy acts."""
         self._begin()
 
     def _begin(self) -> None:
-        """Forget what was of an earlier task."""
+        """Reset the state of an earlier task."""
         self._reports: deque[Mapping[str, Any]] = deque()
         self._sent_reports: list[Mapping[str, Any]] = []
-        """Those of the last answer; the next question says that it has come."""
+        """Reports of the last answer; the next request confirms that it arrived."""
         self._delivered: Mapping[str, Any] = {}
-        """What was last reported of the steps that an on-policy learner admitted."""
+        """The last report of env steps and policy, for an on-policy learner."""
         self._stored: dict[str, dict[str, Any]] = {}
-        """What is to be announced of payloads: size, digest, columns that the buffer needs."""
+        """Data to announce of each payload: size, digest, columns that the buffer needs."""
         self._unsent: dict[str, SampleBatch] = {}
         """Samples for the replay server that are not announced yet."""
         self._held_up_by = ""
@@ -126,16 +127,16 @@ class BaseCommCollector(CommWorker):
         return {"message": "collector task has started"}
 
     def deal_with_collector_go_on(self, task_id: str) -> Mapping[str, Any]:
-        """Go on for another coordinator; report again what the one before may not have heard.
+        """Continue for a new coordinator; repeat reports that the old one may not have received.
 
         Raises:
-            TaskFail: the collector is another task's.
+            TaskFail: the collector belongs to another task.
         """
         self.go_on_with_job(task_id)
         with self.condition:
             self._reports.extendleft(reversed(self._sent_reports))
             self._sent_reports = []
-            # Not what is delivered after payloads that this coordinator may not know yet.
+            # Not yet, if the new coordinator may not know all payloads of these steps.
             delivered = {} if self._reports else self._delivered
         return {"admitted_steps": self._admission[0], **delivered, **self.task_ids()}
 
@@ -152,10 +153,10 @@ class BaseCommCollector(CommWorker):
         return self.deal_with_collector_data()
 
     def deal_with_collector_data(self) -> Mapping[str, Any]:
-        """Return all reports that wait, waiting a while for the first.
+        """Return all waiting reports; wait a while for the first one.
 
         Raises:
-            Exception: what the collector raised, after its reports were delivered.
+            Exception: the collector's error, once all its reports are delivered.
         """
         with self.condition:
             self.task_wait(lambda: len(self._reports) > 0, ANSWER_WITHIN_S)
@@ -173,7 +174,8 @@ class BaseCommCollector(CommWorker):
             with self.condition:
                 self._reports.extendleft(reversed(reports))
                 reports = self._sent_reports = []
-                # The master asks again at once, and each try may send megabytes to another host.
+                # The master asks again at once, and each try may send megabytes to another host,
+                # so wait before the next one.
                 self.task_wait(lambda: False, ANSWER_WITHIN_S, outlasts_job=True)
         found = {"reports": reports, "has_ended": has_ended, "held_up_by": held_up_by}
         return {**found, **self.task_ids()}
@@ -181,8 +183,8 @@ class BaseCommCollector(CommWorker):
     def deal_with_collector_close(self) -> Mapping[str, Any]:
         """Stop the collector; return its finish info.
 
-        An evaluated policy is published under the task's id, so that the master can keep the
-        very weights that earned the result, unless there is no room for them.
+        An evaluated policy is published under the task's id, so that the master can keep exactly
+        the weights that were evaluated. It is skipped if there is no room.
         """
         collector = self._collector
         if collector is None:
@@ -201,7 +203,7 @@ class BaseCommCollector(CommWorker):
 
     def _create_collector(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's parallel collector and connect it with this worker."""
-        # The run folder in the task is one of the master's host.
+        # The run folder in the task is a path on the master's host.
         own = {"exp_name": str(self.run_dir), "instance_name": self.collector_uid}
         shared = {"env_pool": self._env_pool, "inference": self.inference}
         cfg = to_easydict({**task_info["collector_cfg"], **own})
@@ -215,7 +217,7 @@ class BaseCommCollector(CommWorker):
         return collector
 
     def get_policy_update_info(self, path: str) -> dict[str, Any] | None:
-        """Return ``{'model': tensors, 'iter': version}`` if newer than the last, else None."""
+        """Return ``{'model': tensors, 'iter': version}`` if there is a newer version, else None."""
         known = self._policy_versions.get(path)
         newest = self.policy_store.newest(path, known)
         while newest is None and known is None and self._is_run_held_up:
@@ -236,8 +238,8 @@ class BaseCommCollector(CommWorker):
         """Wait until more than ``taken`` env steps are admitted.
 
         Returns:
-            (env steps admitted in all, train iteration of the policy to take them with); None
-            where the task is over.
+            (env steps admitted in total, train iteration of the policy to take them with); None
+            if the task is over.
         """
         with self.condition:
             is_admitted = self.job_wait(lambda: self._admission[0] > taken)
@@ -248,9 +250,10 @@ class BaseCommCollector(CommWorker):
         return f"{prefix}-{path}" if prefix else path
 
     def send_stepdata(self, path: str, stepdata: SampleBatch) -> None:
-        """Store a payload under an id, waiting while the disk is full; takes ``stepdata`` over.
+        """Store a payload under an id; wait while the disk is full.
 
-        It is stored for certain when its report leaves.
+        The caller must not use ``stepdata`` afterwards. The payload is stored at the latest before
+        its report is sent.
         """
         data_id = self._payload_id(path)
         if self.replay is not None:
@@ -262,7 +265,7 @@ class BaseCommCollector(CommWorker):
             try:
                 info = self.data_store.put_soon(data_id, stepdata)
             except StorageFullError as error:
-                # Nothing is acknowledged meanwhile.
+                # Until then the payload is not acknowledged.
                 if not self._held_up_by:
                     _log.warning("%s; trying again every %.0f s", error, STORAGE_PAUSE_S)
                 self._held_up_by = str(error)
@@ -274,10 +277,10 @@ class BaseCommCollector(CommWorker):
             return
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Report a payload or the progress; waits while too many reports are unsent.
+        """Report a payload or the progress; wait while too many reports are unsent.
 
         Raises:
-            ProtocolError: it is neither.
+            ProtocolError: ``metadata`` is neither.
         """
         if not (metadata.keys() >= _SAMPLE_KEYS or metadata.keys() >= _PROGRESS_KEYS):
             raise ProtocolError(
@@ -297,7 +300,7 @@ class BaseCommCollector(CommWorker):
             self._delivered = {key: metadata[key] for key in ("delivered_steps", "policy_iter")}
         with self.condition:
             if self._reports and not is_sample and "data_id" not in self._reports[-1]:
-                # Progress counts from the start of the task.
+                # Newer progress replaces older: it counts from the start of the task.
                 self._reports[-1] = {**self._reports[-1], **metadata}
             elif self.job_wait(lambda: len(self._reports) < self._cfg.queue_size):
                 self._reports.append(metadata)
@@ -307,7 +310,7 @@ class BaseCommCollector(CommWorker):
         """Insert samples into the replay server, waiting for its limiter; False: stop now.
 
         Raises:
-            SchemaMismatchError: they are lists or hold some, or do not fit those before.
+            SchemaMismatchError: the samples are or contain lists, or do not fit earlier samples.
             ServerLostError: the server does not answer.
         """
         assert self.replay is not None
@@ -335,12 +338,12 @@ class BaseCommCollector(CommWorker):
 
 
 def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Return copies of the columns that a replay buffer needs to see of samples.
+    """Return copies of the sample columns that a replay buffer needs.
 
-    Those are the columns named, and the policy's own priorities, for a buffer that keeps any.
+    These are the columns in ``names``, and the policy's own priorities if the samples have any.
 
     Raises:
-        ConfigError: the samples have no such column, or together they are too large.
+        ConfigError: the samples lack such a column, or the columns are too large in total.
     """
     wanted = dict.fromkeys(names)
     if "priority" in samples.columns:

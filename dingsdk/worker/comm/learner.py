@@ -46,15 +46,15 @@ from dingsdk.worker.replay_server import ReplayClient
 _log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 0.5
-"""How long to look for all announced payloads of one learn task; rows of missing ones are then
-replaced by others."""
+"""How long to wait for all announced payloads of one learn task; rows of missing payloads are then
+replaced by other rows."""
 SERVE_TIMEOUT_S = 20.0
-"""How long to wait for a batch of a replay server, before the coordinator is told that there is
-none yet."""
+"""How long to wait for a batch of a replay server before reporting to the coordinator that there
+is none yet."""
 LEARN_TIMEOUT_S = 3600.0
-"""Bound on one learn task; the master's deadline is shorter, and the lease shorter still."""
+"""Longest time of one learn task; the master's deadline and the lease are shorter."""
 HOOK_CLOSE_S = 4.0
-"""How long hooks may take to close: less than a job that is stopped (``CLOSE_TIMEOUT_S``)."""
+"""How long hooks may take to close: less than a job may take to stop (``CLOSE_TIMEOUT_S``)."""
 
 
 class SendPolicyHook(LearnerHook):
@@ -91,10 +91,10 @@ class SendLearnInfoHook(LearnerHook):
 class BaseCommLearner(CommWorker):
     """Builds the learner of each task, leases batches to it and publishes its policies.
 
-    The learner's demand for data names how many batches one answer may lease
+    The learner's demand for data says how many batches one answer may lease
     (``batches_per_demand``), so that one message serves several iterations. It asks for the next
-    ones while it has half of these left, and need not wait for the answer. With 1 no batch is
-    drawn before the priorities of the one before are known.
+    batches while half of these are left, so that it need not wait for the answer. With 1, no batch
+    is drawn before the priorities of the previous batch are known.
 
     A subclass may override ``get_data``, ``send_policy`` and ``send_learn_info``, which the
     learner calls.
@@ -102,19 +102,20 @@ class BaseCommLearner(CommWorker):
 
     role = "learner"
     learner_num = 1
-    """Processes that train together, as ``system.learner_num`` says; this is the first of them."""
+    """Number of processes that train together (``system.learner_num``); this is the first one."""
     remote_ranks: RemoteRanks | None = None
-    """The other ones, where somebody else has started them."""
+    """The other processes, if they were started elsewhere (by torchrun or by hand)."""
     replay: ReplayClient | None = None
-    """Where rows are sampled, in place of the step data store."""
+    """Replay server to sample rows from, used instead of the step data store; None for no
+    server."""
 
     class Config(CommWorker.Config, frozen=True, kw_only=True):
         """Section ``system.learner``.
 
         Attributes:
             send_policy_freq: Train iterations from one published policy to the next.
-            batches_per_demand: Batches that the learner asks for at once, when it has half as
-                many left.
+            batches_per_demand: Batches that the learner requests at once; it requests the next ones
+                when half of them are left.
         """
 
         type: str = "base"
@@ -128,32 +129,33 @@ class BaseCommLearner(CommWorker):
         self._learner: Any = None
         self._ranks: LearnerAggregator | None = None
         self._is_on_policy = False
-        """Whether each training ends a version, which is published before the next one."""
+        """Whether the policy is on-policy: it is then published after each training."""
         self._rows: RowStore | None = None
         self._load_until = 0.0
         self._begin()
 
     def _begin(self) -> None:
-        """Forget what was of an earlier task."""
+        """Reset the state of an earlier task."""
         self._sent_iter = self._read_iter = -1
-        """Versions of the policy that was published, and that was found to be readable."""
+        """Version of the policy that was published last, and that was last checked to be
+        readable."""
         self._leased: deque[tuple[dict[str, Any], Mapping[str, Any]]] = deque()
-        """Batches to train on, the first one of a message with what the message says."""
+        """Batches to train on; the first batch of a message has the rest of the message."""
         self._demand: dict[str, Any] | None = None
         self._sent_demand: dict[str, Any] | None = None
-        """The last one, until batches come for it."""
+        """The last demand, until its batches arrive."""
         self._has_asked = False
-        """Whether it has asked since batches came last."""
+        """Whether it has made a demand since the last batches arrived."""
         self._told_iter = 0
-        """How far the learner was when the coordinator was told last."""
+        """The learner's iteration in the last message to the coordinator."""
         self._to_take: float = math.inf
-        """Batches that the learner has yet to be given, to train on."""
+        """Number of batches that the learner still needs for its training."""
         self._owes_info = False
         """Whether batches were leased whose info the coordinator may not have."""
         self._is_to_finish = False
-        """Whether to train on all that is leased before it asks again."""
+        """Whether to train on all leased batches before it asks again."""
         self._is_idle = False
-        """Whether it waits for batches, and has none."""
+        """Whether it waits for batches and has none."""
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
         self._lost_payloads: dict[int, str] = {}
@@ -199,14 +201,14 @@ class BaseCommLearner(CommWorker):
         """Run the learner.
 
         Raises:
-            WorkerLostError: a process that trains with it died or hangs; its task begins again
-                from the checkpoint that is saved here.
+            WorkerLostError: a process that trains with it died or hangs; a checkpoint was saved,
+                from which the task starts again.
         """
         try:
             self._learner.start()
         except WorkerCrashedError as error:
             if error.facts.get("traceback"):
-                raise  # its code raised, and would again
+                raise  # its code raised an error, and would raise it again
             self._learner.save_checkpoint()
             raise WorkerLostError(
                 f"{error}; {self.info.worker_id} and its ranks begin again from the checkpoint of "
@@ -215,14 +217,14 @@ class BaseCommLearner(CommWorker):
             ) from error
 
     def deal_with_learner_go_on(self, task_id: str) -> Mapping[str, Any]:
-        """Go on for another coordinator, at the end of the batches that the one before leased.
+        """Continue for a new coordinator, after training on the batches that the old one leased.
 
         Returns:
-            ``info`` of these batches, None without any, and ``known``: int64[n], numbers of the
-            payloads that this learner was told of.
+            ``info`` of these batches, None if there are none, and ``known``: int64[n], numbers of
+            the payloads that were announced to this learner.
 
         Raises:
-            TaskFail: the learner is another task's.
+            TaskFail: the learner belongs to another task.
         """
         self.go_on_with_job(task_id)
         assert self._rows is not None  # made when the task started
@@ -256,10 +258,10 @@ class BaseCommLearner(CommWorker):
         return {**demand, **self.task_ids()}
 
     def deal_with_learner_learn(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Train on the leased batches; return the learn info when it is time to lease more.
+        """Train on the leased batches; return the learn info when more batches are needed.
 
-        That is before the last of them; ``batches_left`` of the info says how many are to come.
-        With it comes the learner's next demand, None where it has none.
+        That can be before the last batch: ``batches_left`` of the info is the number of batches
+        that are left. The answer also has the learner's next demand, or None.
         """
         if self._rows is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
@@ -292,7 +294,7 @@ class BaseCommLearner(CommWorker):
         """Stop the learner after its iteration; its after_run hooks run (checkpoint, policy).
 
         Returns:
-            With ``info`` where it has trained since it was asked last.
+            The task's ids, and ``info`` if it has trained since its last info.
         """
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
@@ -320,7 +322,7 @@ class BaseCommLearner(CommWorker):
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> Any:
         """Build the task's learner with its policy and connect it with this worker."""
-        # The run folder in the task is one of the master's host.
+        # The run folder in the task is a path on the master's host.
         cfg = deep_merge_dicts({}, task_info["learner_cfg"])
         cfg.pop("exp_name", None)
         folder = player_folder(self.run_dir, task_info.get("player"))
@@ -337,7 +339,7 @@ class BaseCommLearner(CommWorker):
         learner: Any = create_learner(cfg, exp_name=str(folder))
         learner.hook_close_s = HOOK_CLOSE_S
         if left < 1:
-            learner.train_iterations = 0  # which no config may say
+            learner.train_iterations = 0  # not allowed in a config
         learner.get_data = self.data_source
         learner.send_policy = self.send_policy
         learner.send_learn_info = self.send_learn_info
@@ -356,9 +358,10 @@ class BaseCommLearner(CommWorker):
 
     @property
     def data_source(self) -> Callable[[int], Any]:
-        """What the learner gets its data from: ``get_batch``, which needs no callable per row.
+        """The function that the learner gets its data from.
 
-        ``get_data`` where a subclass overrides it.
+        It is ``get_data`` if a subclass overrides that, else ``get_batch``, which needs no callable
+        for each row.
         """
         is_own = type(self).get_data is not BaseCommLearner.get_data
         return self.get_data if is_own else self.get_batch
@@ -369,14 +372,14 @@ class BaseCommLearner(CommWorker):
         meta: Mapping[str, Any],
         decompressor: Callable[[Any], Any] | None = None,
     ) -> dict[str, Any]:
-        """Return one row of a batch, with what was sampled beside it (replay ids, IS).
+        """Return one row of a batch, with its sampling data (replay ids, IS weights).
 
         Args:
-            path: Where the row is: returns the batch, which all its rows share.
+            path: Returns the batch, which all its rows share.
             meta: ``index``, the row's place in the batch.
-            decompressor: Called with the row; None leaves it as it is.
+            decompressor: Called with the row; None returns the row unchanged.
 
-        Differs from the reference: there a row is a file, and each is read and unpacked here.
+        Differs from the reference: there each row is a file, which is read and unpacked here.
         """
         row = dict(path()[int(meta["index"])])
         return row if decompressor is None else dict(decompressor(row))
@@ -384,7 +387,7 @@ class BaseCommLearner(CommWorker):
     def get_data(self, batch_size: int) -> RowLoaders | None:
         """Return callables for the rows of the next leased batch; the first call gathers it.
 
-        A call raises ClosedError where the batch cannot be read and the task is over.
+        A call raises ClosedError if the batch cannot be read and the task is over.
         """
         columns = self._next_lease(batch_size)
         if columns is None:
@@ -408,10 +411,10 @@ class BaseCommLearner(CommWorker):
         return RowLoaders(gather, batch_size, self.load_data_fn)
 
     def get_batch(self, batch_size: int) -> SampleBatch | list[Any] | None:
-        """Return the next leased batch in columns, waiting for it; None: the task is over.
+        """Wait for the next leased batch and return it in columns; None: the task is over.
 
-        A list of episodes where the replay buffer holds episodes, and of samples where these are
-        lists or hold some.
+        Returns a list of episodes if the replay buffer holds episodes, and a list of samples if
+        samples are or contain lists.
         """
         while (columns := self._next_lease(batch_size)) is not None:
             batch = self._gather(columns)
@@ -421,7 +424,7 @@ class BaseCommLearner(CommWorker):
         return None
 
     def _gather(self, columns: dict[str, Any]) -> SampleBatch | list[Any] | None:
-        """Return a leased batch, or episodes; None where payloads are lost, which is noted."""
+        """Return a leased batch, or episodes; record lost payloads and return None for them."""
         if self.replay is not None:
             return self._sample(self.replay, int(columns["batch_size"]))
         assert self._rows is not None  # made when the task started
@@ -430,7 +433,7 @@ class BaseCommLearner(CommWorker):
         try:
             batch = self._rows.gather(payload, row)
         except PayloadsLostError as error:
-            # The coordinator never leases them again; this batch is another's now.
+            # The coordinator never leases them again; this batch is skipped.
             _log.warning("%s", error)
             self._lost_payloads |= error.facts["reasons"]
             return None
@@ -448,7 +451,7 @@ class BaseCommLearner(CommWorker):
         return [batch[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     def _sample(self, client: ReplayClient, size: int) -> SampleBatch | list[Any] | None:
-        """Return a batch of the replay server; None where it has none for a while."""
+        """Return a batch of the replay server; None after ``SERVE_TIMEOUT_S`` without one."""
         wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
         until = self._clock() + SERVE_TIMEOUT_S
         while self._clock() < until and not self.is_stopping:
@@ -463,7 +466,7 @@ class BaseCommLearner(CommWorker):
         return {} if self.replay is None else {"replay": self.replay.stats()}
 
     def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
-        """Return the columns of the next leased batch, asking for more; None: stop."""
+        """Return the columns of the next leased batch; ask for more if few are left. None: stop."""
         self.advance()
         if self._is_on_policy and not self._leased and self._learner.train_iter != self._sent_iter:
             self._send_newest()
@@ -492,14 +495,14 @@ class BaseCommLearner(CommWorker):
 
     @property
     def _few(self) -> int:
-        """Batches that are left when it asks for more."""
+        """Number of batches left at which it asks for more."""
         half = int(self._cfg.batches_per_demand) // 2
-        # Nobody waits for batches that it has no iterations for.
+        # Do not ask early for batches that the remaining iterations do not need.
         needs_more = self._to_take > half
         return half if needs_more and not (self._is_on_policy or self._is_to_finish) else 0
 
     def _take_news(self, data: Mapping[str, Any]) -> None:
-        """Learn what a message says; within the job, which reads the rows."""
+        """Process the contents of a message besides its batches; called by the job."""
         assert self._rows is not None  # made when the task started
         self._rows.announce(data.get("payloads", {}), data.get("digests"))
         self._load_until = self._clock() + LOAD_TIMEOUT_S
@@ -513,7 +516,7 @@ class BaseCommLearner(CommWorker):
     def send_policy(self, state: Mapping[str, Any]) -> None:
         """Publish ``{'model': tensors, 'iter': version}``.
 
-        Where the disk is full, the version before stays the newest. The next one is tried after
+        If the disk is full, the previous version stays the newest. It is tried again after
         ``send_policy_freq`` iterations, and while the learner waits for data.
         """
         self._sent_iter = int(state["iter"])
@@ -532,17 +535,17 @@ class BaseCommLearner(CommWorker):
         if self._policies.is_behind:
             self._send_newest()
         elif self._is_on_policy and self._read_iter != self._sent_iter:
-            # Collectors wait for this version, and cannot load it where it was damaged.
+            # Collectors wait for this version, and cannot load it if it is damaged.
             self._read_iter = self._sent_iter
             policy_id = str(self._task_info["policy_id"])
             if self.policy_store.newest(policy_id, self._sent_iter - 1) is None:
                 self._send_newest()
 
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
-        """Report ``BaseLearner.learn_info`` of the iteration just done."""
+        """Report ``BaseLearner.learn_info`` of the last iteration."""
         self.advance()
         priorities = info.get("priority_info")
-        # A buffer without priorities gave its rows no ids.
+        # Rows of a buffer without priorities have no ids.
         if priorities and None not in priorities["replay_unique_id"]:
             if self.replay is not None:
                 self.replay.update(priorities)
@@ -554,7 +557,7 @@ class BaseCommLearner(CommWorker):
                 self.condition.notify_all()
 
     def _report(self) -> None:
-        """Note the info of all batches since the last one that has arrived; condition held."""
+        """Merge the newest info into the info that is not sent yet; the condition is held."""
         before = self._info
         info = self._info = self._learn_info()
         if before is not None:
@@ -564,7 +567,7 @@ class BaseCommLearner(CommWorker):
                 info["priority_info"][key] = np.concatenate([values, newer])
 
     def _learn_info(self) -> dict[str, Any]:
-        """The learner's info, with the priorities of every batch since the last one."""
+        """Return the learner's info, with the priorities of all batches since the last info."""
         info = {**self._learner.learn_info, **self._replay_figures()}
         info["batches_left"] = len(self._leased)
         lost, self._lost_payloads = self._lost_payloads, {}
@@ -585,10 +588,10 @@ class BaseCommLearner(CommWorker):
 
 
 def _with_lists(batch: SampleBatch, added: Mapping[str, Any], *, is_of_rows: bool) -> list[Any]:
-    """Return samples that are lists or hold some, as serial mode gives them.
+    """Return samples that are or contain lists, in the same form as in serial mode.
 
     Raises:
-        SchemaMismatchError: the replay buffer cannot keep such samples.
+        SchemaMismatchError: the replay buffer cannot store such samples.
     """
     if not is_of_rows or (LIST in batch.columns and "replay_unique_id" in added):
         wants = "dicts alone, as its samples carry ids and priorities" if is_of_rows else "rows"

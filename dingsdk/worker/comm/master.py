@@ -1,4 +1,4 @@
-"""The master: knows the joined workers, gives them tasks, and tells when one is lost."""
+"""The master: tracks the joined workers, sends them tasks, and reports lost workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Callback = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
 
 class TaskStatus(enum.Enum):
-    """Where a task stands; the last three are final."""
+    """The status of a task; the last three are final."""
 
     IDLE = "idle"
     STARTED = "started"
@@ -42,15 +42,15 @@ class TaskStatus(enum.Enum):
 
 
 _FINAL = (TaskStatus.START_FAILED, TaskStatus.COMPLETED, TaskStatus.FAILED)
-"""Nothing more becomes of such a task."""
+"""The status of a task never changes after one of these."""
 
 
 class Task:
-    """Handle of one task; made by ``Master.new_task``.
+    """Handle of one task; created by ``Master.new_task``.
 
     Attributes:
-        result: The worker's answer; None before.
-        error: What went wrong, once ``status`` is FAILED or START_FAILED.
+        result: The worker's result; None before its answer.
+        error: The error, if ``status`` is FAILED or START_FAILED.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Task:
         self._callbacks: list[tuple[TaskStatus, Callback]] = []
 
     def start(self) -> Task:
-        """Send the task. Only from IDLE, else ValueError."""
+        """Send the task. Raise ValueError if it was started before."""
         if self.status is not TaskStatus.IDLE:
             raise ValueError(f"task {self.task_id} was started before: {self.status.value}")
         self.status = TaskStatus.STARTED
@@ -84,10 +84,10 @@ class Task:
         return self
 
     def join(self, timeout_s: float) -> Task:
-        """Wait until the worker reported.
+        """Wait until the task has ended.
 
         Raises:
-            TaskTimeoutError: it did not within ``timeout_s``.
+            TaskTimeoutError: it did not end within ``timeout_s``.
         """
         with self._condition:
             if not self._condition.wait_for(lambda: self.status in _FINAL, timeout_s):
@@ -101,7 +101,7 @@ class Task:
         return self
 
     def value(self, timeout_s: float) -> Mapping[str, Any]:
-        """Wait, and return the result or raise the task's error."""
+        """Wait until the task has ended; return the result or raise the task's error."""
         self.join(timeout_s)
         if self.error is not None:
             raise self.error
@@ -109,15 +109,15 @@ class Task:
         return self.result
 
     def on_complete(self, callback: Callback) -> Task:
-        """Call ``callback(data, result)`` when the task completed, at once if it has."""
+        """Call ``callback(data, result)`` when the task completes, or now if it already has."""
         return self._add(callback, TaskStatus.COMPLETED)
 
     def on_fail(self, callback: Callback) -> Task:
-        """Call ``callback(data, result)`` when the task failed, at once if it has."""
+        """Call ``callback(data, result)`` when the task fails, or now if it already has."""
         return self._add(callback, TaskStatus.FAILED)
 
     def answered(self, answer: TaskAnswer) -> None:
-        """Take the worker's answer (called by the master)."""
+        """Process the worker's answer (called by the master)."""
         if answer.completed:
             self._finish(TaskStatus.COMPLETED, answer.result, None)
             return
@@ -151,7 +151,7 @@ class Task:
     ) -> None:
         with self._condition:
             if self.status in _FINAL:
-                return  # an answer that comes after the task was given up changes nothing
+                return  # an answer that arrives after the task was given up is ignored
             self.status, self.result, self.error = status, result, error
             callbacks = [callback for when, callback in self._callbacks if when is status]
             self._condition.notify_all()
@@ -165,14 +165,15 @@ class Master(MasterListener):
     Args:
         on_join: Called with each worker that joins.
         on_renew: Called with (worker_id) at every renewal, which workers send as long as their
-            work goes on.
-        on_lost: Called with (worker, reason) once per lost worker, after its tasks failed; it may
-            have come back by then, as another incarnation.
-        lease_s: What workers are told when they join; whoever made the master watches over it.
-        max_open_tasks: Unanswered tasks that one worker may have.
+            work makes progress.
+        on_lost: Called with (worker, reason) once per lost worker, after its tasks failed; the
+            worker may have rejoined by then, as another incarnation.
+        lease_s: Length of the lease, sent to workers when they join. The master does not enforce
+            it; its owner calls ``lose``.
+        max_open_tasks: Largest number of unanswered tasks for one worker.
 
     Thread safety: every method may be called from any thread. Callbacks run on the thread
-    that noticed, with no lock held.
+    of the event, without any lock.
     """
 
     def __init__(
@@ -194,13 +195,13 @@ class Master(MasterListener):
         self._workers: dict[str, WorkerInfo] = {}
         self._lost_for: dict[str, str] = {}  # why each id was lost the last time
         self._open: dict[str, dict[str, Task]] = {}
-        """Unanswered tasks by id, of each worker that is joined."""
+        """Unanswered tasks by task id, for each joined worker."""
         self._max_open_tasks = max_open_tasks
         self._numbers = itertools.count(1)
         self.address = ""
 
     def start(self) -> str:
-        """Accept workers; return the address that they dial."""
+        """Accept workers; return the address that they connect to."""
         self.address = self._end.open(self)
         return self.address
 
@@ -213,13 +214,13 @@ class Master(MasterListener):
     def new_task(
         self, worker_id: str, data: Mapping[str, Any], incarnation: int | None = None
     ) -> Task:
-        """Return an unsent task for a worker; for that incarnation alone, if one is given."""
+        """Return an unsent task for a worker, only for ``incarnation`` if one is given."""
         return Task(
             f"t{next(self._numbers)}",
             worker_id,
             data,
             lambda task: self._send(task, incarnation),
-            # Its own, so that an answer wakes nobody who waits for another.
+            # A condition per task, so that an answer wakes only the callers that wait for it.
             self._scheduler.condition(),
         )
 
@@ -233,17 +234,17 @@ class Master(MasterListener):
         """Send a task and wait for its result; arguments as ``new_task``.
 
         Raises:
-            TaskFailedError: the task's code raised; the worker's traceback is a fact of it.
-            WorkerLostError: the worker left or fell silent first.
-            TooManyTasksError: it has as many unanswered tasks as a worker may have.
+            TaskFailedError: the task's code raised; the error has the worker's traceback as a fact.
+            WorkerLostError: the worker left or became silent first.
+            TooManyTasksError: the worker already has ``max_open_tasks`` unanswered tasks.
             TaskTimeoutError: no answer within ``timeout_s``.
         """
         return self.new_task(worker_id, data, incarnation).start().value(timeout_s)
 
     def lose(self, worker_id: str, reason: str, incarnation: int | None = None) -> None:
-        """Give a worker up: fail its open tasks and refuse what it still sends.
+        """Give up a worker: fail its open tasks and refuse its later messages.
 
-        With an incarnation, only that one: whoever came back under its id stays.
+        If an incarnation is given, a later incarnation of the worker stays.
         """
         with self._condition:
             worker = self._workers.get(worker_id)
@@ -257,9 +258,9 @@ class Master(MasterListener):
             self._forget(worker, "the master closed", announce=False)
         self._end.close(timeout_s)
 
-    # Reports of the transport: MasterListener.
+    # MasterListener: called by the transport.
     def worker_joined(self, info: WorkerInfo) -> None:
-        # One that is still known was dropped by a thread that is still busy with it.
+        # If its earlier incarnation is still known, another thread is just dropping it.
         self.worker_left(info.worker_id, "it joined again")
         with self._condition:
             self._workers[info.worker_id] = info
@@ -281,14 +282,15 @@ class Master(MasterListener):
         if task is None:
             _log.warning("worker %s answered task %r, not its own", worker_id, answer.task_id)
             return
-        # No sign of life: a worker whose work hangs still answers that it has nothing to report.
+        # An answer does not renew the lease: a worker whose work hangs still answers that it has
+        # nothing to report.
         task.answered(answer)
 
     def _send(self, task: Task, incarnation: int | None) -> None:
         with self._condition:
             worker = self._workers.get(task.worker_id)
             if worker is None or incarnation not in (None, worker.incarnation):
-                # One that came back did so without its old work.
+                # A worker that rejoined does not have its old work any more.
                 raise _lost(task.worker_id, self._lost_for.get(task.worker_id, "it never joined"))
             tasks = self._open[task.worker_id]
             if len(tasks) >= self._max_open_tasks:
@@ -302,7 +304,7 @@ class Master(MasterListener):
             message = TaskMessage(task.task_id, task.task)
             self._end.send(task.worker_id, worker.incarnation, message)
         except WorkerLostError:
-            # The end noticed first; the report that is on its way fails the task, and says why.
+            # The end noticed the loss first; its report will fail the task, with the reason.
             _log.debug("worker %s left before task %s", task.worker_id, task.task_id)
         except DingError:
             with self._condition:

@@ -1,4 +1,4 @@
-"""Workers that speak the whole protocol and do no work, for trying out masters and transports."""
+"""Workers that implement the whole protocol but do no work, for tests of masters and transports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOURCE = {"cpu": "20", "gpu": "1"}
 
 
 class _NaiveWorker(Slave):
-    """Remembers its task, and counts what it did for it."""
+    """Stores its task, and counts its payloads or learn tasks."""
 
     role: str
 
@@ -46,10 +46,10 @@ class _NaiveWorker(Slave):
 
 
 class NaiveCollector(_NaiveWorker):
-    """Reports one fake transition at a time, ``PAYLOADS`` of them, then that it is done.
+    """Reports ``PAYLOADS`` fake transitions, one at a time, then that it is done.
 
     Args:
-        prefix: Begins its data ids.
+        prefix: Prefix of its data ids.
 
     Differs from the reference: payloads go to the transport's store, not to the working
     directory; and it answers ``collector_close_task``, so that its task can finish.
@@ -85,7 +85,7 @@ class NaiveCollector(_NaiveWorker):
         return {"reports": [report], "has_ended": False}
 
     def _get_timestep(self) -> SampleBatch:
-        """Return one row shaped like a transition."""
+        """Return one row with the columns of a transition."""
         obs = np.zeros((1, 2), np.float32)
         columns = {"obs": obs, "next_obs": obs.copy(), "action": np.zeros(1, np.int64)}
         columns |= {"reward": np.ones(1, np.float32), "done": np.zeros(1, np.bool_)}

@@ -1,4 +1,4 @@
-"""Publishes a worker's policies; a full disk delays them, and ends nothing."""
+"""Publishes a worker's policies; a full disk delays them without an error."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dingsdk.worker.comm.worker import CommWorker
 _log = logging.getLogger(__name__)
 
 LAST_POLICY_S = 2.0
-"""How long the last policy of a task is tried: well within the time that a job has to stop."""
+"""How long to try to publish the last policy of a task: less than a job may take to stop."""
 _PAUSE_S = 0.2
 """Pause between two tries to publish a policy."""
 
 
 class PolicyPublisher:
-    """Publishes policies; one that does not fit on the disk is skipped for the next one.
+    """Publishes policies; if the disk is full, a policy is skipped and the next one is tried.
 
-    The first policy is tried until it fits, as nobody can begin without it. Used by one thread
-    at a time.
+    The first policy is tried until there is room, as collectors cannot begin without it. Use it
+    from one thread at a time.
 
     Args:
-        last_s: How long to try for the last policy.
+        last_s: Seconds to try to publish the last policy.
 
     Attributes:
         unpublished: Number of policies that were skipped.
         is_behind: Whether the newest one was skipped.
-        held_up_by: Why the first one is not published yet, while it is tried.
+        held_up_by: Why the first policy is not published yet; empty otherwise.
     """
 
     def __init__(self, worker: CommWorker, last_s: float = LAST_POLICY_S) -> None:
@@ -46,7 +46,7 @@ class PolicyPublisher:
         """Publish a version; return whether there was room for it.
 
         Args:
-            version: Number of updates that they have seen.
+            version: Number of updates that the weights have seen.
             is_last: Whether no other policy follows; it is then tried for ``last_s``.
         """
         tries_left = self._last_tries if is_last else 0

@@ -17,28 +17,29 @@ from dingsdk.worker.replay_buffer import Storage
 from dingsdk.worker.replay_buffer.storage import in_grid
 
 MOST_SHARE, GROWN_SHARE = 1.3, 1.15
-"""Rows of the ring for each row held: at most, and where it was just made longer."""
+"""Positions of the ring for each row held: the maximum, and the number after the ring has grown."""
 
 _ABSENT = -1
-"""Stands for the first row of a payload that is not held."""
+"""Offset of a payload that is not held."""
 
 
 class RowStore:
     """Holds payloads as contiguous extents of one array storage.
 
-    Uniform replay touches most payloads in every batch; one storage with an offset per
-    payload turns that into a single gather. Extents are given out round a ring, which for
-    payloads that leave in the order they came never has to search.
+    Uniform replay reads rows of most payloads in every batch; one storage with an offset per
+    payload turns that into a single gather. Extents are allocated around a ring, so that no search
+    is needed if payloads are dropped in the order in which they were loaded.
 
-    Payloads are held from their first touch until they are dropped. The ring has up to 1.3
-    positions for each row that is held: where holes between extents waste more, they are closed,
-    and where many rows have left, the storage is made anew.
+    Payloads are held from their first use until they are dropped. The ring has up to 1.3
+    positions for each row held: if holes between extents waste more, they are closed, and if many
+    rows have been dropped, a smaller storage is created.
 
     Args:
         capacity: Rows to reserve addresses for; for more, the storage grows.
-        storage_cfg: Config of the storage, as a replay buffer has it.
-        load: (data id, its digest where one was announced) -> payload, on the first touch.
-        least_rows: Positions that the ring may have, however few rows are held.
+        storage_cfg: Config of the storage, as in a replay buffer.
+        load: Called with (data id, its announced digest or None) at the first use of a payload;
+            returns the payload.
+        least_rows: The ring may always have this many positions, even if few rows are held.
 
     Attributes:
         ring_rows: Positions of the ring; no other part of the storage was ever written to.
@@ -57,15 +58,15 @@ class RowStore:
         kind = "array" if kind == "auto" else kind
         self._storage_cfg = reopening_storage({**storage_cfg, "type": kind})
         self._storage = self._new_storage()
-        self._storage.clear()  # what an earlier learner left in files is loaded again
+        self._storage.clear()  # rows in the files of an earlier learner are loaded again
         self._load = load
         self._names: dict[int, tuple[str, str | None]] = {}
         self._lost: dict[int, str] = {}
-        """Why payloads could not be read: to look for them again would cost every batch a wait."""
+        """Payloads that cannot be read, with the reason; looking again would delay each batch."""
         self._offsets = np.zeros(0, np.int64)
-        """Where the rows of a payload begin, by its number."""
+        """Position of a payload's first row, by payload number."""
         self._kept: dict[int, NDArray[np.int64]] = {}
-        """The rows that are held of a payload, ascending, where these are not all."""
+        """The held rows of payloads of which some rows were freed, ascending."""
         self._extents: list[tuple[int, int, int]] = []  # (start, end, number), by start
         self._head = 0
         self.rows = 0
@@ -82,7 +83,7 @@ class RowStore:
     def announce(
         self, payloads: Mapping[str, int], digests: Mapping[str, str] | None = None
     ) -> None:
-        """Learn the numbers of payloads to come by data id, and the digests that some have."""
+        """Store the numbers of new payloads by data id, and the digests of some of them."""
         for name, number in payloads.items():
             self._names[number] = (name, (digests or {}).get(name))
 
@@ -103,11 +104,11 @@ class RowStore:
         self._shrink()
 
     def keep(self, kept: Mapping[int, NDArray[np.int64]]) -> None:
-        """Free the other rows of payloads.
+        """Free all rows of payloads except those in ``kept``.
 
         Args:
-            kept: int64[n] rows by payload number, ascending and not empty; of the rows kept so
-                far, where some were freed before.
+            kept: int64[n] rows by payload number, ascending and not empty; if some rows were freed
+                before, a subset of the rows kept since then.
         """
         starts = {number: index for index, (_, _, number) in enumerate(self._extents)}
         for number, rows in kept.items():
@@ -120,15 +121,15 @@ class RowStore:
         self._shrink()
 
     def gather(self, payloads: NDArray[np.int64], rows: NDArray[np.int64]) -> SampleBatch:
-        """Return the rows as one owned batch, loading payloads on first touch.
+        """Return the rows as one new batch; load payloads on their first use.
 
         Args:
             payloads: int64[n] or int64[n, time], payload numbers.
-            rows: Of the same shape, row within the payload.
+            rows: Rows within the payloads, of the same shape.
 
         Raises:
             PayloadsLostError: payloads of the batch are missing or damaged; the others are held.
-                A lost one stays lost, for its first reason, until it is dropped.
+                A lost payload stays lost, with its first reason, until it is dropped.
         """
         number = int(payloads.max())
         if number >= len(self._offsets):
@@ -183,13 +184,13 @@ class RowStore:
             )
 
     def _allocate(self, size: int) -> int:
-        """Return the start of a free extent, looking from the ring's head on."""
+        """Return the start of a free extent, searching from the ring's head."""
         start = self._free_extent(size)
         if start is None:
             rows = self.rows + size
             start = self._extents[-1][1] if self._extents else 0
             if start + size > self._most_rows(rows):
-                # Payloads that left out of order have torn holes; closing them costs one copy.
+                # Payloads dropped out of order leave holes; closing them costs one copy.
                 self._compact()
                 start = self.rows
             self.ring_rows = max(self.ring_rows, start + size, int(GROWN_SHARE * rows))
@@ -211,7 +212,7 @@ class RowStore:
         return None
 
     def _grow(self, capacity: int) -> None:
-        """Make the storage larger, or raise ConfigError or StorageFullError."""
+        """Make the storage larger; raises ConfigError or StorageFullError."""
         grow = getattr(self._storage, "grow", None)
         self._capacity = capacity
         if grow is None or self.rows == 0:
@@ -220,7 +221,7 @@ class RowStore:
             grow(capacity)
 
     def _shrink(self) -> None:
-        """Give memory back after rows were freed; files keep their length."""
+        """Release memory after rows were freed; files keep their length."""
         self.rows = sum(end - start for start, end, _ in self._extents)
         if self.ring_rows > self._most_rows(self.rows) and not self._storage.is_durable:
             self._rebuild()
@@ -244,7 +245,7 @@ class RowStore:
 
     def _write(self, start: int, rows: Any) -> None:
         self._storage.put(slice(start, start + len(rows)), self._storage.accept(rows))
-        # Payloads leave in any order, so none may rely on what another holds.
+        # Payloads are dropped in any order, so none may depend on another one's rows.
         self._storage.seal()
 
     def _new_storage(self) -> Storage:

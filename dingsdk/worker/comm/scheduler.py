@@ -1,4 +1,4 @@
-"""How the jobs of one process run: as threads, or as a transport decides.
+"""How the jobs of one process run: as threads, or as the transport decides.
 
 Coordinator, collectors and learners are written as plain blocking code. They wait only through
 a ``Scheduler``, so that the same code runs on threads or as greenlets of one thread.
@@ -25,7 +25,7 @@ class Condition(Protocol):
     """A lock with a wait on a predicate; ``threading.Condition`` over a plain lock is one.
 
     Hold it (``with condition:``) around ``wait_for`` and ``notify_all``. The lock is not
-    reentrant. Nothing else that may wait is called while it is held.
+    reentrant. Do not call anything else that may wait while holding it.
     """
 
     def __enter__(self) -> Any: ...
@@ -41,11 +41,11 @@ class Condition(Protocol):
         """Release the lock until ``predicate()`` holds or the time is over; return which."""
 
     def notify_all(self) -> None:
-        """Make every waiter look at its predicate again."""
+        """Make every waiter check its predicate again."""
 
 
 class Job(ABC):
-    """Something that a scheduler runs; ``error`` holds what it raised, if it did."""
+    """A function that a scheduler runs; ``error`` is the exception that it raised, if any."""
 
     name: str
     error: BaseException | None = None
@@ -67,40 +67,40 @@ class Scheduler(ABC):
     """Whether a job that does not wait keeps all others waiting."""
 
     def clock(self) -> float:
-        """Return the seconds by which waits end; they never go back."""
+        """Return the time in seconds that waits use; it never goes back."""
         return time.monotonic()
 
     def record(self, path: Path) -> None:
-        """Write which job ran when to a file; ConfigError where jobs do not take turns."""
+        """Record the order in which jobs run to a file; ConfigError if jobs do not take turns."""
         raise _no_turns(self)
 
     def replay(self, path: Path) -> threading.Event:
-        """Let jobs run as in such a file; the event is set at its end. Errors as ``record``."""
+        """Run jobs in the recorded order; the event is set at its end. Errors as ``record``."""
         raise _no_turns(self)
 
     def held(self) -> AbstractContextManager[object]:
-        """Start no job inside the block where jobs take turns; those spawned there start after it.
+        """If jobs take turns, start the jobs spawned inside the block only after the block.
 
-        A run is set up inside: what jobs do must not depend on how far the caller is with that.
-        Nothing inside may wait for a job. Jobs of a scheduler without turns start at once.
+        A run is set up inside, so that its jobs do not depend on the progress of the setup. Code
+        inside must not wait for a job. If jobs do not take turns, they start at once.
         """
         return nullcontext()
 
     @abstractmethod
     def spawn(self, function: Callable[[], None], name: str) -> Job:
-        """Run ``function`` beside the caller. What it raises is kept in ``Job.error``."""
+        """Run ``function`` concurrently. An exception that it raises is stored in ``Job.error``."""
 
     @abstractmethod
     def condition(self) -> Condition:
-        """Return a new condition for the jobs, and for any thread beside them."""
+        """Return a new condition, for jobs and for any other thread."""
 
     @abstractmethod
     def yield_turn(self) -> None:
-        """Let other jobs run; called once per round of every long loop, no lock held."""
+        """Let other jobs run; called once per round of every long loop, without any lock."""
 
     @abstractmethod
     def stalled_job(self, limit_s: float) -> str | None:
-        """Return what has kept all other jobs waiting for over ``limit_s`` seconds, if anything."""
+        """Return the job that has blocked all others for over ``limit_s`` seconds, if any."""
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> list[str]:
@@ -116,7 +116,7 @@ def _no_turns(scheduler: Scheduler) -> ConfigError:
 
 
 class ThreadJob(Job):
-    """A job on a thread of its own."""
+    """A job that runs on its own thread."""
 
     def __init__(self, function: Callable[[], None], name: str) -> None:
         self.name = name
@@ -143,7 +143,7 @@ class ThreadJob(Job):
 
 
 class ThreadScheduler(Scheduler):
-    """One thread a job."""
+    """Runs each job on its own thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -164,7 +164,7 @@ class ThreadScheduler(Scheduler):
         pass
 
     def stalled_job(self, limit_s: float) -> str | None:
-        return None  # a hung thread holds up nobody else; its lease tells
+        return None  # a hung thread does not block others; its lease ends instead
 
     def close(self, timeout_s: float = 5.0) -> list[str]:
         deadline = time.monotonic() + timeout_s

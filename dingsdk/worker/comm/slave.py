@@ -26,25 +26,25 @@ TaskFunctions = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | N
 """Task name -> function of the task's data; returns the result."""
 
 JOIN_TIMEOUT_S = 60.0
-"""How long a worker tries to join, or to join again, where its caller does not say."""
+"""How long a worker tries to join or to rejoin, by default."""
 CLOSE_TIMEOUT_S = 5.0
-"""How long a worker's job may take to stop, where its caller does not say."""
+"""How long a worker's job may take to stop, by default."""
 POLL_S = 1.0
-"""Longest wait for a task; renewals of a lease need shorter ones."""
+"""Longest wait for a task; it is shorter if the lease must be renewed earlier."""
 RENEWALS = 3
-"""Renewals in one lease, so that one or two may be late."""
+"""Renewals per lease, so that one or two may be late."""
 RENEW_S = 1.0
-"""Interval of renewals where the master does not tell its lease."""
+"""Seconds between renewals if the master does not send the length of the lease."""
 
 
 class Slave:
     """Joins a master, processes its tasks in order and answers each.
 
     Tasks are the functions in ``callback_fn``; a subclass may override ``_process_task``
-    instead. Whatever a task raises is answered as a failed task: ``TaskFail`` with its result,
-    anything else with its traceback. The slave serves on.
+    instead. If a task raises an error, it is answered as failed: ``TaskFail`` with its result,
+    any other error with its traceback. The slave then continues.
 
-    The lease is renewed between tasks and while idle. Answers renew nothing.
+    The lease is renewed between tasks and while idle. Answers do not renew it.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Slave:
         self.transport = transport
         self.scheduler = transport.scheduler
         self.rejoin_s = JOIN_TIMEOUT_S
-        """How long to look for a master that is gone."""
+        """Seconds to try to rejoin after the master was lost."""
         self.failure: Exception | None = None
-        """Why it serves no more, where neither side closed."""
+        """Why it stopped serving, if neither side closed."""
         self.tasks_done = 0
-        """How many tasks it has answered."""
+        """Number of tasks that it has answered."""
         self._callbacks = dict(callback_fn or {})
         self._clock = clock or self.scheduler.clock
         self._end: SlaveEnd | None = None
@@ -74,7 +74,7 @@ class Slave:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed, or its master is gone for good: no task will come any more."""
+        """Whether it was closed, or its master is gone for good: no more tasks will come."""
         return self._is_closed or (self._serving is not None and self._serving.done)
 
     def start(self, address: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
@@ -97,10 +97,10 @@ class Slave:
         return self._serving is None or self._serving.join(timeout_s)
 
     def renew(self) -> None:
-        """Renew the lease, if it is time to and the work is alive.
+        """Renew the lease if it is due and the work is alive.
 
         Raises:
-            WorkerLostError: the master gave this worker up.
+            WorkerLostError: the master gave up this worker.
             ClosedError: the master ended.
         """
         end = self._joined()
@@ -111,7 +111,7 @@ class Slave:
             self._renewed_at = now
 
     def _process_task(self, task: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Process one task; return the result (None: an empty one).
+        """Process one task; return the result (None: an empty result).
 
         Raises:
             TaskFail: to fail the task with a result.
@@ -122,15 +122,15 @@ class Slave:
         return callback(task)
 
     def _is_alive(self, now: float) -> bool:
-        """Whether the work goes on, so that the lease is to be renewed."""
+        """Return whether the work makes progress, so that the lease is to be renewed."""
         return True
 
     def _kept_task(self) -> Mapping[str, Any] | None:
-        """Return what says which task this worker goes on with, after the master was lost."""
+        """Return the ids of the task to continue after the master was lost; None for no task."""
         return None
 
     def _stop_work(self) -> bool:
-        """End the work after the master gave this worker up; return whether it may join again."""
+        """End the work after the master gave up this worker; return whether it may rejoin."""
         return True
 
     @property
@@ -158,8 +158,8 @@ class Slave:
                 if not self._join_again(error):
                     return
             except Exception as error:
-                # Of the transport: what a task raises is answered. Without a word it would only
-                # look silent to its master.
+                # An error of the transport, as errors of tasks are answered. It is stored, because
+                # the master only sees that this worker is silent.
                 _log.debug("%s serves no more", self.info.worker_id, exc_info=True)
                 self.failure = error
                 return
@@ -171,7 +171,7 @@ class Slave:
         try:
             end.answer(answer)
         except ProtocolError as error:
-            # A result that cannot be sent fails its task, and nothing else.
+            # A result that cannot be sent only fails its task.
             end.answer(TaskAnswer(answer.task_id, False, {}, str(error), _formatted(error)))
 
     def _join_again(self, lost: WorkerLostError) -> bool:
@@ -180,7 +180,7 @@ class Slave:
             task = self._kept_task()
         why = "" if task is not None or self._stop_work() else "has work that does not end"
         if not why and lost.facts.get("replaced"):
-            # It would take the id back, and lose it again, with a task each time.
+            # It would take the id back and lose it again, with a task each time.
             why = "has lost its id to another worker"
         if why:
             _log.error("%s %s; it stays away", self.info.worker_id, why)
@@ -208,9 +208,9 @@ class Slave:
         except TaskFail as failure:
             answer = TaskAnswer(task.task_id, False, failure.facts["result"], str(failure))
         except WorkerLostError:
-            raise  # no failure of the task: it is for another worker
+            raise  # not a failure of the task: another worker gets it
         except (Exception, SystemExit) as error:
-            # An exit would end this loop alone, and the master would wait for an answer.
+            # An exit would only end this loop, and the master would wait for an answer.
             _log.debug("task %s raised on %s", task.data.get("name"), worker_id, exc_info=True)
             result = {"is_user_mistake": getattr(error, "is_user_mistake", False)}
             message, text = error_text(error), _formatted(error)

@@ -1,26 +1,26 @@
-"""The transport contract: the one seam through which all workers talk.
+"""The transport contract: the interface through which all workers communicate.
 
 A transport plugin provides the two ends of a connection (messages), a store for step
-data and a store for policies (payloads), and the scheduler its roles run on. Nothing
-else in the core knows which transport is in use.
+data and a store for policies (payloads), and the scheduler its roles run on. The rest of
+the core does not depend on the transport in use.
 
-Words: the *master* end stands in the coordinator, a *slave* end in each worker. Workers
-dial out; the master never dials. A *message* is plain data that survives
-``dingsdk.data.wire``; a *payload* is a SampleBatch or a set of tensors.
+Terms: the coordinator has the *master* end, each worker has a *slave* end. Workers connect
+to the master; the master never opens a connection. A *message* is plain data that
+``dingsdk.data.wire`` can encode; a *payload* is a SampleBatch or a set of tensors.
 
-What every transport promises, in short; ``dingsdk.testing.RULES`` has it rule by rule, with a
-number and a check for each:
+Guarantees of every transport, in short; ``dingsdk.testing.RULES`` has the numbered rules with a
+check for each:
 
 - A joined worker is announced once; its messages arrive in the order it sent them.
 - A task is delivered to the worker it was sent to, at most once per incarnation.
-- After ``drop`` nothing of that incarnation is delivered any more, and every
-  call of its slave end raises ``WorkerLostError`` until it joins again: from the first
-  ``next_task`` or ``renew`` on, which ask the master.
-- ``put`` makes a payload readable before it returns; it is immutable from then on.
-- ``newest`` never returns an older version than it returned before, and each version whole.
-- Every call returns or raises before its deadline; ``close`` is idempotent and wakes
-  whoever waits with ``ClosedError``.
-- Nothing received is executed: no pickles, no names to import, no addresses to dial.
+- After ``drop`` nothing from that incarnation is delivered any more. From its next ``next_task``
+  or ``renew`` on, which ask the master, every call of its slave end raises ``WorkerLostError``
+  until it joins again.
+- A payload is readable when ``put`` returns; it is immutable from then on.
+- ``newest`` returns complete versions only, and never an older version than before.
+- Every call returns or raises before its deadline; ``close`` is idempotent and ends waiting
+  calls with ``ClosedError``.
+- Received data is never executed: no pickles, no names to import, no addresses to connect to.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from dingsdk.worker.comm.scheduler import Scheduler
 
 Place = Literal["threads", "processes"]
 LEFT = "it left"
-"""The reason of a worker that left of its own will, by closing its end."""
+"""The reason for a worker that left voluntarily, by closing its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who joins: an id unique in the run, the name of its role, and what its host offers.
+    """A worker: an id unique in the run, the name of its role, and the resources of its host.
 
-    ``incarnation`` is the master end's number of the join, higher than those of all joins of
-    this id before, and 0 before the first: a worker that was lost and came back is another one,
-    with none of its old work.
+    ``incarnation`` is a number that the master end gives to the join; it is higher than for all
+    earlier joins of this id, and 0 before the first. A worker that was lost and rejoined is a new
+    incarnation, without its old work.
     """
 
     worker_id: str
@@ -66,7 +66,7 @@ class TaskMessage:
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """How a task ended. ``traceback`` is text, for people, when the task's code raised."""
+    """How a task ended. ``traceback`` is text for people, if the task's code raised."""
 
     task_id: str
     completed: bool
@@ -76,11 +76,11 @@ class TaskAnswer:
 
 
 class MasterListener(Protocol):
-    """What a master end reports, from whichever thread it runs on. No method may block.
+    """The reports of a master end, called from any thread. No method may block.
 
-    What is reported of one worker id comes in its order: that an incarnation left, before the next
-    one joins. The ``reason`` of ``worker_left`` is for people, but for ``LEFT``: a task is not
-    blamed for it.
+    The reports about one worker id come in order: an incarnation leaves before the next one joins.
+    The ``reason`` of ``worker_left`` is text for people, except ``LEFT``: that one does not count
+    as a failure of the worker's task.
     """
 
     def worker_joined(self, info: WorkerInfo) -> None:
@@ -100,28 +100,27 @@ class MasterEnd(ABC):
     """The coordinator's end of all connections."""
 
     lease_s: float | None = None
-    """Set before ``open``: the silence, s, after which the master gives a worker up. Workers are
-    told when they join."""
+    """Seconds of silence after which the master gives up a worker. Set before ``open``, and sent to
+    workers when they join."""
 
     @abstractmethod
     def open(self, listener: MasterListener) -> str:
-        """Accept workers from now on; return the address that they dial."""
+        """Accept workers from now on; return the address that they connect to."""
 
     @abstractmethod
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        """Queue a task for a worker, as the incarnation that was announced.
+        """Queue a task for one incarnation of a worker.
 
         Raises:
-            WorkerLostError: no such worker is joined; one that came back is another.
-            ProtocolError: the task is no plain data.
+            WorkerLostError: this incarnation is not joined; a later one does not count.
+            ProtocolError: the task is not plain data.
         """
 
     @abstractmethod
     def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        """Forget a worker, as the incarnation that was announced: its late messages are refused.
+        """Remove one incarnation of a worker; its late messages are refused.
 
-        Unknown ids are ignored, and so are incarnations that are over: the worker that came back
-        meanwhile is another.
+        Unknown ids and earlier incarnations are ignored: a worker that has rejoined stays.
         """
 
     @abstractmethod
@@ -132,22 +131,22 @@ class MasterEnd(ABC):
 class SlaveEnd(ABC):
     """A worker's end of its connection. One thread serves tasks; any may renew or answer.
 
-    Where the end knows that another worker has joined under the id, its ``WorkerLostError`` has the
-    fact ``replaced``: who is told so stays away, or the two would take the id from each other for
-    ever. Where another master of the same run has taken over, it has the fact ``restarted``, and
-    where the master has only not answered, ``silent``: who is told so joins again with the work
-    that it has, which the master may let it go on with.
+    If another worker has joined under the same id, ``WorkerLostError`` has the fact ``replaced``:
+    the worker must then not rejoin, or the two would keep taking the id from each other. If another
+    master of the same run has taken over, it has the fact ``restarted``; if the master only did not
+    answer, ``silent``. In these two cases the worker rejoins with its current work, which the
+    master may let it continue.
     """
 
     lease_s: float | None = None
-    """Since ``join``: the lease that the master grants, s; None where it does not say."""
+    """Set by ``join``: the lease that the master grants, in seconds; None if it sends none."""
     asks_again = False
-    """Whether ``next_task`` is called after each ``answer``, at once, as ``Slave`` does: an end may
-    let the answer leave with that."""
+    """Whether ``next_task`` is called right after each ``answer``, as ``Slave`` does: the end may
+    then send the answer together with the next request."""
 
     @abstractmethod
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
-        """Announce the worker; wait for the master until the deadline.
+        """Announce the worker; wait up to ``timeout_s`` for the master.
 
         Raises:
             WorkerLostError: no master answered in time.
@@ -155,32 +154,31 @@ class SlaveEnd(ABC):
 
     @abstractmethod
     def next_task(self, timeout_s: float) -> TaskMessage | None:
-        """Wait for the next task; None when the time is over."""
+        """Wait for the next task; None after ``timeout_s``."""
 
     @abstractmethod
     def answer(self, answer: TaskAnswer) -> None:
-        """Hand an answer over; it may still be on its way when this returns.
+        """Queue an answer for sending; it may not have arrived when this returns.
 
-        What is learned on the way, such as that the master gave the worker up, is raised by a
-        later call: where messages travel, an answer that waited for its receipt would cost a
-        round trip more than the task it belongs to.
+        An error while it is sent, such as that the master gave up the worker, is raised by a later
+        call: waiting for a confirmation would cost each task another round trip.
 
         Raises:
-            ProtocolError: the result is no plain data.
+            ProtocolError: the result is not plain data.
         """
 
     @abstractmethod
     def renew(self, progress: int) -> None:
-        """Renew the worker's lease, with a count that grows as its work goes on."""
+        """Renew the worker's lease, with a count that grows while its work makes progress."""
 
     def check(self) -> None:
-        """Raise what is known here of the incarnation's end; ask nobody, wait for nothing.
+        """Raise an error if this incarnation is known to be over; do not ask the master or wait.
 
-        Called now and then while a task is served, which shall not outlive the run by much.
-        Override it where an end learns so without a call of its worker's.
+        Called regularly while a task runs, so that the task ends soon after the run. Override it
+        if the end can find this out without a call from its worker.
 
         Raises:
-            WorkerLostError: the master gave it up.
+            WorkerLostError: the master gave up the worker.
             ClosedError: this end or the master closed.
         """
         return
@@ -195,26 +193,27 @@ class StepDataStore(ABC):
 
     @abstractmethod
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
-        """Store a payload; the caller hands it over and never writes to it again.
+        """Store a payload; the caller must not write to it afterwards.
 
         Returns:
-            Where others can write to what the store keeps: size and digest of the payload.
-            They travel with its announcement, to whoever reads it by ``get_verified``.
+            Size and digest of the payload, if others can write to the store's data; else None.
+            They are sent with the payload's announcement, and readers pass the digest to
+            ``get_verified``.
         """
 
     def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
-        """Store a payload as ``put`` does, at the latest when ``flush`` returns.
+        """Store a payload like ``put``, but at the latest when ``flush`` returns.
 
-        Override both where many payloads together cost less than one by one.
+        Override both methods if storing many payloads together is cheaper.
         """
         return self.put(data_id, batch)
 
     def flush(self) -> None:
-        """Store what ``put_soon`` has taken; called before these payloads are announced.
+        """Store the payloads passed to ``put_soon``; called before they are announced.
 
         Raises:
             StorageFullError: there is no room; the next call tries again.
-            Exception: as ``put``; what is not stored by now never will be.
+            Exception: as ``put``; payloads that are not stored yet are lost.
         """
         return
 
@@ -223,30 +222,30 @@ class StepDataStore(ABC):
         """Return the payload, read-only.
 
         Raises:
-            DataMissingError: it is not there before the deadline.
-            DataCorruptError: what is there is not what was put.
+            DataMissingError: there is no payload before the deadline.
+            DataCorruptError: the stored payload differs from the one that was put.
         """
 
     def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        """Return the payload as ``get`` does, if it is the one of which ``put`` told the digest.
+        """Return the payload like ``get``, if it has the digest that ``put`` returned.
 
-        Override it with ``put``.
+        Override it if ``put`` returns digests.
 
         Raises:
             DataMissingError: as ``get``.
-            DataCorruptError: another payload is there, whole or not.
+            DataCorruptError: the stored payload is another or a damaged one.
         """
         return self.get(data_id, timeout_s)
 
     @abstractmethod
     def delete(self, data_ids: Iterable[str]) -> None:
-        """Delete payloads; ids that are not there are ignored."""
+        """Delete payloads; unknown ids are ignored."""
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        """Return whether a payload is there, or comes before the deadline.
+        """Return whether a payload is stored, or is stored before the deadline.
 
-        Asked for every payload before it is acknowledged: override it where there is a cheaper
-        way than to read it.
+        Called for every payload before it is acknowledged: override it if there is a cheaper way
+        than reading the payload.
         """
         try:
             self.get(data_id, timeout_s)
@@ -255,15 +254,16 @@ class StepDataStore(ABC):
         return True
 
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
-        """Delete payloads that nobody announced, once they are ``grace_s`` old.
+        """Delete payloads that were never announced, once they are ``grace_s`` seconds old.
 
-        A worker that dies between ``put`` and its report leaves one. Called by the coordinator
-        alone, now and then. A store that cannot lose a worker so need not override it.
+        A worker that dies between ``put`` and its report leaves such a payload. Only the
+        coordinator calls this, regularly. A store whose workers cannot die in this way need not
+        override it.
 
         Args:
-            is_live: Whether a payload of that id may still be announced or read.
-            grace_s: Age at which one that is not goes; it may count from the first sweep that
-                finds it so.
+            is_live: Returns whether a payload with this id may still be announced or read.
+            grace_s: Age at which any other payload is deleted; the age may count from the first
+                sweep that finds it.
 
         Returns:
             Number of payloads deleted.
@@ -285,42 +285,45 @@ class PolicyStore(ABC):
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, state), or None when there is none newer than ``newer_than``."""
+        """Return (version, state), or None if there is no version newer than ``newer_than``."""
 
     @abstractmethod
     def discard(self, policy_id: str) -> None:
-        """Forget a policy; an unknown id is ignored.
+        """Delete a policy; an unknown id is ignored.
 
-        What is published under its id afterwards is another policy, whose versions start anew.
+        A policy published under the same id afterwards is a new one, with its own versions.
         """
 
 
 class WorkerHandle(Protocol):
-    """A worker that was started; calls do not wait unless they say so."""
+    """A worker that was started; no method waits, except ``join``."""
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative where it was killed, by the number of a signal."""
+        """None while it runs; the negative number of the signal if a signal killed it."""
 
     def messages(self) -> Iterable[dict[str, Any]]:
-        """Return what it has told since: ``{"event": "joined"}`` and ``{"event": "failed", ...}``,
-        with ``text``, ``traceback`` and ``is_user_mistake``."""
+        """Return its messages since the last call.
+
+        They are ``{"event": "joined"}`` and ``{"event": "failed", ...}``, the latter with ``text``,
+        ``traceback`` and ``is_user_mistake``.
+        """
 
     def send_stop(self) -> None:
-        """Tell it to end."""
+        """Ask it to end."""
 
     def kill(self) -> None:
         """End it by force."""
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
+        """Wait until it has ended."""
 
     def close(self) -> None:
-        """Release what it cost, once it has ended."""
+        """Release its resources after it has ended."""
 
 
 class Transport(Configurable, ABC):
-    """What a plugin registers under kind ``transports``: the fabric of one run.
+    """The connections and stores of one run; plugins register it under kind ``transports``.
 
     Args:
         cfg: The config section ``system.transport``.
@@ -331,7 +334,7 @@ class Transport(Configurable, ABC):
         """Section ``system.transport``.
 
         Attributes:
-            workers: Where the workers of a run are, one of the class's ``places``; empty: the
+            workers: Where the workers of a run are: one of the transport's ``places``. Empty: the
                 first of them.
         """
 
@@ -339,11 +342,11 @@ class Transport(Configurable, ABC):
 
     places: ClassVar[tuple[Place, ...]] = ("threads",)
     """Where the workers of a run can be, the default first: threads of the master's process, or
-    processes, on any host."""
+    processes on any host."""
 
     starts_workers: ClassVar[bool] = False
-    """Whether ``launch`` and ``start_worker`` start the workers of ``dingsdk train``; without, they
-    are child processes of the one that was asked to train."""
+    """Whether ``launch`` and ``start_worker`` start the workers of ``dingsdk train``; if False, the
+    training process starts them as child processes."""
 
     @classmethod
     def takes_turns(cls, section: Mapping[str, Any]) -> bool:
@@ -352,10 +355,10 @@ class Transport(Configurable, ABC):
 
     @classmethod
     def section_at(cls, section: Mapping[str, Any], address: str) -> Mapping[str, Any]:
-        """Return the section of a master that shall be at an address where one was before.
+        """Return the section for a restarted master that must use an earlier master's address.
 
-        Without, workers are started again with a coordinator that is. Override it where addresses
-        are chosen.
+        Override it if the transport has addresses that can be chosen. Without that, workers are
+        restarted together with their coordinator.
         """
         return section
 
@@ -366,7 +369,7 @@ class Transport(Configurable, ABC):
     @property
     @abstractmethod
     def scheduler(self) -> Scheduler:
-        """What this process's roles run on."""
+        """The scheduler that this process's roles run on."""
 
     @abstractmethod
     def master_end(self) -> MasterEnd:
@@ -374,7 +377,7 @@ class Transport(Configurable, ABC):
 
     @abstractmethod
     def slave_end(self, address: str) -> SlaveEnd:
-        """Return an unjoined end that dials ``address`` (from the worker's own config)."""
+        """Return an unjoined end that connects to ``address`` (from the worker's own config)."""
 
     @abstractmethod
     def data_store(self) -> StepDataStore:
@@ -386,36 +389,35 @@ class Transport(Configurable, ABC):
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> None:
-        """Close every end and store that this object gave out."""
+        """Close every end and store that this object created."""
 
     def remove_data(self) -> None:
         """Remove the files of the run; called by its master's process after the last close."""
 
     def launch(self, workers: Sequence[tuple[str, str]]) -> None:
-        """Start what the processes of a run need before the first of them starts.
+        """Prepare to start the workers of a run, given as (role, id).
 
-        Called where ``starts_workers``, in the process that was asked to train, with role and id of
-        each worker.
+        Called if ``starts_workers``, in the training process, before the first ``start_worker``.
 
         Raises:
-            ConfigError: there is no room for them.
+            ConfigError: there is no room for the workers.
         """
         raise NotImplementedError(f"{type(self).__name__} starts no workers")
 
     def start_worker(self, spec: Any) -> WorkerHandle:
-        """Start one of the workers that were launched, or start it again.
+        """Start or restart one of the workers that were passed to ``launch``.
 
         ``spec`` is a ``dingsdk.pipeline.worker_process.WorkerSpec``, which can be pickled.
         """
         raise NotImplementedError(f"{type(self).__name__} starts no workers")
 
     def keep_data(self) -> None:
-        """Make the files of a run last until it is resumed.
+        """Keep the files of a run until it is resumed.
 
-        Called in place of ``remove_data`` where that is possible. Override it where what the
-        transport keeps would be in the way until then, or would not last.
+        Called instead of ``remove_data`` if the run can be resumed. Override it if the transport's
+        files would otherwise be in the way until then, or would not last.
         """
 
     def joining_note(self) -> str:
-        """Return what workers elsewhere need besides the address, for people to read."""
+        """Return text for people: what workers on other hosts need besides the address."""
         return ""

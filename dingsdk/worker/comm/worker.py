@@ -1,4 +1,4 @@
-"""A worker with one long job, such as a collector's loop, and tasks that talk about it."""
+"""A worker with one long job, such as a collector's loop, and tasks that control it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dingsdk.worker.comm.transport import Transport, WorkerInfo
 _log = logging.getLogger(__name__)
 
 FENCE = 0.8
-"""Share of the lease without a renewal after which the job waits."""
+"""The job pauses after this share of the lease has passed without a renewal."""
 ANSWER_WITHIN_S = 2.0
-"""How long a task that waits for something to report waits before it answers "nothing yet"."""
+"""How long a task waits for something to report before it answers "nothing yet"."""
 REPLAY_WAIT_S, REPLAY_PAUSE_S = 1.0, 0.05
-"""How long a call waits for a replay server's limiter, as a worker that is told to stop waits no
-longer, and the pause before the next call."""
+"""How long one call waits for a replay server's limiter (and thus how long stopping may take), and
+the pause before the next call."""
 
 
 def _nothing() -> None:
@@ -38,22 +38,22 @@ class CommWorker(Configurable, Slave, ABC):
     """A slave that runs at most one job for the tasks of its master.
 
     The lease is renewed while the job makes progress, while it waits in ``job_wait`` (the delay
-    is not its fault), while it is built and while there is none. A job that hangs elsewhere
-    stops the renewal after ``progress_timeout_s``, and the master gives the worker up. A job
-    that goes on after most of a lease without renewal (the host slept, the master cannot be
-    reached) stops by itself, before the master gives its task to another worker. It goes on where
-    the master, or one that was started in its place, still knows it as this worker's.
+    is not its fault), while it is built and while there is no job. If a job hangs elsewhere,
+    renewals stop after ``progress_timeout_s``, and the master gives up the worker. If most of the
+    lease has passed without a renewal (the host slept, or the master cannot be reached), the job
+    pauses before the master gives its task to another worker. It continues if the master, or a
+    restarted master, still assigns the task to this worker.
 
     Args:
-        cfg: The worker's section; ``progress_timeout_s`` is the longest step of the job that
-            counts as alive.
+        cfg: The worker's section; ``progress_timeout_s`` is the longest time without progress of
+            a job that counts as alive.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section of a worker.
 
         Attributes:
-            allowed_modules: Modules that tasks may import, besides those of the local config.
+            allowed_modules: Modules that tasks may import, besides those named in the local config.
             progress_timeout_s: Seconds without progress after which a job counts as hung.
         """
 
@@ -79,7 +79,7 @@ class CommWorker(Configurable, Slave, ABC):
         self.policy_store = transport.policy_store()
         self.run_dir = transport.run_dir
         self.condition = self.scheduler.condition()
-        """Guards what the job and the tasks share."""
+        """Guards the state that the job and the tasks share."""
         self.is_stopping = False
         self._task_info: Mapping[str, Any] = {}
         self._job: Job | None = None
@@ -87,8 +87,8 @@ class CommWorker(Configurable, Slave, ABC):
         self._has_ended = False
         self._job_error: BaseException | None = None
         self._has_kept_job = False
-        """Whether the job was begun for a master that is gone, and the next one has not asked for
-        it yet."""
+        """Whether the job was begun for an earlier master, and the new one has not continued it
+        yet."""
         self._waiting = 0
         self._moved_at = self._job_started_at = -float("inf")
 
@@ -97,16 +97,16 @@ class CommWorker(Configurable, Slave, ABC):
         """Return the tasks by name; called by the constructor."""
 
     def deal_with_resource(self) -> Mapping[str, Any]:
-        """Return what the host offers."""
+        """Return the resources of the host."""
         return self.info.resource
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Stop the job, then leave; return whether both ended in time. Idempotent."""
-        # No task is answered any more: what the job leaves half done is for the task's next
-        # worker, no result of the task.
+        # No more answers: the unfinished work of the job must not become the task's result, as
+        # another worker gets the task.
         self._is_closed = True
         self.stop_job(timeout_s)
-        # The last task may have started a job meanwhile.
+        # The last task may have started a job in between.
         return super().close(timeout_s) and self.stop_job(timeout_s)
 
     @property
@@ -121,17 +121,17 @@ class CommWorker(Configurable, Slave, ABC):
 
     @contextmanager
     def building(self, task_info: Mapping[str, Any]) -> Iterator[None]:
-        """Take a task, and renew the lease while what its job needs is built.
+        """Accept a task, and renew the lease while the caller builds the objects for its job.
 
-        That may take longer than the lease. The master's deadline for the task bounds it: a
-        worker that it gave up renews no more.
+        Building may take longer than the lease. It is limited by the master's deadline for the
+        task: after that the master gives up the worker, and renewals end.
 
         Raises:
             TaskFail: a job is running already.
             UntrustedImportError: the task names modules that this worker's config does not.
             WorkerLostError: a job of an earlier task hangs; this worker leaves.
         """
-        # The kept job's task is another worker's by now.
+        # The kept job's task was given to another worker.
         if self._has_kept_job and not self.stop_job():
             worker_id = self.info.worker_id
             raise WorkerLostError(f"earlier work of {worker_id} hangs", worker_id=worker_id)
@@ -156,21 +156,21 @@ class CommWorker(Configurable, Slave, ABC):
             job.join(CLOSE_TIMEOUT_S)
 
     def go_on_with_job(self, task_id: str) -> None:
-        """Take a job up again that was begun for an earlier master.
+        """Continue a job that was begun for an earlier master.
 
         Raises:
-            TaskFail: it is of another task, or there is none.
+            TaskFail: the job is of another task, or there is none.
         """
         if self._job is None or self._task_info.get("task_id") != task_id:
             raise TaskFail({"message": "no such task"}, f"{self.info.worker_id} has no {task_id}")
         self._has_kept_job = False
 
     def task_ids(self) -> dict[str, Any]:
-        """Return ``task_id`` and ``buffer_id`` of the task, as every answer has them."""
+        """Return ``task_id`` and ``buffer_id`` of the task, which every answer contains."""
         return {key: self._task_info.get(key) for key in ("task_id", "buffer_id")}
 
     def start_job(self, run: Callable[[], None], stop: Callable[[], None], name: str) -> None:
-        """Run ``run`` as this worker's job; ``stop`` makes it return, at once and from anywhere.
+        """Run ``run`` as this worker's job; ``stop``, called from any thread, makes it return soon.
 
         Raises:
             TaskFail: another job is running (a worker runs one at a time).
@@ -195,24 +195,24 @@ class CommWorker(Configurable, Slave, ABC):
             self.condition.notify_all()
         if not job.join(timeout_s):
             return False
-        self._stop = _nothing  # it may hold all that the job was about
+        self._stop = _nothing  # it may hold all objects of the job
         self._job = None
         self._has_kept_job = False
         return True
 
     def raise_job_error(self) -> None:
-        """Raise what the last job raised, if it did, so that the current task fails with it."""
+        """Raise the last job's error, if any, so that the current task fails with it."""
         if self._job_error is not None:
             raise self._job_error
 
     def advance(self) -> None:
-        """Note that the job moved on; called once per round of its loop.
+        """Record progress of the job; called once per round of its loop.
 
-        Where its lease was not renewed for too long it waits: the master is gone, and the task is
-        its own still if it comes back, or another worker has it, and this job is to stop.
+        If the lease was not renewed for too long, it waits until the lease is renewed, or until
+        the job must stop because another worker has the task.
         """
         self._note_round()
-        # A cooperative job that took so long kept the master from noticing as well.
+        # A cooperative job that took this long has blocked the master as well.
         if self.scheduler.is_cooperative or self.is_stopping or not self._is_overdue():
             return
         text = "%s could not renew its lease of %s s in time; it waits for the coordinator"
@@ -231,17 +231,17 @@ class CommWorker(Configurable, Slave, ABC):
         return self._clock() - max(self._renewed_at, self._job_started_at) > FENCE * lease_s
 
     def yield_turn(self) -> None:
-        """Note progress and let others run."""
+        """Record progress and let other jobs run."""
         self.advance()
         self.scheduler.yield_turn()
 
     def job_wait(
         self, predicate: Callable[[], bool], meanwhile: Callable[[], None] = _nothing
     ) -> bool:
-        """Wait within the job, condition held, until ``predicate()``; False: stop now.
+        """Wait within the job until ``predicate()`` is true; False: the job must stop now.
 
-        It has no deadline of its own: ``stop_job`` ends it, and the task that the job works
-        for has one. ``meanwhile`` is called now and then, condition not held.
+        Call it with the condition held. It has no deadline: ``stop_job`` ends it, and the job's
+        task has a deadline. ``meanwhile`` is called regularly, without the condition.
         """
         self._waiting += 1
         try:
@@ -255,7 +255,7 @@ class CommWorker(Configurable, Slave, ABC):
         return not self.is_stopping
 
     def pause(self, seconds: float) -> None:
-        """Wait within the job, condition not held, until the time is over or it must stop."""
+        """Wait within the job for a time, or until it must stop; call without the condition."""
         with self.condition:
             self._waiting += 1
             try:
@@ -267,10 +267,10 @@ class CommWorker(Configurable, Slave, ABC):
     def task_wait(
         self, predicate: Callable[[], bool], timeout_s: float, *, outlasts_job: bool = False
     ) -> bool:
-        """Wait within a task, condition held, until the job makes ``predicate()`` true.
+        """Wait within a task, with the condition held, until the job makes ``predicate()`` true.
 
-        Keeps the lease renewed meanwhile. Returns False when the time is over; an ended job
-        ends the wait as well, but for one that ``outlasts_job``.
+        Renews the lease while waiting. Returns False after ``timeout_s``, and when the job ends,
+        unless ``outlasts_job``.
         """
         left, deadline = timeout_s, self._clock() + timeout_s
         while not self.condition.wait_for(
@@ -279,7 +279,7 @@ class CommWorker(Configurable, Slave, ABC):
         ):
             if left <= 0:
                 return False
-            # Renewing may wait for the master, and whoever stops the job needs the condition.
+            # Renewing may wait for the master, and stopping the job needs the condition.
             self._call_unlocked(self.renew)
             left = deadline - self._clock()
         return predicate()
@@ -305,8 +305,8 @@ class CommWorker(Configurable, Slave, ABC):
             self.condition.__enter__()
 
     def _run_job(self, run: Callable[[], None]) -> None:
-        # torch's limit is per thread, and a new thread of OpenMP starts with every core: workers
-        # side by side then spin for each other (5 times slower, 2026-11, 2 cores).
+        # torch's limit is per thread, and a new OpenMP thread starts with all cores: workers that
+        # run at the same time then wait for each other (5 times slower, 2026-11, 2 cores).
         torch.set_num_threads(torch.get_num_threads())
         try:
             run()
@@ -316,7 +316,7 @@ class CommWorker(Configurable, Slave, ABC):
             self._job_error = error
             raise
         finally:
-            # Nothing else would wake the task that waits for what the job brings about.
+            # Nothing else would wake a task that waits for the job.
             with self.condition:
                 self._has_ended = True
                 self.condition.notify_all()

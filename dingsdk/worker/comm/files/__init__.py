@@ -1,4 +1,4 @@
-"""Payloads and policies as files of a folder that the workers of a run share."""
+"""Payloads and policies as files in a folder that the workers of a run share."""
 
 from dingsdk.worker.comm.files.data_store import DATA_FOLDERS as DATA_FOLDERS
 from dingsdk.worker.comm.files.data_store import FileDataStore as FileDataStore

@@ -1,8 +1,8 @@
-"""Step data in a shared folder: one checked file a payload, under a name used once.
+"""Step data in a shared folder: one checked file per payload, under a name that is used once.
 
-``data/<hex digit>/<data_id>.ding``. Damaged files end in ``quarantine/``. Deleted ones wait in
-``pool-small/`` and ``pool-large/`` to be written again: new pages of a file cost more than the
-write itself (3.8 ms and 0.5 ms for 3.6 MB, 2 cores, ext4).
+The file is ``data/<hex digit>/<data_id>.ding``. Damaged files are moved to ``quarantine/``. Deleted
+files are moved to ``pool-small/`` and ``pool-large/`` and reused: new pages of a file cost more
+than the write itself (3.8 ms and 0.5 ms for 3.6 MB, 2 cores, ext4).
 """
 
 from __future__ import annotations
@@ -40,33 +40,34 @@ from dingsdk.worker.comm.transport import StepDataStore
 DATA_FOLDERS = ("data", "quarantine", "pool-small", "pool-large")
 _SUFFIX = ".ding"
 _SHARDS = 16
-"""Folders that payloads are spread over: two processes cannot change one at the same time."""
+"""Folders that payloads are spread over: two processes cannot change one folder at the same
+time."""
 _SMALL_BYTES = 64 << 10
-"""Payloads up to this size use the files of other small ones again."""
+"""Payloads up to this size reuse files of other small payloads."""
 _COPIED_BYTES = 8 << 20
-"""Payloads up to this size are read into memory and their files used again. A map of a larger
-one may be in use when the payload is deleted, so that its file is not touched any more."""
+"""Payloads up to this size are read into memory, and their files are reused. Larger payloads are
+memory-mapped: a map may still be in use when the payload is deleted, so the file is not reused."""
 _MOST_POOLED = 1024
-"""Files of deleted payloads, of each of the two sizes, that are kept to be written again."""
+"""Files of deleted payloads that each of the two pools keeps for reuse."""
 _KEEP_QUARANTINED = 16
-"""Damaged files that are kept for a look."""
+"""Damaged files that are kept for inspection."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
-"""Pause between two looks for a payload: at first, and at most."""
+"""Pause between two checks for a payload: the first one, and the longest one."""
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 class FileDataStore(StepDataStore):
-    """Payloads as files that any process on the folder reads. Safe for use from many threads.
+    """Payloads as files that all processes with the folder can read. Safe to use from many threads.
 
     Args:
-        path: Folder that all workers share; see ``PrivateDir`` for what it must be.
-        min_free_bytes: What to leave free on the disk.
+        path: Folder that all workers share; ``PrivateDir`` lists its requirements.
+        min_free_bytes: Bytes to leave free on the disk.
         is_durable: Whether payloads survive a power cut (three times as slow).
-        algorithm: Of the digests that readers compare payloads with: ``xxh3-128`` finds damage
-            and mix-ups; ``sha256``, at a quarter of the speed, also what was made to look alike;
-            ``head`` only finds other kinds, dtypes and shapes.
-        pool_bytes: About how much of deleted files to keep, to be written again.
+        algorithm: Algorithm of the digests that readers verify payloads with: ``xxh3-128`` detects
+            damage and mix-ups; ``sha256``, at a quarter of the speed, also detects forgeries;
+            ``head`` only detects other kinds, dtypes and shapes.
+        pool_bytes: About how many bytes of deleted files to keep for reuse.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class FileDataStore(StepDataStore):
         self._ownerless_since: dict[str, float] = {}
         self._closed = threading.Event()
         self.corrupt_count = 0
-        """Damaged payloads met."""
+        """Number of damaged payloads found."""
         with PrivateDir(path) as root:
             with root.sub("data") as data:
-                # Kept open: to open one anew costs a third of what a small payload's put does.
+                # Kept open: opening a folder takes a third of the time of a small payload's put.
                 self._shards = [data.sub(f"{index:x}") for index in range(_SHARDS)]
             self._quarantine = root.sub("quarantine")
-            # What must survive a power cut is never written over: the disk may have it half.
+            # Files that must survive a power cut are never overwritten: a cut could leave them
+            # half written.
             budget = 0 if is_durable else pool_bytes
             self._pools = [
                 FilePool(root.sub(name), min(budget // (2 * size), _MOST_POOLED), size, clock)
@@ -102,13 +104,13 @@ class FileDataStore(StepDataStore):
             ]
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Store a payload; storing the same again changes nothing.
+        """Store a payload; storing the same payload again changes nothing.
 
         Returns:
-            What a reader can compare the file with.
+            Size and digest, with which a reader can verify the file.
 
         Raises:
-            ProtocolError: the id is none.
+            ProtocolError: the id is not valid.
             ConflictError: another payload has this id; it stays.
             StorageFullError: no room now; nothing was stored, and the call may be repeated.
             ConfigError: the payload is larger than any reader takes.
@@ -122,8 +124,8 @@ class FileDataStore(StepDataStore):
                 "Lower policy.collect.n_sample",
                 path="policy.collect.n_sample",
             )
-        # One writer an id is the rule, and a repeated write the exception, so that between
-        # this look and the rename only the same content can come.
+        # Each id has one writer. If another write of this id happens between this check and the
+        # rename, it is a repeat with the same content.
         if folder.stat(name) is not None and self._is_stored(folder, name, batch):
             return info
         if folder.free_bytes() - info.size_bytes < self._min_free_bytes:
@@ -135,16 +137,15 @@ class FileDataStore(StepDataStore):
     def get(
         self, data_id: str, timeout_s: float = 2.0, expected_digest: str | None = None
     ) -> SampleBatch:
-        """Return a payload as read-only views, of a map where it is large.
+        """Return a payload as read-only views; a large one is memory-mapped.
 
         Args:
-            timeout_s: How long to look for a file that is not there: shared file systems may
-                show it late.
+            timeout_s: How long to wait for a missing file: shared file systems may show it late.
 
         Raises:
-            DataMissingError: it is not there before the deadline.
-            DataCorruptError: it is not what was put; the file is set aside.
-            ClosedError: the store was closed meanwhile.
+            DataMissingError: there is no such file before the deadline.
+            DataCorruptError: the file differs from the payload that was put; it is quarantined.
+            ClosedError: the store was closed during the wait.
         """
         folder, name = self._place_of(data_id)
         return self._find(data_id, timeout_s, lambda: self._load(folder, name, expected_digest))
@@ -153,7 +154,7 @@ class FileDataStore(StepDataStore):
         return self.get(data_id, timeout_s, digest)
 
     def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        """Return whether the file is there, damaged or not, or shows before the deadline."""
+        """Return whether the file exists, damaged or not, or appears before the deadline."""
         folder, name = self._place_of(data_id)
 
         def look() -> None:
@@ -192,18 +193,18 @@ class FileDataStore(StepDataStore):
         return sum(1 for _ in self.ids())
 
     def ids(self) -> Iterator[str]:
-        """Yield the ids of all payloads there are."""
+        """Yield the ids of all stored payloads."""
         for folder in self._shards:
             for name in folder.names():
                 if name.endswith(_SUFFIX):
                     yield name.removesuffix(_SUFFIX)
 
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
-        """Delete payloads that are nobody's, and half-written files of dead writers.
+        """Delete payloads without an owner, and half-written files of dead writers.
 
-        A file goes when it was without an owner at a sweep ``grace_s`` or more ago, too, by our
-        own monotonic clock: times in the file system are another host's. Call it from one process
-        only, the one that knows what is live.
+        A file is deleted if it already had no owner in a sweep at least ``grace_s`` ago. Time is
+        measured by this process's monotonic clock, as times in the file system may come from
+        another host. Call it only from the process that knows which payloads are live.
         """
         now = self._clock()
         since: dict[str, float] = {}
@@ -219,7 +220,7 @@ class FileDataStore(StepDataStore):
         return count
 
     def close(self) -> None:
-        """End calls that wait with ClosedError, and close the descriptors."""
+        """End waiting calls with ClosedError, and close the file descriptors."""
         self._closed.set()
         for folder in (*self._shards, self._quarantine, *(pool.folder for pool in self._pools)):
             folder.close()
@@ -260,7 +261,7 @@ class FileDataStore(StepDataStore):
         return sum(pool.empty() for pool in self._pools)
 
     def _is_stored(self, folder: PrivateDir, name: str, batch: SampleBatch) -> bool:
-        """Whether the payload is there, whole; a damaged one is set aside."""
+        """Return whether the payload is stored undamaged; a damaged file is quarantined."""
         try:
             stored = self._load(folder, name, None)
         except (DataMissingError, DataCorruptError):
@@ -295,7 +296,7 @@ class FileDataStore(StepDataStore):
         try:
             return self._give_to_pool(folder, name) or folder.unlink(name)
         except (RunFolderError, StorageFullError) as error:
-            # What cannot be removed now is an orphan for a later sweep.
+            # A later sweep removes a file that cannot be removed now.
             _logger.warning("cannot delete a payload: %s", error)
             return False
 
@@ -306,10 +307,10 @@ class FileDataStore(StepDataStore):
 
 
 def check_free(folder: PrivateDir, size_bytes: int, min_free_bytes: int) -> None:
-    """Refuse a write that would leave too little of the disk free.
+    """Check that a write leaves at least ``min_free_bytes`` free on the disk.
 
     Raises:
-        StorageFullError: it would.
+        StorageFullError: it does not.
     """
     free_bytes = folder.free_bytes()
     if free_bytes - size_bytes < min_free_bytes:

@@ -1,6 +1,6 @@
-"""Policies in a shared folder: immutable versions and a pointer that is swapped.
+"""Policies in a shared folder: immutable version files and a pointer that is replaced.
 
-``policy/<policy_id>/<version>.ding`` with ``LATEST.json`` beside them, written last.
+The files are ``policy/<policy_id>/<version>.ding`` and the pointer ``LATEST.json``, written last.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from dingsdk.worker.comm.transport import PolicyStore
 POLICY_FOLDER = "policy"
 POINTER = "LATEST.json"
 _POINTER_BYTES = 4096
-"""Largest file that names the newest policy."""
+"""Largest size of the pointer file."""
 _KIND, _POINTER_KIND = "policy", "newest-policy"
 _VERSION_FILE = re.compile(r"([0-9]{12})\.ding")
 _MOVED_ON_TRIES = 1000
-"""How often a reader follows policies that are replaced while it opens them."""
+"""How often a reader tries again because a version was replaced while it was opened."""
 _KEEP_KEY = "system.transport.keep_policy_versions"
 _logger = logging.getLogger(__name__)
 
 
 class _Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the pointer says: version, and size and digest of its file.
+    """The content of the pointer: the version, and size and digest of its file.
 
-    ``life`` is drawn when a policy is first published, and again after it was discarded, or when a
-    damaged version is published again. The folder does not tell: a new one can have the name and
-    the inode of the one before.
+    ``life`` is a random id, chosen when a policy is first published, when it is published again
+    after ``discard``, and when a damaged version is published again. The folder cannot replace it:
+    a new folder can have the name and the inode of the old one.
     """
 
     version: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
@@ -66,22 +66,22 @@ class _Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Returned:
-    """What a reader was given of each policy, so that it never gets an older version."""
+    """The versions returned to a reader of each policy, so that it never gets an older one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: dict[str, tuple[str | None, int]] = {}
 
     def newest(self, policy_id: str) -> tuple[str | None, int] | None:
-        """Return (life, version) of the newest version that was given, None for none."""
+        """Return (life, version) of the newest returned version, None if there is none."""
         return self._newest.get(policy_id)
 
     def note(
         self, policy_id: str, before: tuple[str | None, int] | None, life: str | None, version: int
     ) -> bool:
-        """Note what is given; False where another thread was faster, with a newer version.
+        """Record a version to return; False if another thread has recorded a newer one.
 
-        ``before`` is what :meth:`newest` returned before the reader looked what there is.
+        ``before`` is the result of :meth:`newest` before the reader read the pointer.
         """
         with self._lock:
             now = self._newest.get(policy_id)
@@ -91,25 +91,25 @@ class Returned:
             return True
 
     def forget(self, policy_id: str) -> None:
-        """Forget a policy that was discarded."""
+        """Remove the record of a discarded policy."""
         with self._lock:
             self._newest.pop(policy_id, None)
 
 
 class FilePolicyStore(PolicyStore):
-    """Policies as files; one process publishes a policy, any number read it.
+    """Policies as files; one process publishes a policy, and any number of processes read it.
 
-    Each store object counts as one reader: what it returns of a policy never gets older. Safe
-    for use from many threads.
+    Each store object counts as one reader: it never returns an older version of a policy than
+    before. Safe to use from many threads.
 
     Args:
-        path: Folder that all workers share; see ``PrivateDir`` for what it must be. One that is
-            open is closed.
-        keep_versions: How many versions stay: a reader that was told of one has as many
-            publications of time to open it, and a damaged one has others to fall back to.
-        min_free_bytes: What to leave free on the disk.
+        path: Folder that all workers share; ``PrivateDir`` lists its requirements. An open
+            ``PrivateDir`` is closed.
+        keep_versions: Number of versions to keep. A reader can still open a version until this
+            many newer ones are published, and older versions can replace a damaged one.
+        min_free_bytes: Bytes to leave free on the disk.
         is_durable: Whether a published version survives a power cut. Not needed to resume: a
-            learner publishes again what it resumes from.
+            learner publishes the version again that it resumes from.
     """
 
     def __init__(
@@ -135,21 +135,21 @@ class FilePolicyStore(PolicyStore):
             self._policies = root.sub(POLICY_FOLDER)
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        """Make a version the newest one, if it is: an older one changes nothing.
+        """Publish a version; a version that is not newer than the newest one is ignored.
 
-        The newest one can be published again where ``newest`` of this store found it damaged.
+        The newest version can be published again if ``newest`` of this store found it damaged.
 
         Raises:
-            ProtocolError: the id is none, or the version not in [0, 10**12).
-            SchemaMismatchError: the state is no flat mapping of tensors or arrays.
-            StorageFullError: no room now; the newest version is the one it was.
-            ConfigError: it is larger than any reader takes.
+            ProtocolError: the id is not valid, or the version not in [0, 10**12).
+            SchemaMismatchError: the state is not a flat mapping of tensors or arrays.
+            StorageFullError: no room now; the newest version is unchanged.
+            ConfigError: it is larger than any reader accepts.
         """
         check_policy(policy_id, state, version)
         with self._publishing, self._policies.sub(policy_id) as folder:
             newest, life = _published(folder)
             if newest == version and (policy_id, life, version) in self._damaged:
-                life = secrets.token_hex(8)  # readers do not look at it again in the one it had
+                life = secrets.token_hex(8)  # with the old life, readers would skip it as damaged
             elif newest >= version:
                 return  # a learner that resumed from a checkpoint has to catch up first
             buffers, info = encode_policy(policy_id, state, version, self._max_bytes)
@@ -163,12 +163,12 @@ class FilePolicyStore(PolicyStore):
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, tensors of its own), or None when there is none newer.
+        """Return (version, new tensors), or None if there is no newer version.
 
-        Where the newest version is damaged, the one before it is returned, and the damage counted.
+        If the newest version is damaged, the previous one is returned, and the damage is counted.
 
         Raises:
-            DataCorruptError: something is published and none of it is whole.
+            DataCorruptError: all published versions are damaged.
         """
         check_id(policy_id, "policy_id")
         for _ in range(_MOVED_ON_TRIES):
@@ -185,7 +185,7 @@ class FilePolicyStore(PolicyStore):
         check_id(policy_id, "policy_id")
         try:
             with self._policies.sub(policy_id, create=False) as folder:
-                folder.unlink(POINTER)  # first, so that no reader is led to what goes next
+                folder.unlink(POINTER)  # first, so that no reader opens files being removed
             self._policies.remove_tree(policy_id)
         except DataMissingError:
             return
@@ -195,19 +195,19 @@ class FilePolicyStore(PolicyStore):
                 self._damaged -= {key for key in self._damaged if key[0] == policy_id}
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the file descriptors."""
         self._policies.close()
 
     @property
     def corrupt_count(self) -> int:
-        """Number of damaged versions met."""
+        """Number of damaged versions found."""
         return len(self._damaged)
 
     def _read_newest(
         self, policy_id: str, folder: PrivateDir, newer_than: int | None
     ) -> tuple[int, dict[str, Any]] | None:
         floor = -1 if newer_than is None else newer_than + 1
-        # Before the pointer is read: what another thread returns meanwhile may be newer than it.
+        # Read before the pointer: another thread may return a newer version after that.
         seen = self._returned.newest(policy_id)
         latest: _Latest | None = None
         try:
@@ -236,7 +236,7 @@ class FilePolicyStore(PolicyStore):
     def _load(
         self, folder: PrivateDir, key: tuple[str, str | None, int], latest: _Latest | None
     ) -> dict[str, Any] | None:
-        """Return the tensors of a version (policy, life, version), None where it is damaged."""
+        """Return the tensors of a version (policy, life, version), None if it is damaged."""
         if key in self._damaged:
             return None
         policy_id, _, version = key
@@ -247,7 +247,7 @@ class FilePolicyStore(PolicyStore):
             return decode_policy(policy_id, version, content, self._max_bytes, digest)
         except DataMissingError:
             if not is_announced or _read_pointer(folder) != latest:
-                raise _MovedOnError from None  # removed as an old one since we looked
+                raise _MovedOnError from None  # removed as an old version in between
             _logger.warning("policy %s: version %d is announced, not there", policy_id, version)
             return None
         except DataCorruptError as error:
@@ -263,20 +263,20 @@ class FilePolicyStore(PolicyStore):
                 folder.unlink(_file_of(found))
             folder.sweep()  # nobody else writes here
         except (RunFolderError, StorageFullError) as error:
-            # The version is out, and that is what was asked for; the next one tries again.
+            # The version is published; the next publication tries to remove them again.
             _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
 
 
 class _MovedOnError(Exception):
-    """What we were reading is no longer what there is; look again."""
+    """The versions changed while they were read; read again."""
 
 
 def check_policy(policy_id: str, state: Mapping[str, Any], version: int) -> None:
-    """Refuse what cannot be published.
+    """Check the arguments of ``publish``.
 
     Raises:
-        ProtocolError: the id is none, or the version not in [0, 10**12).
-        SchemaMismatchError: the state is no flat mapping of tensors or arrays.
+        ProtocolError: the id is not valid, or the version not in [0, 10**12).
+        SchemaMismatchError: the state is not a flat mapping of tensors or arrays.
     """
     check_id(policy_id, "policy_id")
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version < 10**12:
@@ -300,7 +300,7 @@ def encode_policy(
     max_bytes: int,
     algorithm: str = "xxh3-128",
 ) -> tuple[list[Buffer], FrameInfo]:
-    """Return the frame of a version; raises ConfigError for one that no reader takes."""
+    """Return the frame of a version; raises ConfigError if it is larger than ``max_bytes``."""
     value = {"policy_id": policy_id, "version": version, "state": dict(state)}
     buffers, info = encode_frame(_KIND, value, algorithm=algorithm)
     if info.size_bytes > max_bytes:
@@ -314,10 +314,10 @@ def encode_policy(
 def decode_policy(
     policy_id: str, version: int, content: Buffer, max_bytes: int, digest: str | None = None
 ) -> dict[str, Any]:
-    """Return the tensors of a version, in the memory of ``content``.
+    """Return the tensors of a version, as views of ``content``.
 
     Raises:
-        DataCorruptError: it is damaged, or another policy or version.
+        DataCorruptError: it is damaged, or of another policy or version.
     """
     found = decode_frame(_KIND, content, max_bytes, expected_digest=digest)
     if (found["policy_id"], found["version"]) != (policy_id, version):
@@ -326,7 +326,7 @@ def decode_policy(
 
 
 def _published(folder: PrivateDir) -> tuple[int, str]:
-    """Return the newest version, -1 for none, and the life that the next one belongs to."""
+    """Return the newest version, -1 if there is none, and the ``life`` of the next version."""
     try:
         latest = _read_pointer(folder)
     except DataMissingError:
@@ -340,7 +340,7 @@ def _read_pointer(folder: PrivateDir) -> _Latest:
     """Read the pointer.
 
     Raises:
-        DataMissingError: there is none; nothing was published.
+        DataMissingError: there is no pointer; nothing was published.
         DataCorruptError: it is damaged.
     """
     content = folder.read(POINTER, _POINTER_BYTES)
@@ -352,16 +352,17 @@ def _read_pointer(folder: PrivateDir) -> _Latest:
 
 @functools.lru_cache(maxsize=64)
 def _decode_pointer(content: bytes) -> _Latest:
-    # Readers look far more often than a version is published.
+    # Cached, as readers read the pointer far more often than a version is published.
     return msgspec.convert(decode_json(_POINTER_KIND, content, _POINTER_BYTES), _Latest)
 
 
 def _candidates(folder: PrivateDir, latest: _Latest | None, floor: int) -> Iterator[int]:
-    """Yield the versions to try, newest first; the folder is listed only past the first."""
+    """Yield the versions to try, newest first; the folder is listed only after the first one."""
     if latest is not None and latest.version >= floor:
         yield latest.version
     for version in _versions(folder):
-        # One beyond the pointer was never announced: its publisher died, or is about to.
+        # A version newer than the pointer is not announced: its publisher died, or has not
+        # replaced the pointer yet.
         if version >= floor and (latest is None or version < latest.version):
             yield version
 

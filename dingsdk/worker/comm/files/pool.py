@@ -1,4 +1,4 @@
-"""Files of deleted payloads, which new payloads are written into."""
+"""Files of deleted payloads, which are reused for new payloads."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from dingsdk.data import Buffer, PrivateDir
 
 _LIST_AGAIN_S = 0.01
-"""Listing the pool costs more than creating a file, so not for every file that it lacks."""
+"""Shortest time between two listings of the pool: a listing costs more than creating a file."""
 _AT_A_TIME = 256
-"""Names that are remembered from one listing of a pool."""
+"""Names that are kept from one listing of a pool."""
 
 
 class FilePool:
     """A folder of files that the processes of a run share.
 
     The file of a deleted payload is moved here, and a new payload is written into one of these
-    files. The pool has no owner: a process renames the file that it takes, so of two that reach for
-    the same file one gets it.
+    files. No process owns the pool: a process takes a file by renaming it, so if two processes try
+    to take the same file, only one gets it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FilePool:
         self._list_at = self._count_at = -_LIST_AGAIN_S
 
     def write(self, folder: PrivateDir, name: str, buffers: Sequence[Buffer]) -> bool:
-        """Write a file of another folder into one from here; return False if there is none.
+        """Write a file of another folder by reusing a file of the pool; False if there is none.
 
         Raises:
             StorageFullError, RunFolderError: as ``PrivateDir.rewrite``.
@@ -49,7 +49,7 @@ class FilePool:
         return pooled is not None and folder.rewrite(name, buffers, self.folder, pooled)
 
     def give(self, folder: PrivateDir, name: str, found: os.stat_result) -> bool:
-        """Move a file here; False where it is gone, no regular file, or too many are here."""
+        """Move a file to the pool; False if it is gone, not a regular file, or the pool is full."""
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return False
         if self._room <= 0:
@@ -64,12 +64,12 @@ class FilePool:
         return folder.move(name, self.folder, f"{secrets.token_hex(8)}.ding")
 
     def empty(self) -> int:
-        """Delete all files here, for their room on the disk; return how many there were."""
+        """Delete all files of the pool to free disk space; return their number."""
         self._known = []
         return sum(self.folder.unlink(name) for name in self.folder.names())
 
     def _take(self) -> str | None:
-        """Return the name of a file that is probably still there."""
+        """Return the name of a file that probably still exists, or None."""
         try:
             return self._known.pop()
         except IndexError:
@@ -81,7 +81,7 @@ class FilePool:
         names = self.folder.names()
         if not names:
             return None
-        # Where each begins elsewhere, few writers reach for the same file.
+        # A random start makes it rare that two writers try the same file.
         start = secrets.randbelow(len(names))
         self._known = (names[start:] + names[:start])[:_AT_A_TIME]
         return self._known.pop()

@@ -2,7 +2,7 @@
 
 A transport adds the connection (a ``Link``) and the server that accepts it; ``RequestSlaveEnd``,
 ``RequestMasterEnd`` and ``RequestHandler`` do the rest: numbering, repeats, incarnations, epochs.
-The secret that both sides prove to know is in here as well.
+The package also exports the secret that both sides must prove to know.
 """
 
 from typing import TYPE_CHECKING

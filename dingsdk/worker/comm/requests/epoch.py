@@ -1,4 +1,4 @@
-"""Which start of a run's master this is."""
+"""The epoch of a master: counts how often the master of a run was started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dingsdk.data import PrivateDir, decode_json, encode_json
 from dingsdk.errors import DataCorruptError, DataMissingError
 
 EPOCH_FILE = "epoch.json"
-"""Outlives a master: the id of the run, and how often its master was started."""
+"""File that outlives a master: the id of the run, and how often its master was started."""
 _EPOCH_KIND, _EPOCH_BYTES = "run-epoch", 4096
 """The kind of the file, and its largest size."""
 
@@ -22,12 +22,12 @@ class _Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def begin_epoch(folder: PrivateDir) -> tuple[str, int]:
-    """Note another start of the run's master; return the run's id and the start's number.
+    """Count a start of the run's master; return the run's id and the number of this start.
 
-    Messages carry both, so that what was meant for an earlier master never reaches this one.
+    Messages contain both, so that messages for an earlier master are not accepted by this one.
 
     Raises:
-        DataCorruptError: the file is damaged; starting over could repeat a number.
+        DataCorruptError: the file is damaged; counting from the beginning could repeat a number.
         RunFolderError, StorageFullError: it cannot be written.
     """
     try:

@@ -1,4 +1,4 @@
-"""A connection to a master as a worker sees it, and how a request's outcome travels."""
+"""A worker's connection to a master, and the answers to requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _Key = TypeVar("_Key", contravariant=True)
 
 
 class LinkError(Exception):
-    """No answer, or none of ours: the same request may be sent again."""
+    """There was no valid answer from our master: the same request may be sent again."""
 
 
 class ForeignAnswerError(LinkError):
-    """Something answered that does not know the secret, or does not accept ours."""
+    """The other end answered, but does not know the secret or does not accept ours."""
 
 
 class Answer(NamedTuple):
-    """An answer of the master, which is known to be the master's.
+    """An answer that was verified to come from the master.
 
-    ``status`` is 200, or as ``answer_of`` gives it.
+    ``status`` is 200, or the status of an error, see ``answer_of``.
     """
 
     status: int
@@ -37,12 +37,12 @@ class Link(Protocol[_Key]):
     """A connection to a master, for one request at a time."""
 
     def post(self, target: str, body: bytes, key: _Key, deadline: float) -> Answer:
-        """Send a request, return its answer.
+        """Send a request and return its answer.
 
         Args:
             target: ``/v1/<kind of request>``.
             key: Proves that both ends know the run's secret.
-            deadline: On the scheduler's clock.
+            deadline: Time on the scheduler's clock.
 
         Raises:
             LinkError: there was no answer before the deadline.
@@ -50,13 +50,13 @@ class Link(Protocol[_Key]):
         """
 
     def close(self) -> None:
-        """End the request that is under way, and every later one, with LinkError."""
+        """End the current request and every later one with LinkError."""
 
 
 def answer_of(error: Exception) -> Answer:
     """Return the answer to a request that failed: JSON with code, message and request_id.
 
-    An error that is no mistake of the sender's is logged, and its text stays here.
+    An error that the sender did not cause is logged, and its text is not sent.
     """
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     if not isinstance(error, DingError) or status == 500:
@@ -69,7 +69,7 @@ def answer_of(error: Exception) -> Answer:
 
 
 def error_answer(status: int, code: str, message: str, **facts: Any) -> Answer:
-    """Return an answer that says why there is no other."""
+    """Return an answer that reports an error."""
     facts.setdefault("request_id", secrets.token_hex(8))
     _log.debug("request %s: %s %s", facts["request_id"], code, message)
     return Answer(status, json.dumps({"code": code, "message": message, **facts}).encode())

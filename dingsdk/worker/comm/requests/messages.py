@@ -1,12 +1,12 @@
-"""What travels: the envelope of requests, and the tasks and answers in it.
+"""The message format: the envelope of requests, and the tasks and answers in it.
 
 An envelope is ``{v, run, epoch, worker, inc, seq, idem, type, body}``. Unknown fields are
-ignored, so that a later version may add some; another ``v`` is refused with the versions
-that are known.
+ignored, so that a later version may add fields; another ``v`` is refused with the supported
+versions.
 
-Tasks and answers are numbered from 1 within an incarnation. Each side keeps what it sent
-until the other has confirmed the number, and skips numbers that it has had: a request that is
-sent again, because its reply was lost, has the effect of one.
+Tasks and answers are numbered from 1 within an incarnation. Each side keeps the items that it sent
+until the other side has confirmed their numbers, and skips numbers that it has already received: a
+request that is repeated because its reply was lost takes effect only once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
 VERSION = 1
 """Version of the messages between workers and their master."""
 MAX_WAIT_S = 20.0
-"""Longest wait for a task that one request may ask for; a longer one is cut."""
+"""Longest wait for a task that one request may ask for; a longer wait is cut."""
 MAX_WANT = 1024
 """Most tasks that one request may ask for."""
 OVERHEAD_BYTES = 4096
-"""Room for an envelope and one item's own fields: more than they ever take."""
+"""Upper bound for the size of an envelope and one item's own fields."""
 
 _T = TypeVar("_T")
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """Body of the requests ``answer`` and ``leave``, and what is in most others."""
+    """Body of the requests ``answer`` and ``leave``, and base of ``Turn`` and ``Renew``."""
 
     answers: list[Answer]
 
@@ -91,7 +91,7 @@ BODIES: dict[str, type[Join | Body]] = {
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request. ``run`` is empty, ``epoch`` and ``inc`` are 0 before a join."""
+    """A request. Before a join, ``run`` is empty, and ``epoch`` and ``inc`` are 0."""
 
     run: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{0,64}\Z")]
     epoch: Number
@@ -127,9 +127,9 @@ class Stale(msgspec.Struct, frozen=True):
 
 
 def encode_request(request: Request, body: bytes) -> bytes:
-    """Return the request with ``body``, JSON already, in place of its own.
+    """Return the encoded request, with ``body`` (encoded JSON) in place of its own body.
 
-    Every other field is a checked id or a number.
+    The other fields need no escaping: each is a checked id or a number.
     """
     head = (
         f'{{"v":{VERSION},"run":"{request.run}","epoch":{request.epoch},'
@@ -140,10 +140,11 @@ def encode_request(request: Request, body: bytes) -> bytes:
 
 
 def decode_request(data: bytes, kind: str, max_bytes: int) -> Request:
-    """Return the request that the bytes encode, its body as the type in ``BODIES``.
+    """Return the decoded request, its body converted to the type in ``BODIES``.
 
     Raises:
-        ProtocolError: they are none of this kind; ``supported`` when only ``v`` is wrong.
+        ProtocolError: it is not a valid request of this kind; with the fact ``supported`` if only
+            ``v`` is wrong.
     """
     fields = decode_message(data, max_bytes)
     version = fields.get("v") if isinstance(fields, dict) else None
@@ -163,7 +164,7 @@ def convert(fields: Any, kind: type[_T]) -> _T:
     """Return decoded JSON as one of the types above.
 
     Raises:
-        ProtocolError: something is missing, of another type or out of range.
+        ProtocolError: a field is missing, of the wrong type or out of range.
     """
     try:
         return msgspec.convert(fields, kind)
@@ -176,11 +177,11 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     """Return a numbered task or answer as JSON.
 
     Raises:
-        ProtocolError: it is no plain data, or larger than a message may be.
+        ProtocolError: it is not plain data, or larger than a message may be.
     """
     names = Task.__struct_fields__ if isinstance(item, TaskMessage) else Answer.__struct_fields__
     fields = {"n": number, **{name: getattr(item, name) for name in names[1:]}}
-    # It travels inside of three containers; encoded so, its depth is checked as a whole.
+    # It is sent inside of three containers; encode it with them, so that its depth is checked.
     encoded = encode_message([[[fields]]])[3:-3]
     if len(encoded) > max_bytes - OVERHEAD_BYTES:
         raise ProtocolError(
@@ -196,7 +197,7 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
 def first_that_fit(
     items: Iterable[tuple[int, bytes]], max_bytes: int, want: int = MAX_WANT
 ) -> list[tuple[int, bytes]]:
-    """Return the first ``want`` numbered items, fewer where a message has no room; at least one."""
+    """Return up to ``want`` of the first items, as many as fit in a message, but at least one."""
     chosen: list[tuple[int, bytes]] = []
     room = max_bytes - OVERHEAD_BYTES
     for number, encoded in items:

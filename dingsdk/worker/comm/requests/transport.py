@@ -1,4 +1,4 @@
-"""A transport whose ends talk in requests: the master's end, and what is given out."""
+"""The base of transports that send messages as requests: the master's end and the transport."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from dingsdk.worker.comm.transport import (
 _log = logging.getLogger(__name__)
 
 TELL_S = 2.0
-"""How long a closing master waits for workers to ask. One without a task does so at once, as all
-are at the end of a run; one that is busy with a task, within ``slave_end.PRESENCE_S``."""
+"""How long a closing master waits for workers to send a request. A worker without a task sends one
+at once, a worker that is busy with a task within ``slave_end.PRESENCE_S``."""
 
 
 class Server(Protocol):
-    """What hands requests to the handler."""
+    """A server that passes requests to the handler."""
 
     def close(self, timeout_s: float) -> bool:
-        """End all connections; return whether that was done in time."""
+        """End all connections; return whether they ended in time."""
 
 
 class RequestMasterEnd(MasterEnd):
-    """Listens once opened; a transport says where, in ``listen``."""
+    """A master end that serves requests; a transport implements ``listen``."""
 
     def __init__(self) -> None:
         self._until_close = ExitStack()
@@ -52,12 +52,12 @@ class RequestMasterEnd(MasterEnd):
     def listen(
         self, listener: MasterListener, until_close: ExitStack
     ) -> tuple[RequestHandler, Server, str]:
-        """Begin to serve; return the handler, its server, and the address that workers dial.
+        """Begin to serve; return the handler, its server, and the address for workers.
 
         Args:
-            listener: For the handler.
-            until_close: What else the master holds; closed after the server, or at once where
-                this raises.
+            listener: The listener of the handler.
+            until_close: Register other resources of the master here; they are closed after the
+                server, or at once if this method raises.
         """
 
     def open(self, listener: MasterListener) -> str:
@@ -88,7 +88,7 @@ class RequestMasterEnd(MasterEnd):
             handler, server = self._handler, self._server
         deadline = time.monotonic() + timeout_s
         if handler is not None:
-            # A worker that is not told waits for a master that may come back.
+            # A worker that does not learn of the close waits for the master to come back.
             handler.close()
             handler.wait_told(min(TELL_S, timeout_s / 2))
         timeout_s = max(0.1, deadline - time.monotonic())
@@ -103,7 +103,7 @@ class RequestMasterEnd(MasterEnd):
 
 
 class RequestTransport(Transport):
-    """Keeps the ends that it gives out; a subclass makes them, and the stores.
+    """A transport that keeps a list of its ends; a subclass creates the ends and the stores.
 
     Args: as ``Transport``.
     """
@@ -113,7 +113,7 @@ class RequestTransport(Transport):
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self._lock = threading.RLock()
-        """Guards what is made when it is first asked for."""
+        """Guards the objects that are created at their first use."""
         self._masters: list[RequestMasterEnd] = []
         self._slaves: list[RequestSlaveEnd[Any]] = []
         self._scheduler = ThreadScheduler()
@@ -124,19 +124,19 @@ class RequestTransport(Transport):
 
     @abstractmethod
     def make_master_end(self) -> RequestMasterEnd:
-        """Return a master's end, which is not open yet; the lock is held."""
+        """Return a master end that is not open yet; the lock is held."""
 
     @abstractmethod
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Any]:
-        """Return an unjoined slave's end that dials ``address``; the lock is held.
+        """Return an unjoined slave end that connects to ``address``; the lock is held.
 
         Raises:
-            ConfigError: it is no address of this transport.
+            ConfigError: it is not an address of this transport.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Close the stores, and what else was made; all ends are closed, and the lock is held."""
+        """Close the stores and other objects; all ends are closed, and the lock is held."""
 
     def master_end(self) -> MasterEnd:
         with self._lock:
