@@ -1,4 +1,4 @@
-"""Inference: one process acts for the envs of many collectors, in batches."""
+"""Inference: one process computes the actions for the envs of many collectors, in batches."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The collectors' side: ask a server for actions, and act here where it does not answer."""
+"""The collector's side: asks a server for actions, and acts locally if it does not answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dingsdk.errors import DingError
 from dingsdk.worker.replay_server.link import Head, Link, decode_value, encode_value
 
 FOLDER = "inference"
-"""Folder of a run with the secret, and a file ``<server>.address`` a server."""
+"""Folder of a run with the secret, and one file ``<server>.address`` per server."""
 SUFFIX = ".address"
 MAX_BYTES = 256 << 20
 """Largest observations or actions in one message."""
 KIND = "inference"
 ANSWER_S = 1.0
-"""How long a server may take, before the collector acts by itself."""
+"""How long a server may take before the collector acts locally."""
 RETRY_S = 1.0
 """Pause before a server that did not answer is asked again."""
 
@@ -33,9 +33,10 @@ Acting = Callable[..., dict[str, Any]]
 
 
 class Act(Head, frozen=True):
-    """Act on the observations of the frame, for a collector.
+    """A request of a collector for actions on the observations in the frame.
 
-    ``is_exact`` asks for just this version of the policy; else any newer one will do.
+    With ``is_exact`` the actions must be of this version of the policy; otherwise a newer version
+    is allowed.
     """
 
     policy_id: str
@@ -44,13 +45,13 @@ class Act(Head, frozen=True):
 
 
 class Acted(Head, frozen=True):
-    """The frame has the actions, of this version of the policy."""
+    """The answer with the actions in the frame, of this version of the policy."""
 
     version: int
 
 
 class NotActed(Head, frozen=True):
-    """The server has no such policy, or it raised: the collector is to act by itself."""
+    """The server lacks the policy, or the policy raised: the collector must act locally."""
 
     text: str
 
@@ -58,12 +59,12 @@ class NotActed(Head, frozen=True):
 class InferenceClient:
     """Asks an inference server of the run. Not safe for use from several threads.
 
-    Every call has a deadline. While no server answers, the policy of the collector acts, which it
-    has for that; a server that comes back is used again within ``RETRY_S``.
+    Every call has a deadline. While no server answers, the collector's own policy acts; a server
+    that comes back is used again within ``RETRY_S``.
 
     Args:
         run_dir: Folder of the run.
-        name: Of the collector; of several servers it chooses one.
+        name: Name of the collector; if there are several servers, it selects one.
 
     Attributes:
         version: Version of the policy that gave the last actions.
@@ -78,12 +79,12 @@ class InferenceClient:
         self.version = 0
 
     def acting(self, act: Acting, asked: Callable[[], tuple[str, int, bool]]) -> Acting:
-        """Return ``BasePolicy.act``, done by a server where there is one.
+        """Return a function like ``BasePolicy.act`` that asks a server if there is one.
 
         Args:
-            act: The policy's own, which explores.
-            asked: Returns the id of the policy, the version that ``act`` has, and whether the
-                actions must be of just that version; else they may be of a newer one.
+            act: The collector's own ``act``, which explores.
+            asked: Returns the id of the policy, the version that ``act`` uses, and whether the
+                actions must be of exactly that version; otherwise a newer version is allowed.
         """
 
         def remote_act(
@@ -100,13 +101,13 @@ class InferenceClient:
         return remote_act
 
     def close(self) -> None:
-        """Hang up; idempotent."""
+        """Close the connection; idempotent."""
         if self._link is not None:
             self._link.close()
             self._link = None
 
     def _ask(self, head: Act, obs: Any, setting: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what the server answers; None where the collector is to act by itself."""
+        """Return the server's output; None if the collector must act locally."""
         if not self._is_connected():
             return None
         assert self._link is not None

@@ -45,7 +45,7 @@ class InferenceWorker(CommWorker):
     def _start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         with self.building(task_info):
             if self._server is not None:
-                self._server.close()  # of a task that was given up
+                self._server.close()  # the server of a task that was given up
             self._server = made = InferenceServer(
                 task_info["policy"],
                 self.policy_store,
@@ -101,7 +101,7 @@ class InferenceRole(Role):
         return {"task_id": task_id, "policy": to_plain(self.run_cfg["policy"]), "seed": seed}
 
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
-        """Have the worker act until the run ends."""
+        """Let the worker compute actions until the run ends."""
         start = {"name": "inference_start_task", "task_info": task}
         control.ask(state, start, "start_timeout_s")
         control.deal_with_task_started(state)

@@ -1,4 +1,4 @@
-"""The server: collects what many collectors ask, and asks the policy once."""
+"""The server: joins the requests of many collectors, and calls the policy once for them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, 
 GREETING_S = 5.0
 """How long a collector may take to prove that it knows the secret."""
 POLL_S = 0.2
-"""Longest wait for observations between two looks at whether the server is to end."""
+"""Longest wait for observations between two checks whether the server is to end."""
 MESSAGE_S = 5.0
 """How long a message may take, once it has begun."""
 IDLE_S = 3600.0
-"""How long a collector may say nothing before its connection is closed."""
+"""How long a collector may send nothing before its connection is closed."""
 LOOK_S = 0.02
-"""Pause between two looks for a newer policy."""
+"""Pause between two checks for a newer policy."""
 KEPT_VERSIONS = 4
-"""Policies that are kept, for collectors that still act with an older version."""
+"""Number of policy versions to keep, for collectors that still use an older version."""
 CLOSE_S = 5.0
 """How long the connections may take to end."""
 MOST_COLLECTORS = 4096
@@ -56,26 +56,27 @@ class _Request(NamedTuple):
     head: Act
     obs: Any
     setting: dict[str, Any]
-    """Keyword arguments of ``act``; of a recurrent policy ``state`` has one row an observation."""
+    """Keyword arguments of ``act``; a recurrent policy's ``state`` has one row per observation."""
     rows: int
 
 
 class InferenceServer:
-    """Acts for collectors on this host.
+    """Computes actions for collectors on this host.
 
-    Whatever has arrived while the policy computed is the next batch. Requests are joined that
-    ask the same version of a policy with the same settings.
+    All requests that arrive while the policy computes are handled next. Requests for the same
+    version of a policy with the same settings are joined into one batch.
 
     Args:
         policy_cfg: The config's ``policy`` section.
-        store: Where the versions of the policy are published.
-        run_dir: Gets the folder ``inference``: the secret, and the address of this server.
-        name: Of this server, unique in the run.
-        seed: Of exploration; None draws from the system.
+        store: Store in which the versions of the policy are published.
+        run_dir: Folder of the run; its folder ``inference`` gets the secret and the address of
+            this server.
+        name: Name of this server, unique in the run.
+        seed: Seed of exploration; None uses system entropy.
 
     Attributes:
-        request_count: Requests that were answered with actions.
-        batch_count: Calls of the policy for them.
+        request_count: Number of requests that were answered with actions.
+        batch_count: Number of policy calls for these requests.
 
     Raises:
         AuthError: the secret cannot be used.
@@ -92,7 +93,7 @@ class InferenceServer:
     ) -> None:
         self._policy_cfg, self._store, self._seed = policy_cfg, store, seed
         self._policies: dict[tuple[str, int], Any] = {}
-        """The last ones used by id and version; the one that was used last at the end."""
+        """Recently used policies by id and version; the last used one is at the end."""
         self._newest: dict[str, int] = {}
         self._looked_at: dict[str, float] = {}
         self.request_count = self.batch_count = 0
@@ -114,7 +115,7 @@ class InferenceServer:
         self._folder.write_atomic(self._file, [address.encode()])
 
     def run(self, advance: Callable[[], None] = lambda: None) -> None:
-        """Act until ``stop``; ``advance`` is called often."""
+        """Answer requests until ``stop``; ``advance`` is called often."""
         while not self._stop.is_set():
             advance()
             requests = self._take()
@@ -122,11 +123,11 @@ class InferenceServer:
                 self._answer(group)
 
     def stop(self) -> None:
-        """Let ``run`` return; at once, from any thread."""
+        """Let ``run`` return soon; may be called from any thread."""
         self._stop.set()
 
     def close(self) -> None:
-        """End all connections; idempotent. Collectors act by themselves from then on."""
+        """End all connections; idempotent. Collectors act locally from then on."""
         self._stop.set()
         if self._is_closed:
             return
@@ -146,7 +147,7 @@ class InferenceServer:
                 self._requests.put(_Request(link, head, obs, setting, rows))
 
     def _take(self) -> list[_Request]:
-        """Return all requests that wait, waiting a while for the first."""
+        """Return all waiting requests; wait up to ``POLL_S`` for the first one."""
         found: list[_Request] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._requests.get(timeout=POLL_S))
@@ -172,7 +173,7 @@ class InferenceServer:
             self.request_count += len(group)
             self.batch_count += 1
         except Exception as error:
-            # Each collector does the same by itself, and says what is wrong with its own.
+            # Each collector then calls its own policy, and reports its own error.
             answers = [NotActed(error_text(error)[:500])] * len(group)
             frames = [[]] * len(group)
         for each, answer, frame in zip(group, answers, frames, strict=True):
@@ -182,7 +183,7 @@ class InferenceServer:
                 each.link.shut_down()  # its thread closes it
 
     def _policy(self, head: Act) -> tuple[int, Any]:
-        """Return a version of the policy that serves a request, and the policy."""
+        """Return the version and the policy that serve a request."""
         key = (head.policy_id, head.version)
         if not head.is_exact or key not in self._policies:
             self._look(head.policy_id, head.version)
@@ -196,7 +197,10 @@ class InferenceServer:
         return key[1], policy
 
     def _look(self, policy_id: str, version: int) -> None:
-        """Load the newest version of a policy, if there may be one that was not loaded yet."""
+        """Load the newest version of a policy, if it is not loaded yet.
+
+        The store is read at most every ``LOOK_S``, but always if ``version`` is not loaded.
+        """
         now, newest = time.monotonic(), self._newest.get(policy_id)
         is_behind = newest is None or newest < version
         if not is_behind and now - self._looked_at[policy_id] < LOOK_S:
@@ -217,7 +221,7 @@ class InferenceServer:
 
 
 def _groups(requests: Sequence[_Request]) -> list[list[_Request]]:
-    """Return the requests that one call of a policy serves."""
+    """Group requests so that one policy call can serve each group."""
 
     def key(request: _Request) -> str:
         head = request.head
@@ -230,7 +234,7 @@ def _groups(requests: Sequence[_Request]) -> list[list[_Request]]:
 
 
 def _joined(group: Sequence[_Request]) -> dict[str, Any]:
-    """Return observations of several requests end to end, and states of a recurrent policy."""
+    """Return the concatenated observations of requests, and the states of a recurrent policy."""
     columns = [
         {"obs": each.obs} | ({_STATE: each.setting[_STATE]} if _STATE in each.setting else {})
         for each in group

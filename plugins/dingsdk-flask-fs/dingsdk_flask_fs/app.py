@@ -1,4 +1,4 @@
-"""The Flask application: one route a kind of request, one guard before them all."""
+"""The Flask application: one route for each kind of request, with one guard for all routes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def create_app(
 ) -> flask.Flask:
     """Return the WSGI application of a master.
 
-    Whatever passed the guard is answered with a signature. Errors are
-    ``{code, message, request_id}``; the id is in the log as well.
+    Answers to requests that passed the guard are signed. Errors are
+    ``{code, message, request_id}``; the id is also in the log.
     """
     app = flask.Flask(__name__, static_folder=None)
 
@@ -33,7 +33,7 @@ def create_app(
         environ[_NONCE] = guard.check(environ)
 
     def serve() -> flask.Response:
-        # The kind is the route's own name, so that no request can name another.
+        # The kind is the route's name, so that a request cannot name another kind.
         kind = str(flask.request.endpoint)
         body = flask.request.environ["dingsdk.body"]
         return _response(200, handler.handle(decode_request(body, kind, max_bytes)))

@@ -1,12 +1,13 @@
 """Signed requests and signed answers: HMAC-SHA256 with the run's secret.
 
-A request carries ``Authorization: DING-HMAC keyid=..,ts=..,nonce=..,mac=..`` over its method,
-its target, the time, a nonce and the hash of its body. Its answer is signed over the request's
-nonce, the status and the body, so that whoever took the master's port cannot answer for it.
+A request has the header ``Authorization: DING-HMAC keyid=..,ts=..,nonce=..,mac=..``, which signs
+its method, its target, the time, a nonce and the hash of its body. The answer's signature covers
+the request's nonce, the status and the body, so that another program that took the master's port
+cannot answer for the master.
 
-A nonce is the random name of a client's session and the number of the request in it. The
-verifier keeps, for each session, the highest number and which of the last ``WINDOW`` it has
-seen, as IPsec does: a request is taken once, for a few bytes a session whatever the load.
+A nonce is the random name of a client's session and the number of the request in it. For each
+session the verifier keeps the highest number, and which of the last ``WINDOW`` numbers it has
+received, as IPsec does: a request is accepted only once, with a few bytes of state per session.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from dingsdk.errors import AuthError
 from dingsdk.worker.comm.requests import Secret
 
 SKEW_S = 60
-"""How far the clock of a worker may be from that of the master."""
+"""How much the clocks of a worker and of the master may differ."""
 WINDOW = 1024
-"""Requests of a session that may arrive out of order, and once each."""
+"""The last requests of a session that may arrive out of order, once each."""
 SWEEP_S = 60.0
-"""How often sessions that are silent are forgotten."""
+"""How often silent sessions are deleted."""
 _KEPT_S = 2 * SKEW_S + 1
-"""Silence after which a session is forgotten: none of its requests is valid any more."""
+"""Silence after which a session is deleted: its requests are no longer valid by then."""
 MAC_HEADER = "X-Ding-Mac"
 
 Standing = Literal["stranger", "claimant", "known"]
@@ -43,10 +44,10 @@ _HEADER = re.compile(
 
 
 class Signer:
-    """The client's half. Thread safe.
+    """Signs requests and checks answers, for clients. Thread safe.
 
     Args:
-        secret: The run's.
+        secret: The run's secret.
         clock: Wall clock in seconds.
     """
 
@@ -65,16 +66,16 @@ class Signer:
         return f"DING-HMAC keyid={self._keyid},ts={ts},nonce={nonce},mac={mac}", nonce
 
     def is_answer(self, mac: str, nonce: str, status: int, body: bytes) -> bool:
-        """Return whether the answer to the request with ``nonce`` is the master's."""
+        """Return whether the answer to the request with ``nonce`` was signed by the master."""
         expected = _mac(self._key, "answer", nonce, str(status), body=body)
         return hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode())
 
 
 class Verifier:
-    """The server's half. Thread safe.
+    """Verifies requests and signs answers, for the server. Thread safe.
 
     Args:
-        secret: The run's.
+        secret: The run's secret.
         clock: Wall clock in seconds.
     """
 
@@ -87,10 +88,10 @@ class Verifier:
         self._sweep_at = 0.0
 
     def standing(self, header: str) -> Standing:
-        """Return what a request claims, at no cost.
+        """Classify a request by its header, without checking the signature.
 
-        A *stranger* does not even name our key, a *claimant* does, and the session of one that
-        is *known* has sent genuine requests lately. Only ``verify`` tells whether it is true.
+        A *stranger* does not name our key, and a *claimant* does. For *known*, the session has
+        also sent genuine requests recently. Only ``verify`` checks whether the claim is true.
         """
         found = _HEADER.fullmatch(header)
         if found is None or found[1] != self._keyid:
@@ -99,7 +100,7 @@ class Verifier:
             return "known" if found[3] in self._sessions else "claimant"
 
     def verify(self, header: str, method: str, target: str, body: bytes) -> str:
-        """Return the nonce of a request that is genuine, timely and new.
+        """Check that a request is genuine, timely and new; return its nonce.
 
         Raises:
             AuthError: it is not; ``reason`` is for the log, not for the peer.
@@ -108,7 +109,7 @@ class Verifier:
         if found is None:
             raise _refused("malformed" if header else "missing")
         keyid, ts, session, number, mac = found.groups()
-        if keyid != self._keyid:  # no secret: every genuine request shows it
+        if keyid != self._keyid:  # no constant-time check: the key id is not secret
             raise _refused("key")
         nonce = f"{session}-{number}"
         expected = _mac(self._key, "request", method, target, ts, nonce, body=body)
@@ -127,7 +128,7 @@ class Verifier:
     def _take(self, name: str, number: int, now: float) -> None:
         with self._lock:
             if now >= self._sweep_at or now < self._sweep_at - 2 * SWEEP_S:
-                # A request is refused for its time before its session is forgotten.
+                # Requests of a session are too old to be accepted before it is deleted.
                 kept = {k: s for k, s in self._sessions.items() if now - s.seen_at <= _KEPT_S}
                 self._sessions, self._sweep_at = kept, now + SWEEP_S
             session = self._sessions.setdefault(name, _Session())
@@ -145,7 +146,7 @@ class _Session:
         self.seen_at = 0.0
 
     def take(self, number: int) -> bool:
-        """Note a number; False when it was taken before or is too old to tell."""
+        """Record a number; False if it was recorded before or is too old to know."""
         ahead = number - self.highest
         if ahead > 0:
             shifted = self.seen << ahead if ahead < WINDOW else 0
@@ -160,7 +161,7 @@ class _Session:
 
 
 def _key_id(key: bytes) -> str:
-    """Return a name for the key that says nothing about it."""
+    """Return an id for the key that reveals nothing about the key."""
     return hmac.digest(key, b"dingsdk key id", "sha256").hex()[:16]
 
 

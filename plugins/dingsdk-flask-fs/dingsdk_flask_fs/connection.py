@@ -1,8 +1,8 @@
 """One kept-alive connection to the master, on which every wait ends at a deadline.
 
-urllib3 speaks HTTP; it follows no redirects here, uses no proxies and decodes nothing. Its
-timeouts are per read, which a peer that drips bytes can stretch without end, so the socket
-below it is given the deadline of the whole request.
+urllib3 implements HTTP; here it follows no redirects, uses no proxies and decodes nothing. Its
+timeouts apply to each read, so a peer that sends single bytes could extend a request without limit.
+Therefore its socket gets the deadline of the whole request.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0
-"""How long a connection to the master may take."""
+"""How long connecting to the master may take."""
 _LENGTH = re.compile(r"[0-9]{1,12}")
 
 
 class Connection:
-    """Thread safe: requests on one connection wait for each other.
+    """A connection to the master. Thread safe: requests on one connection wait for each other.
 
     Args:
-        host: As configured here; nothing that is received changes it.
-        port: Likewise.
-        max_bytes: The largest answer that is read.
+        host: The configured host; received data never changes it.
+        port: The configured port.
+        max_bytes: Size of the largest answer that is read.
     """
 
     def __init__(self, host: str, port: int, max_bytes: int) -> None:
@@ -46,17 +46,17 @@ class Connection:
         self._is_closed = False
 
     def post(self, target: str, body: bytes, key: Signer, deadline: float) -> Answer:
-        """Send a request, return its answer.
+        """Send a request and return its answer.
 
         Args:
             target: The path.
             body: The message.
             key: Signs the request, and checks the answer.
-            deadline: On the monotonic clock.
+            deadline: Time on the monotonic clock.
 
         Raises:
-            LinkError: there was none before the deadline.
-            ForeignAnswerError: it was not signed with our secret.
+            LinkError: there was no answer before the deadline.
+            ForeignAnswerError: the answer was not signed with our secret.
         """
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise LinkError("the connection is busy")
@@ -80,18 +80,18 @@ class Connection:
             self._lock.release()
 
     def close(self) -> None:
-        """End the request that is under way, and every later one, with LinkError."""
+        """End the current request and every later one with LinkError."""
         with self._state:
             self._is_closed = True
             if self._link is not None:
                 self._link.shut()
-        # Whoever is in a request closes the descriptor itself; it may not be reused before.
+        # The thread in a request closes the descriptor itself, so that it is not reused too early.
         if self._lock.acquire(timeout=1.0):
             self._hang_up()
             self._lock.release()
 
     def _linked(self, deadline: float) -> _Link:
-        """Return a connection whose waits end at the deadline, dialled anew where needed."""
+        """Return a connection whose waits end at the deadline; connect again if needed."""
         link = self._link
         if link is not None and not link.is_connected:
             # The server closed it while it was idle, as servers do.
@@ -119,7 +119,7 @@ class Connection:
     ) -> tuple[int, Mapping[str, str], bytes]:
         headers = {"Authorization": authorization, "Content-Type": "application/json"}
         link.request("POST", target, body, headers, preload_content=False, decode_content=False)
-        with link.getresponse() as answer:  # one without a length would keep the socket
+        with link.getresponse() as answer:  # an answer without a length would keep the socket
             length = answer.headers.get("content-length", "")
             if "transfer-encoding" in answer.headers or not _LENGTH.fullmatch(length):
                 raise LinkError("an answer without a length")
@@ -129,7 +129,7 @@ class Connection:
 
 
 class _WholeHead(http.client.HTTPResponse):
-    """Refuses headers that were cut off, which urllib3 otherwise logs at length and goes on."""
+    """Refuses headers that were cut off; urllib3 otherwise logs them at length and continues."""
 
     def begin(self) -> None:
         super().begin()
@@ -137,7 +137,7 @@ class _WholeHead(http.client.HTTPResponse):
 
 
 class _Link(HTTPConnection):
-    """urllib3's connection on a socket with one deadline for all that it does."""
+    """urllib3's connection, on a socket with one deadline for all its operations."""
 
     sock: Any
     response_class = _WholeHead
@@ -150,15 +150,15 @@ class _Link(HTTPConnection):
 
     @property
     def is_own_echo(self) -> bool:
-        """Whether a dial to a free port of this host found itself at the other end."""
+        """Whether the socket is connected to itself, as can happen with a free local port."""
         try:
             return bool(self.sock.getsockname() == self.sock.getpeername())
         except OSError:
             return True
 
     def shut(self) -> None:
-        """End whatever waits on the socket, from another thread; it is closed by its user."""
-        with contextlib.suppress(OSError):  # it ended by itself
+        """End all waits on the socket, from another thread; the thread that uses it closes it."""
+        with contextlib.suppress(OSError):  # it has already ended
             self.sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,4 +1,4 @@
-"""The lock that gives a folder to one run at a time."""
+"""The lock that lets only one run at a time use a folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LOCK_NAME = "lock"
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold an existing folder, taken at once; the end of the process lets it go, too.
+    """Lock an existing folder without waiting; the end of the process also releases the lock.
 
     Raises:
-        RunDirLockedError: another run has it.
-        RunFolderError: it cannot be written to.
+        RunDirLockedError: another run holds the lock.
+        RunFolderError: the folder cannot be written to.
     """
     path, text = folder / LOCK_NAME, str(folder)
     lock = FileLock(path, timeout=0, mode=0o600, thread_local=False)
     owner = ""
-    with contextlib.suppress(OSError):  # before it is taken, which empties the file
+    with contextlib.suppress(OSError):  # before acquiring the lock, which empties the file
         owner = path.read_text(encoding="utf-8", errors="replace")[:200]
     try:
         lock.acquire()

@@ -1,4 +1,4 @@
-"""Who may speak to the server: every request passes here first, and is refused by default."""
+"""Access control of the server: checks every request first, and refuses it by default."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _log = logging.getLogger(__name__)
 
 HEALTH = "/healthz"
 LOG_EVERY_S = 1.0
-"""Shortest time between two lines of the log about refused requests."""
+"""Shortest time between two log lines about refused requests."""
 BURST = 32
-"""Failures that an address may have at once."""
+"""Number of failures that an address may have at once."""
 PER_S = 1.0
-"""Failures a second that an address may have for ever after."""
+"""Failures per second that an address may have after that."""
 MAX_ENTRIES = 4096
-"""Addresses, with their kinds of sender, that are remembered."""
+"""Largest number of stored pairs of an address and a kind of sender."""
 SMALL_BYTES = 16 << 10
-"""Largest request of a new worker whose signature is checked even after many failures: that costs
-less than to refuse it. A join is smaller."""
+"""Largest request of a new worker whose signature is checked even after many failures: the check
+costs less than refusing the request. A join is smaller."""
 
 
 class Refusal(Exception):  # noqa: N818 - an outcome, not an error
-    """Why a request goes no further: an HTTP status, a constant body, and when to come back."""
+    """A refused request: an HTTP status, a constant body, and when to try again."""
 
     def __init__(self, status: int, code: str, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -42,16 +42,16 @@ class Refusal(Exception):  # noqa: N818 - an outcome, not an error
 
 
 class Throttle:
-    """One allowance of failures for each address and kind of sender. Thread safe.
+    """Limits the failures of each address and kind of sender. Thread safe.
 
-    A failure takes one of ``burst``, which come back at ``per_s``. While there is none left,
-    the server does no work for such a sender. Memory is bounded: the address that was heard of
-    longest ago is forgotten.
+    A failure uses up one of ``burst`` allowed failures; they refill at ``per_s``. While none is
+    left, the server does no work for this sender. Memory is bounded: the entry with the oldest
+    failure is deleted.
 
     Args:
         burst: Failures allowed at once.
-        per_s: Failures allowed for ever after.
-        max_entries: Addresses and kinds remembered.
+        per_s: Failures allowed per second after that.
+        max_entries: Largest number of stored pairs of an address and a kind.
         clock: Monotonic seconds.
     """
 
@@ -70,20 +70,21 @@ class Throttle:
         self._left: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Number of entries remembered."""
+        """Return the number of stored entries."""
         return len(self._left)
 
     def wait_s(self, address: str, kind: str) -> float:
-        """Return how long such a sender has to wait, 0 where it may be listened to now."""
+        """Return how many seconds this kind of sender has to wait, 0 if it may send now."""
         with self._lock:
             left = self._allowance((network_of(address), kind))
         return 0.0 if left >= 1 else (1 - left) / self._per_s
 
     def note_failure(self, address: str, kind: str) -> None:
-        """Count a failed request of an address."""
+        """Count a failed request from an address."""
         key = network_of(address), kind
         with self._lock:
-            # Requests that were being checked at the same time may overdraw it; not for ever.
+            # Requests that are checked at the same time may use more than is left, but not
+            # without limit.
             left = max(self._allowance(key) - 1, -1.0)
             self._left[key] = (left, self._clock())
             self._left.move_to_end(key)
@@ -96,7 +97,7 @@ class Throttle:
 
 
 def ip_address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return a literal address; None for anything else."""
+    """Return a literal IP address; None for any other text."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -104,7 +105,7 @@ def ip_address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 
 
 def network_of(address: str) -> str:
-    """Return what one sender cannot vary: an IPv4 address, the /64 of an IPv6 address."""
+    """Return the part that one sender cannot vary: an IPv4 address, or the /64 of an IPv6 one."""
     found = ip_address_of(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is None:
@@ -114,27 +115,28 @@ def network_of(address: str) -> str:
 
 
 class Guard:
-    """Checks a request before anything reads its body.
+    """Checks a request before its body is read.
 
-    The order is: whom it was sent to (Host), who made it send (a browser never may), how
-    much, of which type, and whether the sender holds the secret.
+    It checks in this order: the server's name (Host), that no browser sent the request, its
+    length, its type, and whether the sender knows the secret.
 
-    Whoever fails to prove that too often is answered 429 unheard. All workers of a host share
-    an address, on loopback with everybody else there, so an address alone must never lock a
-    worker out. What a request claims decides which allowance it draws on: one for requests that do
-    not name our key, one for those that do. Small ones that name it are always checked, as the
-    first request of a worker is small; so are those of sessions that have sent genuine requests,
-    as only who can read a worker's requests knows its session's name (64 random bits). So nobody
-    is kept from joining or working by what others send.
+    A sender that fails the last check too often gets 429 without a check of the signature. All
+    workers of a host share an address, on loopback with all other programs of the host, so an
+    address alone must never lock out a worker. Failures are therefore counted separately for
+    requests that name our key and requests that do not. Small requests that name it are always
+    checked, as a worker's first request is small. Requests of sessions that have sent genuine
+    requests are also always checked, as only someone who can read a worker's requests knows its
+    session's name (64 random bits). So the requests of others cannot keep a worker from joining or
+    working.
 
     Args:
         verifier: Checks the signature.
         throttle: Counts the failures.
-        hosts: Names that this server goes by, lower case, without the port.
-        any_address: Whether any literal IP address is one of its names too. A page that
+        hosts: Names of this server, lower case, without the port.
+        any_address: Whether any literal IP address is also accepted as its name. A web page that
             rebinds its own domain to this host sends that domain as Host, never an address.
-        max_bytes: The largest body.
-        clock: Monotonic seconds, for the pace of the log.
+        max_bytes: Size of the largest body.
+        clock: Monotonic seconds, to limit the log.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class Guard:
         """Return the nonce of a genuine request; None for the health check.
 
         Raises:
-            Refusal: anything else.
+            Refusal: for any other request.
         """
         try:
             return self._check(environ)
@@ -218,7 +220,7 @@ class Guard:
         return name in self._hosts or (self._any_address and ip_address_of(name) is not None)
 
     def _note(self, environ: Mapping[str, Any], refusal: Refusal) -> None:
-        """Log refusals, at most one line a second whatever comes."""
+        """Log refusals, at most one line per ``LOG_EVERY_S``."""
         with self._lock:
             self._refused += 1
             now = self._clock()
@@ -237,5 +239,5 @@ class Guard:
 
 
 def target_of(environ: Mapping[str, Any]) -> str:
-    """Return the request's target as it was sent: what the signature covers."""
+    """Return the request's target as it was sent, which the signature covers."""
     return str(environ.get("REQUEST_URI") or environ.get("PATH_INFO", ""))

@@ -1,4 +1,4 @@
-"""The coordinator's end: a request handler, and the server that workers dial."""
+"""The coordinator's end: a request handler, and the server that workers connect to."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
-"""Threads that serve requests which do not wait."""
+"""Fewest threads that are reserved for requests that do not wait."""
 
 
 class HttpMasterEnd(RequestMasterEnd):
-    """Listens once opened, on ``http://host:port``.
+    """A master end that listens on ``http://host:port`` once it is opened.
 
     Args:
-        cfg: ``system.transport``, complete.
+        cfg: The complete section ``system.transport``.
         folder: The transport's own folder.
     """
 
@@ -50,8 +50,8 @@ class HttpMasterEnd(RequestMasterEnd):
 
         Raises:
             AuthError: the secret cannot be used.
-            InsecureBindError: others could reach the address, and no secret was chosen.
-            PortInUseError: the address is taken.
+            InsecureBindError: other hosts could reach the address, and the user set no secret.
+            PortInUseError: the address is in use.
             RunDirLockedError: another run uses the folder.
         """
         cfg = self._cfg

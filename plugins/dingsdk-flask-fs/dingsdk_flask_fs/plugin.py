@@ -1,4 +1,4 @@
-"""What the plugin registers under the type key ``flask_fs``."""
+"""The parts that the plugin registers under the type key ``flask_fs``."""
 
 from __future__ import annotations
 

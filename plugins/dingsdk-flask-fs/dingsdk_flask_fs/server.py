@@ -1,4 +1,4 @@
-"""A waitress server that has a life of its own: it starts, reports its port, and closes."""
+"""A waitress server that can be started and closed, and reports its port."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _log = logging.getLogger(__name__)
 HEADER_BYTES = 16 << 10
 """Largest headers of a request."""
 BACKLOG = 512
-"""Connections that wait to be accepted."""
+"""Most connections that wait to be accepted."""
 FLUSH_S = 0.5
-"""How long the last answers may take to leave, once the requests are served."""
+"""How long sending the last answers may take, once the requests are served."""
 SWEEP_S = 0.25
-"""How often connections whose request does not come in are looked for."""
+"""How often to check for connections whose request does not arrive."""
 CROWDED = 0.75
-"""Share of the connections from which on requests that do not come in are given up sooner."""
+"""The server is crowded when this share of the connections is in use."""
 CROWDED_READ_S = 1.0
-"""How long a request may take to come in while the server is crowded."""
+"""How long a request may take to arrive while the server is crowded."""
 
 
 class HttpServer:
-    """Serves one WSGI application on one address, from threads of its own.
+    """Serves one WSGI application on one address, on its own threads.
 
     Args:
         host: Address to bind.
-        port: Port to bind; 0 for any free one.
+        port: Port to bind; 0 for any free port.
         threads: Requests served at the same time.
-        connections: Connections held at the same time; more wait to be accepted.
-        max_bytes: The largest body; a larger one is refused before it is read.
-        read_s: How long a request may take to come in, however steadily it drips; the first one
-            counts from the connection on. Less where connections run short, for else whoever
-            opens enough of them locks everybody out.
+        connections: Connections held at the same time; further ones wait to be accepted.
+        max_bytes: Size of the largest body; a larger one is refused before it is read.
+        read_s: Seconds for a request to arrive completely; for the first request of a connection,
+            counted from the start of the connection. Shorter while the server is crowded, as
+            otherwise a client could lock out all others by opening many connections.
 
     Raises:
-        PortInUseError: the address is taken, or not this host's to take.
+        PortInUseError: the address is in use, or this host may not use it.
         ConfigError: the host has no address.
     """
 
@@ -62,7 +62,7 @@ class HttpServer:
         max_bytes: int,
         read_s: float = 10.0,
     ) -> None:
-        # Bound before any thread exists, so that a failure leaves nothing behind.
+        # Bound before any thread is started, so that a failure needs no cleanup.
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._threads = threads
@@ -80,7 +80,7 @@ class HttpServer:
             backlog=BACKLOG,
             ident="dingsdk",
             log_socket_errors=False,
-            clear_untrusted_proxy_headers=False,  # nothing here reads them
+            clear_untrusted_proxy_headers=False,  # they are never read
         )
         self._map: dict[int, Any] = {}
         self._dispatcher = _Dispatcher()
@@ -119,11 +119,11 @@ class HttpServer:
         if self._loop is None:
             self._socket.close()
             return True
-        assert self._server is not None  # made with the loop
+        assert self._server is not None  # created with the loop
         ended = self._dispatcher.end(deadline)
         self._flush_until = min(deadline, time.monotonic() + FLUSH_S)
         self._is_stopped = True
-        # The loop may end by itself now, but closes nothing: the trigger is still ours.
+        # The loop may end by itself now, but it closes nothing, so the trigger still works.
         self._server.pull_trigger()
         self._loop.join(max(0.1, deadline - time.monotonic()))
         if self._loop.is_alive():
@@ -141,7 +141,7 @@ class HttpServer:
                 _log.exception("the http server's loop goes on after an error")
 
     def _sweep(self) -> None:
-        """Hang up on those whose request does not come in. No thread of the pool waits for it."""
+        """Close connections whose request does not arrive in time; no pool thread waits for it."""
         now = time.monotonic()
         if now < self._sweep_at:
             return
@@ -156,13 +156,13 @@ class HttpServer:
         return [each for each in self._map.values() if isinstance(each, _Channel)]
 
     def _has_unsent(self) -> bool:
-        """Whether answers that were given wait to be sent, and may still wait."""
+        """Return whether answers wait to be sent and the time for sending is not over."""
         is_waiting = any(channel.total_outbufs_len > 0 for channel in self._channels())
         return is_waiting and time.monotonic() < self._flush_until
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection that knows since when a request of it has been on its way."""
+    """A connection that stores when its current request began to arrive."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.begun_at: float | None = time.monotonic()
@@ -182,7 +182,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]
 
 
 class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
-    """Waitress's pool, with threads that can be waited for."""
+    """Waitress's thread pool, with threads that can be joined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
 
     def end(self, deadline: float) -> bool:
         self.set_thread_count(0)
-        # Whoever closes may be served by one of them: what a request reported made it close.
+        # The caller may itself be one of these threads, if a request caused the close.
         others = [each for each in self._started if each is not threading.current_thread()]
         for thread in others:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -226,7 +226,7 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
     listener = socket.socket(family, kind, proto)
     try:
-        # Otherwise a port stays taken for a minute after its last connection.
+        # Otherwise a port stays in use for a minute after its last connection.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         # Two sockets may be bound to one address until one of them listens.

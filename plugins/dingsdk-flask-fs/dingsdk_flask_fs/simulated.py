@@ -1,6 +1,6 @@
 """The transport's protocol in a simulation: its two ends, over simulated connections.
 
-HTTP, signatures and files are left out; ``dingsdk.testing.simulation`` has stores of its own.
+HTTP, signatures and files are left out; ``dingsdk.testing.simulation`` has its own stores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SimulatedFlaskFS(SimulatedTransport):
 
     Args:
         process: The process.
-        disk: What all processes share.
+        disk: The storage that all processes share.
     """
 
     def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
@@ -57,7 +57,7 @@ class SimulatedFlaskFS(SimulatedTransport):
 
 
 class _Link:
-    """Stands where a ``Connection`` does."""
+    """Replaces ``Connection``."""
 
     def __init__(self, process: SimulatedProcess, address: str) -> None:
         self._clock = process.scheduler.clock
@@ -75,7 +75,7 @@ class _Link:
 
 
 class _MasterEnd(MasterEnd):
-    """Stands where a ``HttpMasterEnd`` does."""
+    """Replaces ``HttpMasterEnd``."""
 
     def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
         self._process = process

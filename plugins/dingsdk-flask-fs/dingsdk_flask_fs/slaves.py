@@ -1,4 +1,4 @@
-"""Slaves for collectors and learners of one's own, with the task names of the coordinator."""
+"""Slaves for custom collectors and learners, with the task names of the coordinator."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dingsdk.worker.comm import Slave, Transport, WorkerInfo
 
 
 class _NamedSlave(Slave):
-    """Calls ``callback_fn[deal_with_...]`` for each task that its role knows.
+    """Calls ``callback_fn[deal_with_...]`` for each kind of task of its role.
 
-    Answers about a task carry its ``task_id`` and ``buffer_id``, unless the function gave some.
+    Answers to a task have its ``task_id`` and ``buffer_id``, unless the function returns its own.
 
     Args:
         transport: Connects it with its master.
-        info: Who this worker is.
-        callback_fn: ``deal_with_...`` -> function; all of the role's are needed.
+        info: This worker's id, role and resources.
+        callback_fn: ``deal_with_...`` -> function; all functions of the role are required.
     """
 
     _table: ClassVar[Mapping[str, tuple[str, str | None]]]
-    """Task name -> (callback, key of the task that it gets; None: nothing)."""
+    """Task name -> (callback, key of the task to pass to it; None: call it without arguments)."""
 
     def __init__(
         self,

@@ -41,31 +41,31 @@ TYPE_KEY = "flask_fs"
 
 
 class FlaskFSTransport(RequestTransport):
-    """Workers as processes of any hosts: signed HTTP, and a folder for payloads and policies."""
+    """Workers as processes on any hosts: signed HTTP, and a folder for payloads and policies."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset(
         {"many_processes", "survives_faults"}
     )
-    """What `dingsdk check` holds it to beyond the rules for all transports."""
+    """Optional capabilities that `dingsdk check` tests besides the rules for all transports."""
 
     class Config(Transport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``.
 
         Attributes:
             host: Address that the coordinator listens on.
-            port: TCP port that it listens on; 0 for any free one.
-            data_dir: Folder that all workers share; ``<run folder>/transport`` when empty.
+            port: TCP port that the coordinator listens on; 0 for any free port.
+            data_dir: Folder that all workers share; if empty, ``<run folder>/transport``.
             keep_data: Whether the files in ``data_dir`` stay after the run.
             allowed_hosts: Further host names that workers may use for the coordinator.
             threads: Requests served at once; up to three quarters of them may wait for tasks.
             max_connections: Connections that may be open at once.
             max_payload_bytes: Largest payload that is written or read, in bytes.
             max_policy_bytes: Largest policy that is written or read, in bytes.
-            min_free_bytes: Free bytes on the disk of ``data_dir`` below which collectors wait.
-            keep_policy_versions: Versions of a policy that stay on disk.
-            durability: With ``process`` payloads and policies survive the end of a process, with
-                ``power`` also a power cut, at a third of the speed.
-            digest: Digest of payloads: xxh3 finds damage, sha256 also finds forgeries.
+            min_free_bytes: Collectors wait while the disk of ``data_dir`` has fewer free bytes.
+            keep_policy_versions: Number of versions of a policy to keep on disk.
+            durability: With ``process``, payloads and policies survive the end of a process; with
+                ``power``, also a power cut, at a third of the speed.
+            digest: Digest of payloads: xxh3 detects damage, sha256 also detects forgeries.
             max_message_bytes: Largest message, in bytes.
             request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
             lost_after_s: Seconds of silence after which a worker gives up its coordinator.
@@ -170,13 +170,13 @@ class FlaskFSTransport(RequestTransport):
 
 
 def _remove_files(path: Path) -> None:
-    """Remove what a run left in the folder that its workers shared, and the folder if empty.
+    """Remove a run's files from the folder that its workers shared, and the folder if empty.
 
-    Files that others put there stay, and so does a secret that the user named.
+    Files of others stay, and so does a secret file that the user named.
 
     Raises:
         RunDirLockedError: another run uses the folder.
-        RunFolderError: something cannot be removed, or the folder is not ours.
+        RunFolderError: a file cannot be removed, or the folder is not ours.
     """
     from dingsdk.worker.comm.files import DATA_FOLDERS, POLICY_FOLDER
 
@@ -191,7 +191,7 @@ def _remove_files(path: Path) -> None:
         if named.resolve() != (path / SECRET_NAME).resolve():
             root.unlink(SECRET_NAME)
         root.sweep()
-    with contextlib.suppress(OSError):  # not empty: it is somebody else's as well
+    with contextlib.suppress(OSError):  # not empty: it has files of others
         path.rmdir()
 
 

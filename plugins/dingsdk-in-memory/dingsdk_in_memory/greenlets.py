@@ -1,8 +1,8 @@
 """Jobs as greenlets of one thread.
 
-Two threads that are both busy with Python hand the interpreter over about every 5 ms, and
-lose it at every call that releases it, such as a small torch operation. Greenlets on one
-thread hand over in under a microsecond, exactly where a job waits or yields.
+Two threads that both run Python code switch about every 5 ms, and also at every call that
+releases the interpreter lock, such as a small torch operation. Greenlets on one thread switch in
+under a microsecond, and only where a job waits or yields.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dingsdk_in_memory.schedule import ScheduleWriter, read_schedule
 _log = logging.getLogger(__name__)
 
 _OF_THE_RUN = re.compile("[0-9a-f]{12}")
-"""Part of a job's name that is drawn anew in each run."""
+"""Random part of a job's name, which differs in each run."""
 IDLE_S = 0.05
-"""Longest sleep while all jobs wait; other threads that notify end it earlier."""
+"""Longest sleep while all jobs wait; a notification from another thread ends it earlier."""
 REPLAY_WAIT_S = 5.0
 """How long a replay waits for a job that another thread starts."""
 
 
 class GreenletCondition:
-    """A condition for the jobs of one GreenletScheduler and for any thread beside them.
+    """A condition for the jobs of one GreenletScheduler and for any other thread.
 
-    A parked job is looked at again only after ``notify_all``, as with a real condition.
+    The predicate of a waiting job is checked again only after ``notify_all`` or at its deadline.
     """
 
     def __init__(self, scheduler: GreenletScheduler) -> None:
@@ -77,7 +77,7 @@ class GreenletCondition:
 
 
 class GreenletJob(Job):
-    """A job that runs as a greenlet of the scheduler, made on its thread."""
+    """A job that runs as a greenlet, which is created on the scheduler's thread."""
 
     def __init__(self, function: Callable[[], None], name: str, ended: GreenletCondition) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class GreenletJob(Job):
         self.deadline = 0.0
 
     def run(self) -> None:
-        """Call the function; its exception becomes ``error``."""
+        """Call the function; store its exception in ``error``."""
         try:
             self._function()
         except BaseException as error:
@@ -100,7 +100,7 @@ class GreenletJob(Job):
         self._end()
 
     def cancel(self, error: BaseException) -> None:
-        """End it before it has begun."""
+        """End the job before it has begun."""
         self.error = error
         self._end()
 
@@ -119,7 +119,7 @@ class GreenletJob(Job):
 
 
 class GreenletScheduler(Scheduler):
-    """Runs every job on one thread of its own, which starts with the first job that is not held."""
+    """Runs all jobs on one thread, which starts with the first job that is not held."""
 
     is_cooperative = True
 
@@ -141,20 +141,20 @@ class GreenletScheduler(Scheduler):
         self._replayed: threading.Event | None = None
         self._numbers = 0
         self._turn_s: float | None = None
-        """What the clock says in this turn, where it is recorded or replayed."""
+        """The time in this turn, if turns are recorded or replayed; otherwise None."""
 
     def record(self, path: Path) -> None:
-        """Write the order of all turns, and the time of each, to a file; before the first job.
+        """Write the order and time of all turns to a file; call it before the first job.
 
-        A job sees the time stand still within its turn, so that the file says all that it sees.
+        The clock does not change within a turn, so that the file has all times that a job reads.
         """
         self._writer, self._turn_s = ScheduleWriter(path), 0.0
 
     def replay(self, path: Path) -> threading.Event:
-        """Give jobs the turns and times of a file; before the first job.
+        """Run jobs with the turns and times of a file; call it before the first job.
 
         Returns:
-            Is set when they have had them all, or one cannot go on as it did.
+            An event that is set after the last turn, or when a turn cannot be repeated.
 
         Raises:
             CheckpointCorruptError: the file is damaged.
@@ -166,7 +166,7 @@ class GreenletScheduler(Scheduler):
     def clock(self) -> float:
         if self._turn_s is None:
             return time.monotonic()
-        # Before the first turn everything is as it will be at the replay.
+        # Before the first turn, the time must be the same in a replay.
         is_fixed = self.is_here or self._thread is None
         return self._turn_s if is_fixed else time.monotonic() - self._began_at
 
@@ -182,7 +182,7 @@ class GreenletScheduler(Scheduler):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        # Also for set-up that raises: jobs see then that they are to end.
+        # Jobs also start if the setup raises: they then see that they must end.
         self._is_held = True
         try:
             yield
@@ -216,7 +216,7 @@ class GreenletScheduler(Scheduler):
             self._is_aborted = True
         self.wake()
         if thread is not None and not self.is_here:
-            # A job that has kept all others waiting for so long is not waited for again.
+            # Do not wait again for a job that has blocked all others for so long.
             is_stalled = self.stalled_job(timeout_s) is not None
             thread.join(0.0 if is_stalled else max(1.0, deadline - time.monotonic()))
         return late
@@ -227,7 +227,7 @@ class GreenletScheduler(Scheduler):
         return threading.get_ident() == self._thread_id
 
     def park(self, condition: GreenletCondition, seen: int, deadline: float) -> None:
-        """Let others run until the condition is notified or the deadline is over."""
+        """Let other jobs run until the condition is notified or the deadline is over."""
         job, hub = self._current, self._hub
         assert job is not None  # only jobs run on this thread
         assert hub is not None
@@ -238,7 +238,7 @@ class GreenletScheduler(Scheduler):
             job.condition = None
 
     def wake(self) -> None:
-        """End the hub's sleep; called after whatever may let a job go on."""
+        """End the hub's sleep; called after any change that may let a job continue."""
         if not self.is_here:
             self._wake.set()
 
@@ -273,7 +273,7 @@ class GreenletScheduler(Scheduler):
             self._writer.add_job(_stable(job.name))
 
     def _run_replayed(self) -> None:
-        """Give the turns of the schedule, as long as its jobs are there to take them."""
+        """Run the turns of the schedule, until one of its jobs is missing or has ended."""
         jobs: list[GreenletJob] = []
         while self._events and not self._is_aborted:
             name, number, ms = self._events[0]
@@ -306,7 +306,7 @@ class GreenletScheduler(Scheduler):
         return None
 
     def _run_ready(self) -> bool:
-        """Run each job that can go on until it waits; return whether any could."""
+        """Run each job that can continue, until it waits; return whether there was any."""
         moved = False
         for job in tuple(self._jobs):
             condition, now = job.condition, self._look_at_clock()
@@ -325,7 +325,7 @@ class GreenletScheduler(Scheduler):
                 job.greenlet.switch()
             elif job.greenlet:
                 job.greenlet.throw(error)
-            else:  # it has not begun: what is thrown then is raised here
+            else:  # it has not begun: a thrown error would be raised here
                 job.cancel(error)
         finally:
             self._current = None
@@ -333,10 +333,10 @@ class GreenletScheduler(Scheduler):
             self._jobs.remove(job)
 
     def _look_at_clock(self) -> float:
-        """Return what the clock says from here on."""
+        """Read the clock, and return the time for the next turn."""
         if self._turn_s is None:
             return time.monotonic()
-        # In milliseconds; a replayed run goes on where its schedule ended.
+        # In milliseconds; after a replay, the time continues where the schedule ended.
         self._turn_s = max(self._turn_s, int((time.monotonic() - self._began_at) * 1000) / 1000)
         return self._turn_s
 

@@ -1,4 +1,4 @@
-"""What the plugin registers under the type key ``in_memory``."""
+"""The part that the plugin registers under the type key ``in_memory``."""
 
 from __future__ import annotations
 

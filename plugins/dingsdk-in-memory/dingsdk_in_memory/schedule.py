@@ -1,4 +1,4 @@
-"""The schedule of a run: in which order its jobs ran, and what the clock said."""
+"""The schedule of a run: the order in which its jobs ran, with the times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dingsdk.errors import CheckpointCorruptError
 _HEADER = b"dingsdk-schedule 1\n"
 _NEW = 0
 _FLUSH_BYTES = 64 << 10
-"""How much of a recorded schedule waits in memory to be written."""
+"""Bytes of a recorded schedule that are kept in memory before they are written."""
 
 
 class ScheduleWriter:
-    """Writes a schedule to a file; close it.
+    """Writes a schedule to a file; it must be closed.
 
     The file is a header and a zlib stream of events. An event is the number of a job plus one and
-    the milliseconds since the event before, as varints; or 0 and the name of a new job.
+    the milliseconds since the previous turn, as varints; or 0 and the name of a new job.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,12 +28,12 @@ class ScheduleWriter:
         self._ms = 0
 
     def add_job(self, name: str) -> None:
-        """A job begins; it gets the next number."""
+        """Record that a job begins; it gets the next number."""
         text = name.encode()
         self._pending += _varint(_NEW) + _varint(len(text)) + text
 
     def add_turn(self, number: int, ms: int) -> None:
-        """The job of that number runs, ``ms`` milliseconds after the start."""
+        """Record that the job with this number runs, ``ms`` milliseconds after the start."""
         self._pending += _varint(number + 1)
         self._pending += _varint(ms - self._ms)
         self._ms = ms
@@ -56,7 +56,7 @@ def read_schedule(path: Path) -> list[tuple[str, int, int]]:
     """Return the events of a file: ``(name, -1, 0)`` of a new job, ``("", number, ms)`` of a turn.
 
     Raises:
-        CheckpointCorruptError: it is cut off, damaged or no schedule.
+        CheckpointCorruptError: the file is cut off, damaged or not a schedule.
     """
     content = path.read_bytes()
     events: list[tuple[str, int, int]] = []

@@ -1,6 +1,6 @@
 """The transport in a simulation: its mailboxes, shared by processes that are killed and stopped.
 
-It has no network, so nothing goes wrong with connections.
+It has no network, so connections never fail.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SimulatedInMemory(SimulatedTransport):
 
 
 class _SlaveEnd(MemorySlaveEnd):
-    """Calls the master as messages do: nobody is killed in the middle of it."""
+    """Calls the master like a message: the process is not killed in the middle of a call."""
 
     def __init__(self, process: SimulatedProcess, master: MemoryMasterEnd) -> None:
         super().__init__(master)
@@ -57,7 +57,7 @@ class _SlaveEnd(MemorySlaveEnd):
         self._as_one(super().close, timeout_s)
 
     def _as_one(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call something, and let no other job run meanwhile, unless it waits."""
+        """Call a function without letting other jobs run during the call, unless it waits."""
         job = self._process.world.current
         assert job is not None  # only jobs have a connection
         before, job.is_preemptive = job.is_preemptive, False

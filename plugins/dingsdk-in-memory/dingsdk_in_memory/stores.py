@@ -20,7 +20,7 @@ class MemoryDataStore(StepDataStore):
         self._ownerless: dict[str, float] = {}
 
     def put(self, data_id: str, batch: SampleBatch) -> None:
-        # setdefault: a repeated put changes nothing, a payload never changes.
+        # setdefault: a repeated put changes nothing, as a payload never changes.
         stored = self._payloads.setdefault(data_id, batch.freeze())
         if stored is not batch and stored != batch:
             raise ConflictError(
@@ -47,7 +47,7 @@ class MemoryDataStore(StepDataStore):
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         now = time.monotonic()
         ownerless = [name for name in list(self._payloads) if not is_live(name)]
-        # Its age counts from the first sweep that found it without an owner.
+        # A payload's age counts from the first sweep that found it without an owner.
         self._ownerless = {name: self._ownerless.get(name, now) for name in ownerless}
         ripe = [name for name, since in self._ownerless.items() if now - since >= grace_s]
         self.delete(ripe)

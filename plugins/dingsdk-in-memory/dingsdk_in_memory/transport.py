@@ -34,14 +34,15 @@ _SCHEDULERS = {"greenlets": GreenletScheduler, "threads": ThreadScheduler}
 
 
 class InMemoryTransport(Transport):
-    """Workers in the process of the run: payloads and policies are passed by reference."""
+    """Workers in the run's own process: payloads and policies are passed by reference."""
 
     class Config(Transport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``.
 
         Attributes:
-            concurrency: How workers share the process: ``greenlets`` of one thread, or ``threads``.
-            check_wire: Whether every message is encoded and decoded as for other transports.
+            concurrency: How workers run in the process: as ``greenlets`` of one thread, or as
+                ``threads``.
+            check_wire: Whether to encode and decode every message, as other transports do.
         """
 
         type: str = "in_memory"
@@ -49,7 +50,7 @@ class InMemoryTransport(Transport):
         check_wire: bool = False
 
     contract_config: ClassVar[Mapping[str, Any]] = {"check_wire": True}
-    """What `dingsdk check` sets: without it messages are not checked, for speed."""
+    """Settings for `dingsdk check`: by default messages are not checked, for speed."""
 
     @classmethod
     def takes_turns(cls, section: Mapping[str, Any]) -> bool:
@@ -98,7 +99,7 @@ class MemoryMasterEnd(MasterEnd):
 
     def __init__(self, scheduler: Scheduler, *, check_wire: bool) -> None:
         self.condition = scheduler.condition()
-        self.joining = threading.RLock()  # held while the listener hears who joined or left
+        self.joining = threading.RLock()  # held while joins and leaves are reported
         self.listener: MasterListener | None = None
         self.mailboxes: dict[str, deque[TaskMessage]] = {}
         self.joins: Counter[str] = Counter()
@@ -134,14 +135,14 @@ class MemoryMasterEnd(MasterEnd):
             self.condition.notify_all()
 
     def carry(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return message data as the other side gets it."""
+        """Return message data as the other side receives it."""
         if not self._check_wire:
             return data
         carried: Mapping[str, Any] = decode_message(encode_message(data))
         return carried
 
     def leave(self, worker_id: str, reason: str, mailbox: deque[TaskMessage] | None = None) -> None:
-        """Forget a worker, or only the one that has ``mailbox``, and tell the listener."""
+        """Remove a worker, or only the one that has ``mailbox``, and report it to the listener."""
         with self.joining:
             with self.condition:
                 found = self.mailboxes.get(worker_id)
@@ -177,8 +178,8 @@ class MemorySlaveEnd(SlaveEnd):
         resource = master.carry(info.resource)
         with master.joining:
             with master.condition:
-                # In one step: one that only found its mailbox gone would join again, and take the
-                # id back.
+                # In one step: a replaced worker that only found its mailbox missing would rejoin
+                # and take the id back.
                 is_replacing = info.worker_id in master.mailboxes
                 self._mailbox = master.mailboxes[info.worker_id] = deque()
                 master.joins[info.worker_id] += 1
@@ -219,13 +220,13 @@ class MemorySlaveEnd(SlaveEnd):
 
     @property
     def _is_cut_off(self) -> bool:
-        # Asked several times a message, so in one step: closed, never joined, or dropped.
+        # Called several times per message, so one expression: closed, never joined, or dropped.
         master, mailbox = self._master, self._mailbox
         is_closed = self._is_closed or master.is_closed
         return is_closed or mailbox is None or master.mailboxes.get(self._worker_id) is not mailbox
 
     def check(self) -> None:
-        # Without the lock: each part is one look, and what is found may be over at once anyway.
+        # Without the lock: each read is atomic, and the result may be outdated at once anyway.
         if not self._is_cut_off:
             return
         if self._shut:

@@ -1,4 +1,4 @@
-"""The master's side of the protocol, without connections: who is joined, and what each is sent."""
+"""The master's side of the protocol, without connections: joined workers and their mailboxes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from dingsdk.worker.comm.transport import (
 )
 
 JOINS_KEPT = 1024
-"""Joins that are still recognised when they are sent again."""
+"""Number of recent joins that are recognised if they are sent again."""
 BUSY_WAIT_S = 0.05
-"""How long a request for tasks waits where as many wait as may."""
+"""Longest wait of a request for tasks if ``max_polls`` requests are waiting already."""
 
 
 class Mailbox:
-    """What a master keeps for one incarnation of one worker: tasks to fetch, answers taken.
+    """The master's state of one incarnation of a worker: its queued tasks and received answers.
 
-    Thread safe. ``close`` makes every later use report that the worker is gone.
+    Thread safe. After ``close``, every use reports that the worker is gone.
     """
 
     def __init__(self, worker_id: str, inc: int, max_bytes: int, condition: Condition) -> None:
@@ -51,12 +51,12 @@ class Mailbox:
         self._sent = 0
         self._turn = 0
         self.is_closed = False
-        # Held while answers are reported, so that those of two requests keep their order.
+        # Held while answers are reported, so that answers of two requests keep their order.
         self._inbound = threading.RLock()
         self.answered = 0
 
     def put(self, task: TaskMessage) -> bool:
-        """Queue a task; False when the worker is gone. Raises ProtocolError."""
+        """Queue a task; return False if the worker is gone. Raises ProtocolError."""
         with self._condition:
             if self.is_closed:
                 return False
@@ -67,9 +67,9 @@ class Mailbox:
         return True
 
     def fetch(self, seq: int, ack: int, want: int, wait_s: float) -> list[bytes]:
-        """Forget the tasks up to ``ack``; return the next ones, waiting for the first.
+        """Remove the tasks up to ``ack``; wait for the next tasks and return them.
 
-        A request with a higher ``seq`` ends the wait: its sender does not wait for this one.
+        A request with a higher ``seq`` ends the wait: the worker no longer waits for this one.
         """
         with self._condition:
             if seq <= self._turn:
@@ -90,7 +90,7 @@ class Mailbox:
     def take(
         self, answers: list[tuple[int, TaskAnswer]], report: Callable[[TaskAnswer], None]
     ) -> None:
-        """Report the answers that are new, in order. Raises ProtocolError for a gap."""
+        """Report new answers in order. Raises ProtocolError if their numbers have a gap."""
         if not answers:
             return
         with self._inbound:
@@ -112,14 +112,14 @@ class Mailbox:
 
 
 class RequestHandler:
-    """Handles one request a call, from any thread; reports to the listener.
+    """Handles one request per call, from any thread; reports to the listener.
 
     Args:
-        epoch: Number of this master's start in the run; messages of another are refused.
-        max_bytes: The largest message.
-        max_polls: Requests that may wait for tasks at the same time; the others are answered
-            almost at once, so that waiting never takes the threads that answers need.
-        lease_s: What workers are told when they join.
+        epoch: Number of this master's start in the run; messages of other epochs are refused.
+        max_bytes: Size of the largest message.
+        max_polls: Requests that may wait for tasks at the same time; further requests are answered
+            almost at once, so that waiting requests never use the threads that answers need.
+        lease_s: Length of the lease, sent to workers when they join.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class RequestHandler:
         self._lease = b"" if lease_s is None else b',"lease_ms":%d' % (1000 * lease_s)
         self._polls = threading.Semaphore(max_polls)
         self._lock = threading.Lock()
-        self._joining = threading.RLock()  # held while the listener hears who joined or left
+        self._joining = threading.RLock()  # held while joins and leaves are reported
         self._mailboxes: dict[str, Mailbox] = {}
         self._joins: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._incs = itertools.count(1)
@@ -161,7 +161,7 @@ class RequestHandler:
         Raises:
             ProtocolError: the body is malformed.
             StaleEpochError: the sender's run, epoch or incarnation is over.
-            ClosedError: this master ends.
+            ClosedError: this master has closed.
         """
         if self._is_closed:
             raise self._over(request)
@@ -180,7 +180,7 @@ class RequestHandler:
             raise WorkerLostError(f"worker {worker_id!r} is not joined", worker_id=worker_id)
 
     def drop(self, worker_id: str, inc: int | None) -> bool:
-        """Forget a worker, as that incarnation or as any; return whether it was joined."""
+        """Remove a worker (any incarnation if ``inc`` is None); return whether it was joined."""
         with self._lock:
             mailbox = self._mailboxes.get(worker_id)
             if mailbox is None or inc not in (None, mailbox.inc):
@@ -190,13 +190,13 @@ class RequestHandler:
         return True
 
     def abandon(self, worker_id: str, inc: int | None, reason: str) -> None:
-        """Drop a worker and tell the listener, before it hears of the next one of that id."""
+        """Drop a worker and report it to the listener, before a next join of the same id."""
         with self._joining:
             if self.drop(worker_id, inc):
                 self._listener.worker_left(worker_id, reason)
 
     def close(self) -> None:
-        """End all waits; later requests are answered with the end of the run."""
+        """End all waits; later requests are answered with ClosedError."""
         with self._lock:
             mailboxes = list(self._mailboxes.values())
             self._mailboxes.clear()
@@ -206,7 +206,7 @@ class RequestHandler:
             mailbox.close()
 
     def wait_told(self, timeout_s: float) -> bool:
-        """Wait until every worker that was joined at the close has been told so."""
+        """Wait until every worker that was joined at the close has received ClosedError."""
         with self._lock:
             return self._all_told.wait_for(lambda: not self._untold, timeout_s)
 
@@ -262,7 +262,7 @@ class RequestHandler:
         return b'{"answered":%d}' % mailbox.answered
 
     def _deliver(self, request: Request) -> Mailbox:
-        """Report the answers of a request; return its sender's mailbox."""
+        """Report the answers in a request; return the sender's mailbox."""
         body: Body = request.body
         answers = numbered_answers(body)
         mailbox = self._current(request.worker, request.inc)

@@ -1,4 +1,4 @@
-"""A worker's end: asks for tasks on one connection, reports on another."""
+"""A worker's end: requests tasks on one connection, and reports on another."""
 
 from __future__ import annotations
 
@@ -34,38 +34,37 @@ from dingsdk.worker.comm.scheduler import Job, Scheduler
 from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 
 PREFETCH = 64
-"""Tasks fetched at once; a worker serves them in order."""
+"""Most tasks fetched at once; a worker serves them in order."""
 LINGER_S = 0.001
-"""How long an answer waits for company, or for the next request to take it along."""
+"""How long an answer waits for more answers, or for the next request to send it along."""
 MARGIN_S = 2.0
-"""How much longer than its wait a request for tasks may take, at most."""
+"""Longest time that a request for tasks may take in addition to its wait."""
 BACKOFF_S = (0.05, 2.0)
-"""Pause before a master that cannot be reached is asked again: at first, and at most."""
+"""Limit of the pause before an unreachable master is asked again: the first one, and the largest
+one."""
 PRESENCE_S = 1.0
-"""How long a worker may be busy before its end asks whether the master is still there: what it does
-is for nobody when the run is over."""
+"""How long a worker may be busy before its end asks whether the master is still there: the work is
+useless when the run is over."""
 
 
 _Key = TypeVar("_Key")
 
 
 class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
-    """Unjoined until ``join``.
+    """A slave end that sends requests; unjoined until ``join``.
 
-    Answers are handed over, not waited for: they leave with the next request for tasks, or by
-    the sender thread, many at once. Whatever is unconfirmed is in every request, and the
-    master skips what it has had.
+    ``answer`` only queues an answer: it is sent with the next request for tasks, or by the sender
+    job, many at once. Every request repeats all unconfirmed answers, and the master skips those
+    that it has received already.
 
     Args:
-        scheduler: Gives the time, and runs what sends answers.
-        find_key: Returns what the connections prove with that they know the run's secret, None
-            while there is none yet.
-        request_timeout_s: Longest wait for an answer that is due at once; half of
-            ``lost_after_s`` where that is less.
-        lost_after_s: Silence after which the master counts as lost: no request that was sent
-            since was answered. Every wait derives from it, so that one lost reply is never
-            such a silence.
-        jitter: Chooses how long to wait before a request is sent again; None for one of its own.
+        scheduler: Gives the time, and runs the job that sends answers.
+        find_key: Returns the key with which connections prove that they know the run's secret; None
+            while there is no secret yet.
+        request_timeout_s: Longest wait for an immediate answer; at most half of ``lost_after_s``.
+        lost_after_s: The master counts as lost if no request was answered for this time. All other
+            waits are shorter, so that one lost reply is not enough.
+        jitter: Random source for the pauses between repeated requests; None for a new one.
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._sender: Job | None = None
         self._key: _Key | None = None
         self._seqs = itertools.count(1)
-        # Its own: programs seed the shared one, and workers must not retry in step.
+        # Not the shared generator: programs seed it, and workers must not retry at the same time.
         self._jitter = jitter or random.Random()
         self._is_closed = False
-        # Of the incarnation:
+        # State of the incarnation:
         self._worker_id = ""
         self._run, self._epoch, self._inc = "", 0, 0
         self._gone: DingError | None = WorkerLostError("not joined")
@@ -109,14 +108,14 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._is_asking = False
         self._heard_at = 0.0
         self._silent_since: float | None = None
-        """When the first request was sent of those that have had no answer."""
+        """When the first request without an answer was sent, since the last answer."""
 
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
         """Announce the worker to the master, trying until the deadline.
 
         Raises:
-            AuthError: the master and this process hold different secrets.
-            WorkerLostError, ClosedError: as the contract has it.
+            AuthError: the master and this process have different secrets.
+            WorkerLostError, ClosedError: as in ``SlaveEnd``.
         """
         check_id(info.worker_id, "worker_id")
         deadline = self._clock() + timeout_s
@@ -134,7 +133,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                 if error.facts.get("run"):
                     is_news = (run, epoch) != (error.run, error.epoch)
                     run, epoch = error.run, error.epoch
-                    # Ours, if it was dropped while its answer was on the way, is over.
+                    # If our join was accepted and then dropped, its id must not be used again.
                     idem = secrets.token_hex(16)
                     if is_news:
                         continue
@@ -200,11 +199,11 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             is_last = self._clock() >= deadline
 
     def answer(self, answer: TaskAnswer) -> None:
-        """Hand an answer over; it is on its way when this returns.
+        """Queue an answer for sending.
 
         Raises:
-            ProtocolError: it is no plain data, or too large.
-            WorkerLostError, ClosedError: the incarnation is over, as far as is known here.
+            ProtocolError: it is not plain data, or too large.
+            WorkerLostError, ClosedError: this incarnation is already known to be over.
         """
         with self._condition:
             self._check()
@@ -222,13 +221,13 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._check()
 
     def _turn(self, wait_s: float) -> None:
-        """Confirm, report and ask in one request."""
+        """Confirm tasks, report answers and ask for tasks in one request."""
         with self._condition:
             self._check()
             inc, ack = self._inc, self._last_task
             answers = self._unconfirmed()
         body = b'{"answers":[%s],"ack":%d,"want":%d,"wait_s":%a}'
-        body %= answers, ack, PREFETCH, round(wait_s, 3)  # as it is encoded again: 1.0, not 1.000
+        body %= answers, ack, PREFETCH, round(wait_s, 3)  # the canonical form: 1.0, not 1.000
         deadline = self._clock() + wait_s + self._margin_s
         self._is_asking = True
         try:
@@ -245,7 +244,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                     self._tasks.append(TaskMessage(task.task_id, task.data))
 
     def _report(self, kind: str, fields: str, inc: int) -> None:
-        """Send what is unconfirmed, trying until the master counts as lost."""
+        """Send all unconfirmed answers, trying until the master counts as lost."""
         tries, started = 0, self._clock()
         while True:
             with self._condition:
@@ -268,7 +267,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             return
 
     def _send_answers(self) -> None:
-        """Send the answers that no other request took along, and ask where none did for long.
+        """Send answers that no other request has sent, and check the master after a long silence.
 
         Runs until the close.
         """
@@ -277,7 +276,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                 if self._condition.wait_for(
                     lambda: self._is_closed or self._has_unsent(), self._look_in_s()
                 ):
-                    # Nobody needs a notice of the answers to come; they are looked at below.
+                    # Wait for further answers; they need no notice, as they are checked below.
                     self._condition.wait_for(lambda: self._is_closed, LINGER_S)
                 if self._is_closed:
                     return
@@ -337,7 +336,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         return self._gone is None and self._last_answer > self._carried
 
     def _look_in_s(self) -> float:
-        """Return the seconds until it is time to look whether the master was heard."""
+        """Return the seconds until the next check whether the master has answered lately."""
         if self._is_asking or self._gone is not None:
             return PRESENCE_S
         return max(0.0, self._heard_at + PRESENCE_S - self._clock())
@@ -347,7 +346,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         return self._gone is None and is_quiet
 
     def _unconfirmed(self) -> bytes:
-        """Return the answers to send, as many as one message takes."""
+        """Return the unconfirmed answers, as many as fit in one message."""
         chosen = first_that_fit(self._answers, self._max_bytes)
         if chosen:
             self._carried = max(self._carried, chosen[-1][0])
@@ -364,14 +363,17 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             raise self._gone
 
     def _note(self, error: DingError, inc: int) -> None:
-        """Remember that the incarnation is over."""
+        """Record that the incarnation is over."""
         with self._condition:
             if self._inc == inc and self._gone is None:
                 self._gone = error
                 self._condition.notify_all()
 
     def _note_silence(self, error: LinkError, since: float | None = None) -> None:
-        """Raise WorkerLostError where all failed for too long, or the caller alone ``since``."""
+        """Raise WorkerLostError if no request was answered for ``lost_after_s``.
+
+        ``since`` is when the caller began to try; the longer of the two times counts.
+        """
         now = self._clock()
         silent_s = now - min(self._silent_since or now, since or now)
         if silent_s >= self._lost_after_s:
@@ -383,11 +385,11 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._note(lost, self._inc)
             raise lost from error
         with self._condition:
-            # The request may have been lost with its answers.
+            # The request may have been lost, so send its answers again.
             self._carried = self._answers[0][0] - 1 if self._answers else self._last_answer
 
     def _pause(self, tries: int, deadline: float) -> None:
-        """Wait a random time that grows with the tries; a close ends it."""
+        """Wait a random time that grows with the number of tries; a close ends the wait."""
         base, most = BACKOFF_S
         wait_s = self._jitter.uniform(0, min(most, base * 2 ** min(tries, 16)))
         with self._condition:
@@ -405,9 +407,9 @@ def _content(answer: Answer, request: Request, max_bytes: int) -> dict[str, Any]
     """Return the content of the answer to a request.
 
     Raises:
-        StaleEpochError, ClosedError: the master says that the sender, or the run, is over.
-        LinkError: the master could not serve it; the same request may be sent again.
-        ProtocolError: it was refused, or the answer is malformed.
+        StaleEpochError, ClosedError: the sender's incarnation, or the run, is over.
+        LinkError: the master failed to serve it; the same request may be sent again.
+        ProtocolError: the request was refused, or the answer is malformed.
     """
     content = decode_message(answer.body, max_bytes)
     if not isinstance(content, dict):
