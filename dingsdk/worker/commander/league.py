@@ -87,7 +87,7 @@ class Payoff:
         return {"records": [[*pair, *record] for pair, record in self._records.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all records by those of ``state_dict``."""
+        """Replace all records with the records of a state of ``state_dict``."""
         self._records.clear()
         for home, away, points, games in state["records"]:
             self._records[home, away] = [float(points), float(games)]
@@ -262,7 +262,7 @@ class OneVsOneLeague(Configurable):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the league of ``state_dict`` was.
+        """Restore a state of ``state_dict``.
 
         Raises:
             CheckpointCorruptError: it is not a state of a league; this league is unchanged.

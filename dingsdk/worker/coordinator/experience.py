@@ -473,7 +473,7 @@ class Experience:
         state.kept = {number: rows for number, rows in found.items() if rows is not None}
 
     def readable(self, known: Collection[int] = ()) -> list[str]:
-        """Return the ids of payloads with rows to lease, except those numbers in ``known``."""
+        """Return the ids of payloads with rows to lease, except payload numbers in ``known``."""
         return [
             name
             for name, number in self.ledger.numbers.items()

@@ -261,7 +261,7 @@ class LearnerRole(Role):
         commander.notify_fail_learner_task(task)
 
     def retried(self, state: TaskState) -> Mapping[str, Any]:
-        # The learner knows where its checkpoints are; that may be another host.
+        # The learner finds its own checkpoints, which may be on another host.
         return {**state.task, "resume": True}
 
     def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:

@@ -377,7 +377,7 @@ class SchedulerState:
             self.notify_fail(state)
             return error, True
         self._ended_env_steps += state.env_steps
-        if not role.can_run(state, self.experiences):  # nobody needs what it would collect
+        if not role.can_run(state, self.experiences):  # nobody needs its samples
             self.notify_fail(state)
             return None, False
         if error.facts.get("reason") == LEFT:

@@ -33,8 +33,8 @@ class CoordinatorSection(Section, frozen=True, kw_only=True):
         answer_timeout_s: Seconds for a worker to answer a request for data or a request to close.
         learn_timeout_s: Seconds for a learner to train on all batches of one request.
         lease_s: Seconds of silence after which a worker is considered lost.
-        straggler_factor: A warning names a worker that is this many times slower than the median of
-            the other workers of its kind.
+        straggler_factor: A warning is logged for a worker that is this many times slower than the
+            median of the other workers of its kind.
         straggler_window_s: Seconds over which the speed of workers is averaged.
         max_attempts: A task is given up after this many workers were lost while they ran it, within
             ten minutes and without progress in between.

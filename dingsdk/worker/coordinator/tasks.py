@@ -21,7 +21,7 @@ class TaskState:
 
     Attributes:
         start_time: Monotonic seconds when it was produced.
-        attempt: How many workers have tried it, not counting those that left voluntarily.
+        attempt: How many workers have tried it, except workers that left voluntarily.
         losses: When workers were lost while they ran it without progress, monotonic seconds.
         began_at: When the worker of this attempt was ready to work, monotonic seconds; infinite
             before.
