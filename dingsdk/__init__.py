@@ -1,7 +1,7 @@
 """dingsdk: actor-learner reinforcement learning whose every part is a plugin.
 
-The public names below are imported when first used, so that ``import dingsdk`` stays light:
-it loads none of torch, numpy and the plugins.
+The public names below are imported when they are first used, so that ``import dingsdk`` is
+fast: it does not load torch, numpy or the plugins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ else:
         from importlib import metadata
 
         try:
-            # The distribution that is called dingsdk is another project's.
+            # The distribution named "dingsdk" belongs to another project.
             return metadata.version("dingsdk-rl")
         except metadata.PackageNotFoundError:
             return "0+unknown"

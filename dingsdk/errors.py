@@ -17,16 +17,16 @@ class DingError(Exception):
     """Root of all dingsdk errors.
 
     Args:
-        message: What was asked, what was found and what to do, as prose.
-        **facts: The same as values; readable as ``error.facts[name]`` and, for
-            names that the class does not use itself, as ``error.name``.
+        message: Text that says what was asked, what was found and what to do.
+        **facts: The same information as values. Read one as ``error.facts[name]``, or as
+            ``error.name`` if the class has no attribute of that name.
     """
 
     is_user_mistake: bool = False
-    """True where the fix is in the user's command, config or files: the CLI then
+    """True if the user has to correct the command, the config or a file: the CLI then
     prints the message without a traceback and exits with code 2."""
     retryable: ClassVar[bool] = False
-    """True where the same call may succeed later without any change."""
+    """True if the same call may succeed later without any change."""
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ def _rebuild(cls: type[DingError], message: str, facts: dict[str, Any]) -> DingE
 
 
 class ConfigError(DingError, ValueError):
-    """A config value that cannot work. Facts: ``path`` (dotted) where one is known."""
+    """A config value that cannot work. Facts: ``path`` (dotted), if it is known."""
 
     is_user_mistake = True
 
@@ -100,11 +100,11 @@ class PluginLoadError(DingError, ImportError):
 
 
 class PluginHookError(DingError, RuntimeError):
-    """A plugin's hook raised, or answered with what it may not. Facts: ``plugin``, ``hook``."""
+    """A plugin's hook raised, or returned an invalid value. Facts: ``plugin``, ``hook``."""
 
 
 class UntrustedImportError(DingError, ImportError):
-    """A module that a received task names and the receiver's own config does not.
+    """A received task names a module that the receiver's own config does not name.
 
     Facts: ``modules``, ``allowed``.
     """
@@ -113,7 +113,7 @@ class UntrustedImportError(DingError, ImportError):
 
 
 class PluginNotInstalledError(DingError, ImportError):
-    """A name that an absent plugin owns. Facts: ``name``, ``install``."""
+    """A name from a plugin that is not installed. Facts: ``name``, ``install``."""
 
     is_user_mistake = True
 
@@ -134,7 +134,7 @@ class FrozenBatchError(DingError, ValueError):
 
 
 class DataCorruptError(DingError, ValueError):
-    """Bytes that are not what they claim to be. Facts: ``where``."""
+    """Damaged data, or data that is not in the expected format. Facts: ``where``."""
 
 
 class DataVersionError(DataCorruptError):
@@ -150,9 +150,9 @@ class ConflictError(DingError, ValueError):
 
 
 class StorageFullError(DingError, OSError):
-    """Storage that fails now: full, over quota, broken, or no file descriptors left.
+    """A storage failure: disk full, over quota or broken, or no file descriptors left.
 
-    Facts: ``path``, ``reason`` (an errno name, or ``low_space`` before it came to that).
+    Facts: ``path``, ``reason`` (an errno name, or ``low_space`` if the disk is almost full).
     """
 
     is_user_mistake = True
@@ -164,14 +164,14 @@ class PayloadsLostError(DataMissingError):
 
 
 class SamplesLostError(DingError, AssertionError):
-    """Acknowledged samples that are neither in the replay buffer nor evicted: a defect.
+    """Acknowledged samples are neither in the replay buffer nor evicted; this is a defect.
 
     Facts: ``collected``, ``acknowledged``, ``live``, ``evicted`` (by reason), or ``payload``.
     """
 
 
 class ClosedError(DingError, RuntimeError):
-    """A part that was used after ``close()``, or whose wait it ended. Facts: ``what``."""
+    """A part was used after ``close()``, or closed during a waiting call. Facts: ``what``."""
 
 
 class BufferClosedError(ClosedError):
@@ -187,7 +187,7 @@ class BufferFullError(DingError, RuntimeError):
 class InvalidPriorityError(DingError, ValueError):
     """Invalid priorities, or ids that do not fit them; the buffer is unchanged.
 
-    Facts: ``key``, ``found``, ``index`` (of the row, where it is one).
+    Facts: ``key``, ``found``, ``index`` (of the row, if a single row is invalid).
     """
 
 
@@ -211,7 +211,7 @@ class NonFiniteError(PolicyOutputError):
 
 
 class NotSetError(DingError, RuntimeError, AssertionError):
-    """A worker that was used before something it needs was set. Facts: ``what``."""
+    """A worker was used before something that it needs was set. Facts: ``what``."""
 
 
 # run folder and checkpoints
@@ -238,7 +238,7 @@ class CheckpointMissingError(CheckpointError, FileNotFoundError):
 
 
 class CheckpointCorruptError(CheckpointError, ValueError):
-    """A truncated, altered or foreign checkpoint."""
+    """A checkpoint that is truncated, altered, or from another program or network."""
 
 
 class CheckpointVersionError(CheckpointError, ValueError):
@@ -246,7 +246,7 @@ class CheckpointVersionError(CheckpointError, ValueError):
 
 
 class NotSavableError(CheckpointError, TypeError):
-    """State that is no plain data. Facts: ``path``, ``found``."""
+    """State that is not plain data. Facts: ``path``, ``found``."""
 
 
 # workers and messages
@@ -259,14 +259,14 @@ class ProtocolError(DingError, ValueError):
 class WorkerLostError(DingError, ConnectionError):
     """A worker that left or stopped answering.
 
-    Facts: ``worker_id``, ``task_id``; ``replaced``: its id is another worker's now.
+    Facts: ``worker_id``, ``task_id``, ``replaced`` (another worker uses its id now).
     """
 
     retryable = True
 
 
 class ServerLostError(DingError, ConnectionError):
-    """A server that others run and that does not answer in time. Facts: ``address``."""
+    """A server that the run did not start does not answer in time. Facts: ``address``."""
 
     is_user_mistake = True
     retryable = True
@@ -275,12 +275,12 @@ class ServerLostError(DingError, ConnectionError):
 class WorkerCrashedError(DingError, RuntimeError):
     """A worker process that cannot start, or died too often.
 
-    Facts: ``worker_id``, ``exit_code`` (negative: the signal), ``traceback``.
+    Facts: ``worker_id``, ``exit_code`` (a negative one is the number of a signal), ``traceback``.
     """
 
 
 class TooManyTasksError(DingError, RuntimeError):
-    """A task for a worker that has too many unanswered ones. Facts: ``worker_id``, ``limit``."""
+    """A worker has too many unanswered tasks to take one more. Facts: ``worker_id``, ``limit``."""
 
     retryable = True
 
@@ -288,7 +288,8 @@ class TooManyTasksError(DingError, RuntimeError):
 class PoisonTaskError(DingError, RuntimeError):
     """A task that was given up because too many workers were lost with it.
 
-    Facts: ``task_id``, ``attempts``, ``worker_id`` (the last one lost; the cause says how).
+    Facts: ``task_id``, ``attempts``, ``worker_id`` (of the last lost worker; ``__cause__`` says
+    how it was lost).
     """
 
 
@@ -297,13 +298,13 @@ class StaleEpochError(WorkerLostError):
 
 
 class AuthError(DingError, PermissionError):
-    """A secret that is missing, unsafe or different from the other side's. Facts: ``reason``."""
+    """A secret is missing, unsafe, or not the secret of the other side. Facts: ``reason``."""
 
     is_user_mistake = True
 
 
 class InsecureBindError(ConfigError):
-    """A listener that other hosts can reach, without a chosen secret. Facts: ``host``."""
+    """Other hosts could reach the listener, and the user chose no secret. Facts: ``host``."""
 
 
 class PortInUseError(DingError, OSError):
@@ -323,7 +324,7 @@ class TaskFailedError(DingError, RuntimeError):
 
     Facts: ``worker_id``, ``task``, ``result``, ``traceback``.
 
-    It is the user's mistake where what the worker raised was.
+    ``is_user_mistake`` is that of the exception that the worker raised.
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
@@ -332,11 +333,11 @@ class TaskFailedError(DingError, RuntimeError):
 
 
 class TaskFail(DingError, RuntimeError):  # noqa: N818 - name kept for users of the reference
-    """Raised by a worker's ``_process_task`` to fail the task with a result of its own.
+    """Raised by a worker's ``_process_task`` to fail the task and return a result.
 
     Args:
-        result: What the master sees as the task's result.
-        message: Why, for people.
+        result: The result that the master receives for the task.
+        message: The reason, as text for people.
     """
 
     def __init__(self, result: Mapping[str, Any] | None = None, message: str = "") -> None:
@@ -354,7 +355,7 @@ __all__ = sorted(
 
 
 def wrong_type(path: str, expected: str, found: object, advice: str = "") -> ConfigTypeError:
-    """Return the error of a config value at a dotted path that should be something else."""
+    """Return the error for a config value of the wrong type, at a dotted path."""
     kind = "null" if found is None else type(found).__name__
     is_huge = isinstance(found, int) and found.bit_length() > 10_000
     text = "a number of thousands of digits" if is_huge else f"{found!r:.200}"
@@ -378,14 +379,14 @@ def listing(names: Iterable[object]) -> str:
 
 
 def raised_at(error: BaseException, module: str = "") -> str:
-    """Return ``" (<file>, line <n>)"`` where the error left the user's code, or ``""``.
+    """Return ``" (<file>, line <n>)"`` of the user's code that raised the error, or ``""``.
 
-    For messages about an import or a hook that failed: the frames of the import machinery, of
-    pluggy and of dingsdk itself say nothing. Of a ``module`` the innermost frame in its package is
-    named, where there is one, and not what that called.
+    For messages about an import or a hook that failed. Frames of the import machinery, of pluggy
+    and of dingsdk itself are skipped. With ``module``, the result is the innermost frame in the
+    package of that module, if there is one.
     """
     if isinstance(error, SyntaxError):
-        return ""  # its own text says it
+        return ""  # its text names file and line already
     own, package = str(Path(__file__).parent), module.partition(".")[0]
     found = ""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

@@ -14,16 +14,16 @@ Getter = Callable[[str], Any]
 def lazy_names(
     package: str, file: str, otherwise: Getter | None = None
 ) -> tuple[Getter, Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package; ``__all__`` is one of its attributes.
+    """Return a ``__getattr__`` (which also provides ``__all__``) and a ``__dir__`` for a package.
 
-    The names are those that its ``__init__.py`` imports for type checkers, in the block that
-    starts with ``if TYPE_CHECKING:``. They are read from the source, so that they stand there
-    once: importing them for real would load torch, numba or gymnasium.
+    The public names are the names that its ``__init__.py`` imports in the block that starts with
+    ``if TYPE_CHECKING:``. They are read from the source, so that they need to be written only
+    once. Importing them would load torch, numba or gymnasium.
 
     Args:
         package: ``__name__`` of the package.
         file: ``__file__`` of the package.
-        otherwise: Asked for any other name; raises AttributeError where it knows none.
+        otherwise: Called for any other name; raises AttributeError if there is no such name.
     """
     names = vars(sys.modules[package])
     modules = functools.cache(lambda: _typed_imports(file))

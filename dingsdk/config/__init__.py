@@ -1,8 +1,8 @@
 """Configs: sections as types, merging, checking, loading, saving and overriding them.
 
 A config is a dict with string keys whose values are dicts, lists, strings, numbers,
-booleans or None. YAML is read as people expect it: ``1e-3`` is a number, a date stays a
-string, and a key given twice is an error.
+booleans or None. In YAML, ``1e-3`` is a number, a date is a string, and a key that is given
+twice is an error.
 """
 
 from typing import TYPE_CHECKING
@@ -41,5 +41,5 @@ if TYPE_CHECKING:
     from dingsdk.config.section import fields_of as fields_of
     from dingsdk.config.section import preset as preset
 else:
-    # The command line lists commands without them; msgspec and yaml take 60 ms to import.
+    # Imported late: msgspec and yaml take 60 ms to import, and many commands do not need them.
     __getattr__, __dir__ = lazy_names(__name__, __file__)

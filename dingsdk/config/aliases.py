@@ -1,4 +1,4 @@
-"""Names by which users of DI-engine know ``type`` and ``import_names``."""
+"""The names that DI-engine uses for ``type`` and ``import_names``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ALIASES: Mapping[str, str] = {
 
 
 def rename_aliases(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return a copy of a section at a dotted path, its aliases renamed at any depth.
+    """Return a copy of a section with its aliases renamed, at any depth.
 
     Raises:
-        ConfigError: an alias and the name that it stands for have different values.
+        ConfigError: an alias and the name that it stands for are both given, with different values.
     """
     renamed = {
         key: rename_aliases(value, f"{path}.{key}" if path else key)

@@ -1,4 +1,4 @@
-"""Checking config sections against their types, filling in the rest, and classes that read them."""
+"""Checks config sections against their types, fills in defaults; classes built from a section."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def complete(
     find: FindClass | None = None,
     path: str = "",
 ) -> dict[str, Any]:
-    """Return ``given`` with the defaults of a section below it, every key and value checked.
+    """Return ``given``, completed with the defaults of a section; check every key and value.
 
-    A whole float is taken where an integer belongs, as in ``1e6``.
+    A float without a fraction, such as ``1e6``, is accepted as an integer.
 
     Args:
         section: The type of the section.
-        given: The user's values; never written to.
-        find: Finds the classes of the parts inside; None leaves their sections unchecked.
+        given: The user's values; not changed.
+        find: Finds the classes of the parts in the section; None leaves their sections unchecked.
         path: Dotted path of the section in the whole config, for messages.
 
     Raises:
-        UnknownKeyError: a key that nothing reads; names the nearest spelling, or the place
-            where the same key is known.
-        ConfigTypeError: a value of the wrong type or out of range, with its dotted path.
-        ConfigError: a value is missing, or two contradict each other.
+        UnknownKeyError: a key that nothing reads. The message names the nearest spelling, or
+            another section that has this key.
+        ConfigTypeError: a value has the wrong type or is out of range; with its dotted path.
+        ConfigError: a value is missing, or two values contradict each other.
         UnknownPluginError: a type that nothing provides.
     """
     walk = _Walk(find)
@@ -71,18 +71,18 @@ def complete(
 
 
 def read_section(section: type[SectionT], given: Mapping[str, Any], path: str = "") -> SectionT:
-    """Return ``given`` as a typed section, as ``complete`` does; parts inside stay dicts."""
+    """Return ``given`` completed as by ``complete``, as a typed section; parts in it stay dicts."""
     full = complete(section, {k: v for k, v in given.items() if k != "cfg_type"}, path=path)
     return msgspec.convert(full, section)
 
 
 def config_type(cls: Any, base: type[Section] = PartSection) -> type[Section]:
-    """Return the type of a part's section, that of a class without one included.
+    """Return the type of the section of a part; make one if the class declares none.
 
     Args:
-        cls: The class of the part. One that is no ``Configurable`` may have a dict ``config`` or
-            a ``default_config()``; with neither of them every key passes unchecked.
-        base: What the section of such a class starts from.
+        cls: The class of the part. A class that is not a ``Configurable`` may have a dict
+            ``config`` or a ``default_config()``. With neither, every key is accepted unchecked.
+        base: Base of the section that is made for such a class.
     """
     name = f"{getattr(cls, '__name__', 'Part')}Config"
     declared = getattr(cls, "Config", None)
@@ -101,9 +101,9 @@ def config_type(cls: Any, base: type[Section] = PartSection) -> type[Section]:
 class Configurable:
     """Mixin for classes that are built from a config section.
 
-    A class declares the type of its section as ``Config``, or states other defaults and more keys
-    in a plain dict ``config``; what it does not state is that of its bases. Both are there in
-    every class: ``config`` is made from ``Config``, and the other way round.
+    A class declares the type of its section as ``Config``, or gives other defaults and more keys
+    in a plain dict ``config``. Keys that it does not give come from its bases. Every class has
+    both: ``config`` is made from ``Config``, or ``Config`` from ``config``.
     """
 
     Config: ClassVar[type[Section]] = Section
@@ -129,10 +129,10 @@ class Configurable:
 
 
 class _Walk:
-    """One pass over a config, collecting the keys that nothing reads.
+    """One pass over a config, which collects the keys that nothing reads.
 
-    They are reported at the end: only then is every section known, and so the place where a
-    misplaced key belongs.
+    They are reported at the end, when all sections are known: the message can then name the
+    section that a misplaced key belongs to.
     """
 
     def __init__(self, find: FindClass | None) -> None:
@@ -170,7 +170,7 @@ class _Walk:
             msgspec.convert(full, section)
         except msgspec.ValidationError as error:
             name = str(error).rpartition(" - at `$.")[2].rstrip("`")
-            if name in fields:  # what was given was checked above
+            if name in fields:  # given values were checked above, so it is a default
                 wrong = _not_valid(path, error, fields[name], full[name])
                 author = f"{section.__module__}:{section.__qualname__}"
                 text = f"{wrong}; that is its default in {author}, to be mended there"
@@ -197,7 +197,7 @@ class _Walk:
         cls = self._find(part.kind, type_key, names, path)
         section = config_type(cls, part.base)
         if type_key != default.get("type"):
-            # These belong to another type; what both have is kept, but for parts in it.
+            # The defaults are of another type: keep those that both types have, except parts.
             kept = {key for key, field in fields_of(section).items() if field.part is None}
             default = {key: value for key, value in default.items() if key in kept}
         full = self.section(section, deep_merge_dicts(default, {**given, "type": type_key}), path)
@@ -208,7 +208,7 @@ class _Walk:
 
 
 def _is_of_another_type(given: Any, default: Any) -> bool:
-    """Whether a part inside a part was given with another type than that of the default."""
+    """Whether a nested part was given, with a type that is not the type of the default."""
     if not (isinstance(given, Mapping) and isinstance(default, Mapping)):
         return False
     return bool(given.get("type", default.get("type")) != default.get("type"))
@@ -223,7 +223,7 @@ def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
 
 
 def _checked(value: Any, field: Field, path: str) -> Any:
-    """Return a value made to fit its field."""
+    """Return a value converted to the type of its field."""
     try:
         converted = msgspec.convert(_plain(value), field.type)
     except msgspec.ValidationError as error:
@@ -239,7 +239,7 @@ def _checked(value: Any, field: Field, path: str) -> Any:
 
 
 def _plain(value: Any, whole: bool = False) -> Any:
-    """Return numpy's scalars and paths as builtins; with ``whole`` 1e6 as an integer."""
+    """Convert numpy scalars and paths to built-in types; with ``whole``, 1e6 to an integer."""
     if isinstance(value, list | tuple):
         return [_plain(item, whole) for item in value]
     if isinstance(value, os.PathLike):
@@ -276,7 +276,7 @@ def _not_valid(
 
 
 def _contradiction(message: str, fields: Iterable[str], path: str) -> ConfigError:
-    """Return the error of a ``__post_init__``, whose text begins with the key at fault."""
+    """Return the error of a ``__post_init__``, whose text begins with the wrong key."""
     key = message.split(" ", 1)[0]
     if key in fields:
         return ConfigError(join_key(path, message), path=join_key(path, key))

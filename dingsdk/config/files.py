@@ -1,4 +1,4 @@
-"""Config files: reading YAML, JSON and config modules, writing YAML, overrides."""
+"""Config files: reads YAML, JSON and Python files, writes YAML, applies overrides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dingsdk.errors import (
 )
 
 EXAMPLES_DIR = Path(__file__).parents[1] / "examples"
-"""Folder of the shipped examples; ``load_config`` finds them by stem."""
+"""Folder of the shipped examples; ``load_config`` finds them by their names without ``.yaml``."""
 
 MAX_BYTES = 1 << 20
 """Largest config file that is read."""
@@ -47,15 +47,16 @@ _PYTHON_SECTIONS = ("main", "create", "system")
 class Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys and reads numbers as YAML 1.2 does.
 
-    It ends at a line that nests too deep, merges too many keys or holds too long a number,
-    before that costs time or memory. Aliases share what they name; ``check_bounds`` counts it.
+    It stops at a line that nests too deep, merges too many keys or contains a number that is too
+    long, before that takes much time or memory. Aliases share their value in memory;
+    ``check_bounds`` counts it each time.
     """
 
     _depth = 0
     _merged = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As PyYAML, with a limit on the depth."""
+        """Do what PyYAML does, with a limit on the depth."""
         self._depth += 1
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self._depth > MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
@@ -66,7 +67,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: Any) -> None:
-        """As PyYAML, with a limit on the number of keys that are merged in the whole file."""
+        """Do what PyYAML does, with a limit on the merged keys of the whole file."""
         for key, value in node.value:
             if key.tag.endswith(":merge"):
                 for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
@@ -82,13 +83,13 @@ class Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_yaml_int(self, node: Any) -> Any:
-        """As PyYAML, with a limit on the number of digits."""
+        """Do what PyYAML does, with a limit on the number of digits."""
         if len(node.value.lstrip("+-")) > MAX_DIGITS:
             raise yaml.constructor.ConstructorError(None, None, TOO_LONG, node.start_mark)
         return super().construct_yaml_int(node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """As PyYAML, but a key given twice is an error."""
+        """Do what PyYAML does, but raise an error for a key that is given twice."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
@@ -102,14 +103,14 @@ class Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
-    """SafeDumper without anchors, that quotes what ``Loader`` would not read as text."""
+    """SafeDumper without anchors; quotes each text that ``Loader`` would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write every value in full."""
         return True
 
 
-# YAML 1.1 wants a dot in every float, so that a learning rate of 1e-3 would be text.
+# In YAML 1.1 every float has a dot, so a learning rate of 1e-3 would be read as text.
 _EXPONENT = re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|^[-+]?\.?[0-9]+\.?[0-9]*[eE][0-9]+$")
 
 
@@ -129,13 +130,13 @@ _share_resolvers(Dumper)
 def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a config file, or a shipped example by its name.
 
-    ``.yaml``, ``.yml`` and ``.json`` files give their content. A ``.py`` file with
-    ``main_config`` and ``create_config`` (and perhaps ``system_config``) is executed, as
-    it is the user's own code, and gives ``{"main": ..., "create": ..., "system": ...}``.
+    For ``.yaml``, ``.yml`` and ``.json`` files, returns the content. A ``.py`` file is executed;
+    it must define ``main_config`` and ``create_config``, and may define ``system_config``. For it,
+    returns ``{"main": ..., "create": ..., "system": ...}``.
 
     Raises:
         ConfigError: no such file, a syntax error, a duplicate key, or code that raised;
-            facts ``path`` (of the file) and ``line`` where one is known.
+            facts ``path`` (of the file) and, if it is known, ``line``.
     """
     path = Path(path_or_name)
     if not os.path.isfile(path):  # noqa: PTH113 - Path raises for a name that is too long
@@ -178,17 +179,17 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def dump_config(cfg: Mapping[str, Any]) -> str:
-    """Return ``cfg`` as YAML, in its own key order; what is no plain data is a ConfigTypeError."""
+    """Return ``cfg`` as YAML, in its key order; a value that is not plain is a ConfigTypeError."""
     return str(yaml.dump(to_plain(cfg), Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write ``cfg`` as YAML, in its own key order; ``load_config`` gives it back equal.
+    """Write ``cfg`` as YAML, in its key order; ``load_config`` returns an equal config.
 
     Raises:
-        ConfigTypeError: a value that is not plain data.
-        RunFolderError: the file cannot be written; an older one is left whole.
-        StorageFullError: as that, where the disk has no room.
+        ConfigTypeError: a value is not plain data.
+        RunFolderError: the file cannot be written; an existing file is not changed.
+        StorageFullError: the disk is full; an existing file is not changed.
     """
     text = dump_config(cfg)
     target = Path(path)
@@ -207,20 +208,20 @@ def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def check_sets(sets: Sequence[str]) -> Sequence[str]:
-    """Return overrides for ``apply_set`` as they are; ConfigError for one text in their place."""
+    """Return a list of overrides unchanged; raise ConfigError if it is a single string."""
     if isinstance(sets, str):
         raise ConfigError(f"sets is a list of overrides: write sets=[{sets!r:.200}]", path="sets")
     return sets
 
 
 def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
-    """Apply one ``a.b=value`` to ``cfg`` in place, and return ``cfg``.
+    """Apply one override ``a.b=value`` to ``cfg`` in place, and return ``cfg``.
 
-    The value is read as YAML (``3``, ``1e-3``, ``true``, ``[64, 64]``, ``null``, text);
-    absent sections are made.
+    The value is read as YAML (``3``, ``1e-3``, ``true``, ``[64, 64]``, ``null``, text).
+    Missing sections are created.
 
     Raises:
-        ConfigError: not of that form, or the path leads through something that is no section.
+        ConfigError: the override has another form, or a part of the path is not a section.
     """
     dotted, sign, text = assignment.partition("=")
     shown = f"{assignment!r:.200}"

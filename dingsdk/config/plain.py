@@ -15,11 +15,11 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _DICT_NAMES = frozenset(dir(EasyDict))
 
 MAX_DEPTH = 50
-"""Levels that a config may be nested; real ones have a tenth of them."""
+"""Most levels of nesting in a config; usual configs have a tenth of that."""
 MAX_VALUES = 100_000
-"""Values that a config may hold; real ones have a tenth of them."""
+"""Most values in a config; usual configs have a tenth of that."""
 MAX_DIGITS = 100
-"""Digits of a whole number in a config."""
+"""Most digits of a whole number in a config."""
 
 TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 TOO_LONG = f"an integer of more than {MAX_DIGITS} digits"
@@ -46,28 +46,29 @@ def to_easydict(cfg: Mapping[str, Any]) -> EasyDict:
     """Return ``cfg`` as a fresh EasyDict, nested sections included; other values are shared.
 
     Raises:
-        ConfigError: a key that EasyDict would lose or hide: one that is no string, or the
-            name of a dict method such as ``items``.
+        ConfigError: a key is not a string, or is the name of a dict method such as ``items``;
+            EasyDict would lose or hide it.
     """
     return _easy(cfg, "")
 
 
 def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``cfg`` in builtin types alone; tuples become lists, paths strings.
+    """Return a copy of ``cfg`` in built-in types only; tuples become lists, paths strings.
 
-    What has no plain form, and a key that is no string, is a ConfigTypeError.
+    Raises:
+        ConfigTypeError: a value has no plain form, or a key is not a string.
     """
     plain: dict[str, Any] = plain_value(cfg, "")
     return plain
 
 
 def check_bounds(cfg: object) -> None:
-    """Raise ConfigError for a config that is too deep, too large, or holds itself."""
+    """Raise ConfigError for a config that is too deep, too large, or contains itself."""
     rest: list[tuple[object, str, int]] = [(cfg, "", 1)]
     count = 0
     while rest:
         value, path, depth = rest.pop()
-        # A long text that is repeated costs its length when the config is saved.
+        # Long texts count more: a repeated one is written in full when the config is saved.
         count += 1 + (len(value) // 100 if isinstance(value, str) else 0)
         if count > MAX_VALUES:
             raise ConfigError(
@@ -91,7 +92,7 @@ def join_key(path: str, key: object) -> str:
 
 
 def flatten(cfg: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the values of a config by their dotted path; an empty section is a value."""
+    """Return the values of a config by their dotted paths; an empty section counts as a value."""
     found: dict[str, Any] = {}
     for key, value in cfg.items():
         where = join_key(path, key)
@@ -100,21 +101,21 @@ def flatten(cfg: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def find(cfg: Any, path: str) -> Any:
-    """Return what is at a dotted path, or None."""
+    """Return the value at a dotted path, or None."""
     for key in path.split("."):
         cfg = cfg.get(key) if isinstance(cfg, Mapping) else None
     return cfg
 
 
 def take(cfg: dict[str, Any], path: str) -> Any:
-    """Remove and return what is at a dotted path, or None."""
+    """Remove and return the value at a dotted path; return None if there is none."""
     parent, _, last = path.rpartition(".")
     section = find(cfg, parent) if parent else cfg
     return section.pop(last, None) if isinstance(section, dict) else None
 
 
 def put(cfg: dict[str, Any], path: str, value: Any) -> None:
-    """Set what is at a dotted path, unless that leads through what is no section."""
+    """Set the value at a dotted path; do nothing if a part of the path is not a section."""
     section: Any = cfg
     *parents, last = path.split(".")
     for key in parents:
@@ -122,12 +123,12 @@ def put(cfg: dict[str, Any], path: str, value: Any) -> None:
             section[key] = {}
         section = section[key]
         if not isinstance(section, dict):
-            return  # what is wrong with it is found when it is checked
+            return  # the check of the config reports it later
     section[last] = value
 
 
 def copy_containers(value: Any) -> Any:
-    """Copy dicts and lists; what they hold is shared."""
+    """Copy dicts and lists; the other values are shared."""
     if isinstance(value, Mapping):
         return {key: copy_containers(item) for key, item in value.items()}
     if type(value) is list:
@@ -165,10 +166,10 @@ def _easy(value: Any, path: str) -> Any:
 
 
 def plain_value(value: Any, path: str) -> Any:
-    """As ``to_plain``, for any value at a dotted path."""
+    """Convert any value as ``to_plain`` does; ``path`` is its dotted path, for messages."""
     if type(value) in _PLAIN_TYPES:
         return value
-    if isinstance(value, (dict, Mapping)):  # a dict is known ten times as fast
+    if isinstance(value, (dict, Mapping)):  # the check for a dict is ten times as fast
         return {
             key if type(key) is str else _checked_key(key, path): item
             if type(item) in _PLAIN_TYPES
@@ -179,7 +180,7 @@ def plain_value(value: Any, path: str) -> Any:
         return [plain_value(item, join_key(path, i)) for i, item in enumerate(value)]
     if isinstance(value, str | PurePath):
         return str(value)
-    # numpy's scalars register with numbers, except for its bool, which is 0-d with item().
+    # numpy scalars are registered with numbers, except bool: the check of ndim finds that one.
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):

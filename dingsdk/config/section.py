@@ -30,11 +30,11 @@ from msgspec import Meta
 from dingsdk.config.plain import copy_containers
 
 LARGEST_INT = 10**15
-"""Whole numbers beyond this fit no count of anything, and break the arithmetic of numpy."""
+"""Largest whole number in a config; larger ones would overflow in numpy."""
 
 Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 Held = Annotated[int, Meta(ge=1, le=100_000)]
-"""A count of things that are all held in memory at once."""
+"""A count of things that are in memory all at once."""
 Whole = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
 Positive = Annotated[float, Meta(gt=0)]
 Finite = Annotated[float, Meta(gt=0, le=LARGEST_INT)]
@@ -45,18 +45,18 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all config sections; immutable once read.
+    """Base of all config sections; instances are immutable.
 
-    A check between fields of one section is a ``__post_init__`` that raises ValueError, with a
-    text that begins with the name of the field at fault.
+    To check fields against each other, write a ``__post_init__`` that raises ValueError. Its text
+    must begin with the name of the wrong field.
     """
 
     is_open: ClassVar[bool] = False
-    """Whether keys that are no fields pass unchecked."""
+    """Whether unknown keys are accepted without a check."""
 
 
 class PartSection(Section, frozen=True, kw_only=True):
-    """Base of the sections of parts that a config selects by type key.
+    """Base of the sections of parts, which a config selects by type key.
 
     Attributes:
         type: Type key of the part.
@@ -72,9 +72,9 @@ class Part:
     """Marks a field that holds the section of another part.
 
     Attributes:
-        kind: The registry that the section's ``type`` names a class of.
+        kind: The registry in which the section's ``type`` is looked up.
         many: Whether the field holds sections of several parts, each under its type key.
-        base: What every section of such a part has.
+        base: Base class of the sections of such parts.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Part:
 
 
 def preset(type_key: str, **options: Any) -> Any:
-    """Return the default of a part's field: its type, and options over the part's own defaults."""
+    """Return the default for a part's field: its type, and options that differ from its defaults."""
     return msgspec.field(default_factory=_copier({"type": type_key, **options}))
 
 
@@ -94,10 +94,10 @@ class Field:
     Attributes:
         name: The config key.
         type: Its annotation.
-        part: Set where it holds the section of another part.
-        section: Set where it holds a section of its own.
-        default: The default as plain data; None where there is none.
-        make_default: Returns a new one, where the default is a container.
+        part: Set if the field holds the section of another part.
+        section: The type of a nested section, if the field holds one.
+        default: The default as plain data; None if there is none.
+        make_default: Returns a new default; set if the default is a container.
     """
 
     name: str
@@ -143,9 +143,9 @@ def derive(base: type[Section], overrides: Mapping[str, Any], name: str) -> type
 
     Args:
         base: The section to start from.
-        overrides: Values by key. For a key of ``base`` it is the new default. A new key is typed
-            by its value; None, functions and objects accept anything.
-        name: Of the new class.
+        overrides: Values by key. The value of a key of ``base`` is its new default. A new key gets
+            the type of its value; if that is None, a function or an object, it accepts anything.
+        name: Name of the new class.
     """
     known = fields_of(base)
     added: list[tuple[str, Any, Any]] = []
@@ -162,7 +162,7 @@ def derive(base: type[Section], overrides: Mapping[str, Any], name: str) -> type
 
 
 def rebase(section: type[Section], base: type[Section], name: str) -> type[Section]:
-    """Return a section with the fields of ``base``, and over them those of ``section``."""
+    """Return a section with the fields of ``base`` and of ``section``; those of ``section`` win."""
     own = [(field.name, field.type, field.default) for field in fields_of(section).values()]
     return _extend(base, own, name)
 
@@ -180,11 +180,11 @@ def _extend(base: type[Section], added: Iterable[tuple[str, Any, Any]], name: st
 
 
 def documentation_of(section: type[Section]) -> dict[str, str]:
-    """Return what the ``Attributes`` of a section's docstrings say, by field name."""
+    """Return the text of each field from the ``Attributes`` of a section's docstrings."""
     found: dict[str, str] = {}
     for cls in reversed(section.__mro__):
         _, _, attributes = (inspect.getdoc(cls) or "").partition("Attributes:\n")
-        # The docstring of a base is inherited by getdoc; reading it twice changes nothing.
+        # getdoc returns the docstring of a base if a class has none: the result is the same.
         for entry in re.split(r"\n(?=    \w)", attributes):
             name, colon, text = entry.strip().partition(":")
             if colon:
@@ -201,7 +201,7 @@ def _copier(value: Any) -> Any:
 
 
 def _type_of_value(value: Any, name: str) -> Any:
-    """Return the type that values take whose default is ``value``."""
+    """Return the type of a field whose default is ``value``."""
     if isinstance(value, Mapping):
         return derive(Section, value, name) if value else dict[str, Any]
     if isinstance(value, list | tuple):

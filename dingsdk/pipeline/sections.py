@@ -23,25 +23,26 @@ from dingsdk.worker.coordinator.section import CoordinatorSection, JournalSectio
 
 
 class EnvSection(Section, frozen=True, kw_only=True):
-    """Section ``env``: which environment, how many, and when it counts as solved.
+    """Section ``env``: the environment, the number of copies, and when it counts as solved.
 
     Attributes:
         env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
         kwargs: Keyword arguments for ``gymnasium.make``.
         wrappers: Wrappers by type key, innermost first.
-        collector_env_num: Envs that a collector steps together.
-        evaluator_env_num: Envs that an evaluator steps together.
+        collector_env_num: Number of envs that a collector steps together.
+        evaluator_env_num: Number of envs that an evaluator steps together.
         n_evaluator_episode: Episodes of one evaluation, spread evenly over the envs.
-        stop_value: Mean evaluation return that ends the run.
+        stop_value: The run ends when the mean return of an evaluation reaches this value.
         collector_episode_num: Parallel mode: episodes per env in one collector task.
-        evaluator_episode_num: Parallel mode: episodes per env in one evaluation task; None
-            for as many as ``n_evaluator_episode`` needs.
-        observation_space: What a player observes; None: read from the env. A run writes it down,
-            for those who use its policy without the env.
-        action_space: What actions a player takes; None: read from the env, likewise.
-        eval_opponents: Envs of several players: who plays the others in evaluations, ``random`` or
-            ``module:function``. Parallel mode goes through them, the weakest first; serial mode
-            takes the last.
+        evaluator_episode_num: Parallel mode: episodes per env in one evaluation task. None
+            derives it from ``n_evaluator_episode``.
+        observation_space: Space of the observations of one player. None reads it from the env. A
+            run saves it in its config, so that its policy can be used without the env.
+        action_space: Space of the actions of one player. None reads it from the env; a run saves it
+            like ``observation_space``.
+        eval_opponents: Opponents in evaluations, for envs of several players: ``random`` or
+            ``module:function``. List the weakest first. Parallel mode plays against one after the
+            other; serial mode plays against the last.
     """
 
     env_id: str
@@ -69,15 +70,16 @@ class EnvSection(Section, frozen=True, kw_only=True):
 
 
 class ReplaySection(Section, frozen=True, kw_only=True):
-    """Section ``system.replay``: who holds the replay buffer of a parallel run.
+    """Section ``system.replay``: where the replay buffer of a parallel run is.
 
     Attributes:
-        type: With ``learner`` the coordinator has the metadata of the rows and the learner the
-            rows; with ``server`` a replay server has both.
-        address: ``host:port`` of a server that others use too; where empty, the run has one of its
-            own, a worker of the role ``replay-server``.
-        path: Folder of that server, for its secret, where no environment variable names one.
-        timeout_s: Seconds for the server to answer, and to come back where it was lost.
+        type: ``learner``: the learner stores the rows, the coordinator their metadata. ``server``:
+            a replay server stores both.
+        address: ``host:port`` of a replay server that several runs share. If empty, the run starts
+            its own server, a worker of the role ``replay-server``.
+        path: Folder of the shared server, which contains its secret. Not needed if an environment
+            variable names the secret.
+        timeout_s: Seconds to wait for an answer of the server, or for a lost server to come back.
     """
 
     type: Literal["learner", "server"] = "learner"
@@ -91,42 +93,43 @@ class ReplaySection(Section, frozen=True, kw_only=True):
 
 
 class SystemSection(Section, frozen=True, kw_only=True):
-    """Section ``system``: what the run uses of the machine, and how its parts talk.
+    """Section ``system``: processes, workers, transport, limits and saves of a run.
 
     Attributes:
         transport: The transport plugin by ``type``, with its options (parallel mode).
-        collector_num: Collector workers (parallel mode).
-        learner_num: Processes that train together, each on an equal part of every batch. The
-            learner starts the others, unless torchrun has started them all. With ``policy.cuda``
-            each has a GPU of its own, of one host.
-        roles: Further roles of workers by their type key, each with its options; ``num``
-            workers are started of each (parallel mode). ``inference`` acts for the collectors.
+        collector_num: Number of collector workers (parallel mode).
+        learner_num: Number of processes that train together, each on an equal part of every batch.
+            The first learner starts the others, unless torchrun started them all. With
+            ``policy.cuda``, each process uses a different GPU of the same host.
+        roles: Further roles of workers by their type key, each with its options. The run starts
+            ``num`` workers of each (parallel mode). Workers of the role ``inference`` compute the
+            actions for the collectors.
         collector: Options of the comm collectors.
         learner: Options of the comm learners.
-        replay: Who holds the replay buffer (parallel mode).
+        replay: Where the replay buffer is (parallel mode).
         coordinator: Options of the coordinator (parallel mode).
-        journal: What is kept of the run, so that it can be resumed (parallel mode).
-        rejoin_s: Seconds that a worker looks for a coordinator that is gone, before it ends
+        journal: The log that is written so that the run can be resumed (parallel mode).
+        rejoin_s: Seconds for which a worker tries to reach a lost coordinator before it ends
             (parallel mode, transports that run workers as processes).
-        restarts: How often each worker process may be restarted within ten minutes, without a
-            minute of work in between, before its death ends the run (parallel mode, transports
-            that run workers as processes).
-        worker_memory_limit: Bytes of memory of a worker's process and its children beyond which
-            it is started again: between two tasks, and a learner after 20 s or more of training,
-            from a checkpoint that it saves; None for no limit (parallel mode, transports that run
+        restarts: How often each worker process may be restarted within ten minutes before its death
+            ends the run. A minute of work resets the count (parallel mode, transports that run
             workers as processes).
+        worker_memory_limit: Most bytes of memory that a worker's process and its children may use.
+            A worker above the limit is restarted between two tasks. A learner is restarted after
+            20 s or more of training, from a checkpoint that it saves. None for no limit (parallel
+            mode, transports that run workers as processes).
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
-        max_env_steps: The run ends after this many collected env steps, trained on as often as the
-            policy asks for; None for no limit.
-        save_every: Seconds between two saves of all that ``train --resume`` needs (serial mode;
-            parallel mode has ``journal``); ``auto`` is 60, and more where saving would take over
-            2 % of the time; None saves nothing. A run that ends, or is interrupted, saves once
-            more.
+        max_env_steps: The run ends when this many env steps were collected and the training on them
+            is done; None for no limit.
+        save_every: Seconds between two saves of the state that ``train --resume`` needs (serial
+            mode; parallel mode uses ``journal``). ``auto`` saves every 60 s, or less often, so that
+            saving takes at most 2 % of the time. None saves nothing. A run also saves when it ends
+            or is interrupted.
         validate_state: Whether to check, every 5 s and at the end, that each acknowledged sample
-            is in the replay buffer or was evicted for a counted reason. A run where that is not
-            so ends by ``SamplesLostError``.
-        record_schedule: Whether to write down what was delivered when, so that ``dingsdk replay``
+            is in the replay buffer or was evicted for a counted reason. If the check fails, the run
+            ends with ``SamplesLostError``.
+        record_schedule: Whether to record the order of all deliveries, so that ``dingsdk replay``
             can train the same weights again (parallel mode, transport in_memory).
     """
 
@@ -153,13 +156,13 @@ class RunSection(Section, frozen=True, kw_only=True):
     """The whole config.
 
     Attributes:
-        exp_name: Name of the run folder below the output root.
-        seed: Root of the seed tree: every env, network and sampler derives its own from it.
-        env: Which environment, how many, and when it counts as solved.
+        exp_name: Name of the run folder, which is made in the output folder.
+        seed: Seed of the run. The seeds of all envs, networks and samplers are derived from it.
+        env: The environment, the number of copies, and when it counts as solved.
         env_manager: The env manager by ``type``, with its options.
-        policy: The policy by ``type``, as in ``policy: {type: dqn}``, with the sections of the
-            workers around it.
-        system: What the run uses of the machine, and how its parts talk.
+        policy: The policy by ``type``, as in ``policy: {type: dqn}``, with the sections of its
+            learner, collector, evaluator and replay buffer.
+        system: Processes, workers, transport, limits and saves of the run.
     """
 
     exp_name: Annotated[
@@ -178,7 +181,7 @@ class RunSection(Section, frozen=True, kw_only=True):
 
 
 def part_kinds() -> dict[str, str]:
-    """Return the kind of every part that a config names a type of, by its dotted path."""
+    """Return the kind of each part of a config that has a ``type``, by dotted path."""
     return {**_parts_in(RunSection, ""), **_parts_in(PolicySection, "policy.")}
 
 
