@@ -83,7 +83,7 @@ class Part:
 
 
 def preset(type_key: str, **options: Any) -> Any:
-    """Return the default for a part's field: its type, and options that differ from its defaults."""
+    """Return the default for a part's field: a type, and options in place of its defaults."""
     return msgspec.field(default_factory=_copier({"type": type_key, **options}))
 
 

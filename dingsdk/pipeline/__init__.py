@@ -1,4 +1,4 @@
-"""Whole runs: config in, trained policy and run folder out."""
+"""Runs: train the policy of a config, and write a run folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the parts of a run must agree on, checked in a compiled config before anything starts.
+"""Checks that the parts of a compiled config fit together, before anything starts.
 
-Each check changes nothing, and returns why the run could not do what the config says, beginning
-with the key at fault; an empty text where it can.
+Each check returns why the run cannot work, as a text that begins with the wrong key; an empty text
+if it can. The docstring of a check states the condition. Checks change nothing.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from typing import Any
 from dingsdk.errors import ConfigError
 
 MULTI_BUFFER = "multi_buffer"
-"""Key of ``policy.other.replay_buffer`` whose value True makes it sections of named buffers."""
+"""Key of ``policy.other.replay_buffer``: if True, the section contains several named buffers."""
 MOST_TRAININGS = 1_000
-"""Most trainings on the samples of one collect, on-policy."""
+"""On-policy, most trainings on the samples of one collect."""
 
 _BUFFER = "policy.other.replay_buffer"
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
 
 
 def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the classes of the one replay buffer that a run trains from, and of its parts.
+    """Return the classes of the replay buffer of a run and of its parts, by config path.
 
-    Returns:
-        By config path; empty for on-policy training and for several named buffers.
+    The result is empty for on-policy training and for several named buffers.
     """
     policy = cfg["policy"]
     if policy["on_policy"] or policy["other"]["replay_buffer"].get(MULTI_BUFFER):
@@ -35,14 +34,20 @@ def buffer_parts(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str
 
 
 def needed_order(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> str:
-    """Return what order of samples the replay buffer needs: none, sequence or episode."""
+    """Return the order in which the replay buffer needs samples: none, sequence or episode."""
     parts = buffer_parts(cfg, classes).values()
     orders = [order for part in parts if (order := getattr(part, "needs_order", "none")) != "none"]
     return orders[-1] if orders else "none"
 
 
 def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> None:
-    """Raise the ConfigError of the first check that fails; ``classes`` are by config path."""
+    """Raise ConfigError for the first check that fails.
+
+    Args:
+        cfg: The compiled config.
+        classes: The classes of the parts, by config path.
+        mode: ``serial`` or ``parallel``.
+    """
     run = _Run(cfg, classes, mode)
     for check in (*_ALWAYS, *(_IN_PARALLEL if mode == "parallel" else ())):
         if text := check(run):
@@ -50,7 +55,7 @@ def check_run(cfg: Mapping[str, Any], classes: Mapping[str, Any], mode: str) -> 
 
 
 def refusal(text: str) -> ConfigError:
-    """Return the error of a config, for a text that begins with the key at fault."""
+    """Return a ConfigError with a text that begins with the wrong key."""
     return ConfigError(text, path=re.split("[ :]", text, maxsplit=1)[0])
 
 
@@ -79,7 +84,7 @@ class _Run:
 
 
 def _check_serial_workers(run: _Run) -> str:
-    """A run can use the serial collector and evaluator that the config names."""
+    """The serial collector and evaluator that the config names can be used in a run."""
     for section, name in (("collect", "collector"), ("eval", "evaluator")):
         path = f"policy.{section}.{name}"
         if reason := run.fact(path, "not_for_runs", ""):
@@ -89,7 +94,7 @@ def _check_serial_workers(run: _Run) -> str:
 
 
 def _check_collects(run: _Run) -> str:
-    """A collect has a size, and every env plays at least one of its episodes."""
+    """A collect has a size, and that is at least one episode for every env."""
     from dingsdk.worker.commander.tasks import runs_serial_part
 
     collect, env_num = run.collect, run.cfg["env"]["collector_env_num"]
@@ -122,10 +127,10 @@ def _check_collects(run: _Run) -> str:
 
 
 def _check_capacity(run: _Run) -> str:
-    """The replay buffer holds a batch, what one collect gives, and what its limiter waits for."""
+    """The replay buffer is large enough for a batch, for one collect, and for its limiter."""
     capacity, length = run.buffer.get("replay_buffer_size"), run.buffer.get("sequence_length", 1)
     if run.policy["on_policy"] or capacity is None:
-        return ""  # it trains on what a collect gave, without a buffer
+        return ""  # on-policy: the samples of a collect are trained on without a buffer
     least = (run.buffer.get("limiter") or {}).get("min_size")
     if least is not None and least > capacity:
         return (
@@ -149,7 +154,7 @@ def _check_capacity(run: _Run) -> str:
 
 
 def _check_priority(run: _Run) -> str:
-    """The replay buffer draws by the priorities that training gives it."""
+    """If the policy computes priorities, the replay buffer uses them."""
     bases = getattr(buffer_parts(run.cfg, run.classes).get(_BUFFER), "__mro__", ())
     owner = next((cls for cls in bases if "update" in vars(cls)), object)
     if not run.policy["priority"] or not vars(owner).get("ignores_priorities"):
@@ -161,7 +166,7 @@ def _check_priority(run: _Run) -> str:
 
 
 def _check_endless_envs(run: _Run) -> str:
-    """Envs play one episode after the other for as long as the run lasts."""
+    """Envs begin a new episode after each one, until the end of the run."""
     for key, wanted in (("auto_reset", True), ("episode_num", math.inf)):
         found = run.cfg["env_manager"].get(key, wanted)
         if found != wanted:
@@ -173,7 +178,7 @@ def _check_endless_envs(run: _Run) -> str:
 
 
 def _check_buffer(run: _Run) -> str:
-    """The replay buffer serves the mode, and gets samples in the order that it needs."""
+    """The replay buffer works in the mode, and gets samples in the order that it needs."""
     for path, part in buffer_parts(run.cfg, run.classes).items():
         modes = getattr(part, "modes", (run.mode,))
         if run.mode not in modes:
@@ -211,7 +216,7 @@ def _check_buffer(run: _Run) -> str:
 
 
 def _check_policy_lag(run: _Run) -> str:
-    """The age of samples is bounded for on-policy training alone."""
+    """The age of samples is limited only for on-policy training."""
     lag = run.policy["other"]["commander"].get("max_policy_lag")
     if not lag or run.policy["on_policy"]:
         return ""
@@ -222,7 +227,7 @@ def _check_policy_lag(run: _Run) -> str:
 
 
 def _check_device(run: _Run) -> str:
-    """The GPU that a policy asks for is there."""
+    """If the policy uses a GPU, this machine has one."""
     if not run.policy["cuda"] or _gpu_count():
         return ""
     return "policy.cuda is true, but torch finds no CUDA device here; set policy.cuda=false"
@@ -255,7 +260,7 @@ def _check_learners(run: _Run) -> str:
 
 
 def _check_recording(run: _Run) -> str:
-    """The run's schedule can be recorded, if that is asked for."""
+    """If the schedule is to be recorded, that is possible."""
     transport = run.system["transport"]
     if not run.system["record_schedule"]:
         return ""
@@ -273,7 +278,7 @@ def _check_recording(run: _Run) -> str:
 
 
 def _check_replay(run: _Run) -> str:
-    """A replay server can hold the buffer of the run, if that is asked for."""
+    """If a replay server is to hold the buffer of the run, that is possible."""
     system = run.system
     if "replay-server" in system["roles"]:
         return (
@@ -299,7 +304,7 @@ def _check_replay(run: _Run) -> str:
 
 
 def _check_on_policy(run: _Run) -> str:
-    """On-policy training in parallel mode can hold its collectors back between two env steps."""
+    """On-policy, parallel mode: collectors can be paused between two env steps."""
     if not run.policy["on_policy"]:
         return ""
     is_held = run.collector == "sample" and run.parallel_collector != "serial"
@@ -327,7 +332,7 @@ def _check_on_policy(run: _Run) -> str:
 
 
 def _check_memory_limit(run: _Run) -> str:
-    """Workers are processes, where they are to be restarted by their memory."""
+    """If workers are to be restarted above a memory limit, they are processes."""
     if run.system["worker_memory_limit"] is None or not run.runs_threads():
         return ""
     return (
@@ -338,7 +343,7 @@ def _check_memory_limit(run: _Run) -> str:
 
 
 def _check_inference(run: _Run) -> str:
-    """An inference server can act for the collectors, where there is one."""
+    """If there is an inference server, it can compute the actions for the collectors."""
     if "inference" not in (run.system.get("roles") or {}):
         return ""
     why = ""
@@ -366,7 +371,7 @@ def _gpu_count() -> int:
 
 
 def _check_trainings(run: _Run) -> str:
-    """On-policy trainings on one collect are neither stopped nor saved in between."""
+    """On-policy, the trainings on one collect, which cannot be interrupted, are not too many."""
     count = run.policy["learn"]["update_per_collect"]
     if not run.policy["on_policy"] or count <= MOST_TRAININGS:
         return ""

@@ -1,4 +1,4 @@
-"""Compiles a user's config: defaults below it, every key and value checked."""
+"""Compiles a user's config: adds the defaults, and checks every key and value."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ def compile_config(
     system_cfg: Mapping[str, Any] | None = None,
     mode: Literal["serial", "parallel", "eval"] = "serial",
 ) -> EasyDict:
-    """Merge a config with the defaults of the classes it selects, and check all of it.
+    """Merge a config with the defaults of the classes that it selects, and check all of it.
 
-    The user's values win over those of the policy, which win over those of the component
-    classes. Compiling a compiled config gives it back unchanged. The parameters before the star
+    The user's values replace the values of the policy, which replace those of the component
+    classes. Compiling a compiled config returns it unchanged. The parameters before the star
     are those of DI-engine.
 
     Args:
-        cfg: One dict of dingsdk's sections, or DI-engine's main config when ``create_cfg``
-            is given or ``cfg`` itself holds ``main`` and ``create``.
-        env_manager: Class whose section to use in place of the registry's; likewise
+        cfg: A dict with dingsdk's sections, or DI-engine's main config if ``create_cfg``
+            is given or ``cfg`` itself contains ``main`` and ``create``.
+        env_manager: Class to use in place of the one that the config names; likewise
             ``policy``, ``learner``, ``collector``, ``evaluator`` and ``buffer``.
-        env: None; the env is named by ``env.env_id``.
-        reward_model: None; not part of dingsdk, like ``world_model``.
+        env: Must be None: ``env.env_id`` names the env.
+        reward_model: Must be None, like ``world_model``: dingsdk has neither.
         seed: Replaces ``cfg["seed"]``.
-        auto: Take the types from ``create_cfg``, which is done whenever there is one.
+        auto: Accepted, and not needed: types are taken from ``create_cfg`` if it is given.
         create_cfg: DI-engine's create config.
         save_cfg: Also make the folder ``exp_name`` and write the compiled config there.
-        save_path: Name of that file: YAML, whatever its suffix was.
-        renew_dir: Where the folder exists, append a time stamp to ``exp_name``.
+        save_path: Name of that file. It is written as YAML, and its suffix becomes ``.yaml``.
+        renew_dir: If the folder exists, append a time stamp to ``exp_name``.
         system_cfg: DI-engine's system config.
-        mode: In serial mode the transport's plugin need not be installed, and in ``eval``, which
-            plays with a trained policy, none of a part that only trains.
+        mode: In mode ``serial``, the plugin of the transport need not be installed. In mode
+            ``eval``, which plays with a trained policy, plugins for training need not be.
 
     Raises:
         UnknownKeyError: a key that nothing reads.
@@ -147,12 +147,12 @@ def compile_config_parallel(
     save_path: str | Path = "total_config.yaml",
     platform: Literal["local", "slurm", "k8s"] = "local",
 ) -> EasyDict:
-    """Compile for parallel mode, split as a coordinator takes it.
+    """Compile for parallel mode, and return the config in the parts that a coordinator takes.
 
     Args:
-        cfg: As for ``compile_config``, like the rest.
-        platform: Accepted for DI-engine's sake: workers dial the master, so that no hosts and
-            ports are handed out, on any platform.
+        cfg: As for ``compile_config``, like the other arguments.
+        platform: Accepted as in DI-engine, without effect: workers connect to the master, so no
+            hosts and ports need to be assigned on any platform.
 
     Returns:
         ``{"main": the compiled config without system, "system": ..., "seed": ...}``.
@@ -182,12 +182,12 @@ class _ClassFinder:
 
     Args:
         own: Classes to use instead of the registry's, by kind and path of the part.
-        mode: As for ``compile_config``; it says which parts may be missing.
+        mode: As for ``compile_config``; decides which parts may be missing.
     """
 
     def __init__(self, own: Mapping[tuple[str, str], type], mode: str) -> None:
         self.found: dict[str, Any] = {}
-        """The classes that were found, by the path of their part."""
+        """The classes that were found, by the config path of their part."""
         self._own = own
         self._mode = mode
         self._manager = default_manager()
@@ -196,7 +196,7 @@ class _ClassFinder:
         """Return the class of a part, checked against the interface of its kind.
 
         Raises:
-            UnknownPluginError, PluginLoadError: it cannot be had, and the mode needs it.
+            UnknownPluginError, PluginLoadError: it cannot be loaded, and the mode needs it.
         """
         try:
             cls = self._own.get((kind, path))
@@ -234,13 +234,13 @@ def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
 
 
 class _Buffers(Section, frozen=True, kw_only=True):
-    """Several replay buffers, each under a name of its own."""
+    """Several named replay buffers."""
 
     replay_buffer: Annotated[dict[str, Any], Part("buffers", many=True)]
 
 
 def _take_buffers(user: dict[str, Any]) -> dict[str, Any] | None:
-    """Take the named buffers out of a config with ``multi_buffer``; None without it."""
+    """Remove the named buffers from a config with ``multi_buffer``, and return them, or None."""
     section = find(user, "policy.other.replay_buffer")
     if not isinstance(section, Mapping) or not section.get(MULTI_BUFFER):
         return None
@@ -253,16 +253,16 @@ def _take_buffers(user: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class _NotInstalled:
-    """Stands for a part that the mode does without."""
+    """Replaces the class of a part that is not installed and that the mode does not need."""
 
     class Config(PartSection, frozen=True, kw_only=True):
-        """Any keys: nobody knows them."""
+        """Accepts any keys, because the keys of the part are not known."""
 
         is_open = True
 
 
 def _derive(cfg: dict[str, Any], user: Mapping[str, Any]) -> None:
-    """Fill what follows from other values in the completed config, of which ``user`` was given."""
+    """Set the values that follow from others in a complete config; ``user`` is the given config."""
     env, policy = cfg["env"], cfg["policy"]
     evaluator = policy["eval"]["evaluator"]
     for key, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):
@@ -286,9 +286,9 @@ def _derive(cfg: dict[str, Any], user: Mapping[str, Any]) -> None:
 def _agree(
     env: dict[str, Any], source: str, evaluator: dict[str, Any], key: str, is_given: bool
 ) -> None:
-    """Make a key of the evaluator and the key of ``env`` that stands for it equal.
+    """Make a key of the evaluator equal to the key of ``env`` with the same meaning.
 
-    Where both are given, that of ``env`` counts: it may be a change to a compiled config.
+    If both are given, the value in ``env`` counts: it may be an override of a compiled config.
     """
     own, unset = evaluator[key], (None, math.inf)
     if own in unset or own == env[source]:

@@ -1,4 +1,4 @@
-"""A run as its pipeline sees it: what it is given, what it reports, and what it gives back."""
+"""The inputs, status reports and results of the pipelines, which run a training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 NO_LIMIT = 10**9
-"""Default of the learner's ``train_iterations``, which no run reaches."""
+"""Default of the learner's ``train_iterations``; it is too large for any run to reach."""
 
 Mode = Literal["serial", "parallel"]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
@@ -35,9 +35,9 @@ class Evaluation:
 
     Attributes:
         elapsed_s: Seconds since the first env step of the run.
-        env_steps: Env steps collected for training by then.
+        env_steps: Env steps collected for training before the evaluation.
         train_iter: Iterations that the evaluated policy was trained for.
-        player: Who was evaluated; None for the first player, or the only one.
+        player: The evaluated player; None for the first player, or the only one.
     """
 
     elapsed_s: float
@@ -52,7 +52,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class PlayerStatus:
-    """How one of several players of a run is doing, as in ``RunResult``; None: not known yet."""
+    """The progress of one of several players; fields as in ``RunResult``, None: not known yet."""
 
     train_iter: int
     env_steps: int
@@ -62,7 +62,7 @@ class PlayerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PlayerResult:
-    """How the run of one of several players ended."""
+    """The result of one of several players of a run."""
 
     status: PlayerStatus
     evaluations: tuple[Evaluation, ...]
@@ -74,13 +74,14 @@ class TaskStatus:
     """A task that a worker has.
 
     Attributes:
-        task_id: The commander's id of it.
+        task_id: The id that the commander gave it.
         kind: ``collector``, ``evaluator``, ``learner`` or another role.
-        progress: Env steps of this attempt, or iterations of a learner.
-        per_s: Env steps a second, or iterations, in the last window; None before its end.
+        progress: Env steps of this attempt; for a learner, iterations.
+        per_s: Env steps (for a learner, iterations) per second in the last time window; None
+            before the end of the first window.
         is_straggler: Whether the worker is much slower than the others of its kind.
-        attempt: 1 for the first worker that has it.
-        waits_for: What it waits for, but for its worker; empty for nothing.
+        attempt: 1 for the first worker that gets the task, 2 for the next, and so on.
+        waits_for: What it waits for, other than an answer of its worker; empty for nothing.
         player: As in ``Evaluation``.
     """
 
@@ -100,7 +101,7 @@ class WorkerStatus:
     """A worker that has joined.
 
     Attributes:
-        lease_s: Seconds until it must be heard from; below 0 where that is overdue.
+        lease_s: Seconds until its next message is due; negative if the message is late.
     """
 
     worker_id: str
@@ -110,22 +111,22 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A snapshot of a run for the progress display; None where a value is not known yet.
+    """A snapshot of a run for the progress display. A value that is not known yet is None.
 
-    What has the name of a field of ``RunResult`` is as there, so far.
+    Fields with the name of a field of ``RunResult`` have the same meaning, up to now.
 
     Attributes:
-        train_iter: Iterations trained; of several players, by the one that is behind.
+        train_iter: Iterations trained; with several players, the lowest number among them.
         buffer_fill: Samples in the replay buffer, which can hold ``buffer_capacity``.
         workers: Workers connected; 1 in serial mode.
-        held_up_by: Why the run stands still, where it does.
-        tasks: What the workers do (parallel mode).
+        held_up_by: Why the run makes no progress; empty if it does.
+        tasks: The tasks of the workers (parallel mode).
         connected: The workers that have joined (parallel mode).
         loss: The ``total_loss`` of the latest iteration.
-        exploration: What the collect policy is called with, such as ``eps``; numbers alone.
-        max_env_steps, max_train_iter: Where the run ends; None for no limit.
+        exploration: Numeric settings of the collect policy, such as ``eps``.
+        max_env_steps, max_train_iter: Limits at which the run ends; None for no limit.
         goal: Mean return that ends the run; infinite for none.
-        players: Where several players train, each by its id, the first one first.
+        players: If several players train, the status of each by its id, in order.
     """
 
     env_steps: int = 0
@@ -170,19 +171,19 @@ class RunRecorder:
                 self._first_step_at = self._clock()
 
     def resume(self, evaluations: Iterable[Evaluation], elapsed_s: float) -> None:
-        """Go on from an earlier part of the run."""
+        """Restore the evaluations and the elapsed time of a resumed run."""
         with self._lock:
             self._evaluations = list(evaluations)
             self._first_step_at = self._clock() - elapsed_s
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first env step, 0 before it."""
+        """Seconds since the first env step; 0 before it."""
         started = self._first_step_at
         return 0.0 if started is None else self._clock() - started
 
     def take(self, evaluation: Evaluation) -> None:
-        """Record an evaluation that was made elsewhere."""
+        """Record an evaluation."""
         with self._lock:
             self._evaluations.append(evaluation)
         if self._on_evaluation is not None:
@@ -191,7 +192,7 @@ class RunRecorder:
     def add_evaluation(
         self, returns: list[float], env_steps: int, train_iter: int, player: str | None = None
     ) -> Evaluation:
-        """Record the returns (one per episode, at least one) of one evaluation."""
+        """Record one evaluation from its returns: one per episode, at least one."""
         evaluation = Evaluation(
             elapsed_s=self.elapsed_s,
             env_steps=int(env_steps),
@@ -213,15 +214,15 @@ class RunRecorder:
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """Those of the first player, or the only one."""
+        """The evaluations of the first player, or the only one."""
         return self.of(None)
 
     def of(self, player: str | None) -> tuple[Evaluation, ...]:
-        """Return those of one player."""
+        """Return the evaluations of one player."""
         return tuple(each for each in self.all_evaluations if each.player == player)
 
     def progress_of(self, player: str | None, train_iter: int, env_steps: int) -> PlayerStatus:
-        """Return the status of a player that is so far."""
+        """Return the status of a player with these counts and its evaluations."""
         found = self.of(player)
         best = best_of(found)
         last_return = found[-1].mean if found else None
@@ -229,15 +230,16 @@ class RunRecorder:
 
 
 def best_of(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    """Return the evaluation with the highest mean, the earliest of equals; None without any.
+    """Return the evaluation with the highest mean, or None if there are none.
 
-    Any trained policy is better than the untrained one.
+    Among equal means, the earliest counts. An evaluation of an untrained policy is returned only
+    if there is no other.
     """
     return max(evaluations, key=lambda each: (each.train_iter > 0, each.mean), default=None)
 
 
 def _names_of(players: Iterable[str]) -> dict[str, str | None]:
-    """Return by player id what ``Evaluation.player`` is: None for the first one."""
+    """Return the value of ``Evaluation.player`` by player id: None for the first player."""
     return {player_id: player_id if index else None for index, player_id in enumerate(players)}
 
 
@@ -250,22 +252,22 @@ class RunResult:
         reason: ``stop_value``, ``limit`` (train iterations or env steps used up),
             ``stopped`` (by a plugin), ``interrupted`` (asked to stop) or ``error``.
         mode: The pipeline that ran.
-        best_return: Best mean return of an evaluation, None without one; of a trained policy
-            where one was evaluated.
+        best_return: Best mean return of an evaluation; None if there was none. The untrained
+            policy counts only if no trained one was evaluated.
         last_return: Mean return of the last evaluation.
         env_steps: Env steps collected for training.
         train_iter: Iterations trained.
         elapsed_s: Seconds from the first env step to the end.
-        run_dir: The run folder; it is gone where the run was interrupted before it began.
+        run_dir: The run folder; it is removed if the run was interrupted before it began.
         evaluations: All evaluations, oldest first.
         checkpoints: ``{"latest": path, "best": path}``, only those that exist.
-        policy_lag: How many versions older than the newest policy trained samples were, as
-            ``mean``, ``p99`` and ``largest``; None but for on-policy training in parallel mode.
-        signal: Number of the signal that interrupted the run, else None.
-        samples: What became of the samples.
-        stopped_by: Why a plugin's ``dingsdk_should_stop`` ended the run, else None.
-        players: Where several players trained, the result of each by its id. Returns, evaluations
-            and checkpoints of the run are those of the first one.
+        policy_lag: Age of the trained samples in policy versions behind the newest, as ``mean``,
+            ``p99`` and ``largest``. Only for on-policy training in parallel mode; otherwise None.
+        signal: Number of the signal that interrupted the run, or None.
+        samples: How many samples were collected, acknowledged, trained on, stored and evicted.
+        stopped_by: The reason that a plugin's ``dingsdk_should_stop`` returned, or None.
+        players: If several players trained, the result of each by its id. Returns, evaluations
+            and checkpoints of the run are those of the first player.
     """
 
     reached: bool
@@ -288,31 +290,32 @@ class RunResult:
 
 @dataclass(slots=True)
 class RunContext:
-    """One run as its pipeline sees it: ``serial_pipeline(context) -> RunResult`` and likewise.
+    """The argument of a pipeline, as in ``serial_pipeline(context) -> RunResult``.
 
     Attributes:
-        cfg: The compiled config (EasyDict); ``cfg.seed`` is the root of the seed tree.
+        cfg: The compiled config (EasyDict); all seeds are derived from ``cfg.seed``.
         run_dir: The run folder, which exists; workers get ``str(run_dir)`` as ``exp_name``.
-        recorder: Takes the first-step mark and every evaluation.
-        stop: Set when the run shall end early: save a checkpoint and return within seconds
-            with reason ``interrupted``.
-        has_begun: Set once the run has what it needs; one that fails before leaves no folder.
+        recorder: Records the time of the first env step, and all evaluations.
+        stop: Set to end the run early: the pipeline then saves a checkpoint and returns within
+            seconds with the reason ``interrupted``.
+        has_begun: Set once the run is set up. If a run fails before, its folder is removed.
         is_breakable: Whether a KeyboardInterrupt may be raised in the main thread now, to stop
-            a run that does not look at ``stop``.
-        break_after: Raises it after so many seconds, if it is breakable then; returns whether it
-            can.
-        conclude: Writes the files of a result, before the parts of the run are closed; returns it
-            as the run's.
-        learner_hooks: Hooks for the learner, beside those of the config (serial mode).
-        on_address: None where the run starts its own workers. Otherwise they come by
-            themselves, and it is told the coordinator's address and what else they need.
-        workers: Makes the workers, or what stands for them here; None for those of the config.
-        rejoin_s: How long the workers of an earlier coordinator may take to join, seconds.
-        resumed: What the run goes on from; None for a new run.
-        replays: The schedule that a run of parallel mode repeats; None for a run of its own.
-        status: Returns a snapshot for the progress, in whose thread it runs; set by the pipeline.
-        stopped_by: Why a plugin wants the run to end.
-        exploration: What the collect policy was last called with.
+            a part that does not check ``stop``.
+        break_after: Called with a number of seconds: raises the KeyboardInterrupt after that time,
+            if ``is_breakable`` is set then. Returns whether this is possible.
+        conclude: Called with the result before the parts of the run are closed: writes its files,
+            and returns the result that the pipeline has to return.
+        learner_hooks: Hooks for the learner, in addition to those of the config (serial mode).
+        on_address: None if the run starts its workers. If the user starts them, it is called with
+            the coordinator's address and a note that says what else they need.
+        workers: Returns the group of workers to use; None for the workers of the config.
+        rejoin_s: How many seconds the workers of an earlier coordinator may take to join.
+        resumed: The save or the journal to continue from; None for a new run.
+        replays: The schedule that a run of parallel mode repeats, or None.
+        status: Returns a snapshot for the progress display, which calls it in its own thread; set
+            by the pipeline.
+        stopped_by: Why a plugin wants the run to end, or None.
+        exploration: The settings with which the collect policy was last called.
     """
 
     cfg: Any
@@ -334,7 +337,7 @@ class RunContext:
     exploration: Mapping[str, float] = field(default_factory=dict)
 
     def note_exploration(self, setting: Mapping[str, Any]) -> None:
-        """Take note of what the collect policy is called with."""
+        """Store the numeric settings with which the collect policy is called."""
         self.exploration = {
             name: float(value)
             for name, value in setting.items()
@@ -342,7 +345,7 @@ class RunContext:
         }
 
     def known(self, players: Mapping[str, PlayerProgress]) -> dict[str, Any]:
-        """Return the fields of ``RunStatus`` that are known here; the first player comes first."""
+        """Return the fields of ``RunStatus`` that the context knows; ``players`` are in order."""
         train_iter = self.cfg.policy.learn.learner.train_iterations
         first = self.recorder.progress_of(None, 0, 0)
         return {
@@ -360,7 +363,7 @@ class RunContext:
         }
 
     def why_end(self, env_steps: int, train_iter: int) -> Reason | None:
-        """Return ``limit`` or ``stopped`` where the training shall end now."""
+        """Return ``limit`` or ``stopped`` if the training has to end now, else None."""
         if self.is_limit_reached(env_steps, train_iter):
             return "limit"
         answers = ask()
@@ -374,7 +377,7 @@ class RunContext:
         return None if self.stopped_by is None else "stopped"
 
     def is_limit_reached(self, env_steps: int, train_iter: int) -> bool:
-        """Whether ``system.max_env_steps`` or the learner's ``train_iterations`` are used up."""
+        """Whether ``system.max_env_steps`` or the learner's ``train_iterations`` are reached."""
         max_env_steps = self.cfg.system.max_env_steps
         if max_env_steps is not None and env_steps >= max_env_steps:
             return True

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 TELL_S = 0.2
-"""How often the coordinator tells the process that started it how far the run is."""
+"""Interval at which the coordinator sends the status of the run to the supervisor, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSpec:
-    """What a coordinator's process is told. All plain data.
+    """The arguments of a coordinator process, as plain data.
 
     Attributes:
-        crash_file: Where the interpreter writes its stacks when it crashes.
+        crash_file: File to which the interpreter writes its stacks if it crashes.
         snapshot: The types that were registered in the parent.
-        is_resumed: Whether it goes on from a journal.
-        rejoin_s: How long it waits for the workers of the one before.
+        is_resumed: Whether it continues from a journal.
+        rejoin_s: Seconds to wait for the workers of the previous coordinator.
     """
 
     cfg: Mapping[str, Any]
@@ -49,11 +49,11 @@ class CoordinatorSpec:
 
 
 class Message(msgspec.Struct, tag=True, frozen=True):
-    """What the two processes tell each other."""
+    """A message between the supervisor and the coordinator."""
 
 
 class Opened(Message, frozen=True):
-    """The coordinator listens; it knows of these evaluations."""
+    """The coordinator listens; contains the evaluations of the run up to now."""
 
     address: str
     evaluations: list[Evaluation]
@@ -61,7 +61,7 @@ class Opened(Message, frozen=True):
 
 
 class Told(Message, frozen=True):
-    """How the run is doing, and which workers are joined."""
+    """The status of the run, and the ids of the workers that have joined."""
 
     status: RunStatus
     workers: list[str]
@@ -74,14 +74,14 @@ class Evaluated(Message, frozen=True):
 
 
 class Observed(Message, frozen=True):
-    """A hook is to be called; paths are text."""
+    """Asks the supervisor to call a hook; paths are sent as text."""
 
     hook: str
     facts: dict[str, Any]
 
 
 class Ending(Message, frozen=True):
-    """The workers are told that the run is over: they end by themselves."""
+    """The coordinator tells the workers that the run is over; they end by themselves."""
 
 
 class Over(Message, frozen=True):
@@ -102,7 +102,7 @@ class Failed(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """End the training for a reason; the run at once where it is ``interrupted``."""
+    """Asks the coordinator to end the training; ``interrupted`` ends the run at once."""
 
     reason: Reason
 
@@ -116,12 +116,12 @@ class Lose(Message, frozen=True):
 
 _MESSAGES = Opened | Told | Evaluated | Observed | Ending | Over | Failed | End | Lose
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
-"""What is no plain data in a message is text then."""
+"""Values that are not plain data are encoded as text."""
 decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(_MESSAGES).decode
 
 
 def coordinator_main(spec: CoordinatorSpec, link: Connection) -> None:
-    """Coordinate the run until its end, or until the parent is gone; never returns."""
+    """Coordinate the run until its end, or until the parent has ended; never returns."""
     leave(_run(spec, link))
 
 
@@ -136,11 +136,11 @@ class _Parent:
         self.lost: queue.SimpleQueue[Lose] = queue.SimpleQueue()
 
     def send(self, message: Message) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the parent is gone, and this process next
+        with self._lock, contextlib.suppress(OSError):  # the parent has ended; `obey` exits soon
             self._link.send_bytes(encode(message))
 
     def obey(self) -> None:
-        """Take what the supervisor says; without one this process ends, as the run does."""
+        """Handle the messages of the supervisor; end this process if the supervisor has ended."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = decode(self._link.recv_bytes())
@@ -154,7 +154,7 @@ class _Parent:
 
 
 class _Elsewhere(WorkerGroup):
-    """The workers, as the coordinator sees them: the supervisor has started them."""
+    """The workers of a run whose supervisor starts and watches them."""
 
     def __init__(self, parent: _Parent, context: RunContext, master: Master) -> None:
         self._parent, self._context, self._master = parent, context, master
@@ -164,7 +164,7 @@ class _Elsewhere(WorkerGroup):
     def start(self, address: str) -> None:
         recorder = self._context.recorder
         evaluations = list(recorder.all_evaluations)
-        self._tell_once()  # first: once it is open, the parent shows what it was told
+        self._tell_once()  # before `Opened`: from then on the parent shows the status
         self._parent.send(Opened(address, evaluations, recorder.elapsed_s))
         self._telling.start()
 
@@ -187,7 +187,7 @@ class _Elsewhere(WorkerGroup):
 
 
 class _Observers:
-    """Has the supervisor call hooks: plugins and callbacks are there."""
+    """Forwards hook calls to the supervisor, whose process has the plugins and callbacks."""
 
     def __init__(self, parent: _Parent) -> None:
         self._parent = parent
@@ -198,7 +198,7 @@ class _Observers:
 
 @dataclass(slots=True, kw_only=True)
 class _Context(RunContext):
-    """The run, in the coordinator's process: the supervisor decides when plugins end it."""
+    """The context in the coordinator's process; the supervisor asks plugins whether to stop."""
 
     parent: _Parent
 
@@ -210,7 +210,7 @@ class _Context(RunContext):
 
 def _run(spec: CoordinatorSpec, link: Connection) -> int:
     parent = _Parent(link)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent reacts to signals
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     threading.Thread(target=parent.obey, name="parent-watch", daemon=True).start()

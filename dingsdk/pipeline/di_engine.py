@@ -1,4 +1,4 @@
-"""Configs in DI-engine's shape: ``main_config``, ``create_config``, ``system_config``."""
+"""Converts DI-engine's configs: ``main_config``, ``create_config``, ``system_config``."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _ATARI_WRAPPERS = ("episode_statistics", "atari")
 
 
 def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config in dingsdk's shape as a fresh dict; one that has it already is copied.
+    """Return a config in dingsdk's shape as a new dict; a config that has this shape is copied.
 
     Args:
         cfg: ``{"main": ..., "create": ..., "system": ...}``, the same with the suffix
             ``_config``, or a config in dingsdk's shape.
 
     Raises:
-        ConfigError: keys that have no counterpart here; says of all of them where and why.
-        UnknownEnvError: the env of DI-engine's zoo is none of gymnasium's.
+        ConfigError: keys have no counterpart here; the message gives path and reason of each.
+        UnknownEnvError: gymnasium has no env of the name that DI-engine's zoo uses.
     """
     sections = {key.removesuffix("_config"): value for key, value in cfg.items()}
     if "main" not in sections or "create" not in sections:
@@ -87,16 +87,16 @@ def rename_all_aliases(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _absent_sections(shape: dict[str, Any]) -> dict[str, str]:
-    """Drop the sections that have no counterpart; return where one is in use, with the reason."""
+    """Remove the sections without a counterpart; return the paths of used ones, with a reason."""
     places = ("main_config", "create_config", "main_config.policy", "main_config.policy.learn")
     reasons = {f"{place}.{name}": NO_SECTION[name] for place in places for name in NO_SECTION}
     return {path: reason for path, reason in reasons.items() if take(shape, path)}
 
 
 def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
-    """Name the policy as here, bring its network into the form here; return what is refused."""
+    """Convert the type and the network of the policy; return refused paths, with the reason."""
     if isinstance(policy.get("type"), str):
-        # The reference has a second policy class for parallel mode; here one serves both.
+        # DI-engine has a second policy class for parallel mode; here one class serves both modes.
         policy["type"] = policy["type"].removesuffix("_command")
     kind = str(policy.get("type"))
     is_named = isinstance(policy.get("type"), str) and "import_names" not in policy
@@ -118,7 +118,7 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
             own = {"type": "sequence", "burn_in": policy["burnin_step"], "pad": True}
             buffer["sampler"] = own
     if kind == "sac":
-        take(policy, "model.action_space")  # there is one kind
+        take(policy, "model.action_space")  # only one kind is supported, so it needs no name
         width = take(policy, "model.actor_head_hidden_size")
         if width is not None:
             policy["model"].setdefault("encoder_hidden_size_list", [width, width])
@@ -127,13 +127,13 @@ def _convert_policy(policy: dict[str, Any]) -> dict[str, str]:
     if model and isinstance(shape, list | tuple) and len(shape) == 3:  # an image
         sizes = model.pop("encoder_hidden_size_list", None)
         if sizes:
-            # The convolutions are given; what follows them has a size.
+            # The convolutions are fixed; only the size of the layer after them can be set.
             model["encoder_hidden_size_list"] = sizes[-1:]
     return {}
 
 
 def _convert_keys(main: dict[str, Any]) -> dict[str, str]:
-    """Move and drop keys as the tables say; return what has to be refused, with the reason."""
+    """Move and remove keys as the tables say; return refused paths, with the reason."""
     for old, new in MOVED.items():
         value = take(main, old)
         if value is not None:
@@ -150,12 +150,12 @@ def _convert_keys(main: dict[str, Any]) -> dict[str, str]:
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a switch is off: falsy, or a section like ``{"use_norm": False}``."""
+    """Whether a switch is off: false, or a section of false values: ``{"use_norm": False}``."""
     return not any(value.values()) if isinstance(value, Mapping) else not value
 
 
 def _without_own_imports(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a create section without imports of the reference's own modules."""
+    """Return a section of the create config without imports of DI-engine's own modules."""
     names = section.get("import_names") or []
     kept = [module for module in names if module.split(".")[0] not in ("ding", "dizoo")]
     if len(kept) < len(names):
@@ -182,7 +182,7 @@ def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
         _log.info("create_config.env.type %r is %s here", zoo_name, env["env_id"])
     per_env = env.get("evaluator_episode_num")
     if isinstance(per_env, int) and isinstance(env.get("evaluator_env_num"), int):
-        # The reference's parallel configs state no total.
+        # DI-engine's parallel configs do not give the total number.
         env.setdefault("n_evaluator_episode", per_env * env["evaluator_env_num"])
 
 
@@ -199,14 +199,14 @@ def _convert_transport(main: dict[str, Any], comm_parts: list[dict[str, Any]]) -
 
 
 def _rename_types(main: dict[str, Any]) -> None:
-    """Name the types by what does the same here."""
+    """Replace the types by those that do the same here."""
     policy, manager = main["policy"], main["env_manager"]
     collect = policy["collect"]
     if collect["collector"].get("type") in _PARALLEL_COLLECTORS:
         collect["parallel_collector"] = collect.pop("collector")
     buffer = policy["other"]["replay_buffer"]
     if buffer.get("type") == "deque" or (policy.get("priority") and "type" not in buffer):
-        # That one samples by priority where the policy asks for it, else uniformly.
+        # DI-engine's deque samples by priority if the policy says so, else uniformly.
         buffer["type"] = "advanced" if policy.get("priority") else "naive"
         _log.info("policy.other.replay_buffer.type: deque is called %s here", buffer["type"])
     for key in ("step_timeout", "reset_timeout"):
@@ -217,7 +217,7 @@ def _rename_types(main: dict[str, Any]) -> None:
 
 
 def _newest_version(env_id: str) -> str:
-    """Return the id, or that of the newest version where gymnasium has it no more."""
+    """Return the id, or the id of the newest version if gymnasium has removed this one."""
     import gymnasium
     from gymnasium.envs.registration import find_highest_version, parse_env_id
 
@@ -235,10 +235,10 @@ def _newest_version(env_id: str) -> str:
 def find_env_id(zoo_name: str) -> str:
     """Return the newest gymnasium id whose bare name is ``zoo_name``, as ``CartPole-v1``.
 
-    Case, punctuation and versions do not count; an id without a namespace is preferred.
+    Case, punctuation and versions are ignored; an id without a namespace is preferred.
 
     Raises:
-        UnknownEnvError: none has that name, or more than one in different namespaces.
+        UnknownEnvError: no env has that name, or several envs in different namespaces have it.
     """
     import gymnasium
 

@@ -1,4 +1,4 @@
-"""What becomes of DI-engine's config keys that have another place here, or none."""
+"""DI-engine's config keys that have another path here, or no counterpart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOVED: Mapping[str, str] = {
     "policy.learn.discount_factor": "policy.discount_factor",
     "policy.learn.target_update_theta": "policy.learn.target_theta",
 }
-"""Keys of ``main_config`` that have another place here."""
+"""Keys of ``main_config`` that have another path here."""
 
 _LISTENS = "the transport listens, see system.transport"
 _NO_SUCH_SETTING = "these env managers need no such setting"
@@ -53,7 +53,7 @@ NOT_USED: Mapping[str, str] = {
     "system.path_data": "the transport decides where payloads live",
     "system.path_policy": "the transport decides where policies live",
 }
-"""Keys that are left out, as nothing here depends on them; with the reason."""
+"""Keys that are ignored, because nothing here depends on them; with the reason."""
 
 ONLY: Mapping[str, tuple[Any, str]] = {
     "env.norm_obs": (None, "observations are normalised by policy.model.normalize_obs"),
@@ -71,15 +71,15 @@ ONLY: Mapping[str, tuple[Any, str]] = {
         "workers dial the coordinator, and may be started and ended at any time",
     ),
 }
-"""Keys that are left out at this value (or off), and refused at another; with the reason."""
+"""Keys that are ignored if they are off or have this value, else refused; with the reason."""
 
 NO_SECTION: Mapping[str, str] = {
     "reward_model": "reward models are not part of dingsdk",
     "world_model": "world models are not part of dingsdk",
     "multi_gpu": "several learners train together, see system.learner_num",
 }
-"""Sections and switches that are refused where they are in use: in ``create_config``,
-``main_config``, its ``policy`` and ``policy.learn``."""
+"""Sections and switches that are refused if they are used, with the reason. They may be in
+``create_config``, in ``main_config``, and in its ``policy`` and ``policy.learn``."""
 
 OTHER_POLICIES: Mapping[str, str] = {
     "rainbow": "dqn with model.dueling, nstep and priority is nearest",
@@ -91,4 +91,4 @@ OTHER_POLICIES: Mapping[str, str] = {
     "a2c": "ppo is nearest",
     "ppo_offpolicy": "ppo trains on what it has just collected",
 }
-"""Policies of DI-engine that are none of dingsdk's, and what to use."""
+"""Policies of DI-engine that dingsdk does not have, and which one to use instead."""

@@ -1,4 +1,4 @@
-"""What only an env can tell of a config: spaces, players, and the columns of its samples."""
+"""Checks of a config that need an env: spaces, players, and the columns of its samples."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dingsdk.pipeline.checks import buffer_parts, refusal
 _log = logging.getLogger(__name__)
 
 ADDED_COLUMNS = ("env_id", "episode_return")
-"""Columns that collectors add to samples where they are needed."""
+"""Columns that collectors add to samples if the replay buffer needs them."""
 
 
 def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Have collectors add the columns that the replay buffer needs; return all that it needs."""
+    """Make collectors add the columns that the replay buffer needs; return all of its columns."""
     policy, parts = cfg["policy"], buffer_parts(cfg, classes)
     names: tuple[str, ...] = ()
-    # Most need none, and a buffer takes memory to be asked.
+    # To ask a buffer, it has to be created, which takes memory; most need no columns.
     if any(map(_may_need_columns, parts.values())):
         from dingsdk.worker.coordinator.experience import metadata_config
 
@@ -38,12 +38,12 @@ def add_columns(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> tuple[str
     wanted = dict.fromkeys([*collect["added_columns"], *(n for n in names if n in ADDED_COLUMNS)])
     collect["added_columns"] = list(wanted)
     if "episode_return" in wanted:
-        policy["traj_len_inf"] = True  # it is known at the end of an episode
+        policy["traj_len_inf"] = True  # the return is known only at the end of an episode
     return names
 
 
 def _may_need_columns(part: Any) -> bool:
-    """Whether a class names columns, or works them out from its config."""
+    """Whether a class may need columns: it names some, or derives them from its config."""
     from dingsdk.worker.replay_buffer.interface import IBuffer
     from dingsdk.worker.replay_buffer.sampler import Sampler
     from dingsdk.worker.replay_buffer.table import Table
@@ -60,13 +60,13 @@ def check_columns(
     """Check that the policy's samples have the columns that the replay buffer needs.
 
     Raises:
-        ConfigError: they do not, or in parallel mode these columns are too large.
+        ConfigError: a column is missing or, in parallel mode, too large.
     """
     samples = _first_samples(cfg, classes)
     if samples is None:
         return
     if mode == "serial":
-        # There a sampler may do without columns that its section names.
+        # In serial mode, samplers can work without the columns that their section names.
         parts = buffer_parts(cfg, classes).values()
         names = [name for part in parts for name in getattr(part, "needs_columns", ())]
     from dingsdk.worker.comm.collector import announced_columns
@@ -75,7 +75,7 @@ def check_columns(
 
 
 def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> SampleBatch | None:
-    """Return train samples of a few steps in one env, None where they cannot be had here."""
+    """Return train samples of a few steps in one env, or None if they cannot be made here."""
     from dingsdk.envs import create_env_manager, make_env_fns
     from dingsdk.policy import create_policy
     from dingsdk.worker.collector.episode import EpisodeSerialCollector
@@ -101,20 +101,20 @@ def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> Sample
                     break
             return pack_samples(writer.flush())
     except Exception as error:
-        # What is wrong with the policy or the env is for the run to say, in its own words.
+        # The run itself reports errors of the policy or the env.
         _log.debug("no samples to check the replay buffer's columns with: %s", error)
         return None
 
 
 def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
-    """Make one env and close it again, and check against it what depends on it.
+    """Make one env, check the config against it, and close it.
 
-    The env's spaces and the None values of ``policy.model`` are filled in in ``compiled``.
+    Sets the spaces of the env and the None values of ``policy.model`` in ``compiled``.
 
     Raises:
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
-        CheckpointError: the past of a league that it is to play against cannot be read.
-        ConfigError: something else that the config says does not fit it.
+        CheckpointError: the saved league whose players are opponents cannot be read.
+        ConfigError: another value of the config does not fit the env.
     """
     from dingsdk.envs import EnvFn
     from dingsdk.envs.guard import check_spaces, close_quietly
@@ -168,13 +168,13 @@ _PLAYING = {
     },
     "eval": {},
 }
-"""The parts that play by the number of players, and the types for several."""
+"""The parts that depend on the number of players, and their types for several players."""
 
 
 def _check_players(
     cfg: Mapping[str, Any], classes: Mapping[str, Any], players: int, mode: str
 ) -> None:
-    """Check that the parts of a run play as many players as an env has, and whom they play."""
+    """Check that the parts of a run fit the number of players of an env; check the opponents."""
     from dingsdk.envs.players import find_opponent
     from dingsdk.worker.commander.one_vs_one import create_league, saved_league
 
@@ -206,7 +206,7 @@ def _check_players(
 
 
 def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
-    """Raise ConfigError unless as many players of a league can train beside each other."""
+    """Raise ConfigError unless ``count`` players of a league can train in the same run."""
     system = cfg["system"]
     if count == 1:
         return
@@ -224,7 +224,7 @@ def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
 def _fill_in(
     section: dict[str, Any], read: Mapping[str, Any], env: Mapping[str, Any], path: str
 ) -> None:
-    """Fill what is None with what was read from the env, and check the rest against it."""
+    """Replace None by the values that were read from the env, and check the other values."""
     for key, found in read.items():
         stated = section.get(key)
         if stated is None:

@@ -20,10 +20,10 @@ from dingsdk.worker.evaluator.base import returns_of
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """What ``evaluate`` found.
+    """The result of ``evaluate``.
 
     Attributes:
-        checkpoint: The checkpoint that was played.
+        checkpoint: The checkpoint that was evaluated.
         train_iter: Iterations that its policy was trained for.
         returns: Undiscounted return of each episode.
     """
@@ -61,20 +61,20 @@ def evaluate(
     seed: int | None = None,
     policy: type | None = None,
 ) -> EvalResult:
-    """Play episodes with a checkpoint of a run; nothing in the run folder changes.
+    """Play episodes with a checkpoint of a run; the run folder is not changed.
 
     Args:
-        run_dir: A folder that ``train`` left, or the file of a checkpoint in one.
-        checkpoint: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone, where
-            None is ``best``.
-        episodes: How many, >= 1; None for the run's ``env.n_evaluator_episode``.
+        run_dir: A run folder, or the file of a checkpoint in one.
+        checkpoint: ``best``, ``latest``, or the path of a checkpoint. Only with a run folder,
+            for which None means ``best``.
+        episodes: Number of episodes, >= 1; None for the run's ``env.n_evaluator_episode``.
         seed: In place of the run's seed. The same seed plays the same episodes.
-        policy: The class that was given to ``train``, where this is another process.
+        policy: The class that was passed to ``train``, if that was in another process.
 
     Raises:
         CheckpointMissingError: the folder or the checkpoint does not exist.
-        CheckpointCorruptError: it is truncated, foreign, or of another network.
-        ConfigError: the saved config cannot work (any more).
+        CheckpointCorruptError: it is truncated, is not a checkpoint, or is of another network.
+        ConfigError: the saved config cannot work, for example because a plugin is missing.
     """
     folder, found = open_run(run_dir, checkpoint)
     cfg = compile_config(read_config(folder, policy), seed=seed, mode="eval")
@@ -84,7 +84,7 @@ def evaluate(
     load_weights(player.eval_mode, found, folder)
     manager = make_eval_envs(cfg, "evaluation", envs)
     with torch_threads(cfg.system.torch_threads), tempfile.TemporaryDirectory() as scratch:
-        # The logs of an evaluator belong to a run; this one must not mix with those.
+        # The evaluator writes logs; they must not mix with the logs of the run.
         evaluator = create_serial_evaluator(
             cfg.policy.eval.evaluator, env=manager, policy=player.eval_mode, exp_name=scratch
         )

@@ -1,4 +1,4 @@
-"""The shipped examples: what each trains, and whether what it needs is installed."""
+"""The shipped examples: what each one trains, and whether its requirements are installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Example:
     """One shipped example.
 
     Attributes:
-        name: For ``dingsdk train NAME``.
+        name: The name to use in ``dingsdk train NAME``.
         description: The first sentence of its file.
         extra: The extra of dingsdk that it needs; empty for none.
-        install: What to type to install it; empty where it is installed.
+        install: The command that installs the extra; empty if it is installed or not needed.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Example:
 
 
 def list_examples() -> list[Example]:
-    """Return the shipped examples, sorted by name; nothing is imported for them."""
+    """Return the shipped examples, sorted by name; does not import what they need."""
     return [_read(path.stem) for path in sorted(EXAMPLES_DIR.glob("*.yaml"))]
 
 

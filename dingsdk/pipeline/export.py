@@ -1,4 +1,4 @@
-"""Writes a trained policy as a program that runs without dingsdk."""
+"""Exports a trained policy as a program that runs without dingsdk."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from dingsdk.policy import BasePolicy
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _CHECKED_ROWS = 16
-"""Observations by which an exported program is compared with its policy."""
+"""Number of observations for which an exported program is compared with its policy."""
 _TOLERANCE = 1e-4
-"""How far continuous actions and states may differ: the programs may add in another order."""
+"""Largest accepted difference of continuous actions and states, which comes from rounding."""
 
 Run = Callable[[list[Any]], list[Any]]
-"""Runs a written program: arrays ``[n, ...]`` in, arrays out."""
+"""Runs an exported program: takes arrays ``[n, ...]``, returns arrays."""
 
 
 class _Acting(nn.Module):
-    """A policy's choice of actions as a module of torch."""
+    """A torch module that computes the actions of a policy."""
 
     def __init__(self, policy: BasePolicy) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Acting(nn.Module):
 
 
 def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path:
-    """Write what a policy does without exploration as a program; see ``SavedPolicy.export``."""
+    """Export a policy, without exploration, as a program; see ``SavedPolicy.export``."""
     target = Path(path)
     if target.suffix not in _WRITERS:
         raise ConfigError(
@@ -83,7 +83,7 @@ def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path
 
 
 def _inputs(space: Any, state_size: int) -> list[Any]:
-    """Return random observations as columns of tensors, and the states of a recurrent policy."""
+    """Return random observations as columns of tensors; for a recurrent policy, also states."""
     space.seed(0)
     columns = ObservationSchema(space).stack([space.sample() for _ in range(_CHECKED_ROWS)])
     states = [torch.randn(_CHECKED_ROWS, state_size) * 0.1] if state_size else []
@@ -135,19 +135,19 @@ _WRITERS: Mapping[str, Callable[[nn.Module, list[Any], Path], Run]] = {
 
 
 def _named(inputs: list[Any]) -> list[tuple[str, Tensor]]:
-    """Return the inputs of a program by name: ``obs``, ``obs.<key>`` of a dict, ``state``."""
+    """Return the inputs of a program with names: ``obs`` (``obs.<key>`` for a dict), ``state``."""
     names = dict(zip(("obs", "state"), inputs, strict=False))
     return named_leaves(names)
 
 
 def _dynamic(inputs: list[Any]) -> tuple[Any, ...]:
-    """Return the shapes that may vary: the number of rows."""
+    """Return the dynamic shapes for torch: the number of rows may vary."""
     batch = torch.export.Dim("batch")
     return tuple(map_leaves(lambda leaf: {0: batch}, each) for each in inputs)
 
 
 def _check(policy: BasePolicy, inputs: list[Any], run: Run, target: Path) -> None:
-    """Compare a written program with the policy, for all rows and for one."""
+    """Compare an exported program with the policy, for all rows and for a single one."""
     for rows in (slice(None), slice(1)):
         given = map_leaves(itemgetter(rows), inputs)
         obs, *states = map_leaves(torch.Tensor.numpy, given)
@@ -166,7 +166,7 @@ def _check(policy: BasePolicy, inputs: list[Any], run: Run, target: Path) -> Non
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide warnings of torch about its own parts, and start no thread of a progress bar."""
+    """Hide internal warnings of torch, and keep its progress bar from starting a thread."""
     logger = logging.getLogger("torch.onnx")
     bar: Any = vars(torch.hub)["tqdm"]
     level, interval = logger.level, getattr(bar, "monitor_interval", 0)

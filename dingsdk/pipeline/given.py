@@ -1,4 +1,4 @@
-"""What ``train`` is given as objects: env and policy classes, which configs name, and callbacks."""
+"""The objects that can be passed to ``train``: env classes, policy classes and callbacks."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _IN_WORKERS = frozenset(HOOKS) & {
     "after_task",
     "before_task",
 }
-"""Those that fire where workers run."""
+"""Hooks that are called in the process of a worker."""
 _HOOK_LIKE = re.compile(r"(before|after|run)_")
 
 
 def name_env(env: str | Callable[..., Any]) -> str:
-    """Return the ``env.env_id`` by which a config names an id, or what makes an env.
+    """Return the ``env.env_id`` for an env id, or for a class or function that makes an env.
 
-    A maker that cannot be imported is registered with gymnasium, for this process alone.
+    A class or function that cannot be imported is registered with gymnasium, in this process only.
 
     Raises:
-        ConfigTypeError: it is something else.
+        ConfigTypeError: ``env`` is something else.
     """
     if isinstance(env, str):
         return env
@@ -53,7 +53,7 @@ def name_env(env: str | Callable[..., Any]) -> str:
         return f"{env.__module__}:{name}"
     import gymnasium as gym
 
-    # Each maker has a name of its own, as earlier runs of this process may still use theirs.
+    # Another object with the same name gets a new id: an earlier run may still use the old id.
     stem = env_id = f"given/{re.sub(r'[^A-Za-z0-9_]', '', name) or 'env'}"
     counts = itertools.count(2)
     while (spec := gym.registry.get(env_id)) is not None and spec.entry_point is not env:
@@ -64,10 +64,13 @@ def name_env(env: str | Callable[..., Any]) -> str:
 
 
 def name_policy(policy: type) -> str:
-    """Register a policy class under its name, and return that as its type key.
+    """Register a policy class under its name, and return the name, which is its type key.
 
-    A class of that name and module, as a notebook defines it again, is replaced. Another one is a
-    DuplicateTypeError.
+    A registered class with the same name and module is replaced, for notebooks that define a class
+    again.
+
+    Raises:
+        DuplicateTypeError: a class of another module has that name.
     """
     if not isinstance(policy, type):
         raise wrong_type("policy", "a class", policy)
@@ -82,9 +85,9 @@ def check_importable(name: str, target: object, *, has_script: bool = True) -> N
     """Raise ConfigError unless the child processes of a run can import a class or function.
 
     Args:
-        name: The argument of ``train``, or the config key that names it.
-        target: What was given; anything but a class or function passes.
-        has_script: Whether they import the script.
+        name: The argument of ``train``, or the config key, for the message.
+        target: The class or function; any other object is accepted.
+        has_script: Whether the child processes import the script that was started.
     """
     if callable(target) and not is_importable(target, has_script=has_script):
         shown = getattr(target, "__qualname__", repr(target))
@@ -100,11 +103,11 @@ def check_importable(name: str, target: object, *, has_script: bool = True) -> N
 
 @contextmanager
 def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Iterator[None]:
-    """Have functions and objects called by the observe hooks inside; learner hooks are left out.
+    """Register callbacks for the duration of the block; learner hooks are ignored.
 
     Raises:
-        ConfigError: one implements no hook, or one that fires in the worker processes of the run.
-        PluginLoadError: one has an argument that its hook does not have.
+        ConfigError: a callback implements no hook, or a hook that is called in worker processes.
+        PluginLoadError: a callback has an argument that its hook does not have.
     """
     manager = default_manager()
     with ExitStack() as stack:
@@ -130,7 +133,7 @@ def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Ite
 
 
 def learner_hooks(callbacks: Sequence[Any], mode: str) -> list[LearnerHook]:
-    """Return the learner hooks among the callbacks; in parallel mode they are a ConfigError."""
+    """Return the learner hooks among the callbacks; raise ConfigError for them in parallel mode."""
     found = [each for each in callbacks if isinstance(each, LearnerHook)]
     if found and mode == "parallel":
         raise ConfigError(
@@ -144,7 +147,7 @@ def learner_hooks(callbacks: Sequence[Any], mode: str) -> list[LearnerHook]:
 
 
 def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[..., Any]]]:
-    """Return the name of a callback, and its functions by hook."""
+    """Return the name of a callback, and its functions by the name of their hook."""
     name = getattr(callback, "__name__", type(callback).__name__)
     if isinstance(callback, type):
         raise ConfigTypeError(

@@ -1,4 +1,4 @@
-"""The JSON Schema of configs, made from the types of their sections."""
+"""Makes the JSON Schema of configs from the types of their sections."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def config_schema(compiled: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the schema that configs are checked against.
+    """Return the JSON Schema of configs.
 
     Args:
-        compiled: A compiled config: parts have the keys of the types that it names. None: of any
-            type that dingsdk itself provides.
+        compiled: A compiled config: the schema of a part is that of the type that it names. None:
+            the schema of a part accepts all types that dingsdk itself provides.
     """
     return {
         "$schema": DIALECT,

@@ -1,4 +1,4 @@
-"""The parallel pipeline: a coordinator, and workers that a transport connects with it."""
+"""The parallel pipeline: a coordinator, and workers that a transport connects to it."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ from dingsdk.worker.run_logger import (
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-"""Longest wait for the coordinator between two looks at the workers."""
+"""Longest wait for the coordinator between two checks of the workers."""
 SCHEDULE_NAME = "schedule.bin"
 PACES_S = 5.0
 """Interval at which the paces of workers are written to tensorboard."""
 AHEAD_ROWS, AHEAD_UPDATES = 1024, 256
-"""How far collectors may be ahead of the learner, in samples and in the updates owed for them."""
+"""How far collectors may be ahead of the learner: in samples, and in updates for these samples."""
 CLOSE_S = (10.0, 8.0, 5.0)
-"""How long tasks, then workers, then the transport may take to end."""
+"""How long tasks, then workers, then the transport may take to end, in seconds."""
 INTERRUPTED_CLOSE_S = (2.5, 3.0, 0.5)
-"""The same where the user waits for it: 6 s together."""
+"""The same after an interrupt by the user, who waits: 6 s together."""
 
 
 def parallel_pipeline(context: RunContext) -> RunResult:
@@ -89,7 +89,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
 
     Raises:
         TaskFailedError: the code of a worker raised; its traceback is a note of the error.
-        DingError: a part failed; its own error passes through.
+        DingError: a part failed with this error.
     """
     cfg = worker_config(context.cfg, context.run_dir)
 
@@ -102,7 +102,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             _log.warning("did not end in time: %s", ", ".join(stuck))
 
     def is_kept() -> bool:
-        """Whether somebody may go on with the run from its journal."""
+        """Whether the run can be resumed from its journal."""
         is_open = context.has_begun or context.resumed is not None
         return journal is not None and is_open and "stop_value" not in ended_by
 
@@ -123,7 +123,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         if context.workers is None and context.on_address is None:
-            stack.callback(remove_served, context.run_dir)  # else it ends with its own worker
+            stack.callback(remove_served, context.run_dir)  # otherwise its worker removes it
         journal = open_journal(context, stack)
         ended_by: list[Reason] = []
         stack.callback(end_journal)
@@ -149,7 +149,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         )
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
-        # Tasks are closed before their workers: a learner saves its checkpoint then.
+        # Tasks are closed before their workers, so that a learner can save its checkpoint.
         stack.callback(lambda: workers.close(time_to_close(1)))
         stack.callback(end_tasks)
         with transport.scheduler.held():
@@ -163,7 +163,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
                 context.on_address(address, transport.joining_note())
             workers.start(address)
         if replayed is not None:
-            # What ends a run of its own may come at another moment here.
+            # The conditions that end other runs could be met at another time in a replay.
             while not (replayed.wait(POLL_S) or context.stop.is_set()):
                 workers.poll()
         reason = _watch(context, coordinator, workers, tb_logger)
@@ -196,7 +196,7 @@ def keeps_journal(context: RunContext) -> bool:
     """Whether a run keeps a journal.
 
     Raises:
-        ConfigError: the commander cannot be resumed, and the journal was asked for.
+        ConfigError: the config asks for a journal, and the commander cannot be resumed.
     """
     cfg = context.cfg
     section = cfg.system.journal
@@ -217,17 +217,17 @@ def keeps_journal(context: RunContext) -> bool:
 
 
 def remove_served(run_dir: Path) -> None:
-    """Remove what the run's own replay server keeps, unless the run can be resumed."""
+    """Remove the files of the run's own replay server, unless the run can be resumed."""
     if not (run_dir / JOURNAL_FOLDER).is_dir():
         with Folder(run_dir) as folder:
             folder.remove_tree(REPLAY_FOLDER)
 
 
 def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
-    """Return the journal of a run, locked until the stack closes; None where it keeps none.
+    """Return the journal of a run, locked until the stack closes; None if the run keeps none.
 
     Raises:
-        RunDirLockedError: a coordinator of the run is at work.
+        RunDirLockedError: a coordinator of the run is running.
     """
     if not keeps_journal(context):
         return None
@@ -264,20 +264,20 @@ def _make_workers(
 
 
 def worker_config(cfg: Any, run_dir: Path) -> Any:
-    """Return the config as workers get it: the run folder, and the pace of serial mode.
+    """Return the config for workers, with the run folder and a limiter for the replay buffer.
 
     Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples, or for every
-    ``n_episode`` episodes of a buffer of episodes. The same ratio, as the buffer's limiter, keeps
-    parallel collectors from running away from the learner, and the learner from training more than
-    in serial mode. A limiter that the config names is left alone.
+    ``n_episode`` episodes if the buffer holds episodes. The limiter enforces the same ratio in
+    parallel mode: collectors wait if they are too far ahead of the learner, and the learner does
+    not train more than in serial mode. A limiter that the config names is not changed.
 
     Raises:
-        ConfigError: the storage of the replay buffer holds no columns.
+        ConfigError: the storage of the replay buffer cannot store columns.
     """
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
     learn, collect = cfg.policy.learn, cfg.policy.collect
     changes: dict[str, Any] = {"exp_name": str(run_dir)}
-    if cfg.policy.on_policy:  # its learner stores some collects
+    if cfg.policy.on_policy:  # the buffer holds a few collects for the learner
         size = max(4 * collect.n_sample, buffer_cfg.replay_buffer_size)
         own = {"replay_buffer_size": size, "limiter": {"type": "min_size"}}
         changes["policy"] = {"other": {"replay_buffer": own}}
@@ -292,7 +292,7 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     limiter = dict(buffer_cfg.get("limiter") or {})
     is_free = limiter.get("type", "min_size") == "min_size" and not bounds_rates(buffer_cfg)
     with closing_in_time(create_buffer(metadata_config(buffer_cfg)), path) as buffer:
-        # Its limiter counts episodes, and how many rows they have is not known.
+        # The limiter of such a buffer counts episodes, whose number of rows is not known.
         is_of_episodes = buffer.needs_order == "episode"
         batch_rows = learn.batch_size * buffer.rows_per_sampled()
     count = collect.n_episode if is_of_episodes else collect.n_sample
@@ -300,11 +300,11 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
         per_insert = learn.update_per_collect * batch_rows / count
         env_num = cfg.env.collector_env_num
         traj_len = traj_len_of(cfg.policy, collect.n_sample, collect.unroll_len, env_num)
-        # The largest payload: one is almost full when every env's trajectory is cut. Whole episodes
-        # have any length.
+        # The largest payload: it is almost full, and then the trajectory of every env is cut. Whole
+        # episodes can have any length.
         payload_rows = count + env_num * traj_len if traj_len else 2 * (env_num + 1) * count
-        # Rows that are ahead were collected with a policy that has not learned from those before:
-        # as many as keep the learner busy.
+        # Rows ahead of the learner come from a policy that is not yet trained on earlier rows, so
+        # allow only as many as are needed to keep the learner busy.
         ahead = min(AHEAD_ROWS, AHEAD_UPDATES * batch_rows / per_insert)
         slack_rows = math.ceil(max(ahead, payload_rows + batch_rows / per_insert))
         if is_of_episodes:
@@ -326,7 +326,7 @@ def _watch(
     workers: WorkerGroup,
     tb_logger: TensorboardLogger,
 ) -> Reason:
-    """Wait for the end of the run, whatever brings it about."""
+    """Wait for the end of the run; return its reason."""
     paces_at = time.monotonic()
     while not coordinator.wait(POLL_S):
         if context.stop.is_set():
@@ -357,9 +357,9 @@ def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None
 
 
 def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGroup) -> Reason:
-    """Make the updates that serial mode would have made when the env steps are used up.
+    """After the last env step, make the updates that serial mode would have made until then.
 
-    No wait of its own: the deadlines of each task's driver hold.
+    It has no time limit of its own; the deadlines of the tasks apply.
     """
     while not coordinator.train_out(POLL_S):
         if context.stop.is_set():
@@ -369,7 +369,7 @@ def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGro
 
 
 def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: Reason) -> Reason:
-    """Wait for the last evaluation: it may be the best, or reach the stop value."""
+    """Wait for the last evaluation, which may be the best one or reach the stop value."""
     left_s = coordinator.cfg.last_evaluation_s * max(1, len(coordinator.status().players))
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
@@ -380,9 +380,10 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: R
 
 
 class _Results:
-    """Records, draws and keeps what workers report of each player. Any thread may call it.
+    """Records the reports of workers for each player: curves, evaluations and best weights.
 
-    The tensorboard file of a player is made when it is first needed; ``stack`` closes it.
+    Thread-safe. The tensorboard file of a player is made when it is first needed; ``stack`` closes
+    it.
     """
 
     coordinator: Coordinator
@@ -393,7 +394,7 @@ class _Results:
         self._tb_loggers: dict[str | None, TensorboardLogger] = {}
 
     def tb_logger(self, player: str | None = None) -> TensorboardLogger:
-        """Return where the curves of a player go."""
+        """Return the tensorboard logger for a player."""
         with self._lock:
             if player not in self._tb_loggers:
                 folder = player_folder(self._context.run_dir, player)
@@ -402,7 +403,7 @@ class _Results:
             return self._tb_loggers[player]
 
     def collected(self, finished: Mapping[str, Any]) -> None:
-        """Draw what a collecting task did."""
+        """Write the statistics of a collecting task."""
         self._context.note_exploration(finished.get("collect_setting") or {})
         status, player = self.coordinator.status(), finished.get("player")
         own = _statistics_of(player, status.players, self.coordinator.commander_statistics())
@@ -449,9 +450,10 @@ class _Results:
 def _statistics_of(
     player: str | None, players: Collection[str], statistics: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return those statistics of a commander that are of one player, by its own names.
+    """Return the statistics of a commander that belong to one player, without the player's prefix.
 
-    Those of players after the first are ``<player>/<name>``; ``players`` has all, if several.
+    Statistics of players after the first are named ``<player>/<name>``. ``players`` contains all
+    players, or none if there is only one.
     """
     if player is not None:
         prefix = f"{player}/"
@@ -461,7 +463,7 @@ def _statistics_of(
 
 
 def _status_of(player: str | None, status: CoordinatorStatus) -> CoordinatorStatus:
-    """Return the status of the run with the progress of one player, where there are several."""
+    """Return the status of the run; if there are several players, with the progress of one."""
     if not status.players:
         return status
     train_iter, env_steps = status.players[player or next(iter(status.players))]
@@ -474,7 +476,7 @@ def write_collected(
     status: CoordinatorStatus,
     of_commander: Mapping[str, float],
 ) -> None:
-    """Write the statistics of a collecting task as serial mode names them, and its settings."""
+    """Write the statistics and settings of a collecting task, with the names of serial mode."""
     returns, steps = finished.get("reward_raw") or [], int(finished.get("step_count", 0))
     samples, seconds = finished.get("sample_count", 0), max(finished.get("duration", 0.0), 1e-9)
     statistics = {

@@ -1,4 +1,4 @@
-"""``load_policy``: the policy of a run, ready to act."""
+"""``load_policy``: loads the policy of a run, to choose actions with it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDi
 
 
 def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Path, Checkpoint]:
-    """Return the folder of a run, and one of its checkpoints; arguments as of ``load_policy``.
+    """Return the folder of a run, and one of its checkpoints; arguments as for ``load_policy``.
 
     Raises:
-        ConfigError: ``run`` is a file, and ``which`` names another.
-        CheckpointError: there is no such run or checkpoint, or it cannot be read.
+        ConfigError: ``run`` is a checkpoint file, and ``which`` was also given.
+        CheckpointError: the run or the checkpoint does not exist, or cannot be read.
     """
     given = Path(run)
     if (given / CONFIG_NAME).is_file():
@@ -71,7 +71,11 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
 
 
 def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
-    """Load a checkpoint's weights into a mode of a policy, or raise CheckpointCorruptError."""
+    """Load a checkpoint's weights into a mode of a policy.
+
+    Raises:
+        CheckpointCorruptError: the weights do not fit the policy.
+    """
     try:
         policy.load_state_dict(found.state)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -82,10 +86,10 @@ def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
 
 
 def read_config(folder: Path, policy: type | None) -> dict[str, Any]:
-    """Return the config of a run folder, and register the class that was given to ``train``.
+    """Return the config of a run folder; register the class ``policy``, if it is given.
 
     Raises:
-        ConfigError: the file is damaged, or its policy has another name than the class.
+        ConfigError: the file is damaged, or names another policy than the class.
     """
     config = load_config(folder / CONFIG_NAME)
     for name in ("env", "policy"):
@@ -107,20 +111,20 @@ def read_config(folder: Path, policy: type | None) -> dict[str, Any]:
 def load_policy(
     run: str | os.PathLike[str], which: str | None = None, policy: type | None = None
 ) -> SavedPolicy:
-    """Load the policy of a run, to act with it; no env and nothing of a pipeline is started.
+    """Load the policy of a run, to choose actions with it; starts no env and no workers.
 
     Args:
         run: A run folder, or the file of a checkpoint in one.
-        which: ``best``, ``latest``, or the path of a checkpoint; of a run folder alone, where None
-            is ``best``.
-        policy: The class that was given to ``train``, where this is another process.
+        which: ``best``, ``latest``, or the path of a checkpoint. Only with a run folder, for which
+            None means ``best``.
+        policy: The class that was passed to ``train``, if that was in another process.
 
     Returns:
-        The policy. It computes on the CPU where the run's GPU is not here.
+        The policy. It uses the CPU if the run used a GPU and this machine has none.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it cannot be used.
-        ConfigError: the run's config cannot work (any more), or what it names is not installed.
+        CheckpointError: the run or the checkpoint does not exist, or cannot be used.
+        ConfigError: the run's config cannot work, or names a plugin that is not installed.
 
     Example::
 
@@ -132,11 +136,11 @@ def load_policy(
 
 
 class SavedPolicy:
-    """A trained policy. Not for use from several threads at once.
+    """A trained policy. Not safe for use from several threads at once.
 
     Attributes:
-        observation_space, action_space: The gymnasium spaces of one observation and action.
-        checkpoint: The file that the weights are from.
+        observation_space, action_space: The gymnasium spaces of one observation and one action.
+        checkpoint: The file that the weights were loaded from.
         train_iter: Iterations that the policy was trained for.
         config: The run's config, as plain data.
     """
@@ -156,10 +160,10 @@ class SavedPolicy:
         self._state_size = getattr(self._policy, "state_size", 0)
         if self._state_size:
             self._act = in_one_thread(self._policy.act)  # type: ignore[attr-defined]
-        # What policies in the dict form get: of evaluators tensors, of collectors by choice.
+        # Policies in the dict form get tensors in evaluations, in collection if this is set.
         collector = cfg.policy.get("collect", {}).get("collector", {})
         self._has_tensor_obs = bool(collector.get("transform_obs"))
-        # The chance of a random action follows a schedule over env steps.
+        # The exploration settings depend on the env steps of the checkpoint.
         progress = {"envstep": found.envstep, "learner_step": found.iteration}
         self._setting = self._policy.command_mode.get_setting_collect(progress)
 
@@ -167,27 +171,28 @@ class SavedPolicy:
         """Make the env that the policy was trained in, with its wrappers.
 
         Raises:
-            UnknownEnvError: it is not installed here.
+            UnknownEnvError: the env is not installed here.
         """
         return EnvFn(self.config["env"])()
 
     def predict(self, obs: Any, state: Any = None, deterministic: bool = True) -> tuple[Any, Any]:
-        """Choose the action for one observation, or for each of a batch.
+        """Choose the action for one observation, or for each observation of a batch.
 
         Args:
-            obs: One observation of ``observation_space``, or a batch of them: the same with one
-                more dimension in front, in a Dict at each of its arrays.
-            state: None where an episode begins; then what the last call returned: of a recurrent
-                policy float32[state_size], of a batch float32[n, state_size], with zeros in rows
-                whose episode begins; else None.
+            obs: One observation of ``observation_space``, or a batch of observations. A batch has
+                one more dimension in front; in a Dict, each array has it.
+            state: The state that the previous call returned; None at the start of an episode. Only
+                recurrent policies have a state: float32[state_size], or float32[n, state_size] for
+                a batch. In a batch, set the rows whose episode begins to zeros.
             deterministic: False: explore, as collectors did when the checkpoint was saved.
 
         Returns:
-            The action as ``env.step`` takes it (of a batch an array of actions), and the state.
+            The action, in the form that ``env.step`` takes (for a batch, an array of actions), and
+            the new state, which is None for policies without one.
 
         Raises:
-            SchemaMismatchError: the observation or the state does not fit.
-            PolicyOutputError: the policy chose an action that the env would refuse.
+            SchemaMismatchError: the observation or the state has a wrong shape or type.
+            PolicyOutputError: the policy chose an action that is not in ``action_space``.
         """
         columns, count = _as_columns(self.observation_space, obs, "obs")
         mode: Any = self._policy.eval_mode if deterministic else self._policy.collect_mode
@@ -212,29 +217,29 @@ class SavedPolicy:
         return self._actions.batch(actions, count), state
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write the policy as a program that runs without dingsdk, and check it.
+        """Export the policy as a program that runs without dingsdk, and check the program.
 
-        The program takes ``obs``, a batch in the dtypes of ``observation_space`` (of a dict a dict;
-        in ONNX one input ``obs.<key>`` an array), and of a recurrent policy ``state``
-        ``float32[n, state_size]``. It gives the ``action`` of ``predict`` for each row, and of a
-        recurrent policy ``next_state``.
+        The program takes ``obs``, a batch of observations in the dtypes of ``observation_space``.
+        For a Dict space this is a dict; in ONNX, each of its arrays is an input ``obs.<key>``. The
+        program returns ``action``, as ``predict`` does, for each row. The program of a recurrent
+        policy also takes ``state``, ``float32[n, state_size]``, and returns ``next_state``.
 
         Args:
             path: ``*.pt2`` for ``torch.export.load``; ``*.onnx`` for ONNX runtimes, which needs
                 the extra ``export``.
 
         Raises:
-            ConfigError: another ending, or a policy that cannot be exported.
+            ConfigError: the path has another ending, or the policy cannot be exported.
             PluginNotInstalledError: the extra is not installed.
             RunFolderError: the file cannot be written.
-            DingError: the program does not act as the policy.
+            DingError: the program chooses other actions than the policy; nothing was written.
         """
         from dingsdk.pipeline.export import export_policy
 
         return export_policy(self._policy, self.observation_space, Path(path))
 
     def _rows_of(self, state: Any, count: int | None) -> NDArray[np.float32]:
-        """Return recurrent states as rows, zeros where an episode begins."""
+        """Return recurrent states as rows; None gives rows of zeros."""
         size = self._state_size
         if state is None:
             return np.zeros((count or 1, size), np.float32)
@@ -256,7 +261,7 @@ class SavedPolicy:
 
 
 def _as_columns(space: Any, obs: Any, key: str) -> tuple[Any, int | None]:
-    """Return observations as columns in the space's dtype, and how many; None for a single one."""
+    """Return observations as columns in the space's dtype, and their number (None: not a batch)."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
             found = f"a dict of {sorted(map(str, obs))}" if isinstance(obs, Mapping) else None

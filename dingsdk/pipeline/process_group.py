@@ -1,4 +1,4 @@
-"""Workers as processes of this host: started, restarted when they die, and ended."""
+"""Starts workers as processes of this host, restarts them when they die, and ends them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ from dingsdk.worker.comm.transport import WorkerHandle
 _log = logging.getLogger(__name__)
 
 WINDOW_S = 600.0
-"""Deaths of a worker that are longer ago do not count against its budget."""
+"""A death of a worker counts against its budget for this time."""
 HEALTHY_S = 60.0
-"""Deaths before the worker was joined for so long do not count either."""
+"""If a worker was joined for this time, its earlier deaths do not count any more."""
 BACKOFF_S = (0.2, 5.0)
-"""Pause before a worker that died is started again: after its first death, and at most."""
+"""Pause before a dead worker is restarted: half of the first pause, and the longest pause."""
 KILL_S = 1.0
-"""How long a process that was killed may take to be gone."""
+"""How long a killed process may take to end."""
 CRASH_BYTES = 64 << 10
 """How much of a crash report is read."""
 
 
 class LinkedProcess:
-    """A process of this host that runs ``main(spec, link)``, started by ``spawn``, and the link.
+    """A process of this host that runs ``main(spec, link)``, and our end of the link.
+
+    It is started by the method ``spawn``.
 
     Raises:
-        ConfigError: the script that started the run came from standard input.
+        ConfigError: the script that started the run was read from standard input.
         OSError: no process could be started.
-        Exception: ``spec`` cannot be handed to another process.
+        Exception: ``spec`` cannot be pickled.
     """
 
     def __init__(self, main: Callable[..., None], spec: Any, name: str) -> None:
@@ -51,9 +53,9 @@ class LinkedProcess:
         # Not a daemon: env managers may have processes of their own.
         self._process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)
         self._exit_code: int | None = None
-        # It has a process of its own, and unblocks the signals once that has started.
+        # Started before the signals are blocked: its own process unblocks them.
         resource_tracker.ensure_running()
-        # The child starts with Ctrl-C blocked, until it has decided what to do with it.
+        # The child starts with Ctrl-C blocked, until it has installed its signal handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             self._process.start()
@@ -66,13 +68,13 @@ class LinkedProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative where it was killed, by the number of a signal."""
+        """None while the process runs; negative if a signal killed it: minus the signal number."""
         if self._exit_code is None:
             self._exit_code = self._process.exitcode
         return self._exit_code
 
     def received(self, timeout_s: float = 0.0) -> list[bytes]:
-        """Return what it has sent, waiting for the first."""
+        """Return the messages of the process; wait up to ``timeout_s`` for the first one."""
         found: list[bytes] = []
         with suppress(EOFError, OSError):
             multiprocessing.connection.wait([self._link, self._process.sentinel], timeout_s)
@@ -81,20 +83,20 @@ class LinkedProcess:
         return found
 
     def send(self, message: bytes) -> None:
-        """Send it a message, unless it has ended."""
+        """Send a message to the process, unless it has ended."""
         with suppress(OSError):
             self._link.send_bytes(message)
 
     def kill(self) -> None:
-        """End it by force."""
+        """Kill the process."""
         self._process.kill()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
+        """Wait for the process to end."""
         self._process.join(timeout_s)
 
     def end(self, timeout_s: float) -> int | None:
-        """Wait for its end, then force it; return its exit code, again if it has ended before."""
+        """Wait for the process to end, kill it after the timeout, and return its exit code."""
         if self.exit_code is None:
             self.join(timeout_s)
         if self.exit_code is None:
@@ -104,14 +106,14 @@ class LinkedProcess:
         return self.exit_code
 
     def close(self) -> None:
-        """Release what it cost, once it has ended."""
+        """Close the link; if the process has ended, release its resources."""
         self._link.close()
         if self.exit_code is not None:
             self._process.close()
 
 
 def take_crash_report(path: Path) -> str:
-    """Return what a process that crashed left; a file of one that did not is removed."""
+    """Return the crash report of a process; remove the file if it is empty (no crash)."""
     report = ""
     with suppress(OSError):
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -122,14 +124,14 @@ def take_crash_report(path: Path) -> str:
 
 
 def how_it_ended(code: int) -> str:
-    """Return what the exit code of a process says, for messages."""
+    """Return the meaning of an exit code, for messages."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def crashed(
     worker_id: str, text: str, code: int, report: str, is_user_mistake: bool
 ) -> WorkerCrashedError:
-    """Return the error that a process ended the run, with the output of its crash."""
+    """Return the error for a process whose death ends the run, with its crash report."""
     error = WorkerCrashedError(text, worker_id=worker_id, exit_code=code, traceback=report)
     error.is_user_mistake = is_user_mistake
     return error
@@ -142,13 +144,13 @@ class Deaths:
         self._times: list[float] = []
 
     def add(self, now: float, healthy_s: float) -> int:
-        """Note one, of a process that was well for so long; return how many count."""
+        """Record the death of a process that ran well for ``healthy_s``; return how many count."""
         before = [] if healthy_s >= HEALTHY_S else self._times
         self._times = [at for at in before if now - at < WINDOW_S] + [now]
         return len(self._times)
 
     def text(self, what: str, reason: str, budget: int) -> str:
-        """Return what says that ``what`` died too often."""
+        """Return the message that ``what`` died too often."""
         count = len(self._times)
         often = "once" if count == 1 else f"{count} times"
         return (
@@ -158,14 +160,14 @@ class Deaths:
 
 
 class WorkerProcess(LinkedProcess, WorkerHandle):
-    """A worker's process, started by ``spawn``, and the link to it."""
+    """The process of a worker, started by the method ``spawn``, and the link to it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         try:
             super().__init__(worker_main, spec, spec.worker_id)
         except OSError:
             raise
-        except Exception as error:  # pickle refuses in other ways in each version of Python
+        except Exception as error:  # the errors of pickle differ between versions of Python
             raise ConfigError(
                 f"the config cannot be handed to a worker process: {error}; it must be plain "
                 "data, and functions at the top level of a module",
@@ -173,27 +175,27 @@ class WorkerProcess(LinkedProcess, WorkerHandle):
             ) from error
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Return what it has sent, see ``WorkerHandle``."""
+        """Return the messages of the worker; see ``WorkerHandle``."""
         return map(json.loads, self.received())
 
     def send_address(self, address: str) -> None:
-        """Tell a worker whose spec has no address whom to join."""
+        """Send the coordinator's address to a worker whose spec has none."""
         self.send(ADDRESS + address.encode())
 
     def send_stop(self) -> None:
-        """Tell it to end."""
+        """Tell the worker to end."""
         self.send(b"stop")
 
 
 class Joined(Protocol):
-    """What is known of the workers that are joined."""
+    """The workers that have joined, as the master sees them."""
 
     @property
     def workers(self) -> Container[str]:
-        """Their ids."""
+        """The ids of the workers that have joined."""
 
     def lose(self, worker_id: str, reason: str) -> None:
-        """Note that a worker's process is dead."""
+        """Tell the master that the process of a worker is dead."""
 
 
 class _Member:
@@ -228,7 +230,7 @@ class _Member:
             self.process.kill()
 
     def close(self) -> None:
-        """Release the process; keep its crash output, if it left any."""
+        """Release the process; keep its crash report, if there is one."""
         if self.process is not None:
             self.process.close()
             self.process = None
@@ -240,15 +242,14 @@ class _Member:
 
 
 class ProcessWorkers(WorkerGroup):
-    """One process a worker.
+    """One process per worker.
 
-    A worker that dies is restarted, ``system.restarts`` times within ten minutes and without a
-    minute of work in between. One that cannot start ends the run: it would not the next time
-    either.
+    A worker that dies is restarted, at most ``system.restarts`` times within ten minutes; a minute
+    of work resets the count. A worker that cannot start ends the run, because it would fail again.
 
     Attributes:
-        lost_limit_s: A process that the master gave up, and that has not come back after this
-            time, hangs: it is killed and restarted.
+        lost_limit_s: A process that the master gave up is killed and restarted if it does not
+            join again within this time.
     """
 
     def __init__(
@@ -271,9 +272,10 @@ class ProcessWorkers(WorkerGroup):
         self.lost_limit_s = 30.0
 
     def prepare(self) -> None:
-        """Start the processes of ``WorkerProcess``: they import, and join nobody before ``start``.
+        """Start the processes, so that they import; they connect only after ``start``.
 
-        Imports take longer than all else until the first env step, and the coordinator has its own.
+        Only for ``WorkerProcess``. Imports take most of the time until the first env step, so
+        workers and coordinator import at the same time.
         """
         for member in self._members:
             self._start(member)
@@ -307,7 +309,7 @@ class ProcessWorkers(WorkerGroup):
             if member.has_joined and member.process is not None:
                 member.process.send_stop()
             else:
-                member.kill()  # it has done nothing yet that could be lost
+                member.kill()  # it has not joined, so no work is lost
         self._join(running, timeout_s)
         for member in running:
             member.kill("does not end")
@@ -336,13 +338,13 @@ class ProcessWorkers(WorkerGroup):
 
     def _handle_death(self, member: _Member, code: int, now: float) -> None:
         """Schedule a restart of a dead worker, or end the run."""
-        member.listen(now)  # it may have reported between the last look and its death
+        member.listen(now)  # it may have sent a message just before its death
         member.close()
         if code == OUT_OF_MEMORY:
             _log.warning(
                 "worker %s is started again: it was over its memory limit", member.worker_id
             )
-            return  # its pause, after an earlier death, is over
+            return  # it is started at once: the pause after an earlier death is over
         reason = member.failure.get("text") or how_it_ended(code)
         member.crash_report = member.failure.get("traceback") or member.crash_report
         _log.warning("worker %s died: %s", member.worker_id, reason)
@@ -356,7 +358,7 @@ class ProcessWorkers(WorkerGroup):
             text = member.deaths.text(f"worker {member.worker_id}", reason, self._budget)
             raise member.crashed(text, code)
         base, most = BACKOFF_S
-        # Measured from the join: one that has worked for longer is started again at once.
+        # The pause begins at the join: a worker that worked for longer is restarted at once.
         member.start_at = min(now, member.joined_at) + min(most, base * 2**deaths)
 
     def _join(self, members: Sequence[_Member], timeout_s: float) -> None:

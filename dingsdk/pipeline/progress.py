@@ -12,23 +12,23 @@ from typing import Any, Protocol
 from dingsdk.pipeline.context import Evaluation, RunStatus
 
 TERMINAL_INTERVAL_S = 0.5
-"""How often the live lines are drawn again."""
+"""Interval at which the live table is drawn again."""
 PLAIN_INTERVAL_S = 2.0
-"""How often a line is written where the output is no terminal."""
+"""Interval at which a line is written if the output is not a terminal."""
 MEMORY_S = 10.0
-"""How long a change takes to count for 63 % of a rate."""
+"""Time constant of the rates: after this time, a change has 63 % of its effect."""
 LEAST_S = 0.05
-"""Time between two snapshots below which their difference says nothing."""
+"""Shortest time between two snapshots from which a rate is computed."""
 SPARKS = 24
-"""Evaluations that the sparkline shows."""
+"""Number of evaluations that the sparkline shows."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Rate:
-    """Counts a second, averaged with weights that fall exponentially with age. Not thread-safe.
+    """A rate per second, averaged with weights that fall exponentially with age. Not thread-safe.
 
-    Counts come in lumps. The weighted count over the weighted time is a mean rate from the first
-    moment on, which an average of single rates would not be.
+    Counts rise in jumps, so the rate is the weighted count divided by the weighted time. This is
+    a correct mean from the start; an average of single rates is not.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Rate:
         self._weighted_s = 0.0
 
     def of(self, count: int, elapsed_s: float) -> float:
-        """Return the rate when there were ``count`` after ``elapsed_s`` seconds; 0 at the start."""
+        """Return the rate, given that ``count`` was reached after ``elapsed_s``; 0 at the start."""
         passed_s = elapsed_s - self._at_s
         if passed_s >= LEAST_S:
             kept = math.exp(-passed_s / MEMORY_S)
-            # Within the time that passed the weight falls too: its integral is 1 - kept.
+            # The weight also falls within the time that passed: this is its mean.
             weight = MEMORY_S * (1 - kept) / passed_s
-            # Fewer: a learner goes on from its checkpoint.
+            # The count can fall, when a learner continues from its checkpoint.
             more = max(0, count - self._count)
             self._weighted_count = kept * self._weighted_count + weight * more
             self._weighted_s = kept * self._weighted_s + weight * passed_s
@@ -60,9 +60,10 @@ class RunRates:
         self._updates = Rate()
 
     def of(self, status: RunStatus) -> tuple[float, float, float | None]:
-        """Return env steps and train iterations a second, and the seconds left at these rates.
+        """Return env steps per second, train iterations per second, and the remaining seconds.
 
-        Those are until the first limit is reached; None without one.
+        The remaining time is the time until the first limit is reached at these rates; None if
+        there is no limit.
         """
         steps_per_s = self._env_steps.of(status.env_steps, status.elapsed_s)
         updates_per_s = self._updates.of(status.train_iter, status.elapsed_s)
@@ -77,7 +78,7 @@ class RunRates:
 
 
 class Progress(Protocol):
-    """Shows a run while the ``with`` block lasts."""
+    """Shows the progress of a run during the ``with`` block."""
 
     def __enter__(self) -> Progress: ...
     def __exit__(self, *exc_info: Any) -> None: ...
@@ -86,13 +87,14 @@ class Progress(Protocol):
 
 
 class ConsoleProgress:
-    """Shows a run on a rich console, from one thread that ``__exit__`` joins.
+    """Shows a run on a rich console, from a thread that ``__exit__`` joins.
 
     Args:
-        console: A ``rich.console.Console``; whether it is a terminal decides the form.
+        console: A ``rich.console.Console``; a table is shown on a terminal, else lines are printed.
+        status: Returns the newest snapshot; called in that thread.
         goal: The return that ends the run.
-        status, columns: Give the newest snapshot, and what plugins show, in that thread.
-        clock: Of the time before the first env step, where that of the run stands at 0.
+        columns: Returns the values that plugins show; called in that thread.
+        clock: Measures the time before the first env step, when the elapsed time of the run is 0.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class ConsoleProgress:
         if self._console.is_terminal:
             from rich.live import Live
 
-            # No refresh thread of its own: this object's thread is the only one.
+            # Without a refresh thread of rich: only the thread of this object draws.
             self._live = Live(
                 self._render(), console=self._console, auto_refresh=False, transient=False
             )
@@ -133,7 +135,7 @@ class ConsoleProgress:
         self._thread.join(timeout=5)
         if self._live is not None:
             self._live.update(self._render(is_over=True))
-            self._live.stop()  # shows it once more
+            self._live.stop()  # draws it once more
         else:
             self._print_line(is_over=True)
 
@@ -161,7 +163,7 @@ class ConsoleProgress:
 
     def _print_line(self, *, is_over: bool = False) -> None:
         status = self._status()
-        if status != self._printed:  # it stands still while the parts of the run are closed
+        if status != self._printed:  # it does not change while the parts of the run are closed
             self._printed = status
             self._console.print(self._line(status, is_over), highlight=False, markup=False)
 
@@ -183,7 +185,7 @@ class ConsoleProgress:
         return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
 
     def _time(self, elapsed_s: float) -> str:
-        """Return the time since the first env step; before it, since the run began to start."""
+        """Return the time since the first env step; before that step, the time of starting."""
         if elapsed_s > 0:
             return f"{elapsed_s:6.1f} s"
         return f"starting, {self._clock() - self._began_at:.1f} s"
@@ -214,7 +216,7 @@ class ConsoleProgress:
         ]
         table = Table.grid(padding=(0, 2))
         for first in range(0, len(cells), 2):
-            # Texts, not markup: a line printed above the table without markup redraws it so.
+            # Text objects, not markup: printing a line without markup redraws the table without it.
             row = [(Text(name, "dim"), Text(text)) for name, text in cells[first : first + 2]]
             table.add_row(*(each for cell in row for each in cell))
         if status.held_up_by:
@@ -223,7 +225,7 @@ class ConsoleProgress:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return one bar a value, from the lowest of them to the highest; nothing for one alone."""
+    """Return one bar per value, scaled from the lowest to the highest; "" for fewer than two."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return ""
@@ -233,7 +235,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _last_phase(status: RunStatus, is_over: bool) -> str:
-    """Return what a run does that has used up its env steps, and has not ended."""
+    """Return the text for a run that has used all its env steps and still trains, else ""."""
     most = status.max_env_steps
     is_collected = most is not None and status.env_steps >= most
     return "training on what was collected" if is_collected and not is_over else ""

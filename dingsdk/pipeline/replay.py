@@ -1,4 +1,4 @@
-"""Training the weights of a recorded run again, and comparing them bit for bit."""
+"""Trains the weights of a recorded run again, and compares them bit for bit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How a replay compares with its run.
+    """The result of comparing a replay with its run.
 
     Attributes:
         iteration: Iteration of the run's newest checkpoint.
-        reached: Iteration that the replay came to, where it is lower; else ``iteration``.
-        different: Names of the values of the policy's state that differ.
+        reached: Iteration that the replay reached: ``iteration``, or less if it ended too early.
+        different: Names of the values in the policy's state that differ.
     """
 
     iteration: int
@@ -46,17 +46,17 @@ class ReplayResult:
 def replay(
     run: str | os.PathLike[str], announce: Callable[[str], None] | None = None
 ) -> ReplayResult:
-    """Train a run of parallel mode again, as its schedule says; the run folder stays as it is.
+    """Train a run of parallel mode again, in the order of its schedule; changes no file of the run.
 
-    It is the same run where it has the same package versions and machine, envs that depend on
-    their seeds alone, and parts that take the time from their scheduler.
+    The result is the same if the package versions and the machine are the same, the envs depend
+    only on their seeds, and all parts take the time from their scheduler.
 
     Args:
         run: Folder of a run with ``system.record_schedule``.
 
     Raises:
-        CheckpointMissingError: it has no schedule or no checkpoint.
-        CheckpointCorruptError: they are damaged.
+        CheckpointMissingError: the run has no schedule or no checkpoint.
+        CheckpointCorruptError: the schedule or the checkpoint is damaged.
         DingError: a part failed, as in ``train``.
     """
     folder = Path(run)
@@ -86,7 +86,7 @@ def replay(
 
 
 class _Watch:
-    """Keeps the state that the learner has after an iteration, and ends the run then."""
+    """A callback that keeps the learner's state after a given iteration, and ends the run."""
 
     def __init__(self, iteration: int, stop: threading.Event) -> None:
         self._iteration = iteration

@@ -1,10 +1,10 @@
-"""Saving a run so that it can be resumed, and resuming it.
+"""Saves runs so that they can be resumed, and resumes them.
 
-A run in parallel mode goes on from the journal of its coordinator and the newest checkpoint of its
-learner. A serial run makes saves. A save is a folder ``resume/<number>`` of the run folder:
+A run in parallel mode is resumed from the journal of its coordinator and the newest checkpoint of
+its learner. A serial run makes saves. A save is a folder ``resume/<number>`` of the run folder:
 ``state.safetensors`` with the state of every part, and ``buffer`` with the rows of the replay
-buffer. The state is written last, so a folder that has one is whole. The two newest saves are kept.
-Segments of rows that did not change are shared between saves by hard links.
+buffer. The state is written last, so a folder with a state is complete. The two newest saves are
+kept. Segments of rows that did not change are shared between saves by hard links.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CHANGEABLE = (
     "policy.learn.learner.train_iterations",
     "system.transport.address",
 )
-"""Keys that may differ when a run is resumed: they say when it ends or where, not what it does."""
+"""Keys that may change when a run is resumed: they do not change what the run computes."""
 
 _PLACE = (
     "system.transport.host",
@@ -78,16 +78,16 @@ _BUFFER = "buffer"
 _MAX_BYTES = 64 << 30
 """Largest saved state of a run."""
 _KEPT = 2
-"""Saved states that stay; older ones are deleted."""
+"""Number of saves that are kept; older ones are deleted."""
 _AUTO_S = 60.0
-"""Shortest time between two saved states where the config names none."""
+"""With ``save_every: auto``, the shortest time between two saves."""
 _AUTO_SHARE = 0.02
-"""Share of its time that a run spends on saving where the config names no interval."""
+"""With ``save_every: auto``, the largest share of its time that a run spends on saving."""
 _log = logging.getLogger(__name__)
 
 
 class _PlayerState(msgspec.Struct, kw_only=True):
-    """What a save has of one player."""
+    """The state of one player in a save."""
 
     parts: dict[str, Any]
     envs: dict[str, Any]
@@ -97,7 +97,7 @@ class _PlayerState(msgspec.Struct, kw_only=True):
 
 
 class _State(_PlayerState, kw_only=True):
-    """What ``state.safetensors`` holds: the first player, the others, and the run."""
+    """The content of ``state.safetensors``: the first player, the other players, and the run."""
 
     config: dict[str, Any]
     versions: dict[str, str]
@@ -109,14 +109,14 @@ class _State(_PlayerState, kw_only=True):
     resumes: list[dict[str, Any]]
 
     def plain(self) -> dict[str, Any]:
-        """Return it as dicts, which can be written."""
+        """Return the state as nested dicts, which can be written."""
         others = {name: structs.asdict(each) for name, each in self.others.items()}
         return structs.asdict(self) | {"others": others}
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save of a run: its folder, its number (1 for the first), and what it holds."""
+    """One save of a run: its folder, its number (1 for the first), and its state."""
 
     path: Path
     number: int
@@ -124,28 +124,28 @@ class Save:
 
     @property
     def run_dir(self) -> Path:
-        """The run folder that it is in."""
+        """The run folder of the save."""
         return self.path.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
 class JournaledRun:
-    """A run in parallel mode whose coordinator kept a journal: its folder, the compiled config."""
+    """A run in parallel mode with a journal: its folder, and its compiled config."""
 
     run_dir: Path
     config: dict[str, Any]
 
 
 def has_journal(run: Path) -> bool:
-    """Whether a run folder is one of parallel mode that can be resumed."""
+    """Whether the folder is of a run in parallel mode that can be resumed."""
     return (run / JOURNAL_FOLDER / OWNER_NAME).is_file()
 
 
 def find_run(run: Path) -> Save | JournaledRun:
-    """Read the journal of a run in parallel mode, or what ``find_save`` finds.
+    """Read the journal of a run in parallel mode, or the save that ``find_save`` returns.
 
     Raises:
-        CheckpointError: they cannot be used.
+        CheckpointError: the journal or the save cannot be used.
         RunFolderError: as ``check_run_folder``.
     """
     if not has_journal(run):
@@ -159,10 +159,10 @@ def find_run(run: Path) -> Save | JournaledRun:
 
 
 def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
-    """Return the run whose folder this is, None where it is none that can go on.
+    """Return the run in this folder, or None if there is no run that can be resumed.
 
     Raises:
-        ConfigError: its config differs in more than what may change, and the place of the master.
+        ConfigError: its config differs from ``cfg`` in a key that may not change.
     """
     if not has_journal(run):
         return None
@@ -179,7 +179,7 @@ def find_unfinished(run: Path, cfg: Any) -> JournaledRun | None:
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """Return the first key that differs and may not, with both values."""
+    """Return the first key that differs but may not change, with both values."""
     flat_before, flat_now = flatten(to_plain(before)), flatten(to_plain(now))
     for path in sorted(flat_before.keys() | flat_now.keys()):
         values = flat_before.get(path), flat_now.get(path)
@@ -189,12 +189,12 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str,
 
 
 def find_save(run: Path) -> Save:
-    """Read the newest save of a run folder, or the one whose folder this is.
+    """Read the newest save of a run folder; or, if ``run`` is the folder of a save, that save.
 
     Raises:
-        CheckpointMissingError: there is none.
-        CheckpointCorruptError: it is damaged; the message names the one before it, if any.
-        CheckpointError: it is of another run than the folder.
+        CheckpointMissingError: there is no save.
+        CheckpointCorruptError: the save is damaged; the message names an older one, if any.
+        CheckpointError: the save is not of the run in this folder.
     """
     if (run / STATE_NAME).is_file():
         return _of_its_run(_read(run))
@@ -223,7 +223,7 @@ def _of_its_run(save: Save) -> Save:
 
 
 def _saves(folder: Path) -> list[Path]:
-    """Return the folders of whole saves, oldest first."""
+    """Return the folders of complete saves, oldest first."""
     if not folder.is_dir():
         return []
     numbered = [path for path in folder.iterdir() if path.name.isdecimal()]
@@ -253,7 +253,11 @@ def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> Checkpo
 
 
 def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the config of a saved run with overrides; ConfigError for a key that cannot change."""
+    """Return the config of a saved run with overrides.
+
+    Raises:
+        ConfigError: an override is of a key that cannot change.
+    """
     config = save.config if isinstance(save, JournaledRun) else save.state.config
     changed = copy.deepcopy(config)
     for assignment in check_sets(sets):
@@ -272,10 +276,10 @@ def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, 
 
 
 class RunSaver:
-    """Saves a serial run on schedule.
+    """Saves a serial run at regular intervals.
 
     Attributes:
-        inexact: What a resumed run will not do exactly as the uninterrupted one, a line each.
+        inexact: Lines that say in what a resumed run will differ from an uninterrupted one.
     """
 
     def __init__(self, context: RunContext, team: Team) -> None:
@@ -290,12 +294,12 @@ class RunSaver:
         self.inexact = () if self._every is None else tuple(_inexact(context.cfg, team.members[0]))
 
     def save_if_due(self) -> None:
-        """Save if it is time; what goes wrong is logged, and training goes on."""
+        """Save if the interval has passed; errors are logged, and training continues."""
         if time.monotonic() >= self._due_at:
             self.save()
 
     def save(self) -> None:
-        """Save now, unless that is off, or was done when the run was where it is."""
+        """Save now, unless saving is off, or nothing has changed since the last save."""
         place = [len(self._context.recorder.all_evaluations)]
         for each in self._team.members:
             counts = (each.learner.train_iter, each.collector.envstep, each.updates_left)
@@ -355,7 +359,7 @@ class RunSaver:
         )
 
     def resume(self, save: Save) -> None:
-        """Bring parts that were just built to where the save was made."""
+        """Restore the state of a save in parts that were just built."""
         context, state = self._context, save.state
         at = {"train_iter": state.parts["learner"]["train_iter"], "save": save.number}
         self._resumes = [*state.resumes, {**at, "config": to_plain(context.cfg)}]
@@ -394,7 +398,7 @@ class RunSaver:
         workers.updates_left = state.updates_left
         workers.collected, workers.trained = state.samples["collected"], state.samples["trained"]
         workers.evicted_before = Counter(state.samples["evicted"])
-        # What the buffer counts now is of the time before, or of rows that it held in files.
+        # The buffer's counts at this point are of the saved run or of loading: cancel them out.
         counted = Counter(workers.samples().evicted) - workers.evicted_before
         workers.evicted_before.subtract(counted)
 
@@ -408,7 +412,7 @@ class RunSaver:
         if _env_of(worker) is None:
             return
         if state.envs[name] is None or not getattr(worker, "resumes", False):
-            # Episodes begin anew, and others than those that the run began with.
+            # New episodes begin, with other seeds than those that the run began with.
             seed_envs(worker.env, derive_seed(self._context.cfg.seed, *branch), name)
             worker.reset_env()
 
@@ -431,17 +435,17 @@ def _state_of(workers: Workers) -> _PlayerState:
 
 
 def _buffer_name(index: int) -> str:
-    """Return the folder of a save with the replay buffer of a player, by its place."""
+    """Return the name of the folder with the replay buffer of a player, by the player's index."""
     return f"{_BUFFER}-{index}" if index else _BUFFER
 
 
 def _env_of(worker: Any) -> Any:
-    """Return the env manager of a worker, None of one that has none."""
+    """Return the env manager of a worker, or None if it has none."""
     try:
         env = worker.env
     except (AttributeError, NotSetError):
         return None
-    return env if hasattr(env, "get_state") else None  # a metric has data in its place
+    return env if hasattr(env, "get_state") else None  # a metric evaluator has data instead
 
 
 def _envs_state(worker: Any) -> dict[str, Any] | None:
@@ -452,7 +456,7 @@ def _envs_state(worker: Any) -> dict[str, Any] | None:
 
 
 def _inexact(cfg: Any, workers: Workers) -> list[str]:
-    """Return what will not be exactly as it was, a line each."""
+    """Return lines that say in what a resumed run will differ."""
     found = []
     for name in ("collector", "evaluator"):
         worker = getattr(workers, name)
@@ -488,10 +492,10 @@ def _versions(cfg: Any) -> dict[str, str]:
 
 
 def _link_files(old: Path, new: Path) -> None:
-    """Let ``new`` begin with the files of ``old``: what a save does not change is shared."""
+    """Hard-link the files of ``old`` into ``new``, so that unchanged files are shared."""
     if not old.is_dir():
         return
     for path in old.iterdir():
-        # A file system without hard links only means that all rows are written again.
+        # Without hard links, all rows are written again.
         with contextlib.suppress(OSError):
             os.link(path, new / path.name, follow_symlinks=False)

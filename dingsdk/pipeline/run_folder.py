@@ -1,21 +1,21 @@
-"""The folder that a run leaves: where it is, what is in it, how it is written.
+"""The run folder: its path, its content, and the functions that write it.
 
 ::
 
-    runs/<exp_name>/            a time stamp is appended when that exists
+    runs/<exp_name>/            if it exists, a time stamp is appended
         config.yaml             the compiled config; can be trained and evaluated again
         resume/                 the newest saves for ``train --resume`` (serial mode)
         seeds.json              the seeds of its parts (serial mode)
-        journal/                what ``train --resume`` goes on from (parallel mode)
+        journal/                the data for ``train --resume`` (parallel mode)
         replay/                 log and checkpoints of the run's replay server, if it has one
-        transport/              data of the workers, which goes with the journal (parallel mode)
+        transport/              data of the workers, removed with the journal (parallel mode)
         ckpt/                   checkpoints: the newest iteration and the best evaluated
-        players/<player>/       the same of each other player that trains: ckpt and log
-        league/                 past players, and the league as of the newest of them
+        players/<player>/       ckpt and log of each further player that trains
+        league/                 past players, and the league when the newest was added
         log/                    text logs and tensorboard events
-        status.json             how it is doing, written every 2 s; for `dingsdk status`
-        progress.jsonl          how it was doing, one line now and then; for curves
-        result.json             how the run ended, every evaluation
+        status.json             the current status, written every 2 s; for `dingsdk status`
+        progress.jsonl          the status over time, one line per snapshot; for curves
+        result.json             how the run ended, and all evaluations
         curve.png               mean return against env steps
 """
 
@@ -59,7 +59,7 @@ STATUS_NAME = "status.json"
 PROGRESS_NAME = "progress.jsonl"
 CURVE_NAME = "curve.png"
 SEEDS_NAME = "seeds.json"
-"""Names the parts of a serial run and their seeds."""
+"""File with the parts of a serial run and their seeds."""
 CHECKPOINT_FOLDER = "ckpt"
 JOURNAL_FOLDER = "journal"
 RESULT_FORMAT = 1
@@ -97,18 +97,25 @@ def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> P
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Be the only run that uses a run folder; the lock goes with the process."""
+    """Lock a run folder, so that no other run uses it; the lock ends with the process.
+
+    Raises:
+        RunFolderError: another run uses it.
+    """
     taken = f"a run is under way in {folder}; wait for its end, or stop it"
     with locked_folder(folder, taken):
         with Folder(folder) as own:
-            own.sweep()  # what a run left that was killed while it wrote
+            own.sweep()  # temporary files of a run that was killed while it wrote
         yield
 
 
 def claim_run_folder(folder: Path) -> Path:
-    """Make ``folder`` the run folder of a new run; workers may have put files there already.
+    """Make ``folder`` the run folder of a new run; it may contain files of workers.
 
-    Of several starts at once, one gets it. One that holds a run is a RunFolderError.
+    If several processes call this at the same time, only one succeeds.
+
+    Raises:
+        RunFolderError: the folder holds a run.
     """
     ensure_dir(folder / CHECKPOINT_FOLDER)
     path = folder / CONFIG_NAME
@@ -124,7 +131,7 @@ def claim_run_folder(folder: Path) -> Path:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise RunFolderError where something else has the name of a file or folder of a run."""
+    """Raise RunFolderError if a path of a run exists and is not a file, or not a folder."""
     for names, is_right, text in (
         (
             _FILES,
@@ -143,9 +150,9 @@ def check_run_folder(folder: Path) -> None:
 
 
 def discard_run(folder: Path) -> None:
-    """Remove what a run left that failed before it began, so that its folder is free again.
+    """Remove the files of a run that failed before it began, and its empty folders.
 
-    The files of others stay, and so do crash reports.
+    Crash reports and files that are not of the run stay.
     """
     for name in (CONFIG_NAME, RESULT_NAME, STATUS_NAME, PROGRESS_NAME, SEEDS_NAME):
         (folder / name).unlink(missing_ok=True)
@@ -157,9 +164,9 @@ def discard_run(folder: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Create files for us alone (0600, folders 0700) inside, whatever the umask is.
+    """In the block, create files with mode 0600 and folders with mode 0700, for any umask.
 
-    The umask is the process's: other threads that create files meanwhile get the same.
+    The umask belongs to the process, so this also applies to files of other threads.
     """
     before = os.umask(0o077)
     try:
@@ -169,9 +176,9 @@ def private_files() -> Iterator[None]:
 
 
 def find_checkpoints(run_dir: Path) -> dict[str, Path]:
-    """Return the checkpoints of a run by name (``latest``, ``best``), those that exist.
+    """Return the existing checkpoints of a run by name: ``latest`` and ``best``.
 
-    ``latest`` is the pointer that ``load_checkpoint`` follows.
+    ``latest`` is a small file that names the newest checkpoint; ``load_checkpoint`` reads it.
     """
     folder = run_dir / CHECKPOINT_FOLDER
     named = {"latest": folder / "latest.json", "best": folder / "ckpt_best.safetensors"}
@@ -209,7 +216,7 @@ def write_result(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on most."""
+    """Return the versions of dingsdk, torch, gymnasium and Python."""
     packages = {name: version_of(name) or "" for name in ("torch", "gymnasium")}
     return {"dingsdk": __version__, **packages, "python": platform.python_version()}
 
@@ -219,10 +226,7 @@ def _relative(checkpoints: Mapping[str, Path], run_dir: Path) -> dict[str, str]:
 
 
 def finite(value: Any) -> Any:
-    """Return plain data with None for infinities and NaN.
-
-    JSON has neither; a reader in another language would refuse the file.
-    """
+    """Return plain data with None in place of infinities and NaN, which JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -238,7 +242,7 @@ def write_curve(
     """Draw mean return against env steps, with the band from worst to best episode.
 
     Returns:
-        Whether a file was written; none is without evaluations.
+        Whether a file was written; without evaluations, none is.
 
     Raises:
         RunFolderError: the file cannot be written.
@@ -256,7 +260,7 @@ def write_curve(
 
 
 def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:
-    # A Figure of its own, not pyplot: no global state, no display, any thread.
+    # A Figure without pyplot: it needs no global state and no display, and works in any thread.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

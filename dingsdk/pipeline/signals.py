@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a clean stop of the run, and a second one into an exit."""
+"""Handles SIGINT and SIGTERM: the first signal stops the run cleanly, the second exits at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import FrameType
 from typing import Any
 
 PATIENCE_S = 4.0
-"""How long a run may take to notice that it shall stop, before it is broken off."""
+"""How long a run may take to stop by itself after a signal, before it is broken off."""
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_code(received: int | None) -> int:
-    """Return the exit code of a program that a signal has stopped, 0 for None."""
+    """Return the exit code of a program that was stopped by a signal; 0 for None."""
     return 128 + received if received is not None else 0
 
 
@@ -27,18 +27,19 @@ def to_stderr(line: str) -> None:
 
 
 class StopOnSignal:
-    """While the ``with`` block lasts, the first signal sets an event, the second one exits.
+    """In the ``with`` block, the first signal sets an event, and the second one exits the process.
 
-    Outside the main thread, where Python allows no handlers, it does nothing.
+    Does nothing outside the main thread, because Python allows no signal handlers there.
 
     Args:
+        stop: The event that the first signal sets.
         announce: Called with a line for the user at each signal; must not take a lock that
             the main thread may hold.
-        doing: What the first signal leads to, for that line.
-        saved: Returns what is saved so far, for the line of the second signal.
-        may_break: Asked every ``PATIENCE_S`` after the first signal. Where it answers True, the
-            main thread, which may be deep in an env that never ends, gets a KeyboardInterrupt.
-            None for a main thread that notices by itself. Uses SIGALRM.
+        doing: Text for that line: what happens after the first signal.
+        saved: Returns a text that says what was saved, for the line of the second signal.
+        may_break: Called every ``PATIENCE_S`` after the first signal. If it returns True, a
+            KeyboardInterrupt is raised in the main thread, which may be in an env that never
+            returns. None if the main thread always checks ``stop``. Uses SIGALRM.
 
     Attributes:
         received: The first signal; None before it.
@@ -81,7 +82,7 @@ class StopOnSignal:
         if self.received is not None:
             saved = self._saved()
             self._announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
-            # Not sys.exit: the point of the second signal is that nothing may hold it up.
+            # Not sys.exit: cleanup code could delay it, and the second signal must exit at once.
             os._exit(exit_code(name))
         self.received = name
         self._announce(f"{name.name}: {self.doing}; press Ctrl-C again to exit at once")
@@ -90,10 +91,10 @@ class StopOnSignal:
             self.break_after(PATIENCE_S)
 
     def break_after(self, timeout_s: float) -> bool:
-        """Ask ``may_break`` after so many seconds too, signal or not, and again after as many.
+        """Call ``may_break`` every ``timeout_s`` seconds from now on, also without a signal.
 
         Returns:
-            Whether that is possible in this thread.
+            Whether that is possible: False outside the main thread and without ``may_break``.
         """
         if signal.SIGALRM not in self._previous:
             return False

@@ -1,4 +1,4 @@
-"""``train``: one config in, a trained policy and its run folder out."""
+"""``train``: trains the policy of a config, and writes a run folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 ProgressFactory = Callable[[RunContext], Progress]
 
 GREET_S = 10.0
-"""How long the replay server of others may take to answer before a run begins."""
+"""How long a shared replay server may take to answer before a run begins."""
 
 
 def train(
@@ -58,41 +58,41 @@ def train(
     policy: type | None = None,
     callbacks: Sequence[Any] = (),
 ) -> RunResult:
-    """Train the policy of a config and leave a run folder.
+    """Train the policy of a config, and write a run folder.
 
-    SIGINT and SIGTERM stop the run within seconds with a checkpoint and the reason
-    ``interrupted``, when called from the main thread.
+    If ``train`` is called from the main thread, SIGINT and SIGTERM stop the run within seconds:
+    it saves a checkpoint and ends with the reason ``interrupted``.
 
     Args:
         config: A file, the name of a shipped example, or the config itself.
-        mode: ``serial``: one thread. ``parallel``: coordinator, collectors and learner over
-            the transport.
-        transport: Type of the transport, in place of ``system.transport.type``; in mode
-            ``parallel`` alone.
+        mode: ``serial``: everything runs in one thread. ``parallel``: a coordinator, collectors
+            and a learner run in parallel, connected by the transport.
+        transport: Type of the transport, in place of ``system.transport.type``; only in mode
+            ``parallel``.
         sets: Overrides as ``"a.b=c"``, applied in order.
-        seed: Root of the seed tree, in place of ``seed``.
-        output: Folder below which the run folder is made.
-        progress: Makes the live progress of the run; None shows nothing.
-        announce: Takes a line for the user when a signal arrives; None writes to stderr.
-        env: An env id, or a class or function that makes an env of ``env.kwargs``; in place of
-            ``env.env_id``.
+        seed: Seed of the run, in place of ``seed`` of the config.
+        output: Folder in which the run folder is made.
+        progress: Returns an object that shows the progress of the run; None shows nothing.
+        announce: Called with a line for the user when a signal arrives; None writes to stderr.
+        env: An env id, or a class or function that returns an env when it is called with
+            ``env.kwargs``; in place of ``env.env_id``.
         policy: A policy class, in place of ``policy.type``. Its type key is its name.
         callbacks: Functions with the name of a hook, such as ``after_evaluate(mean_return)`` or
             ``after_iter(learner, iteration, log_vars)``, and objects with such methods.
             ``docs/reference/hooks.md`` lists the hooks, under ``dingsdk_<name>``, with their
-            arguments; a callback names those that it needs. What it raises is logged with its
-            name, and the run goes on. In serial mode also ``LearnerHook`` objects, whose
-            exceptions end the run.
+            arguments; a callback may take any of them. If a callback raises, the error is logged
+            with its name, and the run continues. Serial mode also takes ``LearnerHook`` objects;
+            their exceptions end the run.
 
     Returns:
         How the run ended; ``result.run_dir`` is the run folder.
 
     Raises:
         ConfigError: the config cannot work, a callback implements no hook, or worker processes
-            cannot import a class or reach a callback; nothing was written yet.
-        CheckpointError: the checkpoint that a hook is to load cannot be read; likewise.
+            cannot import a class or call a callback. No file was written.
+        CheckpointError: a hook has to load a checkpoint that cannot be read. No file was written.
         RunFolderError: the run folder cannot be made.
-        DingError: a part failed during the run, after a checkpoint was tried.
+        DingError: a part failed during the run; if possible, a checkpoint was saved first.
     """
     leave_if_importing()
     cfg = compile_run(config, mode, transport, sets, seed, env, policy)
@@ -113,26 +113,26 @@ def resume(
     policy: type | None = None,
     callbacks: Sequence[Any] = (),
 ) -> RunResult:
-    """Go on with a run where it was saved last, and return as ``train`` does.
+    """Continue a run from its last save; returns the same as ``train``.
 
-    A serial run then does what it would have done without the interruption, bit for bit, but for
-    what it named in its log: envs that cannot be saved, schedules by the clock. A run in parallel
-    mode goes on with the counters, samples and priorities of its journal and the newest checkpoint
-    of its learner, and begins new episodes.
+    A resumed serial run has exactly the results of an uninterrupted run, except for the parts that
+    the run listed in its log: envs that cannot be saved, and schedules that use the clock. A run
+    in parallel mode continues with the counters, samples and priorities of its journal and with
+    the newest checkpoint of its learner, and begins new episodes.
 
     Args:
         run: The run folder, or the folder of one save in it (``RUN/resume/000012``).
-        sets: Overrides as for ``train``, of when the run ends: ``env.stop_value``,
-            ``system.max_env_steps``, ``policy.learn.learner.train_iterations``; of
-            ``system.save_every``; and of ``system.transport.address``, of a Ray cluster.
-        progress: As for ``train``, like the rest. Classes and callbacks are not saved: give those
-            again that the run was given.
+        sets: Overrides as for ``train``. Only these keys can change: ``env.stop_value``,
+            ``system.max_env_steps``, ``policy.learn.learner.train_iterations``,
+            ``system.save_every``, and ``system.transport.address`` (of a Ray cluster).
+        progress: As for ``train``, like the other arguments. Classes and callbacks are not saved:
+            pass those that were passed to ``train`` again.
 
     Raises:
-        CheckpointMissingError, CheckpointCorruptError: there is nothing to resume from; nothing
-            was changed. Neither is it by the next two.
-        ConfigError: an override that cannot be made now.
-        RunFolderError: the run is under way, or its folder cannot be written to.
+        CheckpointMissingError, CheckpointCorruptError: there is nothing to resume from. This
+            error and the next two change nothing in the run folder.
+        ConfigError: an override cannot be applied to a resumed run.
+        RunFolderError: the run is still running, or its folder cannot be written to.
         DingError: a part failed during the run.
     """
     from dingsdk.pipeline.resume import JournaledRun, changed_config, find_run
@@ -159,8 +159,8 @@ def _given(
     env: str | Callable[..., Any] | None,
     callbacks: Sequence[Any],
 ) -> Iterator[Sequence[LearnerHook]]:
-    """Check and register what ``train`` is given as objects; the learner's hooks among it."""
-    # Not earlier: a mistake in the config is told before torch is imported.
+    """Check and register the env, policy and callbacks of ``train``; yield the learner hooks."""
+    # Imported late: a mistake in the config is reported before torch is imported.
     from dingsdk.pipeline.given import callbacks_registered, check_importable, learner_hooks
     from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
 
@@ -186,16 +186,17 @@ def run_coordinator(
     on_address: Callable[[str, str], None],
     progress: ProgressFactory | None = None,
 ) -> RunResult:
-    """Train with workers that come by themselves; returns as ``train`` does.
+    """Train with workers that the user starts; returns the same as ``train``.
 
     Args:
-        run_dir: Folder of the run that all workers share: a new one, or that of the same run,
-            whose coordinator was killed or stopped; the run goes on then.
-        on_address: Called with the address that workers dial, and what else they need.
+        run_dir: Folder of the run, which all workers share. If it holds this run, whose
+            coordinator was killed or stopped, the run continues; otherwise a new run begins.
+        on_address: Called with the address that workers connect to, and a note that says what
+            else they need.
 
     Raises:
-        ConfigError: the transport reaches no workers outside this process, or the folder's run
-            has another config.
+        ConfigError: the transport cannot reach workers outside this process, or the folder holds
+            a run with another config.
         DingError: the folder cannot be used, or a part failed during the run.
     """
     from dingsdk.pipeline.resume import find_unfinished
@@ -205,7 +206,7 @@ def run_coordinator(
     resumed = find_unfinished(run_dir, cfg)
     folder = claim_run_folder(run_dir) if resumed is None else run_dir
     context = RunContext(cfg=cfg, run_dir=folder, on_address=on_address, resumed=resumed)
-    # Who started the workers by hand has not ended them with the coordinator.
+    # The user started the workers, so they may still run after the last coordinator ended.
     context.rejoin_s = cfg.system.coordinator.lease_s
     return run_pipeline(context, "parallel", progress)
 
@@ -216,9 +217,9 @@ def run_pipeline(
     progress: ProgressFactory | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> RunResult:
-    """Train in a run folder that exists, and leave config, result and curve in it.
+    """Train in an existing run folder, and write the config, the result and the curve to it.
 
-    The recorder of ``context`` is replaced. Arguments and errors are those of ``train``.
+    Replaces the recorder of ``context``. Arguments and errors are those of ``train``.
     """
     cfg = context.cfg
     signals = StopOnSignal(
@@ -260,7 +261,7 @@ def run_pipeline(
                 if context.resumed is None or context.has_begun:
                     _finish_failed(context, mode, error)
                 raise
-            # Where a signal reaches all processes, parts fail for want of each other.
+            # A signal may have reached all processes: parts fail because others have ended.
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             _log.debug("the run ended by this error", exc_info=error)
             result = context.finish("interrupted", mode)
@@ -279,7 +280,7 @@ def _warn_of_short_pieces(cfg: Any) -> None:
 
     env_num = cfg.env.collector_env_num
     traj_len = traj_len_of(policy, collect.n_sample, collect.unroll_len, env_num)
-    nstep = policy.nstep or 1  # a plugin's policy may leave it to another library
+    nstep = policy.nstep or 1  # None in a plugin's policy: another library decides
     if traj_len is not None and traj_len < nstep:
         _log.warning(
             "policy.nstep is %d, but the longest sample spans %d: trajectories are cut after "
@@ -310,7 +311,7 @@ def compile_run(
             "is serial; choose that mode, or give no transport",
             path="mode",
         )
-    # Read before the parts of a run are imported: a mistake in the file is told at once.
+    # Read before the parts of a run are imported: a mistake in the file is reported at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     from dingsdk.pipeline.checks import MULTI_BUFFER
     from dingsdk.pipeline.compile import compile_config
@@ -320,7 +321,7 @@ def compile_run(
     if "main" in user and "create" in user:
         from dingsdk.pipeline.di_engine import convert_reference_shape
 
-        # Before the overrides: their paths are those of the compiled config.
+        # Converted before the overrides, which use the paths of the compiled config.
         user = convert_reference_shape(user)
     if env is not None:
         user = deep_merge_dicts(user, {"env": {"env_id": name_env(env)}})
@@ -338,7 +339,7 @@ def compile_run(
 
 
 def _check_first_checkpoint(cfg: Any, mode: Mode) -> None:
-    """Raise CheckpointError where what ``load_ckpt`` loads cannot be read by a learner here."""
+    """Raise CheckpointError if the checkpoint that ``load_ckpt`` loads cannot be read here."""
     from dingsdk.worker.learner.checkpoint import load_checkpoint
     from dingsdk.worker.learner.hooks import LoadCkptHook, build_learner_hook_by_cfg
 
@@ -346,14 +347,14 @@ def _check_first_checkpoint(cfg: Any, mode: Mode) -> None:
     if section.type != "base" or not section.hook.get("load_ckpt_before_run"):
         return
     if mode == "parallel" and cfg.system.transport.get("address"):
-        return  # a learner elsewhere may see other files
+        return  # a learner on another host may have other files
     for hook in build_learner_hook_by_cfg(section.hook)["before_run"]:
         if isinstance(hook, LoadCkptHook) and hook.args.load_path:
             load_checkpoint(hook.args.load_path)
 
 
 def _greet_replay_server(section: Any) -> None:
-    """Raise ServerLostError or AuthError where the replay server of others cannot be used."""
+    """Raise ServerLostError or AuthError if the shared replay server cannot be used."""
     from dingsdk.worker.replay_server import ReplayClient
 
     timeout_s = min(section.timeout_s, GREET_S)
@@ -382,7 +383,7 @@ def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResu
 
 def _discard_unless_begun(context: RunContext) -> None:
     if not context.has_begun and context.resumed is None:
-        if context.on_address is None:  # else workers that came by themselves write logs there
+        if context.on_address is None:  # otherwise workers that the user started write logs there
             from dingsdk.worker.run_logger import remove_logs
 
             remove_logs(context.run_dir)
