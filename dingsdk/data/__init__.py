@@ -1,6 +1,6 @@
-"""Training data: columns that read as rows, tree helpers, messages, containers, files and seeds.
+"""Training data: batches, nested structures, messages, containers, files and seeds.
 
-This package needs numpy; torch is imported only by the functions that hand out tensors.
+This package needs numpy; torch is imported only by the functions that return tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Observations that say which of the actions are legal."""
+"""Action masks: observations that contain which actions are legal."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from numpy.typing import NDArray
 from dingsdk.errors import SchemaMismatchError
 
 ACTION_MASK = "action_mask"
-"""Key of an observation, a dict: one number an action, 0 for an action that is not legal now."""
+"""Key in a dict observation: an array with one number per action, 0 if it is not legal now."""
 
 
 def legal_actions(
     obs: Any, env_ids: Sequence[int] | NDArray[np.int64] | None = None
 ) -> NDArray[np.bool_] | None:
-    """Return which actions are legal in each row: bool[n, actions].
+    """Return which actions are legal in each row, as bool[n, actions]; None without a mask.
 
-    None of observations without an ``action_mask``. ``obs`` are columns ``[n, ...]``; messages
-    name the env of each row, ``env_ids``.
+    Args:
+        obs: Observations as columns ``[n, ...]``.
+        env_ids: The env of each row, for the error message.
 
     Raises:
-        SchemaMismatchError: no action is legal in some row.
+        SchemaMismatchError: a row has no legal action.
     """
-    # type() first: isinstance of an ABC takes a microsecond at each step of the envs.
+    # type() first: isinstance with an ABC takes a microsecond, at each step of the envs.
     if type(obs) is np.ndarray or not isinstance(obs, Mapping) or ACTION_MASK not in obs:
         return None
     legal = np.asarray(obs[ACTION_MASK]).astype(np.bool_)
@@ -43,10 +44,10 @@ def legal_actions(
 
 
 def draw_legal(legal: NDArray[np.bool_], draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return one of the legal actions of each row, all equally probable.
+    """Return one legal action per row; all legal actions are equally probable.
 
     Args:
-        legal: bool[n, actions], at least one true a row.
+        legal: bool[n, actions], with at least one True in each row.
         draws: float64[n], uniform in [0, 1).
     """
     counts = legal.sum(1)
@@ -56,11 +57,12 @@ def draw_legal(legal: NDArray[np.bool_], draws: NDArray[np.float64]) -> NDArray[
 
 
 def nearest_legal(actions: Any, obs: Any) -> Any:
-    """Return actions, those that ``obs`` forbids replaced by the next legal ones.
+    """Return the actions, with each illegal action replaced by the next legal one.
 
     Args:
-        actions: One from 0, or an array of them.
-        obs: With an ``action_mask`` ``[*shape of the actions, actions]``, or none.
+        actions: An action, counted from 0, or an array of actions.
+        obs: The observations. Their ``action_mask`` has the shape of ``actions`` and one more
+            dimension, for the actions. Without a mask, all actions are legal.
     """
     if not isinstance(obs, Mapping) or ACTION_MASK not in obs:
         return actions

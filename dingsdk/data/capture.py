@@ -1,7 +1,8 @@
-"""State as plain data: what objects remember, in the values that containers store.
+"""Converts the state of objects to plain data, which containers can store, and back.
 
-``capture`` copies a value; random generators, deques and numpy's scalars become tagged dicts of
-one entry, such as ``{"@deque": ...}``. ``revive`` makes the value again, of the same types.
+``capture`` copies a value; random generators, deques and numpy scalars become dicts with one
+tagged entry, such as ``{"@deque": ...}``. ``revive`` converts the result back to a value of the
+same types.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _BIT_GENERATORS = {
 
 
 def capture(value: Any, path: str = "") -> Any:
-    """Return a copy of a value, as nested dicts, lists and tuples of numbers, text and arrays.
+    """Return a copy of a value as plain data: nested dicts, lists, tuples, numbers, text, arrays.
 
     Args:
-        value: Such a value; it may hold random generators, deques, sets, tensors and batches.
-        path: Where it stands, for the message.
+        value: Plain data; it may also contain random generators, deques, sets, tensors, batches.
+        path: Path of the value, for the message.
 
     Raises:
-        NotSavableError: there is something else in it; ``path`` names where.
+        NotSavableError: the value contains something else; ``path`` says where.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -69,7 +70,7 @@ def capture(value: Any, path: str = "") -> Any:
         return {"@generator": capture(value.bit_generator.state, path)}
     if kind is np.random.RandomState:
         state = value.get_state(legacy=False)
-        if state["bit_generator"] == "MT19937":  # numpy restores no other
+        if state["bit_generator"] == "MT19937":  # numpy cannot restore others
             return {"@random_state": capture(state, path)}
     if kind is random.Random:
         return {"@random": value.getstate()}
@@ -82,10 +83,10 @@ def capture(value: Any, path: str = "") -> Any:
 
 
 def revive(value: Any) -> Any:
-    """Return what ``capture`` was given.
+    """Return the value from which ``capture`` made this data.
 
     Raises:
-        CheckpointCorruptError: ``capture`` returns no such value.
+        CheckpointCorruptError: the data was not made by ``capture``.
     """
     if type(value) is dict:
         tag, content = next(iter(value.items())) if len(value) == 1 else ("", None)
@@ -132,24 +133,24 @@ _TAGGED: dict[str, Any] = {
 
 
 class Savable:
-    """Saves the attributes that ``saved`` names; a subclass adds parts by ``super()``."""
+    """Saves the attributes named in ``saved``; subclasses may extend the two methods."""
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """Attributes that decide what the object does next, all of them plain data."""
+    """Names of the attributes that make up the object's state; their values are plain data."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of what ``load_state_dict`` needs, as plain data.
+        """Return a copy of the state for ``load_state_dict``, as plain data.
 
         Raises:
-            NotSavableError: an attribute holds something that is no data.
+            NotSavableError: an attribute contains a value that ``capture`` does not support.
         """
         return {name: capture(getattr(self, name), name) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that ``state_dict`` returned.
+        """Restore a state that ``state_dict`` returned.
 
         Raises:
-            CheckpointCorruptError: it is another object's; nothing is changed.
+            CheckpointCorruptError: the state does not fit this object, which is not changed.
         """
         if missing := [name for name in self.saved if name not in state]:
             raise CheckpointCorruptError(

@@ -1,4 +1,4 @@
-"""Connections to a listening socket, with a thread for each."""
+"""Accepts connections to a listening socket, and serves each in a thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Generic, Protocol, TypeVar
 _log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
-"""Pause after a connection that could not be accepted, for want of descriptors."""
+"""Pause after a connection could not be accepted, for example without free descriptors."""
 
 
 class Peer(Protocol):
     """One connection."""
 
     def shut_down(self) -> None:
-        """End the calls of other threads that are in progress on it; it may be closed already."""
+        """End the calls of other threads that wait on the socket; it may be closed already."""
 
     def close(self) -> None:
         """Close the socket; idempotent."""
@@ -30,14 +30,14 @@ _Peer = TypeVar("_Peer", bound=Peer)
 
 
 class Connections(Generic[_Peer]):
-    """Accepts connections until it is closed, and serves each in a thread of its own.
+    """Accepts connections until it is closed, and serves each in its own thread.
 
     Args:
-        listener: A listening socket; taken over.
-        connect: Makes a peer of an accepted socket.
+        listener: A listening socket, which this object closes.
+        connect: Makes a peer from an accepted socket.
         serve: Called with each peer in its thread; the peer is closed when it returns.
-        most: Connections that may be open at once; further ones are closed.
-        name: Begins the names of the threads.
+        most: Largest number of open connections; further ones are closed at once.
+        name: Prefix of the names of the threads.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Connections(Generic[_Peer]):
         self._loop.start()
 
     def shut_down(self) -> None:
-        """Accept no more, and shut all peers down. Idempotent."""
+        """Stop accepting connections, and shut all peers down. Idempotent."""
         with self._lock:
             self._stop.set()
             peers = list(self._open)
-        # An accept in progress ends by a shutdown, and not when the listener is closed.
+        # A shutdown ends an accept in progress; closing the listener does not.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         for peer in peers:

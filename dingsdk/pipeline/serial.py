@@ -48,19 +48,19 @@ from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_o
 _log = logging.getLogger(__name__)
 
 _EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
-"""Fields of ``BufferStats``."""
+"""Fields of ``BufferStats`` that count evicted samples."""
 _VALIDATE_S = 5.0
-"""How often samples are accounted for, with ``system.validate_state``."""
+"""Interval of the checks of ``system.validate_state``."""
 
 
 @dataclass(slots=True)
 class Workers:
-    """What trains one player; a serial run is made of one or several."""
+    """The parts that train one player; a serial run has one player or several."""
 
     player_id: str
-    """Empty for the only one."""
+    """Empty if there is only one player."""
     player: str | None
-    """As in ``Evaluation``: None for the first one."""
+    """As in ``Evaluation``: None for the first player."""
     learner: Any
     collector: Any
     evaluator: Any
@@ -71,16 +71,16 @@ class Workers:
     on_policy: bool
     player_num: int
     updates_left: int = 0
-    """Of those that follow the last collect."""
+    """Updates for the last collect that are not yet made."""
     collected: int = 0
-    """Samples; of a buffer of episodes, episodes."""
+    """Collected samples; if the buffer holds episodes, collected episodes."""
     trained: int = 0
-    """How often samples were trained on in all."""
+    """Sum over all samples of how often each was trained on."""
     evicted_before: Counter[str] = field(default_factory=Counter)
-    """Samples that left the buffer of the run that this one goes on from, by reason."""
+    """In a resumed run, samples that left the buffer before the save, by reason."""
 
     def samples(self) -> SampleCounts:
-        """What became of the samples."""
+        """Count the samples that were collected, trained on, stored and evicted."""
         evicted, live = self.evicted_before.copy(), self.buffer.count()
         if self.on_policy:
             evicted["trained"] = self.collected
@@ -95,11 +95,11 @@ class Workers:
 
 @dataclass(slots=True)
 class Team:
-    """The players of a serial run, which take turns; most runs have one.
+    """The players of a serial run, which take turns; most runs have only one.
 
     Attributes:
-        members: Their parts, those of the first player first.
-        turn: Index of the one that collects and trains next.
+        members: The parts of each player, in order.
+        turn: Index of the player that collects and trains next.
     """
 
     members: list[Workers]
@@ -107,25 +107,25 @@ class Team:
 
     @property
     def current(self) -> Workers:
-        """The one whose turn it is."""
+        """The player whose turn it is."""
         return self.members[self.turn]
 
     def advance(self) -> None:
-        """Let the next one take its turn."""
+        """Give the turn to the next player."""
         self.turn = (self.turn + 1) % len(self.members)
 
     @property
     def env_steps(self) -> int:
-        """Env steps collected for all of them."""
+        """Env steps collected for all players."""
         return sum(int(each.collector.envstep) for each in self.members)
 
     @property
     def train_iter(self) -> int:
-        """Iterations of the one that is behind."""
+        """Iterations of the player with the fewest."""
         return min(int(each.learner.train_iter) for each in self.members)
 
     def samples(self) -> SampleCounts:
-        """What became of the samples of all."""
+        """Count the samples of all players."""
         return sum((each.samples() for each in self.members), SampleCounts())
 
 
@@ -133,7 +133,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
     """Train until the stop value, a limit or ``context.stop``.
 
     Raises:
-        DingError: a part failed; its own error passes through.
+        DingError: a part failed with this error.
     """
     with ExitStack() as stack:
         stack.enter_context(torch_threads(context.cfg.system.torch_threads))
@@ -160,7 +160,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
             if not context.stop.is_set():
                 for each in team.members:
                     try:
-                        # The cause may be in the weights.
+                        # The weights may help to find the cause.
                         each.learner.save_checkpoint(EXCEPTION)
                     except DingError:
                         _log.exception("could not save a checkpoint after the failure")
@@ -176,9 +176,10 @@ def serial_pipeline(context: RunContext) -> RunResult:
 
 @contextmanager
 def _breakable(context: RunContext, timeout_s: float | None = None) -> Iterator[bool]:
-    """Let a part that does not return in time after ``context.stop`` be broken off.
+    """In the block, allow to interrupt a part that does not return in time after ``context.stop``.
 
-    With ``timeout_s``, it is also broken off after that; yields whether it can be.
+    With ``timeout_s``, the part is also interrupted after that time. Yields whether a part can be
+    interrupted.
     """
     context.is_breakable = True
     try:
@@ -188,20 +189,20 @@ def _breakable(context: RunContext, timeout_s: float | None = None) -> Iterator[
 
 
 def _call_last_hooks(context: RunContext, learner: Any) -> None:
-    """Run the hooks after the run: as long as they take, unless the run was asked to stop."""
+    """Call the hooks after the run; their time is limited only if the run was interrupted."""
     try:
         with _breakable(context, deadline.CLOSE_S if context.stop.is_set() else None):
             learner.call_hook("after_run")
     except KeyboardInterrupt as error:
         who = part_of(error) or "a hook of policy.learn.learner"
         _log.warning("%s did not return in time from after_run; the run ends without it", who)
-        learner.save_checkpoint()  # that hook may come after it, or may have been it
+        learner.save_checkpoint()  # the hook that saves it may not have been called, or hung
 
 
 def _close(context: RunContext, path: str, close: Callable[[], object]) -> None:
-    """Close the part of a config section; it is left behind after ``CLOSE_S``."""
+    """Close the part of a config section; do not wait longer than ``CLOSE_S``."""
     try:
-        # In this thread, if that can be: some resources belong to the thread that made them.
+        # In this thread, if possible: some resources must be closed by the thread that made them.
         with _breakable(context, deadline.CLOSE_S) as is_limited:
             if is_limited:
                 close()
@@ -226,7 +227,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
         if workers.updates_left:
             if context.is_limit_reached(team.env_steps, team.train_iter):
                 return _end_at_limit(context, team, saver, "limit")
-            team.advance()  # it has trained out, and the others go on
+            team.advance()  # it has reached its limit; the other players continue
             continue
         saver.save_if_due()
         collect_kwargs = workers.commander.step()
@@ -244,7 +245,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
             continue
         samples = samples_of(collector, train_iter=learner.train_iter, policy_kwargs=collect_kwargs)
         if workers.player_num > 1:
-            samples = samples[0][0]  # those of the player that is trained
+            samples = samples[0][0]  # the samples of the player that is trained
         workers.collected += len(samples)
         if workers.on_policy:
             workers.trained += len(samples) * workers.update_per_collect
@@ -257,7 +258,7 @@ def _run(context: RunContext, team: Team, saver: RunSaver) -> Reason:
 
 
 def _update(context: RunContext, workers: Workers) -> None:
-    """Make the updates that are left, as many as the run's limit allows, unless it is to stop."""
+    """Make the updates that are left, until the run's limit is reached or the run has to stop."""
     learner, buffer = workers.learner, workers.buffer
     last_iter = context.cfg.policy.learn.learner.train_iterations
     while workers.updates_left and learner.train_iter < last_iter and not context.stop.is_set():
@@ -273,7 +274,7 @@ def _update(context: RunContext, workers: Workers) -> None:
 
 
 def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reason) -> Reason:
-    # Before the last evaluation, which a run with a later limit does not make.
+    # Before the last evaluation: a run that is resumed with a higher limit does not make it.
     saver.save()
     for each in team.members:
         if each.collected and not each.learner.train_iter:
@@ -286,14 +287,14 @@ def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reas
     is_reached = False
     for each in team.members:
         evaluations = context.recorder.of(each.player)
-        # Unless that was just done.
+        # Evaluate, unless the newest policy was already evaluated.
         if not evaluations or evaluations[-1].train_iter != each.learner.train_iter:
             is_reached |= _evaluate(context, each)
     return "stop_value" if is_reached else reason
 
 
 def _evaluate(context: RunContext, workers: Workers) -> bool:
-    """Evaluate a player; return whether that ends the run, as only the first one can."""
+    """Evaluate a player; return whether the run ends, which only the first player can cause."""
     train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
     save = workers.learner.save_checkpoint
     is_reached, info = evaluation_of(workers.evaluator, save, train_iter, envstep)
@@ -319,7 +320,7 @@ def _status(context: RunContext, team: Team) -> RunStatus:
 
 
 def _build(context: RunContext, stack: ExitStack) -> Team:
-    """Build every part of every player; ``stack`` closes them, the last one first."""
+    """Build all parts of all players; ``stack`` closes them in reverse order."""
     first = _build_player(context, context.cfg, None, stack)
     members, others = [first], list(getattr(first.commander, "other_players", ()))
     for player in others:
@@ -373,7 +374,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     stack.callback(_close, context, "policy.eval.evaluator", evaluator.close)
     buffer_cfg = _seeded(policy_cfg.other.replay_buffer, cfg.seed, "buffer")
     if context.resumed is not None and "storage" in buffer_cfg:
-        # What is there is of this run, and its save replaces it.
+        # Existing rows are of this run; the rows of the save replace them.
         buffer_cfg.storage = reopening_storage(buffer_cfg.storage)
     buffer = create_buffer(buffer_cfg, tb_logger=tb_logger, exp_name=exp_name)
     stack.callback(_close, context, "policy.other.replay_buffer", buffer.close)
@@ -402,13 +403,13 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
 
 
 class _Opponent(CollectMode):
-    """The mode of a player that is not trained."""
+    """The collect mode of a player that is not trained."""
 
     collect_data = False
 
 
 def _players(policy: Policy, cfg: Any, count: int) -> list[CollectMode]:
-    """Return the modes of all players of an env; the first one's is trained."""
+    """Return the collect modes of all players of an env; only the first player is trained."""
     modes = [policy.collect_mode]
     for index in range(1, count):
         seed = derive_seed(cfg.seed, "player", index)
@@ -418,7 +419,7 @@ def _players(policy: Policy, cfg: Any, count: int) -> list[CollectMode]:
 
 
 def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
-    """Build a manager of envs, not launched yet; ``role`` is a branch of the seed tree."""
+    """Build a manager of envs, not launched yet; their seeds are derived from ``role``."""
     env = {**cfg.env, "eval_opponent": None if role == "collector" else cfg.env.eval_opponents[-1]}
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
@@ -426,13 +427,13 @@ def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
 
 
 def make_eval_envs(cfg: Any, role: str, count: int) -> EnvManager | None:
-    """Build the envs of an evaluator, not launched yet; None for one that plays no episodes."""
+    """Build the envs of an evaluator, not launched yet; None if it plays no episodes."""
     plays = getattr(get_serial_evaluator_cls(cfg.policy.eval.evaluator), "plays", True)
     return _make_env_manager(cfg, role, count) if plays else None
 
 
 def _seeded(section: Mapping[str, Any], seed: int, role: str) -> EasyDict:
-    """Fill the section's ``seed`` where it is None; a stated one is kept."""
+    """Return the section with a derived ``seed`` if that is None; keep a given seed."""
     if section.get("seed", 0) is not None:
         return to_easydict(section)
     return to_easydict({**section, "seed": derive_seed(seed, role)})

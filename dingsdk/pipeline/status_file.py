@@ -1,8 +1,9 @@
-"""Files in the run folder that say how a run is doing, for programs beside it.
+"""Writes the status of a run to files in the run folder, for other programs.
 
 ``status.json`` is written every ``INTERVAL_S``, more often in the first seconds, and once at the
-end; readers see the old content or the new. ``progress.jsonl`` gets a line of it for curves, later
-only after a ``1 / LINES``-th of the run's time.
+end. It is replaced in one step, so readers never see a partial file. Some values of it are also
+appended to ``progress.jsonl`` as a line, for curves; the interval of these lines is at least
+``1 / LINES`` of the run's time.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from dingsdk.plugins import ask
 INTERVAL_S = 2.0
 """Longest time between two writes of a run's status."""
 FIRST_INTERVAL_S = 0.25
-"""Shortest time between two writes of a run's status, as at its start."""
+"""Shortest time between two writes of a run's status, used at its start."""
 LINES = 500
-"""Lines of a run's progress file: their distance grows with the run."""
+"""A line of the progress file is due after this fraction (1 / LINES) of the run's time."""
 STATUS_FORMAT = 1
 """Version of the file that holds a run's status."""
 CURVES = (
@@ -47,17 +48,19 @@ CURVES = (
     "exploration",
     "columns",
 )
-"""What a line of ``progress.jsonl`` has of the status."""
+"""The fields of the status that are in a line of ``progress.jsonl``."""
 _log = logging.getLogger(__name__)
 
 
 class StatusFile:
-    """Writes the status of a run, from a thread of its own that ``__exit__`` joins.
+    """Writes the status of a run, from a thread that ``__exit__`` joins.
 
-    A file that cannot be written is named once in the log; the run goes on.
+    If a file cannot be written, a warning is logged once, and the run continues.
 
     Args:
-        clock: Seconds since 1970.
+        context: The run.
+        mode: The mode of the run.
+        clock: Returns the seconds since 1970.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class StatusFile:
         self._rates = RunRates()
         self._line_at_s = -math.inf
         self.reason: str | None = None
-        """How the run ended; None while it goes on."""
+        """How the run ended; None while it is running."""
 
     def __enter__(self) -> StatusFile:
         self._thread.start()
@@ -128,7 +131,7 @@ class StatusFile:
         self._line_at_s = elapsed_s
 
     def _run(self) -> None:
-        # The first seconds are those that somebody looks at: a twentieth of the time so far.
+        # People watch the first seconds: the interval is a twentieth of the elapsed time.
         recorder = self._context.recorder
         while not self._done.wait(min(INTERVAL_S, max(FIRST_INTERVAL_S, recorder.elapsed_s / 20))):
             if self._context.has_begun:
@@ -136,16 +139,16 @@ class StatusFile:
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of plugins as JSON can hold them."""
+    """Return the columns of plugins in a form that JSON can store."""
     kept = (bool, int, float, str, type(None))
     return {name: each if isinstance(each, kept) else str(each) for name, each in columns.items()}
 
 
 def read_status(run: Path) -> dict[str, Any]:
-    """Return what a run, under way or over, wrote last.
+    """Return the newest status of a run, which may be running or have ended.
 
     Raises:
-        RunFolderError: the folder holds no status, or one of another format.
+        RunFolderError: the folder has no status, or a status in another format.
     """
     path = run / STATUS_NAME
     try:

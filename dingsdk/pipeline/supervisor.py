@@ -1,8 +1,8 @@
-"""A parallel run whose coordinator is a process of its own, which may die.
+"""Runs the coordinator of a parallel run in a process of its own, and restarts it if it dies.
 
-The process that was asked to train trains nothing: it starts the coordinator and the workers, and
-starts each again that dies. A coordinator goes on from its journal, at the address of the one
-before, and the workers that live join it with the work that they have.
+The process that called ``train`` is the supervisor: it starts the coordinator and the workers, and
+restarts those that die. A new coordinator continues from the journal, at the address of the
+previous one. Workers that are still running join it again and keep their tasks.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from dingsdk.worker.comm.transport import Transport
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-"""Longest wait for a message of the coordinator between two looks at the workers."""
+"""Longest wait for a message of the coordinator between two checks of the workers."""
 NO_ROOM_PAUSE_S = 1.0
-"""Pause before a file that found no room on the disk is written again."""
+"""Pause before the coordinator is started again after its storage was full."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
-"""How long the coordinator, then the workers may take to end."""
+"""How long the coordinator, then the workers may take to end, in seconds."""
 
 
 class Supervisor:
-    """Starts the processes of one run, and sees it to its end.
+    """Starts the processes of one run, and watches them until the run ends.
 
     Attributes:
-        workers: Those that the coordinator knows, as far as it told.
+        workers: Ids of the workers that have joined, from the newest message of the coordinator.
     """
 
     def __init__(self, context: RunContext, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,7 +89,7 @@ class Supervisor:
         self._over: Over | None = None
 
     def run(self) -> RunResult:
-        """Train; errors as ``parallel_pipeline``."""
+        """Train; raises the same errors as ``parallel_pipeline``."""
         context = self._context
         context.status = lambda: self._status
         try:
@@ -115,7 +115,7 @@ class Supervisor:
         self._send(Lose(worker_id, reason))
 
     def _look(self) -> None:
-        """Take what the coordinator says, and see that all processes live."""
+        """Handle the messages of the coordinator, and restart processes that died."""
         context, coordinator = self._context, self._coordinator
         assert coordinator is not None
         for message in coordinator.received(POLL_S):
@@ -133,7 +133,7 @@ class Supervisor:
                 self._send(End(reason))
 
     def _stop(self, coordinator: LinkedProcess) -> None:
-        """End the run as interrupted, by the coordinator where it still can in time."""
+        """End the run as interrupted: by the coordinator if it answers in time, else directly."""
         now = self._clock()
         if self._stopped_at is None:
             self._stopped_at = now
@@ -163,7 +163,7 @@ class Supervisor:
             self._fail(self._error_of(message))
 
     def _fail(self, error: DingError) -> None:
-        """End the run, unless another coordinator found no room to go on from the journal."""
+        """Raise the error, or start the coordinator again if its storage was full on a restart."""
         now = self._clock()
         has_room = self._is_open or not isinstance(error, StorageFullError)
         since = self._no_room_since = now if self._no_room_since is None else self._no_room_since
@@ -187,7 +187,7 @@ class Supervisor:
         if message.address == self._address:
             return
         if self._address:
-            self._workers.close(INTERRUPTED_CLOSE_S[1])  # they cannot find the new address
+            self._workers.close(INTERRUPTED_CLOSE_S[1])  # they do not know the new address
         if self._address or self._workers is None:
             self._make_workers()
         self._address = message.address
@@ -213,7 +213,7 @@ class Supervisor:
         self._coordinator = LinkedProcess(coordinator_main, spec, "coordinator")
 
     def _restart(self, code: int) -> None:
-        """Start another coordinator in place of a dead one, or end the run."""
+        """Start a new coordinator after the old one died, or end the run."""
         assert self._coordinator is not None
         self._coordinator.end(KILL_S)
         reason = how_it_ended(code)
@@ -245,14 +245,14 @@ class Supervisor:
         coordinator, self._coordinator = self._coordinator, None
         code: int | None = 0
         if coordinator is not None:
-            if self._stopped_at is not None:  # it has ended, or it had its time
+            if self._stopped_at is not None:  # it has ended, or `_stop` waited long enough
                 coordinator_s = KILL_S if context.has_begun else 0.0
             code = coordinator.end(coordinator_s)
         if self._workers is not None:
             self._workers.close(workers_s)
         take_crash_report(self._crash_file)  # a file with a report stays
         if not context.has_begun and context.resumed is None:
-            # What a coordinator left that was ended before it began.
+            # The coordinator was ended before the run began, and may have left a journal.
             with Folder(context.run_dir) as folder:
                 folder.remove_tree(JOURNAL_FOLDER)
             self._leave_data()
@@ -263,7 +263,7 @@ class Supervisor:
         remove_served(context.run_dir)
 
     def _leave_data(self) -> None:
-        """Do with the run's data what a coordinator that was killed did not live to do."""
+        """Keep or remove the run's data, after a coordinator that was killed before it did so."""
         with suppress(DingError):
             transport = make_transport(self._cfg, self._context.run_dir)
             transport.close()
@@ -286,5 +286,5 @@ class Supervisor:
 
 
 def supervised_pipeline(context: RunContext) -> RunResult:
-    """As ``parallel_pipeline``, the coordinator in a process that is started again if it dies."""
+    """Do what ``parallel_pipeline`` does, with the coordinator in a process that is supervised."""
     return Supervisor(context).run()

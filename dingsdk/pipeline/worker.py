@@ -1,4 +1,4 @@
-"""Workers of a parallel run: which a run has, one in this process, and all as threads of it."""
+"""Workers of a parallel run: lists them, runs one in this process, or all as its threads."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from dingsdk.worker.learner.remote_ranks import RankPlace, RemoteRanks
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-"""Longest wait between two looks at whether a worker is to stop."""
+"""Interval at which a worker checks whether it has to stop."""
 LEAST_WORK_S = 20.0
-"""How long a worker works at least before it leaves in the middle of a task, over its limit."""
+"""Shortest time of work before a worker above its memory limit may leave during a task."""
 LOOK_S = 5.0
-"""How often a worker looks at the memory that it takes."""
+"""Interval at which a worker measures its memory."""
 SETTLED_S = 60.0
-"""How long a worker imports and builds what it keeps; growth is measured from then on."""
+"""Time that a worker needs to import and build its parts; growth is measured from then on."""
 GROWTH, GROWTH_BYTES = 2.0, 256 << 20
-"""A worker that grew by both is named: by this factor, and by so many bytes."""
+"""A warning is logged if a worker's memory grew by this factor and by this many bytes."""
 STALL_LIMIT_S = 60.0
-"""How long one job may keep all others of a cooperative transport waiting."""
+"""How long one job of a cooperative transport may make all others wait."""
 
 
 def make_transport(cfg: Any, run_dir: Path) -> Transport:
-    """Return the transport of this process, as section ``system.transport`` names it."""
+    """Create the transport that section ``system.transport`` names, for this process."""
     transport: Transport = default_manager().create(
         "transports", cfg.system.transport, run_dir, config_path="system.transport"
     )
@@ -48,7 +48,7 @@ def make_transport(cfg: Any, run_dir: Path) -> Transport:
 
 
 def worker_ids(cfg: Any) -> list[tuple[str, str]]:
-    """Return role and id of every worker that a run starts by itself; learners first."""
+    """Return role and id of every worker that a run starts; learners first."""
     return [
         (name, f"{name}-{index}")
         for name, role in create_roles(cfg).items()
@@ -59,11 +59,15 @@ def worker_ids(cfg: Any) -> list[tuple[str, str]]:
 def place_of(
     transport_cls: type[Transport], section: Mapping[str, Any], *, is_elsewhere: bool = False
 ) -> Place:
-    """Return where the workers run: what the config says, else the transport's first choice.
+    """Return where the workers run: as the config says, else the first place of the transport.
+
+    Args:
+        transport_cls: The class of the transport.
+        section: Section ``system.transport``.
+        is_elsewhere: Whether the user starts the workers, as processes.
 
     Raises:
-        ConfigError: the transport does not reach workers there, or none that the user starts as
-            processes elsewhere (``is_elsewhere``).
+        ConfigError: the transport cannot reach workers in that place.
     """
     places = transport_cls.places
     asked = "processes" if is_elsewhere else section.get("workers") or places[0]
@@ -83,7 +87,7 @@ def has_processes(cfg: Any, mode: str) -> bool:
 
 
 def imports_script(cfg: Any) -> bool:
-    """Whether the worker processes of a run import its script, as those of a cluster do not."""
+    """Whether the worker processes of a run import its script; those of a cluster do not."""
     return not transport_class(cfg).starts_workers
 
 
@@ -115,24 +119,24 @@ def run_worker(
     on_joined: Callable[[], None] | None = None,
     place: RankPlace | None = None,
 ) -> bool:
-    """Serve a coordinator as one worker until ``stop`` or until the coordinator ends the run.
+    """Run one worker until ``stop`` is set or the coordinator ends the run.
 
-    A stopped worker leaves at once and says so; a learner saves its checkpoint first. One whose
-    process takes more memory than ``system.worker_memory_limit`` leaves between two tasks, or in
-    the middle of one where another worker goes on from there.
+    When ``stop`` is set, the worker tells the coordinator and leaves at once; a learner saves its
+    checkpoint first. A worker whose memory exceeds ``system.worker_memory_limit`` leaves between
+    two tasks. It leaves during a task if another worker can continue that task.
 
     Args:
         run_dir: Folder for logs, checkpoints and files of the transport; all workers share it.
-        on_joined: Called once the coordinator knows it.
-        place: Of a learner that somebody has started with others; all but the first of them do
-            not join the coordinator, and train with the first.
+        on_joined: Called once the worker has joined the coordinator.
+        place: Rank and address, if the user started several learners that train together. Only
+            the learner of rank 0 joins the coordinator; the others train with it.
 
     Returns:
-        Whether it left because of its memory, and should be started again.
+        Whether the worker left because of its memory, and should be started again.
 
     Raises:
-        WorkerLostError: the coordinator cannot be reached, or gave it up for good.
-        DingError: it cannot be built.
+        WorkerLostError: the coordinator cannot be reached, or gave the worker up for good.
+        DingError: the worker cannot be built.
     """
     manager = default_manager()
     manager.configure(cfg)
@@ -150,7 +154,7 @@ def run_worker(
         if place is not None:
             worker.remote_ranks = stack.enter_context(closing(RemoteRanks(place)))
         stack.callback(worker.close)
-        # Beside this thread, because it waits for the coordinator and a stop must end that.
+        # In another job: it waits for the coordinator, and this thread has to check `stop`.
         joining = transport.scheduler.spawn(lambda: worker.start(address), f"{worker_id}-joining")
         while not joining.join(POLL_S):
             if stop.is_set():
@@ -177,7 +181,7 @@ def run_worker(
 
 
 class MemoryWatch:
-    """Watches the process that it is made in, and its children, in bytes of memory."""
+    """Measures the memory of the current process and its children, and warns if it grows."""
 
     def __init__(
         self,
@@ -195,7 +199,7 @@ class MemoryWatch:
         self._is_over = False
 
     def is_over_limit(self) -> bool:
-        """Whether the process takes more than the limit; looks every few seconds only."""
+        """Whether the memory is above the limit; it is measured only every ``LOOK_S`` seconds."""
         now = self._clock()
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
@@ -222,12 +226,12 @@ class MemoryWatch:
 
 
 def resident_bytes() -> int:
-    """Return what this process and its children have in memory; 0 where no ``/proc`` tells it."""
+    """Return the resident bytes of this process and its children; 0 if there is no ``/proc``."""
     page = os.sysconf("SC_PAGE_SIZE")
     total, rest = 0, [os.getpid()]
     while rest:
         process = Path("/proc", str(rest.pop()))
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             total += int((process / "statm").read_text().split()[1]) * page
             for children in process.glob("task/*/children"):
                 rest += map(int, children.read_text().split())
@@ -235,19 +239,23 @@ def resident_bytes() -> int:
 
 
 class WorkerGroup:
-    """The workers of one run; these are started and watched by others, here or elsewhere."""
+    """The workers of one run; this base does nothing, for workers that the user starts."""
 
     def start(self, address: str) -> None:
-        """Start all workers; they dial ``address``."""
+        """Start all workers; they connect to ``address``."""
 
     def poll(self) -> None:
-        """Watch them, several times a second; raises DingError where the run cannot go on."""
+        """Check the workers; called several times per second.
+
+        Raises:
+            DingError: the run cannot continue.
+        """
 
     def close(self, timeout_s: float) -> None:
-        """End all, by force those that have not ended in time; idempotent."""
+        """End all workers; kill those that do not end in time. Idempotent."""
 
     def crash_report(self, worker_id: str) -> str:
-        """Return the crash output of a dead worker, ``""`` without one."""
+        """Return the crash report of a dead worker, ``""`` if there is none."""
         return ""
 
 
@@ -267,7 +275,7 @@ class ThreadWorkers(WorkerGroup):
 
     def poll(self) -> None:
         for worker in self._workers:
-            # A lost worker is the coordinator's to judge; this one's transport does not work.
+            # The coordinator handles lost workers; any other failure ends the run.
             if worker.failure is not None and not isinstance(worker.failure, WorkerLostError):
                 raise worker.failure
         stalled = self._transport.scheduler.stalled_job(STALL_LIMIT_S)
@@ -280,7 +288,7 @@ class ThreadWorkers(WorkerGroup):
             )
 
     def close(self, timeout_s: float) -> None:
-        # Side by side: where one job keeps all others waiting, each close takes its full time.
+        # All at the same time: if one job blocks all others, each close takes its full timeout.
         closers = [
             threading.Thread(target=worker.close, name="close", daemon=True)
             for worker in self._workers
@@ -291,7 +299,7 @@ class ThreadWorkers(WorkerGroup):
             closer.start()
         for closer in closers:
             while closer.is_alive() and time.monotonic() < deadline:
-                # It may have had the time before: its tasks were told to end first.
+                # A blocked job may have used its time already: tasks are ended before workers.
                 stalled = self._transport.scheduler.stalled_job(timeout_s)
                 if stalled is not None:
                     text = "this job does not end, and no other could save anything meanwhile: %s"

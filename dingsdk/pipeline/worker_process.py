@@ -1,6 +1,6 @@
 """The main function of a worker process; started by ``ProcessWorkers``.
 
-It imports nothing heavy before it can report what goes wrong with that.
+Large modules are imported inside functions, so that errors of their import can be reported.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
 HANDLED = {signal.SIGINT, signal.SIGTERM}
 ADDRESS = b"address "
-"""How a message begins that says whom to join."""
+"""Prefix of the message that contains the coordinator's address."""
 _MESSAGE_BYTES = 4096
-"""Largest message to a worker from the process that started it."""
+"""Largest message to a worker from its parent process."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker process is told. All plain data.
+    """The arguments of a worker process, as plain data.
 
     Attributes:
-        cfg: The config as workers get it.
-        address: The coordinator's; empty where the worker is told once there is one.
-        crash_file: Where the interpreter writes its stacks when it crashes.
+        cfg: The config for workers.
+        address: Address of the coordinator; if empty, the worker gets it later over the link.
+        crash_file: File to which the interpreter writes its stacks if it crashes.
         snapshot: The types that were registered in the parent.
     """
 
@@ -56,9 +56,9 @@ class WorkerSpec:
 
 
 def worker_main(spec: WorkerSpec, link: Connection) -> None:
-    """Run the worker until the parent says stop, or is gone; never returns.
+    """Run the worker until the parent tells it to stop or has ended; never returns.
 
-    The link brings the address, where the spec has none, and one message to stop.
+    The parent sends the address over the link, if the spec has none, and later a message to stop.
     """
     leave(_run(spec, link))
 
@@ -66,8 +66,8 @@ def worker_main(spec: WorkerSpec, link: Connection) -> None:
 def leave(exit_code: int) -> NoReturn:
     """End this process without the teardown of the interpreter.
 
-    torch's takes 0.5 s, and more where many end at once (2026-11), which is waited for after
-    Ctrl-C.
+    The teardown of torch takes 0.5 s, or more if many processes end at once (2026-11), and the user
+    would wait for it after Ctrl-C.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -77,7 +77,7 @@ def leave(exit_code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def crashes_recorded(path: Path) -> Iterator[None]:
-    """Have the interpreter write its stacks to a file where it crashes; files are private."""
+    """In the block, write the interpreter's stacks to a file if it crashes; set a private umask."""
     os.umask(0o077)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -98,7 +98,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
         stop.set()
         addresses.put("")
 
-    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
+    # Ctrl-C reaches the whole process group, but only the parent reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: end())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
@@ -108,7 +108,7 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
     watch.start()
 
     def tell(message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the parent has ended
             link.send_bytes(json.dumps(message).encode())
 
     return work(spec, stop, tell, is_at_work.set, addresses.get)
@@ -121,18 +121,18 @@ def work(
     on_imported: Callable[[], None] = lambda: None,
     find_address: Callable[[], str] | None = None,
 ) -> int:
-    """Be a worker of a run until ``stop``, in a process that is the worker's alone.
+    """Run a worker until ``stop`` is set, in a process that runs nothing else.
 
     Args:
-        spec: What it is told.
-        stop: Set by the caller when the worker is to leave.
+        spec: The arguments of the worker.
+        stop: Set by the caller when the worker has to leave.
         tell: Called with ``{"event": "joined"}`` and ``{"event": "failed", ...}``.
-        on_imported: Called once all is imported; from then on the worker looks at ``stop``.
-        find_address: Waits for the coordinator's address, and returns it; empty where the worker is
-            to leave. None: the spec has it.
+        on_imported: Called once all is imported; from then on the worker checks ``stop``.
+        find_address: Waits for the coordinator's address and returns it, or ``""`` if the worker
+            has to leave. None if the spec contains the address.
 
     Returns:
-        The exit code of such a process.
+        The exit code for the process.
     """
     try:
         with crashes_recorded(spec.crash_file):
@@ -171,12 +171,12 @@ def _obey(
     end: Callable[[], None],
     is_at_work: threading.Event,
 ) -> None:
-    with contextlib.suppress(EOFError, OSError):  # the parent is dead: that says stop as well
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended: stop, too
         while (message := link.recv_bytes(_MESSAGE_BYTES)).startswith(ADDRESS):
             take_address(message.removeprefix(ADDRESS).decode())
     end()
     if not is_at_work.is_set():
-        # Imports may take longer than `LEAVE_S` on a busy machine, and leave nothing to end.
+        # During imports there is nothing to clean up, and they may take longer than `LEAVE_S`.
         os._exit(0)
     # A job that does not end must not outlive the run.
     threading.Event().wait(LEAVE_S)
