@@ -1,4 +1,4 @@
-"""The command ``dingsdk``: one module a command, loaded when it is typed."""
+"""The command ``dingsdk``. Each of its commands is a module, which is loaded when it is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: done. 1: failed. 2: a mistake in the command, the config or a file. 130 and 143:
+    0: success. 1: failure. 2: a mistake in the command, the config or a file. 130 and 143:
     stopped by Ctrl-C or SIGTERM.
     """
     try:
@@ -25,5 +25,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             # The process ends now; a late Ctrl-C must not print a traceback.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            # With torch loaded the interpreter's last collections take half a second, for nothing.
+            # With torch loaded, the last garbage collections take half a second; skip them.
             gc.freeze()

@@ -1,8 +1,8 @@
-"""What TAB proposes: commands and options by click, and examples, types and config keys.
+"""Shell completion: click completes commands and options, this module examples, types and keys.
 
-The options that several commands have stand here too, with what is proposed for them.
+Options that several commands share are also defined here, with their completions.
 
-To turn it on::
+To turn completion on::
 
     eval "$(_DINGSDK_COMPLETE=bash_source dingsdk)"    # bash; zsh_source for zsh
     _DINGSDK_COMPLETE=fish_source dingsdk | source     # fish
@@ -26,13 +26,13 @@ from click.shell_completion import (
 from dingsdk.plugins import default_manager
 
 VARIABLE = "_DINGSDK_COMPLETE"
-"""Environment variable by which a shell asks for completions, or for its script."""
+"""Environment variable that a shell sets to ask for completions, or for its script."""
 
 
 def complete(root: click.Command, instruction: str) -> int:
     """Answer the shell; ``instruction`` is the value of ``VARIABLE``. Return the exit code.
 
-    A failure prints nothing: the user is in the middle of typing a command.
+    A failure prints nothing, because the user is typing a command.
     """
     logging.disable()
     add_completion_class(_Bash)
@@ -49,7 +49,7 @@ def complete_config(
     from dingsdk.config import EXAMPLES_DIR
 
     examples = sorted(path.stem for path in EXAMPLES_DIR.glob("*.yaml"))
-    # Files first: click's script for bash forgets what stands before them.
+    # Files first: click's script for bash drops the items before them.
     files = CompletionItem(incomplete, type="file")
     return [files, *(CompletionItem(name) for name in examples if name.startswith(incomplete))]
 
@@ -64,7 +64,7 @@ def complete_transport(
 def complete_set(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Propose the keys of the config that is named on the command line, and types after ``=``."""
+    """Propose the keys of the config on the command line, and types after ``=``."""
     from dingsdk.config.plain import flatten
     from dingsdk.pipeline.sections import part_kinds
 
@@ -73,7 +73,7 @@ def complete_set(
         kind = part_kinds().get(key.removesuffix(".type")) if key.endswith(".type") else None
         names = _types(kind, value) if kind else []
         return [CompletionItem(f"{key}={name}") for name in names]
-    # After an option that still lacks its value, click leaves CONFIG among the rest.
+    # If an option before it has no value yet, click leaves CONFIG in the remaining arguments.
     config = ctx.params.get("config") or next(iter(ctx.args), "")
     found = flatten(_compiled(config, ctx.params.get("transport")))
     return [
@@ -125,7 +125,7 @@ def read_kwargs(text: str) -> dict[str, Any]:
     """Return the value of ``--kwargs``.
 
     Raises:
-        ConfigError: it is no mapping.
+        ConfigError: the value is not a mapping.
     """
     from dingsdk.config import apply_set
     from dingsdk.errors import wrong_type
@@ -137,7 +137,7 @@ def read_kwargs(text: str) -> dict[str, Any]:
 
 
 def given_of(context: click.Context, names: Iterable[str]) -> str | None:
-    """Return the first of these arguments and options that was typed, None for none."""
+    """Return the first of these arguments and options that the user typed, or None."""
     typed = ParameterSource.COMMANDLINE
     return next((name for name in names if context.get_parameter_source(name) == typed), None)
 
@@ -147,19 +147,19 @@ def _types(kind: str, incomplete: str) -> list[str]:
 
 
 def _compiled(config: str, transport: str | None) -> Mapping[str, Any]:
-    """Return the compiled config, or a shipped example where it cannot be compiled."""
+    """Return the compiled config, or that of a shipped example if it cannot be compiled."""
     from dingsdk.errors import DingError
     from dingsdk.pipeline.train import compile_run
 
     try:
         cfg: Mapping[str, Any] = compile_run(config, "parallel", transport)
-    except DingError:  # not typed yet, or wrong as it stands
+    except DingError:  # CONFIG is not typed yet, or has an error
         cfg = compile_run("cartpole-dqn", "parallel")
     return cfg
 
 
 class _Bash(BashComplete):
-    """Adds to click's class that bash takes ``=`` and ``:`` for words of their own."""
+    """Extends click's class: bash treats ``=`` and ``:`` as separate words."""
 
     source_template = BashComplete.source_template.replace(
         "COMPREPLY+=($value)",

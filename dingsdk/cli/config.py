@@ -1,4 +1,4 @@
-"""``dingsdk config``: what configs may hold, and what one config is when it is complete."""
+"""``dingsdk config``: shows complete configs, compares and checks them, prints their schema."""
 
 from __future__ import annotations
 

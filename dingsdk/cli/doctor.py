@@ -27,7 +27,7 @@ State = Literal["pass", "warn", "fail"]
 TESTED = ((3, 11), (3, 14))
 """The first and the last version of Python that the tests run on."""
 SPAWN_TIMEOUT_S = 60.0
-"""How long a new process may take to answer ``doctor``."""
+"""How long the new process that ``doctor`` starts may take to answer."""
 _LEAST_SHARED_BYTES = 64 << 20
 """Free shared memory below which ``doctor`` warns."""
 _LEAST_FREE_BYTES = 1 << 30
@@ -35,11 +35,13 @@ _LEAST_FREE_BYTES = 1 << 30
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         state: ``warn``: it works, but not as well as it could; ``fail``: it does not work.
-        fix: What to do; empty where nothing is wrong.
+        what: The thing that was checked.
+        detail: The result, as text.
+        fix: What the user can do; empty if nothing is wrong.
     """
 
     state: State
@@ -49,7 +51,7 @@ class Finding(NamedTuple):
 
 
 def findings() -> Iterator[Finding]:
-    """Look at the installation and the machine; plugins are imported."""
+    """Check the installation and the machine; imports all plugins."""
     yield _python()
     yield from _packages()
     foreign = version_of(FOREIGN_DISTRIBUTION)
@@ -79,7 +81,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Compare what is installed with what our distribution asks for."""
+    """Compare the installed packages with the requirements of our distribution."""
     version = version_of(OWN_DISTRIBUTION)
     if version is None:
         fix = "install dingsdk: a folder on sys.path has no metadata"
@@ -88,7 +90,7 @@ def _packages() -> Iterator[Finding]:
     yield Finding("pass", OWN_DISTRIBUTION, version)
     for requirement in metadata.requires(OWN_DISTRIBUTION) or ():
         needed = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement.strip())
-        if needed is None:  # of an extra
+        if needed is None:  # a requirement of an extra
             continue
         name, least = needed.groups()
         found = version_of(name)
@@ -103,7 +105,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 class _Poor(Exception):  # noqa: N818 - a warning
-    """It works, but not as well as it could; the text says what was found."""
+    """The check passed with a warning; the text says why."""
 
 
 def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
@@ -112,7 +114,7 @@ def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
     except _Poor as error:
         return Finding("warn", what, str(error), fix)
     except Exception as error:
-        # Whatever it is: the other findings are wanted.
+        # Any error is a finding; the other checks must still run.
         return Finding("fail", what, f"{type(error).__name__}: {error}", fix)
 
 

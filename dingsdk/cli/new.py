@@ -13,7 +13,7 @@ from dingsdk.plugins.templates import TEMPLATES, new_plugin
 def complete_template(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Propose the kinds of plugins, with what each is."""
+    """Propose the kinds of plugins, each with its summary."""
     return [
         CompletionItem(kind, help=template.summary)
         for kind, template in TEMPLATES.items()

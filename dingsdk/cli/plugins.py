@@ -47,7 +47,10 @@ def plugins(kind: str | None, is_check: bool, as_json: bool) -> None:
 
 
 def _imported(row: PluginInfo) -> PluginInfo:
-    """Return the row after an attempt to import it; rows that a run could not use stay."""
+    """Try to import the plugin of a row; return the row with its new state.
+
+    Rows whose state says that a run could not use them are returned unchanged.
+    """
     if row.state not in ("available", "loaded", "broken"):
         return row
     try:
@@ -58,7 +61,7 @@ def _imported(row: PluginInfo) -> PluginInfo:
 
 
 def import_plugin(row: PluginInfo) -> None:
-    """Import what a row names, or raise what is wrong with it."""
+    """Import the plugin of a row; raises an error if that fails."""
     if row.kind in KINDS:
         default_manager().get(row.kind, row.type_key)
     else:

@@ -1,4 +1,4 @@
-"""``dingsdk replay-server``: one replay buffer for several learners, collectors and runs."""
+"""``dingsdk replay-server``: serves a replay buffer to several learners, collectors and runs."""
 
 from __future__ import annotations
 

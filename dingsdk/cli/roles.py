@@ -1,4 +1,4 @@
-"""``dingsdk coordinator``, and ``dingsdk <role>`` for each role: runs over several hosts."""
+"""``dingsdk coordinator``, and ``dingsdk <role>`` for each role: for runs on several hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def _of_the_run(command: CommandT) -> CommandT:
-    """Add the options that every role of a run has, with the same values for each."""
+    """Add the options that all roles have; all roles of a run need the same values."""
     config = click.option(
         "--config",
         required=True,
@@ -111,7 +111,7 @@ def coordinator(
 
 
 class WorkerCommand(click.Command):
-    """The command of a role. Its help is the role's docstring, which takes seconds to import."""
+    """The command of a role. Its help is the docstring of the role, which is imported only then."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.help = inspect.getdoc(default_manager().get("roles", str(self.name)))
@@ -138,7 +138,7 @@ def work(
     address: str,
     worker_id: str | None,
 ) -> int:
-    """Be one worker of a role until the run ends or a signal comes; return the exit code."""
+    """Run one worker of a role until the run ends or a signal arrives; return the exit code."""
     from dingsdk.data.files import check_id
     from dingsdk.errors import ProtocolError
     from dingsdk.pipeline.parallel import worker_config
@@ -178,7 +178,7 @@ def work(
 
 
 def _rank_place(cfg: Any) -> RankPlace | None:
-    """Return the place of a learner among several that were started by torchrun, or by hand."""
+    """Return the rank and address of a learner that torchrun or the user started with others."""
     from dingsdk.worker.learner.remote_ranks import RankPlace
 
     place = RankPlace.of(os.environ)

@@ -1,4 +1,4 @@
-"""The program: the commands of the registry kinds ``commands`` and ``roles``, and how they end."""
+"""The program: runs the commands of the kinds ``commands`` and ``roles``, and reports errors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ INTERRUPTED = 130
 
 
 class RegistryGroup(click.Group):
-    """A click group whose commands are looked up by name, so that plugins can add some."""
+    """A click group that looks up its commands in the registry, so that plugins can add some."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every name that can be typed; imports no command."""
+        """Return the names of all commands; imports no command."""
         manager = default_manager()
         return sorted({*manager.known("commands"), *manager.known("roles")})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, with the option ``--debug`` that each of them has."""
+        """Return a command, with the option ``--debug``, which all commands have."""
         try:
             command: click.Command = default_manager().get("commands", cmd_name)
         except UnknownPluginError:
@@ -47,7 +47,7 @@ class RegistryGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, naming the nearest command where there is none of that name."""
+        """Do what click does; if there is no such command, the error names the nearest one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -57,12 +57,12 @@ class RegistryGroup(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {nearest!r}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands; one that cannot be loaded is named with the reason."""
+        """List the commands; if one cannot be loaded, show the reason."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self._visible(ctx, formatter.width)))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Propose commands, or the options of the program where a dash was typed."""
+        """Propose commands, or options of the program if the word begins with a dash."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         rows = self._visible(ctx)
@@ -121,7 +121,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     streams = sys.stdout, sys.stderr
     settings: dict[str, Any] = {"debug": _is_debug(os.environ)}
     try:
-        default_manager().adverts()  # logs what is wrong with the installation
+        default_manager().adverts()  # logs problems of the installation
         code = root.main(
             args=None if argv is None else list(argv),
             prog_name="dingsdk",
@@ -138,8 +138,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _report(error, settings["debug"])
     except (Exception, SystemExit) as error:
         if isinstance(error, BrokenPipeError) or sys.stdout is not streams[0]:
-            # The reader of our output left, as `| head` does; click ends with other streams then.
-            # Keep the interpreter from complaining about it once more when it flushes stdout.
+            # The reader of our output has closed it, as `| head` does; click replaced the streams.
+            # Redirect stdout, so that the interpreter does not report the error when it flushes.
             sys.stdout, sys.stderr = streams
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
@@ -160,7 +160,7 @@ def _report(error: DingError, debug: bool) -> int:
         return MISTAKE
     remote = error.facts.get("traceback")
     if isinstance(remote, str) and remote and not debug:
-        # What happened in the worker tells more than how the master heard of it.
+        # The traceback of the worker is more useful than that of the master.
         click.echo(remote.rstrip(), err=True)
     else:
         traceback.print_exception(error)

@@ -25,7 +25,7 @@ def status(run: Path, as_json: bool) -> None:
     from dingsdk.pipeline.status_file import read_status
 
     found = read_status(run)
-    # Of a run on another host the lock may say nothing.
+    # The lock may not work for a run on another host.
     is_here = found["host"] == socket.gethostname()
     is_held = is_here and is_locked(run)
     is_gone = is_here and not (is_held and _lives(found["pid"]))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dingsdk.pipeline.train import ProgressFactory
 
 PAGE_END_S = 15.0
-"""How long the live page may take to end, before it is killed."""
+"""How long the live page may take to end before it is killed."""
 
 
 @click.command(short_help="Train a policy and leave a run folder.")
@@ -123,7 +123,7 @@ def train(
 
 
 class LivePage:
-    """``dingsdk watch`` of a run, as a process of its own that ends with this one.
+    """Runs ``dingsdk watch`` for a run in another process, which ends with this one.
 
     Raises:
         UnknownPluginError: the plugin that provides the command is not installed.
@@ -134,17 +134,17 @@ class LivePage:
         self._process: subprocess.Popen[str] | None = None
 
     def run_started(self, run_dir: Path) -> None:
-        """Start it for a run."""
+        """Start the live page for a run."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dingsdk", "watch", "--until-closed", str(run_dir)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # The first Ctrl-C stops the training; the page stays.
+            # So that the first Ctrl-C stops only the training, not the page.
             start_new_session=True,
         )
         assert self._process.stdout is not None  # a pipe
-        # Through this process, whose live table makes room for what it prints itself.
+        # Printed by this process, because its live table must make room for the lines.
         self._printer = threading.Thread(
             target=self._print, args=(self._process.stdout,), daemon=True
         )
@@ -156,7 +156,7 @@ class LivePage:
                 click.echo(line.rstrip())
 
     def wait(self) -> None:
-        """Wait for Ctrl-C, or for the end of the page."""
+        """Wait for Ctrl-C, or until the page ends."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(KeyboardInterrupt):
                 click.echo("  live page   stays until Ctrl-C")
@@ -181,7 +181,7 @@ class LivePage:
 
 
 def console_progress(mode: str) -> ProgressFactory:
-    """Return what announces a run on the console and shows its progress there."""
+    """Return a function that announces a run on the console and returns its progress display."""
     from rich.console import Console
 
     from dingsdk.pipeline.progress import ConsoleProgress
@@ -208,7 +208,7 @@ def console_progress(mode: str) -> ProgressFactory:
 
 
 def summary(result: RunResult) -> str:
-    """Return the last lines of a run: how it ended, where it is, what to type next."""
+    """Return the last lines of a run: how it ended, its folder, and commands to type next."""
     has_files = result.env_steps or (result.run_dir / "config.yaml").exists()
     if result.reason == "interrupted" and not has_files:
         return "\nInterrupted before the run began; nothing was saved."
@@ -222,7 +222,7 @@ def summary(result: RunResult) -> str:
     ]
     steps = []
     if result.checkpoints:
-        # Without an evaluation there is no best one, which is what eval plays by default.
+        # Without an evaluation there is no best checkpoint, which eval uses by default.
         which = "" if "best" in result.checkpoints else " --checkpoint latest"
         steps.append(f"{_program()} eval {folder}{which}")
     if result.reason != "stop_value" and any(
@@ -263,7 +263,7 @@ def _shown(path: Path) -> str:
 
 
 def _program() -> str:
-    """Return what to type to run this program again: not everybody activated the venv."""
+    """Return the command that runs this program; a path if its venv is not activated."""
     started = Path(sys.argv[0])
     if shutil.which("dingsdk") is not None or started.name != "dingsdk":
         return "dingsdk"

@@ -1,35 +1,36 @@
-"""The one format of everything that dingsdk writes: a JSON manifest and named arrays.
+"""The format of all data that dingsdk writes: a JSON manifest and named arrays.
 
-Payloads, policy versions, checkpoints, saved replay buffers and the small files that point at
+Payloads, policy versions, checkpoints, saved replay buffers and the small files that point to
 them are *containers*. A container holds one value: nested dicts, lists and tuples of numbers,
 text, None, numpy arrays, torch tensors and :class:`SampleBatch`. Its manifest is::
 
     {"version", "kind", "tree", "columns": {name: {"dtype", "shape"}}, "digest"}
 
-``kind`` says what the value is, so that a policy is never taken for a payload. ``tree`` is the
-value with each array replaced by ``{"$array": name}``; a column's name is its path in the value,
-joined by dots. What JSON cannot say is a one-entry object too: ``$tensor``, ``$batch``,
-``$tuple``, ``$items`` (a dict whose keys are not plain text), ``$float`` (nan, inf) and ``$int``
-(beyond 64 bits). ``digest`` covers every other byte; xxh3-128 finds damage at memory speed,
-sha256 also finds what was made to look alike. For payloads that never leave the memory of a host,
-``head`` covers the manifest alone, and costs nothing that grows with the payload.
+``kind`` names the kind of the value; readers check it, so that a policy is never read as a
+payload. ``tree`` is the value with each array replaced by ``{"$array": name}``. The name of a
+column is its path in the value, joined by dots. Values that JSON does not have are objects with
+one entry, too: ``$tensor``, ``$batch``, ``$tuple``, ``$items`` (a dict whose keys are not plain
+text), ``$float`` (nan, inf) and ``$int`` (more than 64 bits). ``digest`` covers all other bytes.
+The algorithm xxh3-128 detects damage at memory speed; sha256 also detects deliberate changes. The
+algorithm ``head``, for payloads that never leave the memory of a host, covers only the manifest;
+its cost does not depend on the size of the payload.
 
 There are three ways to write a container:
 
 * A *frame* (:func:`encode_frame`): ``magic, 8 bytes | manifest length, uint32 | manifest | zeros
-  | arrays``. Arrays stand in C order at multiples of 64 bytes, so that a memory-mapped file can
-  be read in place. Nothing is copied on the way in or out.
+  | arrays``. Arrays are in C order and start at multiples of 64 bytes, so that a memory-mapped
+  file can be read in place. Large arrays are not copied when they are written or read.
 * A *safetensors file* (:func:`encode_safetensors`), written and read by that library, with the
-  manifest in its metadata: any tool that knows safetensors opens the weights of a checkpoint.
-  The library copies all arrays, which is why payloads and policies are frames.
-* *JSON* (:func:`encode_json`), the manifest alone, for values without arrays.
+  manifest in its metadata: any tool that supports safetensors can open the weights of a
+  checkpoint. The library copies all arrays; therefore payloads and policies are frames.
+* *JSON* (:func:`encode_json`): only the manifest, for values without arrays.
 
-What is too large for one file is a folder: immutable files of segments, and one container that
-names them with their digests and is written last.
+Values that are too large for one file are stored in a folder: it has immutable files of segments,
+and one container that lists them with their digests and is written last.
 
-Readers trust nothing. The size of the whole is compared with a limit first; the place of every
-array follows from the dtypes and shapes, and must add up to the size; nothing is allocated for
-what a manifest claims, executed or decompressed.
+Readers do not trust the data. They first compare the total size with a limit. The offset of every
+array follows from the dtypes and shapes, and the sizes must add up to the total size. They never
+allocate memory because of a number in a manifest, and never execute or decompress anything.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ from dingsdk.errors import (
 )
 
 VERSION = 2
-"""Version of the format, for all kinds; 1 is what was written before there was one format."""
+"""Version of the format, for all kinds; data from before this common format counts as version 1."""
 MAGIC = b"DING\r\n\x1a\n"
 DEFAULT_ALGORITHM = "xxh3-128"
 DEFAULT_MAX_BYTES = 256 << 20
-"""Largest frame, where the caller names no other limit."""
+"""Default limit of the size of a frame."""
 MAX_MANIFEST_BYTES = 1 << 20
-"""Largest JSON in a frame, where the caller names no other limit."""
+"""Default limit of the size of the manifest of a frame."""
 MAX_DIMENSIONS = 16
 """Most dimensions of an array in a frame."""
 MAX_DEPTH = 32
@@ -77,19 +78,19 @@ MAX_DEPTH = 32
 
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 32 << 20
-"""Largest header of a safetensors file; half of it may be our manifest."""
+"""Largest header of a safetensors file; our manifest may take half of it."""
 _FIXED = struct.Struct("<8sI")
 _BEFORE_DIGEST, _AFTER_DIGEST = b',"digest":"', b'"}'
 _JOINED_BYTES = 64 << 10
-"""Frames up to this size are returned as one buffer: a copy costs less than a second one."""
+"""Frames up to this size are returned as one buffer: copying them costs less than two buffers."""
 _CACHED_LAYOUTS, _CACHED_BYTES = 512, 16 << 10
-"""How many layouts of frames are remembered, and the largest of them."""
+"""Most layouts of frames in a cache, and the largest manifest of a layout in it."""
 _NUMBERS = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 _DTYPES = {
     dtype.str: dtype
     for dtype in (np.dtype(order + number) for order in "<>" for number in _NUMBERS)
 }
-# numpy has no such type; torch has, and takes two bytes for it.
+# A type of torch with two bytes per number; numpy does not have it.
 _BFLOAT16 = "bfloat16"
 _DTYPES[_BFLOAT16] = np.dtype("<i2")
 _OF_THE_HEAD = "head"
@@ -103,7 +104,7 @@ _DIGEST = re.compile(r"(?:xxh3-128|head):[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 
 
 class FrameInfo(NamedTuple):
-    """What a reader can compare a container with: its size, and its digest as ``algorithm:hex``."""
+    """Size and digest (``algorithm:hex``) of a container, which a reader can check."""
 
     size_bytes: int
     digest: str
@@ -116,19 +117,19 @@ def encode_frame(
     algorithm: str = DEFAULT_ALGORITHM,
     max_manifest_bytes: int = MAX_MANIFEST_BYTES,
 ) -> tuple[list[Buffer], FrameInfo]:
-    """Return a frame as buffers to write in order, and what to compare it with.
+    """Return a frame as a list of buffers to write in order, with its size and digest.
 
-    The buffers share the memory of large arrays; write them before those change.
+    The buffers share the memory of large arrays; write them before the arrays change.
 
     Args:
-        kind: What the value is, such as ``payload``.
-        value: See the module.
-        algorithm: ``xxh3-128``, or ``sha256`` at a quarter of the speed, or ``head``, which is
-            xxh3-128 of kind, dtypes and shapes alone.
+        kind: The kind of the value, such as ``payload``.
+        value: The value; see the module docstring.
+        algorithm: ``xxh3-128``; or ``sha256``, at a quarter of the speed; or ``head``, which is
+            xxh3-128 of the manifest only.
         max_manifest_bytes: The longest manifest that readers of this kind accept.
 
     Raises:
-        SchemaMismatchError: the value holds something else, or its manifest is too long; ``key``
+        SchemaMismatchError: the value contains something else, or its manifest is too long; ``key``
             is the dotted path.
         ConfigError: there is no such algorithm.
     """
@@ -137,7 +138,7 @@ def encode_frame(
     key: tuple[Any, ...] = ()
     plan = None
     if type(value) is SampleBatch:
-        # Equal batches are the rule (one schema, a few lengths): their manifests are kept.
+        # Most batches have one schema and one of a few lengths: their manifests are cached.
         form.append(len(value))
         _collect(value.columns, (), form, arrays)
         key = tuple(form)
@@ -178,17 +179,17 @@ def decode_frame(
     """Return the value of a frame; its arrays are views of the buffer.
 
     Args:
-        kind: What the value must be.
-        buffer: The whole frame; it must not change as long as the value is in use. Arrays and
-            tensors can be written to where it can; tensors of a read-only buffer are copies.
-        max_bytes: The largest frame to look at.
+        kind: The kind that the frame must have.
+        buffer: The whole frame. It must not change while the value is in use. Arrays and tensors
+            are writable if the buffer is; tensors of a read-only buffer are copies.
+        max_bytes: The largest frame to accept.
         expected_digest: The digest that the writer announced.
-        verify: Whether to compute the digest. Without, only the manifest is checked.
-        max_manifest_bytes: The longest manifest to look at.
+        verify: Whether to compute the digest. If False, only the manifest is checked.
+        max_manifest_bytes: The longest manifest to accept.
 
     Raises:
-        DataCorruptError: the bytes are no such frame (no other exception).
-        DataVersionError: they are one of another version of the format.
+        DataCorruptError: the bytes are not a valid frame of this kind.
+        DataVersionError: the frame has another version of the format. No other exception is raised.
     """
     view = memoryview(buffer).cast("B")
     size = len(view)
@@ -226,7 +227,7 @@ def decode_frame(
         ]
     if layout.paths is not None:
         pairs = zip(layout.paths, arrays, strict=True)
-        # Columns are seldom nested, and a dict of pairs takes a third of the time.
+        # Columns are rarely nested, and dict() takes a third of the time of nest().
         columns = dict(pairs) if layout.is_flat else nest(pairs)
         return SampleBatch.trusted(columns, layout.rows)
     return _join(layout.tree, layout.columns, dict(zip(layout.columns, arrays, strict=True)))
@@ -235,7 +236,7 @@ def decode_frame(
 def encode_batch(
     batch: SampleBatch, *, algorithm: str = DEFAULT_ALGORITHM
 ) -> tuple[list[Buffer], FrameInfo]:
-    """Return the frame of a payload; see :func:`encode_frame`."""
+    """Return a batch as a frame of the kind ``payload``; see :func:`encode_frame`."""
     return encode_frame("payload", batch, algorithm=algorithm)
 
 
@@ -258,15 +259,15 @@ def encode_safetensors(kind: str, value: Any) -> bytearray:
     """Return a safetensors file whose metadata holds the manifest.
 
     Raises:
-        SchemaMismatchError: as :func:`encode_frame`; safetensors does not store all complex
-            numbers, either.
+        SchemaMismatchError: as :func:`encode_frame`; also for some complex types, which safetensors
+            does not support.
     """
     import safetensors
     import safetensors.torch
 
     splitter = _Splitter()
     tree = splitter.visit(value, ())
-    # The library takes neither another byte order nor tensors that share memory.
+    # The library does not accept big-endian arrays, or tensors that share memory.
     tensors = {
         name: _as_tensor(array.astype(array.dtype.newbyteorder("<"), "C"), column.dtype)
         for (name, column), array in zip(splitter.columns.items(), splitter.arrays, strict=True)
@@ -284,9 +285,9 @@ def encode_safetensors(kind: str, value: Any) -> bytearray:
 
 
 def decode_safetensors(kind: str, data: Buffer) -> Any:
-    """Return the caller's own value of what :func:`encode_safetensors` wrote.
+    """Return the value that :func:`encode_safetensors` wrote; it shares no memory with ``data``.
 
-    Raises as :func:`decode_frame`.
+    Raises the same errors as :func:`decode_frame`.
     """
     import safetensors
     import safetensors.torch
@@ -315,7 +316,7 @@ def decode_safetensors(kind: str, data: Buffer) -> Any:
 
 
 def encode_json(kind: str, value: Any) -> bytes:
-    """Return a value without arrays as a line of JSON; raises as :func:`encode_frame`."""
+    """Return a value without arrays as a line of JSON; errors as for :func:`encode_frame`."""
     splitter = _Splitter()
     tree = splitter.visit(value, ())
     if splitter.arrays:
@@ -326,14 +327,14 @@ def encode_json(kind: str, value: Any) -> bytes:
 
 
 def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
-    """Return the value of what :func:`encode_json` wrote; raises as :func:`decode_frame`."""
+    """Return the value that :func:`encode_json` wrote; errors as for :func:`decode_frame`."""
     if len(data) > max_bytes:
         raise _corrupt(f"{len(data)} bytes; at most {max_bytes} are read", "size")
     text = bytes(data)
     try:
         core, digest = _split_digest(text.removesuffix(b"\n"))
     except DataCorruptError:
-        _check_version(text)  # the first version had other digests
+        _check_version(text)  # in version 1, digests had another form
         raise
     _check_digest((core,), digest)
     manifest = _parse(core)
@@ -343,24 +344,24 @@ def decode_json(kind: str, data: Buffer, max_bytes: int = 64 << 10) -> Any:
 
 @contextmanager
 def checkpoint_errors(path: Path, advice: str) -> Iterator[None]:
-    """Turn what is wrong with a file into errors about checkpoints, other than that it is missing.
+    """Convert errors about the content of a file to checkpoint errors.
 
     Args:
         path: The file.
-        advice: What to do about a damaged one.
+        advice: Text that says what to do about a damaged file.
     """
     try:
         yield
     except DataVersionError as error:
         facts = {"found": error.found, "expected": error.expected}
         raise CheckpointVersionError(f"{path}: {error}", path=str(path), **facts) from error
-    except ValueError as error:  # those of msgspec and of wrong names, too
+    except ValueError as error:  # also errors of msgspec, and of invalid names
         text = f"{path} cannot be used: {error}; {advice}"
         raise CheckpointCorruptError(text, path=str(path)) from error
 
 
 def digest_of(parts: Iterable[Any], algorithm: str = DEFAULT_ALGORITHM) -> str:
-    """Return ``algorithm:hex`` over contiguous buffers, as if they were one.
+    """Return the digest ``algorithm:hex`` of the concatenation of contiguous buffers.
 
     Raises:
         ConfigError: there is no such algorithm.
@@ -376,13 +377,13 @@ def _digest_of_frame(algorithm: str, *parts: Any) -> str:
 
 
 def _check_digest(parts: Iterable[Any], digest: str) -> None:
-    # Every version of the format has this rule: what fails it is damaged, not of another version.
+    # The digest is checked before the version: it is computed in the same way in all versions.
     if digest_of(parts, digest.partition(":")[0]) != digest:
         raise _corrupt(_OTHER_DIGEST, "digest")
 
 
 def _hashing(algorithm: str) -> tuple[Callable[..., Any], int]:
-    """Return the constructor of the hash, and its hex digits."""
+    """Return the constructor of a hash, and its number of hex digits."""
     if algorithm not in _ALGORITHMS:
         raise ConfigError(
             f"no digest {algorithm!r}; known are {', '.join(sorted(_ALGORITHMS))}", path="digest"
@@ -391,7 +392,7 @@ def _hashing(algorithm: str) -> tuple[Callable[..., Any], int]:
 
 
 def _split_digest(manifest: bytes) -> tuple[bytes, str]:
-    # A quote inside a name is escaped, so the last match is the manifest's own key.
+    # Quotes in names are escaped, so the last match is the key "digest" of the manifest.
     core, found, rest = manifest.rpartition(_BEFORE_DIGEST)
     digest = rest.removesuffix(_AFTER_DIGEST).decode("latin-1")
     if not found or not rest.endswith(_AFTER_DIGEST) or not _DIGEST.fullmatch(digest):
@@ -400,7 +401,7 @@ def _split_digest(manifest: bytes) -> tuple[bytes, str]:
 
 
 def _place_of(digest: bytes, head: bytes | bytearray) -> int:
-    """Return where the digest stands in a safetensors header, which must hold it once."""
+    """Return the offset of the digest in a safetensors header, which must contain it once."""
     if head.count(digest) != 1:
         raise _corrupt("its header does not hold its digest once", "digest")
     return head.index(digest)
@@ -421,7 +422,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Version(msgspec.Struct):
-    version: Any = 1  # the first pointers to checkpoints did not say
+    version: Any = 1  # the first pointers to checkpoints had no version
 
 
 class _SafetensorsHeader(msgspec.Struct):
@@ -434,7 +435,7 @@ _Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """All of a frame but its numbers: depends on kind, schema and number of rows only."""
+    """A frame without its numbers; depends only on the kind, the schema and the number of rows."""
 
     prefix: bytes
     gap: bytes
@@ -446,23 +447,23 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What a frame's manifest says, checked."""
+    """The checked content of a frame's manifest."""
 
     kind: str
     tree: Any
     columns: dict[str, _Column]
     arrays: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
     record: np.dtype[Any] | None
-    """All arrays as one record, of which a field costs half of what an array does."""
+    """All arrays as fields of one record: reading a field is twice as fast as making an array."""
     size_bytes: int
-    """Of the arrays."""
+    """Total size of the arrays."""
     paths: tuple[Any, ...] | None
-    """Those of the columns in order, where the value is a batch; names where ``is_flat``."""
+    """If the value is a batch, the paths of its columns in order; if ``is_flat``, their names."""
     is_flat: bool
     rows: int
 
 
-# Equal batches are the rule; both maps are cleared when full.
+# Caches, because most batches have the same form; both are cleared when full.
 _plans: dict[Any, _Plan] = {}
 _layouts: dict[bytes, _Layout] = {}
 _decoder = msgspec.json.Decoder(_Manifest)
@@ -501,7 +502,7 @@ def _make_plan(
 
 
 def _encode_core(manifest: _Manifest, max_manifest_bytes: int = MAX_MANIFEST_BYTES) -> bytes:
-    """Return the manifest up to where the digest follows."""
+    """Return the part of the manifest before the digest."""
     try:
         core = msgspec.json.encode(manifest)[:-1]
     except (UnicodeEncodeError, TypeError) as error:
@@ -526,7 +527,7 @@ def _parse_layout(core: bytes) -> _Layout:
         end = start + _size_of(column)
     paths, is_flat, rows = None, False, 0
     if isinstance(manifest.tree, dict) and "$batch" in manifest.tree:
-        # Made once here, so that a batch of a schema that was seen before needs no walk.
+        # Computed once, so that the next batch with this manifest needs no walk through the tree.
         blanks = {
             name: np.broadcast_to(np.zeros((), dtype), shape)
             for name, (shape, dtype, _) in zip(manifest.columns, arrays, strict=True)
@@ -542,7 +543,7 @@ def _parse_layout(core: bytes) -> _Layout:
 def _record_of(
     arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any], int]], size_bytes: int
 ) -> np.dtype[Any] | None:
-    """Return the dtype of a record with these arrays; None where numpy has none."""
+    """Return the dtype of a record with these arrays as fields; None if numpy does not allow it."""
     if not 0 < size_bytes < 2**31 or any(0 in shape for shape, _, _ in arrays):
         return None
     return np.dtype(
@@ -559,7 +560,7 @@ def _parse(core: bytes) -> _Manifest:
     _check_version(core + b"}")
     try:
         manifest = _decoder.decode(core + b"}")
-        # Repeated keys, blanks, other spellings of a number: we never write them.
+        # We never write repeated keys, blanks, or other spellings of a number.
         is_ours = msgspec.json.encode(manifest)[:-1] == core
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise _corrupt(f"its manifest: {error}", "manifest") from error
@@ -590,7 +591,7 @@ def _check_kind(found: str, kind: str) -> None:
 def _is_fit(shape: tuple[int, ...], itemsize: int) -> bool:
     if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
         return False
-    # An empty array still needs dimensions that numpy can hold.
+    # The dimensions of an empty array must be in the range of numpy, too.
     return math.prod(max(length, 1) for length in shape) * itemsize < 2**62
 
 
@@ -620,7 +621,7 @@ def _unfit(path: _Path, expected: str, found: str) -> SchemaMismatchError:
 
 
 class _Splitter:
-    """Takes the arrays out of a value, and turns the rest into JSON."""
+    """Separates the arrays of a value, and converts the rest to JSON."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
@@ -684,9 +685,10 @@ class _Splitter:
 
 
 def _join(tree: Any, columns: dict[str, _Column] | None, arrays: Mapping[str, Any]) -> Any:
-    """Put arrays into a tree that names exactly these.
+    """Return the value of a tree, with the arrays in their places.
 
-    ``columns`` are those of a frame, in order; None if the arrays are tensors of safetensors.
+    The tree must name each array once. ``columns`` are the columns of a frame, in order, or None if
+    the arrays are tensors of safetensors.
     """
     joiner = _Joiner(columns, arrays)
     try:
@@ -744,7 +746,7 @@ class _Joiner:
 
     def _batch(self, node: Any) -> SampleBatch:
         before = len(self.used)
-        batch = SampleBatch(self.visit(node))  # refuses what is no nest of columns
+        batch = SampleBatch(self.visit(node))  # raises if it is not a nest of columns
         paths = [path for path, _ in flatten(batch.columns)]
         if len(paths) != len(self.used) - before or max(map(len, paths)) > MAX_DEPTH + 1:
             raise ValueError("a batch is a nest of arrays")
@@ -752,7 +754,7 @@ class _Joiner:
 
 
 def _array_of(tensor: Any, path: _Path) -> tuple[NDArray[Any], str]:
-    """Return a tensor's numbers as an array, and the name of their type."""
+    """Return a tensor as an array, and the name of its dtype."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized:

@@ -1,4 +1,4 @@
-"""Batches loaded ahead of their use, in a thread and in worker processes."""
+"""Loads batches in advance, in a thread and in worker processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dingsdk.data.spawn import spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 
 JOIN_S, PROCESSES_JOIN_S = 5.0, 30.0
-"""How long ``close`` waits for the thread, without worker processes and with them, which may still
-be starting. A data source that blocks for longer ends with the program."""
+"""How long ``close`` waits for the thread: without worker processes, and with them, because they
+may still be starting. If the data source blocks for longer, the thread ends with the program."""
 
 _BROKEN = (
     "a process of num_workers ended; what it said is above. It needs the callables at the top of a "
@@ -27,26 +27,25 @@ _BROKEN = (
 
 
 class AsyncDataLoader:
-    """Loads batches ahead of their use; iterate, or call ``next``.
+    """Loads batches in advance; iterate over it, or call ``next``.
 
-    Holds at most ``2 * max(1, num_workers)`` batches that nobody took yet. Safe for several
-    consumers.
+    Keeps at most ``2 * max(1, num_workers)`` batches ready. Several threads may take batches.
 
     Args:
-        data_source: ``data_source(batch_size)`` returns what the next batch is made of: callables
-            without arguments that each return a sample, or the samples. It is called from one
-            thread, and may block.
-        batch_size: Handed to ``data_source``, >= 1.
-        device: Where the tensors of a batch go, as torch names devices.
-        chunk_size: Callables that a worker process runs at a time; a divisor of ``batch_size``.
-            None: one chunk a process.
-        collate_fn: Makes a batch of the list of samples; by default ``dingsdk.collate``.
-        num_workers: Processes that run the callables, which must be importable there. 0: the
-            thread runs them.
+        data_source: ``data_source(batch_size)`` returns the samples of the next batch, or callables
+            without arguments that each return a sample. It is called from one thread, and may
+            block.
+        batch_size: The argument of ``data_source``, >= 1.
+        device: Device for the tensors of a batch, as a torch device name.
+        chunk_size: Number of callables that a worker process runs at a time; must divide
+            ``batch_size``. None: one chunk per process.
+        collate_fn: Makes a batch from a list of samples; by default ``dingsdk.collate``.
+        num_workers: Number of processes that run the callables, which must be importable there.
+            0: the thread runs them.
 
     Raises:
-        ConfigError: ``batch_size`` is no multiple of ``chunk_size``, a number is too low, or this
-            process cannot start others.
+        ConfigError: ``batch_size`` is not a multiple of ``chunk_size``, a number is too low, or
+            this process cannot start other processes.
     """
 
     def __init__(
@@ -84,11 +83,11 @@ class AsyncDataLoader:
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch; waits for it. Returns None once the loader is closed.
+        """Wait for the next batch and return it; return None if the loader is closed.
 
         Raises:
             WorkerCrashedError: a process of ``num_workers`` ended.
-            Exception: What the data source, a callable or ``collate_fn`` raised.
+            Exception: the exception of the data source, of a callable or of ``collate_fn``.
         """
         with self._change:
             self._change.wait_for(lambda: self._ready or self._error or self._is_closed)
@@ -125,13 +124,13 @@ class AsyncDataLoader:
                         self._ready.append(batch)
                         self._change.notify_all()
         except Exception as error:
-            # The consumers are in other threads; each of them gets it.
+            # Raised again in the threads that take batches.
             with self._change:
                 self._error = error
                 self._change.notify_all()
 
     def _has_room(self) -> bool:
-        """Wait for room; return False once the loader is closed."""
+        """Wait for room for a batch; return False if the loader is closed."""
         with self._change:
             self._change.wait_for(lambda: self._is_closed or len(self._ready) < self._limit)
             return not self._is_closed

@@ -1,4 +1,4 @@
-"""Deadlines for what may never come: the end of a call to code of others, the rest of a message."""
+"""Time limits for calls that may never return, and for messages that may never be complete."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 CLOSE_S = 10.0
-"""How long a part may take to close; more than env managers take to end their processes."""
+"""How long a part may take to close; longer than env managers need to end their processes."""
 _log = logging.getLogger(__name__)
 
 
 def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:
-    """Call in a thread of its own; return whether that returned in time, else leave it behind.
+    """Run ``call`` in a new thread; return whether it returned in time.
+
+    If it did not, the thread keeps running.
 
     Raises:
-        Exception: what ``call`` raised in time.
+        Exception: the exception of ``call``, if it was raised in time.
     """
     raised: list[BaseException] = []
 
@@ -42,13 +44,13 @@ def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:
 
 
 def set_patience(link: Connection, seconds: float) -> None:
-    """Let a read or a write of a pipe or a socket fail after so long without a byte.
+    """Set how long a read or a write of a pipe or a socket waits for a byte.
 
-    It raises BlockingIOError, then, and of a message a part may have been read or written.
+    After that time it raises BlockingIOError. Part of a message may have been read or written.
 
     Args:
-        link: One that goes both ways, as of ``Pipe()``.
-        seconds: 0 for any time.
+        link: A connection in both directions, as ``Pipe()`` returns.
+        seconds: The time; 0 for no limit.
     """
     time_value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(link.fileno())) as view:
@@ -57,30 +59,40 @@ def set_patience(link: Connection, seconds: float) -> None:
 
 
 class Closable(Protocol):
-    """What has a ``close()``."""
+    """An object with a ``close()``."""
 
     def close(self) -> object:
-        """Close it; may take any time."""
+        """Close the object; may take any time."""
 
 
 Part = TypeVar("Part", bound=Closable)
 
 
 def close_in_time(close: Callable[[], object], path: str) -> None:
-    """Call ``close`` of the part of a config section; leave it behind after ``CLOSE_S``."""
+    """Call ``close`` of a part; stop waiting after ``CLOSE_S``, and log that.
+
+    Args:
+        close: The function to call.
+        path: Config path of the part, for the log.
+    """
     if not returns_within(CLOSE_S, close):
         warn_of_left(path)
 
 
 def warn_of_left(path: str, part: str = "") -> None:
-    """Log that the part of a config section is left behind; ``part`` is which one of it."""
+    """Log that ``close()`` of a part did not return in time.
+
+    Args:
+        path: Config path of the part.
+        part: Description of the plugin's part whose code hangs, if it is known.
+    """
     where = path + (part and f", in {part}")
     _log.warning("close() of %s did not return in time; it is left behind", where)
 
 
 @contextmanager
 def closing_in_time(part: Part, path: str) -> Iterator[Part]:
-    """Close the part at the end, as ``close_in_time``."""
+    """Close the part at the end of the block, as ``close_in_time`` does."""
     try:
         yield part
     finally:

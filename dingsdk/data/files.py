@@ -1,12 +1,12 @@
-"""Files of a run: opened by checked names and never through links, whole or absent.
+"""Files of a run: names are checked, links are not followed, and files are written atomically.
 
-A :class:`Folder` keeps a descriptor of itself, so that what was checked is what is used, wherever
-its path leads later. A :class:`PrivateDir` is a folder that only we write to, under names that we
-give. Files are written under a temporary name and renamed into place. A writer that is killed
-leaves its temporary file, unlocked; :meth:`Folder.sweep` removes those.
+A :class:`Folder` keeps a file descriptor of its folder, so that it always uses the folder that it
+checked, even if its path is changed later. A :class:`PrivateDir` is a folder to which only this
+user writes, with a fixed form of names. Files are written under a temporary name and then renamed.
+A writer that is killed leaves an unlocked temporary file; :meth:`Folder.sweep` removes such files.
 
-Errors: a disk that is full, over quota or failing, and a lack of descriptors, are StorageFullError;
-what else cannot be read or written is RunFolderError. Nothing is left behind.
+Errors: StorageFullError if the disk is full, over quota or failing, or no descriptors are free;
+RunFolderError for other failed reads and writes. A failed write leaves no partial file.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _ADVICE = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""What a call fails with that may work again later."""
-_GONE = {errno.ENOENT, errno.ESTALE}  # NFS calls a file stale that another host deleted
+"""Error numbers of failures that may not happen again later."""
+_GONE = {errno.ENOENT, errno.ESTALE}  # ESTALE: on NFS, another host deleted the file
 _NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR}
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -67,15 +67,15 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BUFFERS_A_CALL = 512
-"""Buffers that one write takes: below IOV_MAX, which is 1024 on Linux."""
+"""Most buffers in one write: below IOV_MAX, which is 1024 on Linux."""
 
 
 def check_id(text: object, what: str = "id") -> str:
-    """Return an id received from elsewhere, if it can be part of a file name.
+    """Return a received id if it can be part of a file name.
 
     Raises:
-        ProtocolError: it is not ``[A-Za-z0-9_-]{1,64}``, or some file servers take it for a
-            device; ``where`` is ``what``.
+        ProtocolError: it is not ``[A-Za-z0-9_-]{1,64}``, or it is the name of a device on some file
+            servers; ``where`` is ``what``.
     """
     if isinstance(text, str) and _ID.fullmatch(text) and not _DEVICE.fullmatch(text):
         return text
@@ -83,10 +83,10 @@ def check_id(text: object, what: str = "id") -> str:
 
 
 def ensure_dir(path: str | os.PathLike[str]) -> Path:
-    """Return a folder, created with its parents where missing, for us alone (mode 0700).
+    """Return a folder; create it and missing parents with mode 0700.
 
     Raises:
-        RunFolderError: it cannot be created, or is a file.
+        RunFolderError: the folder cannot be created, or the path is a file.
     """
     folder = Path(path)
     try:
@@ -100,16 +100,16 @@ def ensure_dir(path: str | os.PathLike[str]) -> Path:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file for us alone (mode 0600); an ``opener`` for ``open()``."""
+    """Open a file, and create it with mode 0600; an ``opener`` for ``open()``."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 @contextlib.contextmanager
 def locked_folder(path: Path, taken: str) -> Iterator[None]:
-    """Be the only one that has a folder; the lock goes with the process.
+    """Lock a folder for this process during the block; the lock also ends with the process.
 
     Raises:
-        RunFolderError: another one has it; its text is ``taken``.
+        RunFolderError: another process has locked it; the error text is ``taken``.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -118,7 +118,7 @@ def locked_folder(path: Path, taken: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise RunFolderError(taken, path=str(path)) from error
         except OSError:
-            # Some file servers have no locks; then it is up to the user.
+            # Some file servers have no locks; then the user has to avoid a second process.
             pass
         yield
     finally:
@@ -126,7 +126,7 @@ def locked_folder(path: Path, taken: str) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has the lock of ``locked_folder``; True where that cannot be told."""
+    """Whether a process has the lock of ``locked_folder``; True if that cannot be determined."""
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -140,19 +140,19 @@ def is_locked(path: Path) -> bool:
 
 
 def folder_error(action: str, path: Path, error: OSError) -> RunFolderError:
-    """Return the typed form of a failed file operation, with what to do about it."""
+    """Return the RunFolderError for an OSError, with advice on what to do."""
     reason = error.strerror or type(error).__name__
     advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
     return RunFolderError(f"cannot {action} {path}: {reason}; {advice}", path=str(path))
 
 
 def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write ``value`` as indented JSON, so that readers see the old content or the new.
+    """Write ``value`` as indented JSON; readers see either the old content or the new content.
 
     The folder must exist. A symbolic link at ``path`` is replaced, never followed.
 
     Raises:
-        RunFolderError: the file cannot be written (for whatever reason).
+        RunFolderError: the file cannot be written, for any reason.
         TypeError, ValueError: the value has no JSON form (NaN and infinities have none).
     """
     target = Path(path)
@@ -168,17 +168,17 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 class Folder:
-    """An open folder. Links to files in it are never followed.
+    """An open folder. Symbolic links in it are never followed.
 
-    Safe for use from many threads; closing waits for none and takes effect once the last call
-    has returned. One that is dropped is closed.
+    Thread-safe. ``close`` returns at once; the descriptor is closed when the last call of another
+    thread has returned. A folder that is garbage-collected is closed.
 
     Args:
-        path: The folder; created with its parents where missing.
-        create: False refuses where it does not exist.
+        path: The folder; it is created with missing parents.
+        create: False: raise an error if the folder does not exist.
 
     Attributes:
-        path: Where it was when it was opened.
+        path: Path of the folder when it was opened.
     """
 
     _open_flags = _OPEN_FOLDER
@@ -192,7 +192,7 @@ class Folder:
         self._open(str(self.path), None, create)
 
     def sub(self, name: str, create: bool = True) -> Self:
-        """Open a folder in this one, under the same rules.
+        """Open a folder in this one, with the same rules.
 
         Raises:
             DataMissingError: it does not exist, and ``create`` is False.
@@ -205,28 +205,28 @@ class Folder:
         return opened
 
     def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
-        """Write a file, mode 0600, which takes its name when it is whole.
+        """Write a file with mode 0600; it gets its name when it is complete.
 
         Args:
-            name: Of the file; whatever has that name is replaced, or stays where this fails.
-            buffers: The content in order.
-            durable: Whether to wait until the disk has the file and its name.
+            name: Name of the file. An existing file is replaced; if the write fails, it stays.
+            buffers: The content, in order.
+            durable: Whether to wait until the file and its name are on the disk.
         """
         self._check_name(name)
         with self._use("write", name) as folder:
             _replace(folder, name, buffers, durable)
 
     def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
-        """Write at the end of a file of ``at`` bytes, mode 0600, made where there is none.
+        """Append to a file of ``at`` bytes; if ``at`` is 0, create it with mode 0600 if missing.
 
         Args:
-            name: Of the file.
-            content: All of it is written, or nothing: what a full disk took is cut off again.
-            at: Size of the file in bytes, as its only writer knows it.
-            durable: Whether to wait until the disk has it.
+            name: Name of the file.
+            content: The bytes to append. If the disk gets full, the file is cut to its old size.
+            at: Expected size of the file in bytes; the caller is its only writer.
+            durable: Whether to wait until the content is on the disk.
 
         Raises:
-            RunFolderError: it has another size.
+            RunFolderError: the file has another size.
         """
         self._check_name(name)
         with self._use("write", name) as folder:
@@ -255,7 +255,7 @@ class Folder:
                 os.close(descriptor)
 
     def sync(self, name: str | None = None) -> None:
-        """Wait until the disk has a file's content, or the folder's names."""
+        """Wait until the content of a file is on the disk; without a name, the folder's entries."""
         if name is not None:
             self._check_name(name)
         with self._use("write", name or "") as folder:
@@ -273,21 +273,21 @@ class Folder:
 
         Raises:
             DataMissingError: there is no such file.
-            DataCorruptError: it is no regular file, or has more than ``max_bytes``.
+            DataCorruptError: it is not a regular file, or has more than ``max_bytes``.
         """
         with self._file(name, max_bytes) as (descriptor, found):
             return self._read(name, descriptor, found.st_size)
 
     def view(self, name: str, max_bytes: int, map_above: int = 64 << 10) -> memoryview:
-        """Return a file's content, read-only: a copy if small, else a map.
+        """Return the content of a file, read-only: a copy of a small file, else a memory map.
 
-        A map keeps a descriptor and lives as long as its views. The file may be deleted
-        meanwhile, on a local file system; it must not be cut off. Raises as :meth:`read`.
+        A map keeps a descriptor, and lives as long as its views. On a local file system, the file
+        may be deleted during that time; it must not be truncated. Raises as :meth:`read`.
 
         Args:
-            name: Of the file.
-            max_bytes: The largest file to look at.
-            map_above: Size in bytes from which on a map costs less than a copy.
+            name: Name of the file.
+            max_bytes: The largest file to accept.
+            map_above: Files with more bytes than this are mapped.
         """
         with self._file(name, max_bytes) as (descriptor, found):
             if found.st_size > map_above:
@@ -295,13 +295,13 @@ class Folder:
                     return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
                 except ValueError:
                     self._refuse(name, "it was cut off while it was read")
-            # bytes: numpy looks through a read-only view of a bytearray.
+            # bytes: numpy would make writable arrays of a read-only view of a bytearray.
             content = bytes(self._read(name, descriptor, found.st_size))
             self._check_read(name, found)
             return memoryview(content)
 
     def stat(self, name: str) -> os.stat_result | None:
-        """Return what stands under the name (links not followed), None where nothing does."""
+        """Return the status of a file, without following links; None if there is no such name."""
         self._check_name(name)
         with self._use("look at", name) as folder:
             try:
@@ -319,34 +319,34 @@ class Folder:
             return _unless_gone(os.unlink, name, dir_fd=folder)
 
     def move(self, name: str, target: Folder, new_name: str) -> bool:
-        """Move a file (or what else stands there) to another folder; False if it is gone."""
+        """Move a file, link or folder to another folder; return False if it does not exist."""
         self._check_name(name)
         target._check_name(new_name)
         with self._use("move", name) as source, target._use() as folder:
             return _unless_gone(os.rename, name, new_name, src_dir_fd=source, dst_dir_fd=folder)
 
     def names(self) -> list[str]:
-        """Return the names in the folder, sorted, temporary files included.
+        """Return the names in the folder, sorted, with those of temporary files.
 
-        Left out are other names that begin with a dot, and in a private folder all that we do
-        not give.
+        Other names that begin with a dot are left out; in a private folder, also all names that do
+        not have the form of its names.
         """
         with self._use("list") as folder:
             found = os.listdir(folder)  # noqa: PTH208 - a descriptor
         return sorted(n for n in found if self._names.fullmatch(n) or _TEMPORARY.fullmatch(n))
 
     def sweep(self) -> int:
-        """Remove the temporary files of writers that died; return how many.
+        """Remove the temporary files of writers that died; return their number.
 
-        Other writers may be at work: they hold locks on theirs. Do not call it where a file
-        server keeps locks within each host and writers of several hosts use the folder.
+        Temporary files of active writers are locked, and stay. Do not call this if writers on
+        several hosts use the folder and the file server does not share locks between hosts.
         """
         return sum(map(self._remove_dead, filter(_TEMPORARY.fullmatch, self.names())))
 
     def _remove_dead(self, name: str) -> bool:
         with self._use() as folder:
             try:
-                # For writing, as some file servers lock no others.
+                # Opened for writing: some file servers lock no other descriptors.
                 descriptor = os.open(name, _WRITE, dir_fd=folder)
             except OSError:
                 return False
@@ -360,9 +360,9 @@ class Folder:
         return True
 
     def remove_tree(self, name: str) -> bool:
-        """Remove a folder in this one with the files and folders in it that :meth:`names` gives.
+        """Remove a folder in this one, with all files and folders that :meth:`names` lists in it.
 
-        Returns whether it is gone; it stays where something else is in it.
+        Returns False if the folder contains something else, and therefore stays.
         """
         try:
             with self.sub(name, create=False) as inner:
@@ -384,13 +384,13 @@ class Folder:
         return True
 
     def free_bytes(self) -> int:
-        """Return how much more we may write on this disk."""
+        """Return the number of free bytes on this disk that we may use."""
         with self._use("look at") as folder:
             disk = os.fstatvfs(folder)
         return disk.f_bavail * disk.f_frsize
 
     def close(self) -> None:
-        """Give the descriptor back; further calls raise ClosedError. Idempotent."""
+        """Release the descriptor; further calls raise ClosedError. Idempotent."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
@@ -403,7 +403,7 @@ class Folder:
         self.close()
 
     def __del__(self) -> None:
-        if not self._is_closed:  # as a file that is dropped
+        if not self._is_closed:  # as a Python file object does
             self.close()
 
     def __repr__(self) -> str:
@@ -422,7 +422,7 @@ class Folder:
             except FileNotFoundError:
                 if not create:
                     raise
-                with contextlib.suppress(FileExistsError):  # another process was quicker
+                with contextlib.suppress(FileExistsError):  # another process has just made it
                     os.mkdir(name, 0o700, dir_fd=parent)
                 descriptor = os.open(name, flags, dir_fd=parent)
             why = self._why_refused_folder(os.fstat(descriptor))
@@ -442,7 +442,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _use(self, action: str = "", name: str = "") -> Iterator[int]:
-        """Use the descriptor; OSErrors get their types where there is an ``action``."""
+        """Use the descriptor; with an ``action``, convert OSErrors to the errors of this module."""
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the folder is closed", what="folder")
@@ -457,7 +457,7 @@ class Folder:
             self._leave()
 
     def _leave(self) -> None:
-        """Close the descriptor after its last user: the system reuses numbers at once."""
+        """Close the descriptor after its last use, because the system may reuse its number."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0
@@ -466,7 +466,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _file(self, name: str, max_bytes: int) -> Iterator[tuple[int, os.stat_result]]:
-        """Open a file to read."""
+        """Open a file for reading; check its type and size."""
         self._check_name(name)
         with self._use("read", name) as folder:
             descriptor = os.open(name, _OPEN_FILE, dir_fd=folder)
@@ -482,7 +482,7 @@ class Folder:
                 close_reader(descriptor)
 
     def _check_read(self, name: str, found: os.stat_result) -> None:
-        """Refuse what was read of a file if it may be that of another."""
+        """Raise if the file may have been overwritten with another one while it was read."""
 
     def _why_refused_folder(self, found: os.stat_result) -> str:
         return ""
@@ -514,32 +514,32 @@ class Folder:
 
 
 class PrivateDir(Folder):
-    """A folder that only we write to; it and its files are refused where others could.
+    """A folder to which only this user can write; opening it fails if others can write to it.
 
     Raises:
-        RunFolderError: as :class:`Folder`; also if it is a link, is not ours, or its group or
-            others can write to it.
+        RunFolderError: as :class:`Folder`; also if the path is a link, the folder belongs to
+            another user, or its group or others can write to it.
     """
 
     _open_flags = _OPEN_FOLDER | os.O_NOFOLLOW
     _names = _PRIVATE_NAME
 
     def rewrite(self, name: str, buffers: Sequence[Buffer], pool: PrivateDir, pooled: str) -> bool:
-        """Write a file as :meth:`write_atomic` does, into a file that nobody needs any more.
+        """Write a file as :meth:`write_atomic` does, but reuse an old file that is not needed.
 
-        A new file needs new pages, and on some file systems an inode that was not deleted of
-        late: both cost more than the write itself. No reader may have the pooled file mapped,
-        or trust what it reads of it without checking afterwards that the name still stands, as
-        :meth:`view` does.
+        A new file needs new pages and, on some file systems, an inode that was not deleted
+        recently; both cost more than the write itself. No reader may have the pooled file mapped.
+        After reading, a reader must check that the file still has its name, as :meth:`view` does.
 
         Args:
-            name: Of the file.
-            buffers: The content in order.
-            pool: Folder of such files.
-            pooled: Name of one of them; it leaves the pool, and is lost where this fails.
+            name: Name of the file.
+            buffers: The content, in order.
+            pool: Folder of the old files.
+            pooled: Name of one of them; it leaves the pool, and is lost if this call fails.
 
         Returns:
-            False where the pooled file is gone or no regular file of ours: nothing was written.
+            False if the pooled file does not exist or is not a regular file of this user; nothing
+            was written then.
         """
         self._check_name(name)
         pool._check_name(pooled)
@@ -574,10 +574,10 @@ class PrivateDir(Folder):
                 os.ftruncate(descriptor, size)
             return True
         finally:
-            os.close(descriptor)  # not close_reader: it may be here that a full disk is reported
+            os.close(descriptor)  # not close_reader: a full disk may be reported only here
 
     def _check_read(self, name: str, found: os.stat_result) -> None:
-        # A file that lost its name meanwhile may have been reused by :meth:`rewrite`.
+        # If the file has lost its name, :meth:`rewrite` may have overwritten it.
         now = self.stat(name)
         if now is None or now.st_ino != found.st_ino:
             raise DataMissingError(f"{self.path / name} went away", data_id=name)
@@ -589,20 +589,20 @@ class PrivateDir(Folder):
         return f"others can write to it (mode {mode:04o}); chmod 700 it" if mode & 0o022 else ""
 
     def _why_refused(self, found: os.stat_result) -> str:
-        # One that was replaced since has no name left, and is whole.
+        # A file that was just replaced has no name, but complete content.
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return "it is no regular file with one name"
         return "" if found.st_uid == os.geteuid() else f"it belongs to user {found.st_uid}"
 
 
 def close_reader(descriptor: int) -> None:
-    """Close a descriptor that nothing was written through, so that a failure loses nothing."""
+    """Close a descriptor that was not used for writing; errors are ignored, as no data is lost."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
 def _unless_gone(call: Callable[..., None], *args: Any, **options: Any) -> bool:
-    """Call a function of ``os``; return False where its file is gone."""
+    """Call a function of ``os``; return False if its file does not exist."""
     try:
         call(*args, **options)
     except OSError as error:
@@ -613,9 +613,9 @@ def _unless_gone(call: Callable[..., None], *args: Any, **options: Any) -> bool:
 
 
 def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) -> None:
-    """Write a file of an open folder; raises OSError with the old file there.
+    """Write a file in an open folder. If it raises OSError, the old file is still there.
 
-    Only where the very last wait for the disk failed, the new one is.
+    The exception: if the last step fails, the wait for the folder, the new file is there.
     """
     temporary, descriptor = _create_temporary(folder)
     lock = -1
@@ -626,7 +626,7 @@ def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) ->
                 os.fsync(descriptor)
             lock = os.dup(descriptor)
         finally:
-            os.close(descriptor)  # before the rename: it may be here that a full disk is reported
+            os.close(descriptor)  # before the rename: a full disk may be reported only here
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         _unlink_quietly(folder, temporary)
@@ -639,7 +639,7 @@ def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) ->
 
 
 def _create_temporary(folder: int) -> tuple[str, int]:
-    """Return name and descriptor of a new file, locked as that of a live writer."""
+    """Create a temporary file; return its name and descriptor. It is locked, so sweeps keep it."""
     while True:
         name = f".tmp-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -650,15 +650,15 @@ def _create_temporary(folder: int) -> tuple[str, int]:
         except BlockingIOError:
             is_swept = True
         except OSError:
-            is_swept = False  # a file server without locks: nobody sweeps
-        # Folder.sweep found it before it was locked.
+            is_swept = False  # a file server without locks, where sweeps remove nothing
+        # If it is swept, Folder.sweep found it before it was locked: try again.
         if not is_swept:
             return name, descriptor
         close_reader(descriptor)
 
 
 def write_chunks(descriptor: int, chunks: Sequence[Buffer]) -> None:
-    """Write all of the chunks, in few calls."""
+    """Write all chunks, with few system calls."""
     for start in range(0, len(chunks), _BUFFERS_A_CALL):
         some = chunks[start : start + _BUFFERS_A_CALL]
         written = os.writev(descriptor, some)
@@ -672,13 +672,13 @@ def write_chunks(descriptor: int, chunks: Sequence[Buffer]) -> None:
 
 
 def _unlink_quietly(folder: int, name: str) -> None:
-    # The error that led here is the one to report.
+    # Errors are ignored: the error of the caller is the one to report.
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)
 
 
 def file_error(action: str, path: Path, error: OSError, full: Collection[int] = FULL) -> DingError:
-    """Return StorageFullError for a failure of the numbers ``full``, else ``folder_error``."""
+    """Return StorageFullError if the error number is in ``full``, else ``folder_error``."""
     if error.errno in full:
         reason = errno.errorcode[error.errno or 0]
         text = f"cannot {action} {path}: {error.strerror} ({reason}); it may work again later"

@@ -1,4 +1,4 @@
-"""Train samples that are lists, or dicts with lists in them, as columns and back."""
+"""Converts train samples that are lists, or dicts with lists in them, to columns and back."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dingsdk.data.pytree import part_of
 from dingsdk.data.sample_batch import SampleBatch
 
 LIST = "[]"
-"""Key of a dict that stands for a list: its columns have the list's dimension after the first."""
+"""Key of a dict that represents a list. In its columns, the second dimension is the list's."""
 
 
 def pack_samples(samples: SampleBatch | Sequence[Any]) -> SampleBatch:
-    """Return samples as columns that ``unpack_samples`` turns into the same samples.
+    """Return samples as columns; ``unpack_samples`` returns the same samples again.
 
-    They are dicts or lists, of dicts, lists, numbers, arrays and tensors. A list of numbers
-    becomes an array, as in ``SampleBatch.from_rows``.
+    Samples are dicts or lists, which contain dicts, lists, numbers, arrays and tensors. A list of
+    numbers becomes an array, as in ``SampleBatch.from_rows``.
 
     Raises:
-        SchemaMismatchError: they differ in keys, shapes, dtypes or the lengths of their lists.
+        SchemaMismatchError: samples differ in keys, shapes, dtypes or the lengths of their lists.
     """
     if isinstance(samples, SampleBatch):
         return samples
@@ -28,7 +28,7 @@ def pack_samples(samples: SampleBatch | Sequence[Any]) -> SampleBatch:
 
 
 def has_lists(columns: Mapping[str, Any]) -> bool:
-    """Return whether columns were packed from samples that are lists or hold some."""
+    """Return whether columns were packed from samples that are lists or contain lists."""
     return any(
         key == LIST or (isinstance(value, dict) and has_lists(value))
         for key, value in columns.items()
@@ -36,9 +36,10 @@ def has_lists(columns: Mapping[str, Any]) -> bool:
 
 
 def unpack_samples(batch: SampleBatch) -> list[Any]:
-    """Return packed samples with their lists; the leaves are tensors, of no dimension for numbers.
+    """Return packed samples with their lists; arrays and numbers become tensors.
 
-    They share the batch's memory. Columns beside those of a sample that is a list are left out.
+    The tensors share the batch's memory. If a sample is a list, columns that were added to the
+    batch next to it are left out.
     """
     tensors = batch.tensors()
     return [_unpacked(tensors, row) for row in range(len(batch))]

@@ -1,4 +1,4 @@
-"""A lock between threads or between processes, under the name that DI-engine gives it."""
+"""A lock between threads or between processes, with the same name as in DI-engine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from multiprocessing import synchronize
 
 
 class LockContextType(Enum):
-    """Among whom a ``LockContext`` holds."""
+    """The scope of a ``LockContext``."""
 
     THREAD_LOCK = 1
     PROCESS_LOCK = 2
 
 
 class LockContext:
-    """A lock that its holder cannot take again; use it in a ``with`` statement.
+    """A non-reentrant lock; use it in a ``with`` statement.
 
     Args:
-        lock_type: ``THREAD_LOCK`` holds among the threads of this process, ``PROCESS_LOCK`` also
-            among the processes that inherit it.
+        lock_type: ``THREAD_LOCK`` locks between the threads of this process; ``PROCESS_LOCK`` also
+            between the processes that inherit the lock.
     """
 
     def __init__(self, lock_type: LockContextType = LockContextType.THREAD_LOCK) -> None:
@@ -33,7 +33,7 @@ class LockContext:
         self._lock.acquire()
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> LockContext:

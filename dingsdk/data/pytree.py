@@ -1,7 +1,7 @@
-"""Walk and convert nests of dicts, lists, tuples and namedtuples.
+"""Functions for nested dicts, lists, tuples and namedtuples ("nests").
 
 Every function returns a new nest of the same container types; inputs are never changed.
-torch is imported only by the functions that make or meet tensors.
+torch is imported only by the functions that need it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dingsdk.data.columns import is_tensor
 from dingsdk.data.sample_batch import SampleBatch
 
 Path = tuple[Any, ...]
-"""The keys and positions that lead from the root to a leaf."""
+"""The keys and indices from the root to a leaf."""
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the same nest with ``fn`` applied to everything that is no container."""
+    """Return the nest with ``fn`` applied to every leaf (every value that is not a container)."""
     if isinstance(tree, Mapping):
         return {key: map_leaves(fn, value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -30,7 +30,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def part_of(columns: Any, index: Any) -> Any:
-    """Return what arrays or tensors, in nested dicts, hold at an index or at an array of them."""
+    """Index all arrays or tensors in nested dicts; ``index`` may be an array of indices."""
     if isinstance(columns, Mapping):
         return {key: part_of(value, index) for key, value in columns.items()}
     return columns[index]
@@ -55,7 +55,7 @@ def flatten(tree: Any) -> list[tuple[Path, Any]]:
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Return the pairs of ``flatten`` with names for paths, dots between the keys: ``obs.pos``."""
+    """Return ``(name, leaf)`` pairs; a name is the path joined by dots, such as ``obs.pos``."""
     return [(_dotted(path), leaf) for path, leaf in flatten(tree)]
 
 
@@ -64,10 +64,10 @@ def _dotted(path: Path) -> str:
 
 
 def nest(pairs: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
-    """Return dicts that hold each leaf at its path of keys: of dicts what ``flatten`` was given.
+    """Return nested dicts with each leaf at its path; reverses ``flatten`` for nested dicts.
 
     Raises:
-        ValueError: a path comes twice.
+        ValueError: a path occurs twice.
     """
     tree: dict[Any, Any] = {}
     for path, leaf in pairs:
@@ -81,11 +81,13 @@ def nest(pairs: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
 
 
 def different_leaves(first: Mapping[Path, Any], second: Mapping[Path, Any]) -> list[str]:
-    """Return where two nests differ, as sorted paths of keys with dots between them.
+    """Return the paths at which two nests differ, sorted, with dots between the keys.
+
+    Arrays and tensors are compared bit by bit.
 
     Args:
-        first: Leaves by path, as ``dict(flatten(nest))``.
-        second: Those of the other nest. Arrays and tensors are compared bit by bit.
+        first: The leaves of one nest by path, as ``dict(flatten(nest))``.
+        second: The leaves of the other nest by path.
     """
     return sorted(
         _dotted(path)
@@ -100,15 +102,15 @@ def to_tensor(
     ignore_keys: Iterable[str] = (),
     transform_scalar: bool = True,
 ) -> Any:
-    """Return the nest with arrays, numbers and lists of numbers as torch tensors.
+    """Return the nest with arrays, numbers and lists of numbers converted to torch tensors.
 
-    float64 arrays become float32; bools, strings and None stay as they are; tensors are cast
-    where ``dtype`` is given. A list of numbers is one tensor.
+    float64 arrays become float32; bools, strings and None are not converted; tensors are cast
+    if ``dtype`` is given. A list of numbers becomes one tensor.
 
     Args:
         tree: The nest.
-        dtype: A torch dtype for all tensors, or None for the natural one.
-        ignore_keys: Dict keys that are left out of the result's conversion (kept as they are).
+        dtype: A torch dtype for all tensors; None keeps the dtype of the data.
+        ignore_keys: Dict keys whose values are not converted.
         transform_scalar: Whether single numbers become tensors.
 
     Raises:
@@ -136,7 +138,7 @@ def to_tensor(
         if isinstance(item, np.ndarray):
             if item.dtype == np.float64:
                 item = item.astype(np.float32)
-            # torch has no read-only tensors and no negative strides.
+            # torch does not support read-only arrays and negative strides.
             is_shareable = item.flags.writeable and min(item.strides, default=0) >= 0
             tensor = torch.from_numpy(item if is_shareable else item.copy())
             return tensor if dtype is None else tensor.to(dtype)
@@ -150,9 +152,12 @@ def to_tensor(
 
 
 def tensor_to_list(tree: Any) -> Any:
-    """Return the nest with tensors and arrays as (nested) python lists.
+    """Return the nest with tensors and arrays converted to (nested) Python lists.
 
-    Numbers, strings and None stay; any other leaf is a TypeError.
+    Numbers, strings and None are not converted.
+
+    Raises:
+        TypeError: a leaf has any other type.
     """
 
     def convert(item: Any) -> Any:

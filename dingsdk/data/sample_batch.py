@@ -1,4 +1,4 @@
-"""SampleBatch: the currency of training data, columns that also read as rows."""
+"""SampleBatch: training data as columns, which can also be read as rows."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class SampleBatch(Sequence[dict[str, Any]]):
     """Named columns with one leading batch dimension, readable as a sequence of dicts.
 
     Columns are numpy arrays ``[batch, ...]`` of a numeric dtype, or nested dicts of them
-    (nested observations). Arrays and CPU tensors are taken as they are, without a copy, so
-    the batch shares their memory. Sequences of time steps are columns ``[batch, time, ...]``.
+    (nested observations). Arrays and CPU tensors are not copied: the batch shares their memory.
+    Sequences of time steps are columns ``[batch, time, ...]``.
 
-    Not safe for concurrent writers; reading from several threads is fine.
+    Several threads may read a batch at the same time, but not write to it.
 
     Args:
-        columns: Names to arrays, tensors, lists of numbers (floats become float32), or
-            nested mappings of those.
+        columns: A mapping of names to arrays, tensors, lists of numbers (floats become float32),
+            or nested mappings of these.
 
     Attributes:
-        columns: The columns themselves; replace or add one with :meth:`with_columns`, not in here.
-        length: The number of rows; ``len()`` calls Python from C, which takes 0.1 us longer.
+        columns: The columns; do not change this dict, use :meth:`with_columns`.
+        length: The number of rows, as ``len()``, but 0.1 us faster.
 
     Raises:
-        SchemaMismatchError: no columns, a column that is not numeric, or batch dimensions that
+        SchemaMismatchError: there are no columns, a column is not numeric, or batch dimensions
             differ; the message names the columns and their shapes.
 
     Example:
@@ -71,13 +71,13 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     @classmethod
     def trusted(cls, columns: dict[str, Any], length: int, is_plain: bool = False) -> SampleBatch:
-        """Wrap columns without checking them, for code that made them itself.
+        """Make a batch without checking the columns, for callers that made them correctly.
 
         Args:
-            columns: Names to arrays ``[length, ...]`` or nested dicts of them; not copied.
+            columns: Maps names to arrays ``[length, ...]`` or nested dicts of them; not copied.
             length: The batch dimension of every array.
-            is_plain: Whether no column is a dict, and all are contiguous and writable: torch
-                then takes them as they are.
+            is_plain: Whether all columns are contiguous and writable arrays (no dicts), which torch
+                can share without further checks.
         """
         batch = cls.__new__(cls)
         batch.columns = columns
@@ -88,7 +88,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     @classmethod
     def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> SampleBatch:
-        """Stack dicts into an owned batch.
+        """Stack dicts into a new batch with its own memory.
 
         Python floats (and float64 scalars) become float32, ints int64, bools bool; arrays and
         tensors keep their dtype; nested dicts become nested columns.
@@ -105,11 +105,11 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     @classmethod
     def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
-        """Join batches of equal columns, row after row, into an owned batch.
+        """Join batches with equal columns into a new batch with its own memory.
 
         Raises:
             SchemaMismatchError: no batches, or batches that differ in keys, shapes or dtypes;
-                facts ``key``, ``row`` (which batch), ``expected``, ``found``.
+                facts ``key``, ``row`` (index of the batch), ``expected``, ``found``.
         """
         if not batches:
             raise mismatch("batches to join", "", ">= 1 batch", 0)
@@ -133,11 +133,13 @@ class SampleBatch(Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, index: slice) -> SampleBatch: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | SampleBatch:
-        """Return row ``index`` as a dict that writes through, or a batch of views for a slice.
+        """Return a row as a dict, or for a slice a batch of views.
+
+        Assigning to a key of the row writes to the batch; see :class:`Row`.
 
         Raises:
             BatchIndexError: the row is outside the batch.
-            TypeError: the index is neither; columns are in :attr:`columns`, and
+            TypeError: the index is not an int or a slice. Columns are in :attr:`columns`, and
                 :meth:`take` gathers rows.
         """
         if isinstance(index, slice):
@@ -157,10 +159,11 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return (Row(self.columns, index) for index in range(self.length))
 
     def take(self, indices: ArrayLike) -> SampleBatch:
-        """Gather rows into an owned batch.
+        """Gather rows into a new batch with its own memory.
 
         Args:
-            indices: int[n], in any order, repeats allowed, negative ones count from the end.
+            indices: int[n], in any order; repeats are allowed, and negative ones count from the
+                end.
 
         Raises:
             BatchIndexError: an index is outside the batch.
@@ -182,10 +185,10 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return BatchIndexError(text, index=row, length=self.length)
 
     def tensors(self) -> dict[str, Any]:
-        """Return the columns as torch tensors, the same objects at every call.
+        """Return the columns as torch tensors; every call returns the same objects.
 
-        They share the batch's memory; frozen columns and negative strides, which torch does not
-        have, are copied.
+        The tensors share the batch's memory. Columns that are frozen or have negative strides are
+        copied, because torch does not support them.
         """
         if self._tensors is None:
             self._tensors = _to_tensors(self.columns, self._is_plain)
@@ -200,17 +203,17 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return type(self)(map_columns(fn, self.columns))
 
     def copy(self) -> SampleBatch:
-        """Return an owned, writable copy."""
+        """Return a writable copy with its own memory."""
         return self.trusted(map_columns(lambda array: array.copy(), self.columns), self.length)
 
     def freeze(self) -> SampleBatch:
         """Make every array read-only, in place, and return this batch.
 
-        The arrays given to the constructor are the same objects and become read-only too.
+        Arrays that were passed to the constructor are the same objects: they become read-only, too.
         """
         for _, array in leaves(self.columns):
             array.flags.writeable = False
-        # Tensors handed out before still share the memory; new ones must not.
+        # Tensors that were returned before still share the memory; new ones must not.
         self._tensors = None
         self._is_plain = False
         return self
@@ -242,10 +245,11 @@ class SampleBatch(Sequence[dict[str, Any]]):
 class Row(dict[str, Any]):
     """The values of one row, by column name.
 
-    Multi-dimensional values are views, numbers are copies as of the time of reading.
-    Assigning to a key writes into the batch; what cannot be written (an unknown key, another
-    shape, a number that does not fit, a frozen batch) raises and changes nothing. Copies of a
-    row (``copy``, ``dict(row)``, pickling) are plain dicts without that tie.
+    Arrays are views of the batch; numbers are copies from the time of reading. Assigning to a key
+    writes to the batch. If a value cannot be written (an unknown key, another shape, a number that
+    does not fit, a frozen batch), the assignment raises and changes nothing. Copies of a row
+    (``copy``, ``dict(row)``, pickling) are plain dicts; setting a key in one does not change the
+    batch.
     """
 
     __slots__ = ("_columns", "_index", "_prefix")
@@ -265,7 +269,7 @@ class Row(dict[str, Any]):
         self.update({key: value})
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Write several values: all of them, or none if one cannot be written."""
+        """Write several values; if one of them cannot be written, write none."""
         new = dict(*args, **kwargs)
         self._check(new)
         self._write(new)
@@ -294,7 +298,7 @@ class Row(dict[str, Any]):
                 super().__setitem__(key, column[self._index])
 
     def setdefault(self, key: str, default: Any = None, /) -> Any:
-        """Return the value of ``key``; a missing one raises, as a row cannot grow."""
+        """Return the value of ``key``; raises if it is missing: a row cannot get new keys."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -312,7 +316,7 @@ class Row(dict[str, Any]):
     __delitem__ = pop = popitem = clear = _refuse_removal
 
     def copy(self) -> dict[str, Any]:
-        """Return a plain dict; arrays in it are still views of the batch."""
+        """Return a plain dict; its arrays are still views of the batch."""
         return {key: v.copy() if isinstance(v, Row) else v for key, v in self.items()}
 
     def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -337,20 +341,21 @@ class Row(dict[str, Any]):
 
     @classmethod
     def fromkeys(cls, keys: Iterable[str], value: Any = None, /) -> dict[str, Any]:  # type: ignore[override]
-        """Return a plain dict: a row exists only as part of a batch."""
+        """Return a plain dict, because a row exists only as part of a batch."""
         return dict.fromkeys(keys, value)
 
 
 class RowLoaders(list[Callable[[], dict[str, Any]]]):
-    """One callable a row; the first call, from any thread, gathers the batch for all of them.
+    """A list with one callable per row; the first call, from any thread, gathers the whole batch.
 
-    A callable a row costs more than a whole gather (63 to 13 us for 256 small rows, 2026-11):
-    code that can use columns calls ``batch``, as data loaders and ``collate`` do.
+    Calling one callable per row is slower than gathering the batch (63 and 13 us for 256 small
+    rows, 2026-11). Code that can use columns should call ``batch``, as ``collate`` does.
 
     Args:
         gather: Returns the batch; called once, when it is first needed.
-        size: Rows of the batch.
-        load_row: ``load_row(batch, {"index": index})`` returns a row of what ``batch()`` returns.
+        size: Number of rows of the batch.
+        load_row: ``load_row(batch, {"index": index})`` returns a row of the batch that ``batch()``
+            returns.
     """
 
     def __init__(
@@ -365,7 +370,7 @@ class RowLoaders(list[Callable[[], dict[str, Any]]]):
         self._batch: SampleBatch | None = None
 
     def batch(self) -> SampleBatch:
-        """Return all rows; raises what ``gather`` raises."""
+        """Return all rows; raises the errors of ``gather``."""
         with self._lock:
             if self._batch is None:
                 self._batch = self._gather()
@@ -375,12 +380,12 @@ class RowLoaders(list[Callable[[], dict[str, Any]]]):
 def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     """Return the tensors of a batch.
 
-    A SampleBatch gives its own tensors, without a copy, and RowLoaders those of its batch. A
-    list of dicts, tensors, arrays, numbers or nests of those is stacked as
-    ``torch.utils.data.default_collate`` does (python floats become float64 there).
+    For a SampleBatch, returns its tensors without a copy; for RowLoaders, the tensors of their
+    batch. A list of dicts, tensors, arrays, numbers or nests of these is stacked by
+    ``torch.utils.data.default_collate`` (which converts Python floats to float64).
 
     Raises:
-        SchemaMismatchError: an empty list, or elements that do not stack.
+        SchemaMismatchError: the list is empty, or its elements cannot be stacked.
     """
     if isinstance(batch, RowLoaders):
         batch = batch.batch()
@@ -402,7 +407,7 @@ def collate(batch: SampleBatch | Sequence[Any]) -> Any:
 
 
 def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, Any]:
-    # Imported at the first call: batches are made where there is no torch, too.
+    # Imported at the first call: batches can be used without torch.
     global _from_numpy
     if _from_numpy is None:
         import torch
@@ -423,8 +428,8 @@ def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, An
 
 def take_rows(array: NDArray[Any], indices: NDArray[Any]) -> NDArray[Any]:
     """Gather rows of one array into a new one; indices must be integers."""
-    # The method is the quickest gather (np.take adds 1.5 us a call), but copies a source that
-    # is not contiguous whole first.
+    # The method is the fastest way to gather rows (np.take adds 1.5 us per call), but it first
+    # copies the whole array if that is not contiguous.
     if array.flags.c_contiguous:
         return array.take(indices, 0)
     gathered: NDArray[Any] = array[indices]

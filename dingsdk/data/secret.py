@@ -1,8 +1,9 @@
-"""Where the secret that all processes of a run share comes from.
+"""Finds the secret that all processes of a run share.
 
-``DINGSDK_SECRET_FILE`` before ``DINGSDK_SECRET`` before a file in the run's own folder, which
-the master writes. A secret that is named but cannot be used ends the start: falling back to
-another one would leave the user believing in the one that was named.
+It is read from the first of these that exists: the file that ``DINGSDK_SECRET_FILE`` names, the
+variable ``DINGSDK_SECRET``, and a file in the run's folder, which the master writes. If an
+environment variable is set, but its secret cannot be used, that is an error; no other secret is
+used in its place.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MAX_BYTES = 4096
 
 
 class Secret:
-    """The bytes, and where they came from; never shown.
+    """The bytes of a secret, and their source; ``repr`` does not show the bytes.
 
     Attributes:
-        source: The file or environment variable that it came from.
-        is_explicit: Whether the user chose it (by environment variable).
+        source: The file or environment variable that the secret was read from.
+        is_explicit: Whether the user chose the secret (by an environment variable).
     """
 
     __slots__ = ("_value", "is_explicit", "source")
@@ -62,10 +63,10 @@ class Secret:
 
 
 def named_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
-    """Return the secret that the environment names; None when it names none.
+    """Return the secret that the environment names, or None.
 
     Raises:
-        AuthError: it names one that is missing, empty, too short or open to others.
+        AuthError: that secret is missing, empty or too short, or others can read its file.
     """
     if FILE_VARIABLE in environ:
         return _read(Path(environ[FILE_VARIABLE]), is_explicit=True)
@@ -75,11 +76,13 @@ def named_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
 
 
 def create_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret:
-    """Return the secret of a master: the named one, else that in the run's folder, made if missing.
+    """Return the secret for a master: from the environment, else from the run's folder.
+
+    If neither has one, a new secret is written to the folder.
 
     Raises:
-        AuthError: as ``named_secret``, or the run's own file cannot be used.
-        RunFolderError, StorageFullError: it cannot be written.
+        AuthError: as ``named_secret``, or the file in the folder cannot be used.
+        RunFolderError, StorageFullError: the file cannot be written.
     """
     found = find_secret(folder, environ)
     if found is not None:
@@ -89,7 +92,9 @@ def create_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -
 
 
 def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> Secret | None:
-    """Return the secret of a worker: the named one, else the run's own; None before it is there.
+    """Return the secret for a worker: from the environment, else from the run's folder.
+
+    Returns None if the folder does not have one yet.
 
     Raises:
         AuthError: as ``create_secret``.
@@ -101,15 +106,15 @@ def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> 
 
 
 def check_reach(host: str, secret: Secret, path: str) -> None:
-    """Refuse to listen where other hosts reach, unless the user chose the secret.
+    """Check that the user chose the secret if other hosts can reach the address.
 
     Args:
         host: Name or IP address to listen on.
-        secret: What peers have to know.
+        secret: The secret that peers must have.
         path: Config key of the host.
 
     Raises:
-        InsecureBindError: nobody chose it.
+        InsecureBindError: the user did not choose the secret.
     """
     if is_loopback(host):
         return
@@ -128,7 +133,7 @@ def check_reach(host: str, secret: Secret, path: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach an address; a name could resolve to anything."""
+    """Whether only this host can reach an address; False for names other than ``localhost``."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -136,7 +141,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _read(path: Path, is_explicit: bool = False) -> Secret:
-    """Return the stripped content of a file that only its owner, this user, can read."""
+    """Return the stripped content of a file, which must be readable only by this user."""
     try:
         # Not blocking: the path may name a pipe.
         descriptor = open_private(str(path), os.O_RDONLY | os.O_NONBLOCK)

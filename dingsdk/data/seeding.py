@@ -1,4 +1,4 @@
-"""One seed tree for a whole run: every env, policy and buffer gets a stream of its own."""
+"""Derives all seeds of a run from one: every env, policy and buffer gets a different seed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _recorded: ContextVar[dict[str, int] | None] = ContextVar("recorded_seeds", defa
 
 
 def derive_seed(seed: int, *path: str | int) -> int:
-    """Return the seed of the part of a run that ``path`` names.
+    """Return the seed for the part of a run that ``path`` names.
 
     The same arguments give the same seed on every machine; different paths give
-    independent streams (``numpy.random.SeedSequence`` with the path as spawn key).
+    independent random streams (``numpy.random.SeedSequence`` with the path as spawn key).
 
     Args:
         seed: The run's seed, >= 0.
         *path: Names and numbers from the root, e.g. ``"collector", 1, "env", 7``.
 
     Returns:
-        An int, ``0 <= x < 2**31``, which every library accepts as a seed.
+        An int in ``0 <= x < 2**31``, which every library accepts as a seed.
 
     Raises:
-        ConfigTypeError: the seed is not an integer, or a path element neither str nor int.
+        ConfigTypeError: the seed is not an integer, or a path element is not a str or int.
         ConfigError: the seed is negative.
 
     Example:
@@ -56,20 +56,20 @@ def derive_seed(seed: int, *path: str | int) -> int:
 
 
 def player_seed(seed: int, player_id: str) -> int:
-    """Return the seed of a player of a league, in place of the run's seed.
+    """Return the seed that a player of a league uses in place of the run's seed.
 
-    The first player keeps the run's seed. With equal seeds, all would play the same games and
-    learn the same.
+    The first player uses the run's seed. With equal seeds, all players would play the same games
+    and learn the same.
     """
     return derive_seed(seed, "player", player_id)
 
 
 @contextmanager
 def seeds_recorded(root: int) -> Iterator[dict[str, int]]:
-    """Collect the seeds that this thread derives: ``{"seed/collector/env/0": 1234, ...}``.
+    """Record the seeds that this thread derives, as ``{"seed/collector/env/0": 1234, ...}``.
 
     Args:
-        root: Of the tree; its own name is ``seed``.
+        root: The run's seed; it is recorded as ``seed``.
     """
     token = _recorded.set(found := {"seed": root})
     try:

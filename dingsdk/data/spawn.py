@@ -1,4 +1,4 @@
-"""New processes, which import the script that the parent was started with."""
+"""Starts new processes, which import the script that the parent was started with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from dingsdk.errors import ConfigError
 
 UNGUARDED = 76
-"""Exit code of a new process whose import of the user's script would start another run."""
+"""Exit code of a new process if importing the user's script would start another run."""
 UNGUARDED_TEXT = (
     "a worker process imports the script that started the run, and the script would start another "
     'run; put what it does below `if __name__ == "__main__":`'
@@ -19,14 +19,14 @@ UNGUARDED_TEXT = (
 
 
 def spawn_context(path: str) -> SpawnContext:
-    """Return the context that starts processes.
+    """Return the multiprocessing context that starts new processes.
 
     Args:
-        path: The config key that asks for them.
+        path: The config key that needs the processes.
 
     Raises:
-        ConfigError: this process may start none, or there is no file of the script that they
-            could import.
+        ConfigError: this process may not start others, or the script that they would import is not
+            a file.
         SystemExit: as ``leave_if_importing``.
     """
     leave_if_importing()
@@ -47,18 +47,18 @@ def spawn_context(path: str) -> SpawnContext:
 
 
 def is_at_top(target: object) -> bool:
-    """Whether a class or function stands at the top of the module that it names as its own."""
+    """Whether a class or function is defined at the top level of its ``__module__``."""
     module = sys.modules.get(getattr(target, "__module__", None) or "")
     name = getattr(target, "__qualname__", "")
     return bool(name) and vars(module or object).get(name) is target
 
 
 def is_importable(target: object, *, has_script: bool = True) -> bool:
-    """Whether new processes find a class or function in the module that it names as its own.
+    """Whether new processes can import a class or function from its ``__module__``.
 
     Args:
         target: The class or function.
-        has_script: Whether they import the script, as those of ``spawn_context`` do.
+        has_script: Whether the processes import the script, as those of ``spawn_context`` do.
     """
     if not is_at_top(target):
         return False
@@ -66,19 +66,19 @@ def is_importable(target: object, *, has_script: bool = True) -> bool:
         return hasattr(sys.modules[target.__module__], "__file__")
     if not has_script:
         return False
-    # What multiprocessing imports: no shell, notebook or zip file, and no package's __main__.
+    # multiprocessing does not import shells, notebooks, zip files or the __main__ of a package.
     script = multiprocessing.spawn.get_preparation_data("")
     name = script.get("init_main_from_name", "")
     return "init_main_from_path" in script or name.rpartition(".")[2] not in ("", "__main__")
 
 
 def leave_if_importing() -> None:
-    """End the process, if it is a new one that imports the user's script; see ``UNGUARDED``."""
+    """End the process if it is a new one that is importing the user's script; see ``UNGUARDED``."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(UNGUARDED)
 
 
 def check_guarded(exit_code: int | None, path: str) -> None:
-    """Raise ConfigError for the key ``path`` where a process ended by ``leave_if_importing``."""
+    """Raise ConfigError for the key ``path`` if ``leave_if_importing`` ended a process."""
     if exit_code == UNGUARDED:
         raise ConfigError(UNGUARDED_TEXT, path=path) from None  # not from the closed connection

@@ -1,13 +1,13 @@
-"""Control messages as strict JSON, and nothing that could run.
+"""Encodes control messages as strict JSON; decoding never executes anything.
 
-Every message between workers is encoded here, whichever transport carries it, so that it is the
-same in one process and between hosts.
+All messages between workers are encoded here, for every transport, so that they are the same
+within one process and between hosts.
 
-A message holds None, bool, int (64 bits), float, str, list, dict with str keys, numpy scalars
-(sent as numbers) and numeric numpy arrays. Two things that JSON lacks are tagged objects:
+A message contains None, bool, int (64 bits), float, str, list, dict with str keys, numpy scalars
+(sent as numbers) and numeric numpy arrays. Two types that JSON lacks are tagged objects:
 ``{"$array": {"dtype": "<i8", "shape": [3], "data": base64}}`` and ``{"$float": "inf"}``
-(or ``"-inf"``, ``"nan"``). Keys that start with ``$`` are therefore reserved. Tuples arrive as
-lists. The sender refuses anything else, and names its path in the message.
+(or ``"-inf"``, ``"nan"``). Therefore keys that start with ``$`` are reserved. Tuples arrive as
+lists. For any other value the sender raises an error that contains the path of the value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from msgspec import Meta
 from dingsdk.errors import ProtocolError
 
 MAX_DEPTH = 32
-"""How many lists and dicts may be nested; the outermost one counts."""
+"""Most levels of nested lists and dicts, including the outermost one."""
 MAX_DIMENSIONS = 16
 """Most dimensions of an array in a message."""
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
@@ -33,27 +33,27 @@ _INT_DIGITS = 20
 _NUMBERS = "b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8"
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, [f"<{each}" for each in _NUMBERS.split()])}
 _DIGITS, _LONG_NUMBER = bytes.maketrans(b"123456789", b"0" * 9), b"0" * 19
-"""With digits that are all alike a long number is found four times as fast as by a pattern."""
+"""Mapping all digits to 0 makes the search for a long number four times as fast as a pattern."""
 _SPECIAL_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 _Place = tuple[Any, Any] | None
-"""Path of a value: (path of its container, key or index); None is the message itself.
-It is made into text only for an error, as that costs more than the encoding."""
+"""Path of a value: (path of its container, key or index); None for the message itself.
+It is converted to text only for an error, because that costs more than the encoding."""
 
 
 def encode_message(message: Any) -> bytes:
     """Return the message as UTF-8 JSON.
 
     Raises:
-        ProtocolError: something in it cannot be sent; ``where`` is its path, such as
+        ProtocolError: a value cannot be sent; ``where`` is its path, such as
             ``$.task.env[3]``.
     """
     try:
         encoded = msgspec.json.encode(message)
         if _is_simple(encoded) and msgspec.json.decode(encoded) == message:
-            return encoded  # plain data, as it comes back equal: a third of the time
+            return encoded  # plain data: this takes a third of the time of the code below
     except (TypeError, ValueError, RecursionError):
-        pass  # below it is converted, or refused by its path
+        pass  # the code below converts the value, or raises an error with its path
     plain = _plain(message, None, 1)
     try:
         return msgspec.json.encode(plain)
@@ -67,11 +67,11 @@ def decode_message(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 2
 
     Args:
         data: The bytes that arrived.
-        max_bytes: The largest message to decode. Arrays are base64 inside it, so no more than
-            that is allocated for them.
+        max_bytes: The largest message to decode. Arrays are base64 in the message, so they never
+            need more memory than that.
 
     Raises:
-        ProtocolError: the bytes are not such a message (no other exception).
+        ProtocolError: the bytes are not a valid message. No other exception is raised.
     """
     if len(data) > max_bytes:
         raise ProtocolError(
@@ -85,7 +85,7 @@ def decode_message(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 2
         if _is_simple(data):
             message = msgspec.json.decode(data)
             if msgspec.json.encode(message) == data:
-                return message  # no key came twice; a sixth of the time
+                return message  # no key occurs twice; this takes a sixth of the time
     except (ValueError, RecursionError):
         pass
     try:
@@ -95,14 +95,14 @@ def decode_message(data: bytes | bytearray | memoryview, max_bytes: int = 1 << 2
         raise
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the message is not JSON: {error}", where="$") from error
-    # Both checks walk the message, and hardly any message can fail them.
+    # The check walks through the message; only messages that could fail it are checked.
     if text.count("[") + text.count("{") > MAX_DEPTH or "\\u" in text:
         _check_tree(message)
     return message
 
 
 def _is_simple(data: bytes) -> bool:
-    """Whether JSON holds no tag, no number that is too large, and no value that is too deep."""
+    """Whether JSON has no tags, no numbers that may be too large, and is not nested too deep."""
     is_flat = data.count(b"[") + data.count(b"{") <= MAX_DEPTH
     return is_flat and b'"$' not in data and _LONG_NUMBER not in data.translate(_DIGITS)
 
@@ -141,7 +141,7 @@ def _text(place: _Place) -> str:
     while place is not None:
         place, key = place
         steps.append(f".{key}" if isinstance(key, str) else f"[{key}]")
-    # A chain that is too deep is cut, as it may be a cycle.
+    # Cut, because the path of a value that contains itself is long.
     return "$" + "".join(reversed(steps))[:200]
 
 
@@ -206,13 +206,13 @@ def _array(spec: Any) -> np.ndarray[Any, Any]:
     except (msgspec.ValidationError, KeyError) as error:
         raise ProtocolError(f"no array: {error!r:.200}", where="$.$array") from error
     size = math.prod(found.shape) * dtype.itemsize
-    # An empty array still needs dimensions that numpy can hold; others are held to their data.
+    # The dimensions of an empty array must fit numpy, too; others must fit the size of the data.
     extent = math.prod(max(length, 1) for length in found.shape) * dtype.itemsize
     if extent >= 2**62 or len(found.data) != size:
         _refuse(f"{len(found.data)} bytes for an array of {size}", "$.$array.data")
     if dtype.kind == "b" and found.data.strip(b"\x00\x01"):
         _refuse("a bool that is neither 0 nor 1", "$.$array.data")
-    # Over a bytearray the array is writable.
+    # A bytearray makes the array writable.
     return np.frombuffer(bytearray(found.data), dtype=dtype).reshape(found.shape)
 
 

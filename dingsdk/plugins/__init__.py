@@ -1,4 +1,4 @@
-"""Plugins: hooks, registries, discovery and the manager that ties them together."""
+"""Plugins: hooks, registries, discovery, and the plugin manager."""
 
 from typing import TYPE_CHECKING
 

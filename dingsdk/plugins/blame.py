@@ -1,4 +1,4 @@
-"""Which part of a plugin an exception was raised in, for messages."""
+"""Finds the part of a plugin in which an exception was raised, for messages."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from dingsdk.plugins.manager import default_manager
 from dingsdk.plugins.registry import Entry
 
 _CONTRACT = "dingsdk.worker.comm.transport"
-"""The module with the bases of the ends and stores of transports."""
+"""The module with the base classes of the ends and stores of transports."""
 
 
 def error_text(error: BaseException) -> str:
-    """Return the class and the text of an exception, and what part of a plugin raised it."""
+    """Return the class and the text of an exception, and the part of a plugin that raised it."""
     return f"{type(error).__name__}: {error}{raised_in(error)}"
 
 
 def raised_in(error: BaseException) -> str:
-    """Return ``" (raised in type 'x' of samplers, from <plugin>)"``, ``""`` for dingsdk itself."""
+    """Return ``" (raised in type 'x' of samplers, from <plugin>)"``, or ``""`` for dingsdk."""
     part = part_of(error)
     return part and f" (raised in {part})"
 
 
 def part_of(error: BaseException) -> str:
-    """Return ``"type 'x' of samplers, from <plugin>"``, the part in whose code an error was raised.
+    """Return the part in whose code an error was raised: ``"type 'x' of samplers, from <plugin>"``.
 
-    It is the innermost part whose own code the error passed. A transport runs the jobs of all
-    others, so it is named only where nothing of dingsdk lies between; its ends and stores, which
-    are no parts, count as its code. A DingError that dingsdk raised says itself what is wrong, and
-    may be about a part that has returned. ``""`` for these, and for errors of dingsdk itself.
+    This is the part of the innermost frame that belongs to one. A transport runs the jobs of all
+    other parts, so it is named only if no frame of dingsdk is inside its frames. The ends and
+    stores of a transport, which are not parts, count as its code. Returns ``""`` for errors of
+    dingsdk itself, and for a DingError that dingsdk raised: its text says what is wrong, and it may
+    be about a part that has already returned.
     """
     parts = [each for each in added_entries(default_manager()) if each[2].target]
     has_left_core, transport = False, ""
@@ -54,9 +55,9 @@ def part_of(error: BaseException) -> str:
 
 
 def registered_as(cls: type) -> str:
-    """Return ``"type 'x' of learner_hooks, from <plugin>"`` of a part's class.
+    """Return ``"type 'x' of learner_hooks, from <plugin>"`` for the class of a part.
 
-    ``""`` for a class of dingsdk itself, and for one that is not registered.
+    Returns ``""`` for a class of dingsdk itself, and for a class that is not registered.
     """
     for kind, key, entry in added_entries(default_manager()):
         if entry.target is cls:
@@ -69,7 +70,7 @@ def _described(kind: str, key: str, entry: Entry) -> str:
 
 
 def _is_code_of(target: object, frame: FrameType) -> bool:
-    """Whether a frame runs a function that was registered, or a method of such a class."""
+    """Whether a frame runs a registered function, or a method of a registered class."""
     code: CodeType = frame.f_code
     if not isinstance(target, type):
         return getattr(target, "__code__", None) is code
@@ -77,7 +78,7 @@ def _is_code_of(target: object, frame: FrameType) -> bool:
 
 
 def _is_end_of(target: object, frame: FrameType) -> bool:
-    """Whether a frame runs a method of an end or a store that comes with a transport."""
+    """Whether a frame runs a method of an end or a store in the package of a transport."""
     if not isinstance(target, type) or not frame.f_code.co_argcount:
         return False
     cls = type(frame.f_locals.get(frame.f_code.co_varnames[0]))

@@ -1,4 +1,4 @@
-"""What dingsdk itself provides. The switches that turn plugins off do not reach it."""
+"""The types that dingsdk itself provides. The switches for plugins do not affect them."""
 
 from __future__ import annotations
 

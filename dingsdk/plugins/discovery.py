@@ -1,4 +1,4 @@
-"""What installed distributions provide, by their metadata alone, and what ours would."""
+"""Finds the plugins of installed distributions in their metadata; knows our own distributions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dingsdk.plugins.kinds import (
 )
 
 FOREIGN_DISTRIBUTION = "dingsdk"
-"""On PyPI: a client of a messaging service, whose import package has the name of ours."""
+"""Another project on PyPI, a client of a messaging service; its import package is also dingsdk."""
 
 _PREFIX = "dingsdk."
 _GROUPS = {f"{_PREFIX}{kind}": kind for kind in (*KINDS, OBSERVERS, NAMES)}
@@ -31,13 +31,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """One entry point: a distribution says that a module provides a type.
+    """One entry point, by which a distribution declares that a module provides a type.
 
     Attributes:
         kind: One of KINDS, or OBSERVERS or NAMES.
         key: The type key (for NAMES the class name).
         value: The plugin module (for NAMES ``module:attribute``).
-        contract: The version of the kind's contract that it was written for, as it says.
+        contract: The version of the kind's contract that the plugin declares.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Advert:
 
     @property
     def misfit(self) -> str | None:
-        """Why this dingsdk does not know the contract that it was written for, or None."""
+        """Why this dingsdk does not support the contract version of the plugin, or None."""
         newest = CONTRACT_VERSIONS.get(self.kind, 1)
         found = re.fullmatch(r"v([1-9]\d{0,5})", self.contract)
         if found is None:
@@ -68,7 +68,7 @@ class Advert:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a switch may call this plugin: its distribution, its module or package."""
+        """The names of this plugin for switches: its distribution, its module and its package."""
         return self.distribution, self.module, self.module.partition(".")[0]
 
     def __str__(self) -> str:
@@ -76,10 +76,10 @@ class Advert:
 
 
 def discover() -> list[Advert]:
-    """Return every advert of every installed distribution, sorted by kind, key, distribution.
+    """Return all adverts of all installed distributions, sorted by kind, key and distribution.
 
-    A distribution with unreadable metadata is logged by name and left out; one that shares
-    our import package is logged as well.
+    A distribution with unreadable metadata is logged and left out. A warning is logged if the other
+    project that uses our import package is installed.
     """
     foreign, own = version_of(FOREIGN_DISTRIBUTION), version_of(OWN_DISTRIBUTION)
     if foreign and own:
@@ -94,7 +94,7 @@ def discover() -> list[Advert]:
         try:
             adverts.update(_adverts(distribution))
         except Exception as error:
-            # Foreign metadata: whatever is wrong with it, the other plugins must be found.
+            # The metadata of others may have any error; the other plugins must still be found.
             where = getattr(distribution, "_path", distribution)
             _logger.warning("cannot read the entry points of %s: %s", where, error)
     return sorted(adverts, key=lambda a: (a.kind, a.key, a.distribution))
@@ -113,7 +113,7 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
     text = distribution.read_text("entry_points.txt")
     if text is None or f"[{_PREFIX}" not in text:
         return
-    # Of two copies on sys.path the first one counts, as it does for importing.
+    # If there are two copies on sys.path, the first one counts, as for imports.
     first = metadata.distribution(distribution.metadata["Name"])  # ValueError without a name
     facts = first.metadata
     name, version = facts["Name"], facts["Version"]
@@ -159,15 +159,15 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
     ("commands", "watch"): "dingsdk-rl-watch",
 }
-"""Kind and type key (or class name) of what the plugins of this repository advertise -> their
-distribution, for messages about what is not installed."""
+"""(kind, type key or class name) -> distribution, for the plugins of this repository; used in
+messages about plugins that are not installed."""
 
 
 def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
-    """Return what to type to install a distribution of this repository.
+    """Return the command that installs a distribution of this repository.
 
-    Ours are on no package index, where anybody may take an unused name: the command names a
-    folder, of this checkout where there is one.
+    Our distributions are not on a package index, where others could take their names. So the
+    command names a folder: in this checkout, if dingsdk runs from one.
     """
     folder = Path("plugins", distribution.replace(OWN_DISTRIBUTION, "dingsdk"))
     here = checkout / folder
@@ -177,7 +177,7 @@ def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
 
 
 def install_extra_command(extra: str, checkout: Path = _CHECKOUT) -> str:
-    """Return what to type to install an extra of dingsdk, as ``install_command`` does."""
+    """Return the command that installs an extra of dingsdk; see ``install_command``."""
     if (checkout / "pyproject.toml").is_file():
         return f"pip install '{checkout}[{extra}]'"
     return f"pip install '.[{extra}]', in a clone of the dingsdk repository"

@@ -1,7 +1,6 @@
-"""The hooks as typed methods: those that only observe, and those that are asked for an answer.
+"""The hooks as typed methods: hooks that only observe, and hooks that return an answer.
 
-A call that no plugin listens to only compares an empty list, so that callers need no guard of
-their own.
+A call is cheap if no plugin implements the hook, so callers need not check that first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 def _method(spec: Callable[..., Any], call: str, otherwise: Callable[[], Any]) -> Any:
-    """Return a method that gives a hook's implementations to the method ``call``, if it has any."""
+    """Return a method that passes a hook's implementations to the method ``call``, if any."""
     name = spec.__name__
 
     def fire(self: _Hooks, **facts: object) -> Any:
@@ -37,13 +36,13 @@ def _method(spec: Callable[..., Any], call: str, otherwise: Callable[[], Any]) -
 
 
 def _broadcast(spec: Callable[P, None]) -> Callable[Concatenate[Observers, P], None]:
-    """Return a method that calls every implementation of a hook, by keyword arguments."""
+    """Return a method that calls every implementation of a hook, with keyword arguments."""
     method: Callable[Concatenate[Observers, P], None] = _method(spec, "_tell", lambda: None)
     return method
 
 
 def _decide(spec: Callable[P, R]) -> Callable[Concatenate[Answers, P], R]:
-    """Return a method that asks every implementation of a hook until one answers."""
+    """Return a method that calls the implementations of a hook until one returns an answer."""
     method: Callable[Concatenate[Answers, P], R] = _method(spec, "_first", lambda: None)
     return method
 
@@ -51,20 +50,20 @@ def _decide(spec: Callable[P, R]) -> Callable[Concatenate[Answers, P], R]:
 def _report(
     spec: Callable[P, Mapping[str, Any] | None],
 ) -> Callable[Concatenate[Answers, P], dict[str, Any]]:
-    """Return a method that asks every implementation of a hook, and puts the answers together."""
+    """Return a method that calls every implementation of a hook, and merges the answers."""
     method: Callable[Concatenate[Answers, P], dict[str, Any]] = _method(spec, "_gather", dict)
     return method
 
 
 class _Hooks:
-    """Calls hooks of the loaded plugins, by the relay of their manager, from any thread."""
+    """Calls hooks of the loaded plugins through pluggy's hook relay; thread-safe."""
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
         self._hook = hook
         self._logged: set[tuple[str, ...]] = set()
 
     def has_listener(self, name: str) -> bool:
-        """Whether a plugin implements ``dingsdk_<name>``, for callers with many calls to make."""
+        """Whether a plugin implements ``dingsdk_<name>``; for callers that make many calls."""
         return bool(getattr(self._hook, f"dingsdk_{name}").get_hookimpls())
 
     def _is_new(self, *key: str) -> bool:
@@ -74,7 +73,7 @@ class _Hooks:
 
 
 class Observers(_Hooks):
-    """Broadcasts to every loaded plugin; what one raises is logged and goes no further."""
+    """Calls the observe hooks of all loaded plugins; an exception of a plugin is only logged."""
 
     run_started = _broadcast(hookspecs.dingsdk_run_started)
     run_finished = _broadcast(hookspecs.dingsdk_run_finished)
@@ -89,14 +88,14 @@ class Observers(_Hooks):
     connection_lost = _broadcast(hookspecs.dingsdk_connection_lost)
 
     def _tell(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> None:
-        # pluggy's own loop ends at the first exception; here every observer has its turn.
+        # pluggy's own loop ends at the first exception; here every observer is called.
         for impl in reversed(impls):
             self.call(impl, facts)
 
     def call(self, impl: pluggy.HookImpl, facts: Facts) -> None:
-        """Call one implementation with what it names of ``facts``, the hook's arguments by name.
+        """Call one implementation with those of the hook's arguments (``facts``) that it takes.
 
-        What it raises is logged, with a traceback the first time per plugin and hook.
+        An exception is logged; the first time for a plugin and hook, with a traceback.
         """
         hook = impl.function.__name__
         try:
@@ -114,11 +113,11 @@ class Observers(_Hooks):
 
 
 class Answers(_Hooks):
-    """Asks the loaded plugins.
+    """Calls the decide and report hooks of the loaded plugins.
 
     Raises:
-        PluginHookError: a decide hook raised. Errors of dingsdk pass with a note that names the
-            plugin, the hook and the line.
+        PluginHookError: a decide hook raised an exception. If the exception is a DingError, it is
+            raised itself, with a note that names the plugin, the hook and the line.
     """
 
     create_component = _decide(hookspecs.dingsdk_create_component)
@@ -183,9 +182,9 @@ def _ask(impl: pluggy.HookImpl, hook: str, facts: Facts) -> Any:
 
 
 def _describe(impl: pluggy.HookImpl, hook: str, error: BaseException) -> str:
-    """Return ``plugin <name>, <hook> (<file>, line <n>)``: where the plugin's code raised.
+    """Return ``plugin <name>, <hook> (<file>, line <n>)`` for an error of a plugin's hook.
 
-    The line is the innermost one in the file of its function.
+    The line is that of the innermost frame in the file of the hook function.
     """
     code = getattr(inspect.unwrap(impl.function), "__code__", None)
     where = ""

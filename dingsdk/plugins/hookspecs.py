@@ -1,10 +1,10 @@
-"""Every hook that a plugin may implement, grouped by the phase in which it fires.
+"""All hooks that a plugin may implement, grouped by their purpose.
 
-A plugin implements a hook by a module-level function of the same name under ``@hookimpl``;
-it may leave out arguments that it does not need. *Chosen by config, ordered by priority,
-state per learner*: write a ``LearnerHook``. *Whole process, only observes*: write a hookimpl.
+A plugin implements a hook with a module-level function of the same name, marked with
+``@hookimpl``; it may leave out arguments that it does not need. For a hook that a config selects,
+with a priority and a state per learner, write a ``LearnerHook`` instead.
 
-None of these fires once per env step.
+No hook is called once per env step.
 """
 
 from __future__ import annotations
@@ -45,94 +45,95 @@ REGISTER_HOOKS = type(
 """One hook ``dingsdk_register_<kind>(registry)`` for each kind."""
 
 
-# life: an error in one of these, but for dingsdk_addhooks, is logged with the plugin's name and
-# goes no further.
+# life: an error in one of these is logged with the plugin's name and does not stop the run; an
+# error in dingsdk_addhooks undoes the load.
 
 
 @hookspec(historic=True)
 def dingsdk_addhooks(manager: PluginManager) -> None:
-    """Declare hooks of your own by ``manager.add_hookspecs(module)``.
+    """Declare your own hooks with ``manager.add_hookspecs(module)``.
 
-    Fires while the plugin is loaded, before anything of it is registered; an error undoes
+    Called while the plugin is loaded, before any of its types is registered; an error undoes
     the load.
     """
 
 
 @hookspec
 def dingsdk_plugin_registered(plugin: object, name: str, manager: PluginManager) -> None:
-    """Learn of a plugin that was loaded, earlier ones and yourself included.
+    """Called for each plugin that is loaded: earlier plugins, your plugin, and later ones.
 
-    Fires after its types were registered, in the thread that loaded it.
+    Called after the types of the plugin were registered, in the thread that loaded it.
     """
 
 
 @hookspec
 def dingsdk_configure(config: Mapping[str, Any]) -> None:
-    """Prepare for a run whose compiled config is ``config``; read it, never change it.
+    """Prepare for a run whose compiled config is ``config``; do not change the config.
 
-    Fires before the run starts, in the process that started it and in each worker process, in
-    the main thread; for a plugin that is loaded later, right after its load.
+    Called before the run starts, in the process that started it and in each worker process, in
+    the main thread. For a plugin that is loaded later, called right after its load.
     """
 
 
 @hookspec
 def dingsdk_unconfigure() -> None:
-    """Release what ``dingsdk_configure`` took.
+    """Release the resources that ``dingsdk_configure`` acquired.
 
-    Fires once per ``dingsdk_configure``, however the run ended, and before the next one.
+    Called once for each ``dingsdk_configure``, after the run, also if it failed.
     """
 
 
-# decide: the plugins are asked in turn, the one that was loaded last first; the first answer that
-# is not None counts, and the others are not asked. An exception ends what asked.
+# decide: the plugins are called one after the other, the last loaded first, until one returns an
+# answer that is not None. An exception is raised in the caller.
 
 
 @hookspec(firstresult=True)
 def dingsdk_create_component(
     kind: str, type_key: str, cls: object, cfg: Mapping[str, Any], args: Any, kwargs: Any
 ) -> object | None:
-    """Create a part in place of ``cls(cfg, *args, **kwargs)``; None leaves it to that.
+    """Create a part in place of ``cls(cfg, *args, **kwargs)``; None creates it in this usual way.
 
-    ``cls`` is what ``type_key`` of the ``kind`` names, ``cfg`` its section. Wrap what you create
-    yourself, or return a subclass of ``cls``: the caller uses its interface. Fires for each part
-    that a config names by ``type``, where it is created, in any process and thread.
+    ``cls`` is the class that ``type_key`` names among the ``kind``, ``cfg`` its section. Return a
+    wrapper or an object of a subclass: the caller uses the interface of ``cls``. Called for each
+    part that a config names by ``type``, in the process and thread that creates it.
     """
 
 
 @hookspec(firstresult=True)
 def dingsdk_write_checkpoint(path: Path, contents: Mapping[str, Any]) -> bool | None:
-    """Write a checkpoint to the file ``path`` in a format of your own; return True once it is safe.
+    """Write a checkpoint to the file ``path`` in your own format; return True once it is stored.
 
-    A plugin that keeps checkpoints elsewhere leaves a file there all the same: by its name the
-    checkpoint is found, and removed with others that are old. ``contents`` has ``state`` (the
-    policy's), ``iteration``, ``envstep``, ``meta``, ``dingsdk`` and ``torch``. Answer
-    ``dingsdk_read_checkpoint`` too. Fires in the learner's thread, and in the coordinator's for the
-    best policy of a parallel run.
+    A plugin that stores checkpoints elsewhere must also write a file at ``path``: dingsdk finds
+    checkpoints by their file names, and removes old files. ``contents`` has ``state`` (of the
+    policy), ``iteration``, ``envstep``, ``meta``, ``dingsdk`` and ``torch``. Also implement
+    ``dingsdk_read_checkpoint``. Called in the learner's thread, and in the coordinator's thread for
+    the best policy of a parallel run.
     """
 
 
 @hookspec(firstresult=True)
 def dingsdk_read_checkpoint(path: Path) -> Mapping[str, Any] | None:
-    """Return the contents of the checkpoint ``path``, with the keys that were to be written.
+    """Return the contents of the checkpoint ``path``, as passed to ``dingsdk_write_checkpoint``.
 
-    None leaves it to dingsdk. Fires where a checkpoint is loaded.
+    If all plugins return None, dingsdk reads the file. Called in the process and thread that loads
+    the checkpoint.
     """
 
 
 @hookspec(firstresult=True)
 def dingsdk_should_stop(run_dir: Path, status: Mapping[str, Any]) -> str | None:
-    """Return why the run shall end now, or None to let it go on.
+    """Return a text that says why the run has to end now, or None to let it continue.
 
     ``status`` has ``env_steps``, ``train_iter``, ``elapsed_s``, ``last_return``, ``best_return``
-    (both None before an evaluation), ``buffer_fill`` and ``workers``. The run ends as at a limit:
-    with a checkpoint, a last evaluation, and the text in ``result.json`` as ``stopped_by``. Fires
+    (both None before an evaluation), ``buffer_fill`` and ``workers``. The run ends as at a limit,
+    with a checkpoint and a last evaluation; ``result.json`` has the text as ``stopped_by``. Called
     in the process that started the run: in serial mode before each collect, in parallel mode
     ten times a second.
     """
 
 
-# report: every plugin is asked, and the answers are put together. Where two plugins give one name
-# a value, or one gives a name of dingsdk's own, the name becomes ``name@plugin``, and the conflict
+# report: all plugins are called, and the answers are merged. If two plugins return the same name,
+# or a plugin returns a name that dingsdk uses, the name becomes ``name@plugin``, and the conflict
 # is logged once. An exception is logged, and the plugin's values are left out.
 
 
@@ -140,51 +141,51 @@ def dingsdk_should_stop(run_dir: Path, status: Mapping[str, Any]) -> str | None:
 def dingsdk_progress_columns(run_dir: Path) -> Mapping[str, float | int | str | None] | None:
     """Return values to show with the progress of a run, by name.
 
-    The live table and its plain lines, the live page and ``progress.jsonl`` show them. Fires about
-    twice a second in threads of the process that started the run: return what you have, never wait.
+    The live table, the plain progress lines, the live page and ``progress.jsonl`` contain them.
+    Called about twice a second in threads of the process that started the run; return at once.
     """
 
 
 @hookspec
 def dingsdk_result_fields(run_dir: Path, result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return fields for ``result.json``, of text, numbers, None, lists and dicts.
+    """Return fields for ``result.json``, made of text, numbers, None, lists and dicts.
 
-    ``result`` is what it holds so far. Fires once, before ``dingsdk_run_finished``, in the process
-    and thread that started the run.
+    ``result`` is the content of the file without fields of plugins. Called once, before
+    ``dingsdk_run_finished``, in the process and thread that started the run.
     """
 
 
-# observe: an exception is logged with the plugin's name (its traceback the first time) and
-# never reaches the run. The arguments are the run's own objects: read them, keep copies, change
-# nothing. The run waits for you: be quick.
+# observe: an exception is logged with the plugin's name (the first time with its traceback) and
+# does not stop the run. The arguments are objects that the run uses: do not change them, and make
+# copies of what you keep. The run waits until the hook returns, so return quickly.
 
 
 @hookspec
 def dingsdk_run_started(config: Mapping[str, Any], run_dir: Path) -> None:
-    """A run begins; its folder exists and holds the compiled config.
+    """A run begins; its folder exists and contains the compiled config.
 
-    Fires once, in the process and thread that started the run.
+    Called once, in the process and thread that started the run.
     """
 
 
 @hookspec
 def dingsdk_run_finished(run_dir: Path, result: Mapping[str, Any]) -> None:
-    """A run ended, well or not; ``result`` is what ``result.json`` holds.
+    """A run ended, successfully or not; ``result`` is the content of ``result.json``.
 
-    Fires once, after every worker stopped, in the process and thread that started the run.
+    Called once, after all workers stopped, in the process and thread that started the run.
     """
 
 
 @hookspec
 def dingsdk_before_task(worker_id: str, task: Mapping[str, Any]) -> None:
-    """A worker is about to process a task. Fires in the worker's process and thread."""
+    """A worker is about to process a task. Called in the worker's process and thread."""
 
 
 @hookspec
 def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object) -> None:
-    """A worker is done with a task; ``outcome`` is its result, or the exception.
+    """A worker has processed a task; ``outcome`` is its result, or the exception.
 
-    Fires in the worker's process and thread.
+    Called in the worker's process and thread.
     """
 
 
@@ -192,16 +193,16 @@ def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object)
 def dingsdk_after_episode(source: str, env_id: int, episode_return: float, length: int) -> None:
     """An episode of ``length`` env steps ended with the undiscounted ``episode_return``.
 
-    ``source`` is the instance name of the collector or evaluator; fires where that runs.
+    ``source`` is the instance name of the collector or evaluator. Called in its process and thread.
     """
 
 
 @hookspec
 def dingsdk_after_collect(source: str, sample_count: int, envstep: int, train_iter: int) -> None:
-    """A collector handed over ``sample_count`` train samples.
+    """A collector has collected ``sample_count`` train samples.
 
-    ``envstep`` env steps were collected so far by this source, with a policy of
-    ``train_iter``. Fires where the collector runs.
+    ``envstep`` is the number of env steps of this collector so far, ``train_iter`` the iteration of
+    the policy that it used. Called in the collector's process and thread.
     """
 
 
@@ -209,29 +210,35 @@ def dingsdk_after_collect(source: str, sample_count: int, envstep: int, train_it
 def dingsdk_after_iter(learner: object, iteration: int, log_vars: Mapping[str, Any]) -> None:
     """A learner finished train iteration ``iteration``; ``log_vars`` is the policy's output.
 
-    Fires in the learner's process and thread.
+    Called in the learner's process and thread.
     """
 
 
 @hookspec
 def dingsdk_after_evaluate(source: str, mean_return: float, train_iter: int, envstep: int) -> None:
-    """An evaluation ended with ``mean_return`` over its episodes. Fires where it ran."""
+    """An evaluation ended; ``mean_return`` is the mean over its episodes.
+
+    Called in the process that started the run.
+    """
 
 
 @hookspec
 def dingsdk_after_checkpoint(path: Path, iteration: int) -> None:
-    """A checkpoint was written to ``path`` and is whole. Fires in the learner's thread."""
+    """A checkpoint was written completely to ``path``. Called in the learner's thread."""
 
 
 @hookspec
 def dingsdk_pace_changed(worker_id: str, relative_pace: float, is_straggler: bool) -> None:
-    """A worker fell far behind the others of its kind, or is one of them again.
+    """A worker became much slower than the others of its kind, or is as fast as they are again.
 
-    ``relative_pace`` is its pace over the median of theirs (env steps a second, of learners
-    iterations). Fires in the master's process, in the coordinator's thread.
+    ``relative_pace`` is its pace divided by the median pace of the others. The pace is in env steps
+    per second; for learners, iterations per second. Called in the process that started the run.
     """
 
 
 @hookspec
 def dingsdk_connection_lost(worker_id: str, reason: str) -> None:
-    """A worker left or fell silent. Fires in the master's process, on any thread."""
+    """A worker left or stopped answering.
+
+    Called in the process that started the run, in any thread.
+    """

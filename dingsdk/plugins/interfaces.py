@@ -1,4 +1,4 @@
-"""The base class of each kind of parts, and what a part lacks of it."""
+"""The base class of each kind of part, and checks that a part implements it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ BASES: Mapping[str, str] = {
 """Kind -> ``module:name`` of its base; policies, wrappers and commands need none."""
 
 _CALLED = {"serial_commanders": {"step"}}
-"""Methods that a base class has, and a class without it needs."""
+"""Methods that are not abstract in the base, but that a class without the base must have."""
 _PARTS = ("storages", "samplers", "removers", "limiters")
 
 
 def missing_methods(kind: str, target: type, base: type) -> list[str]:
-    """Return the methods without which a class cannot be used as one of a kind, by its base."""
+    """Return the names of the methods that a class lacks to be used as a part of a kind."""
     needed = getattr(base, "__abstractmethods__", frozenset()) | _CALLED.get(kind, set())
-    # Looked up in the classes: `__call__` of a class is that of its metaclass.
+    # Looked up in vars(), because `hasattr(cls, "__call__")` finds the one of the metaclass.
     names = {name for each in target.__mro__ for name in vars(each)}
     return sorted(set(getattr(target, "__abstractmethods__", ())) | (needed - names))
 
 
 def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
-    """Check that a part is a class that can be used as one of its kind.
+    """Check that a part is a class that can be used as a part of its kind.
 
-    But for the parts of buffers, a class with all the methods may do without the base. Functions
-    that make parts are taken as they are.
+    Parts of buffers must extend the base class of their kind. Other classes only need its methods.
+    Functions that make parts are not checked.
 
     Raises:
         PluginLoadError: methods, or the base, are missing; facts ``plugin``, ``kind``, ``missing``.
@@ -60,7 +60,7 @@ def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
         return
     base = resolve_name(BASES[kind])
     missing = missing_methods(kind, target, base)
-    # The buffer calls more of its parts than what they must write themselves.
+    # A buffer also calls methods of its parts that only the base implements.
     needs_base = kind in _PARTS and not issubclass(target, base)
     if missing or needs_base:
         what = f"lacks {listing(missing)}" if missing else "is no subclass"

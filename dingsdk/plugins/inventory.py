@@ -1,4 +1,4 @@
-"""What a manager holds: as rows for people, and as plain text for child processes."""
+"""The content of a plugin manager, as rows to show, and as plain text for child processes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ State = Literal["loaded", "available", "broken", "disabled", "too new", "duplica
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """One type of one provider.
+    """One type from one provider.
 
     Attributes:
-        kind: One of ``KINDS``, or ``plugins`` for one that only observes.
-        type_key: The type, as configs spell it.
-        provider: The module that provides it.
-        distribution: The installed distribution it comes from, or None.
+        kind: One of ``KINDS``, or ``plugins`` for a plugin that only observes.
+        type_key: The type, as written in configs.
+        provider: The module that provides the type.
+        distribution: The installed distribution that contains the module, or None.
         version: The version of the distribution, or None.
-        state: ``loaded``; ``available``, to be imported when named; ``broken``, its last load
-            failed; ``disabled`` by a switch; ``too new``, written for another version of the
-            kind's contract; ``duplicate``, several installed plugins advertise it; ``shadowed``,
-            something else is registered under its key. The last two are named
-            ``key@distribution``.
-        detail: Why, for the last five states.
+        state: ``loaded``; ``available``: it is imported when a config names it; ``broken``: its
+            last load failed; ``disabled`` by a switch; ``too new``: written for another version of
+            the kind's contract; ``duplicate``: several installed plugins provide this type;
+            ``shadowed``: something else is registered under its key. In the last two states, a
+            config can name the type as ``key@distribution``.
+        detail: The reason, for the last five states.
     """
 
     kind: str
@@ -107,11 +107,11 @@ def _registered(kind: str, key: str, entry: Entry, version: str | None) -> Plugi
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is registered, as plain text that any start method and any pickle can carry.
+    """The registered types, as plain text that can be sent to child processes.
 
     Attributes:
         modules: (module, owner) of the plugins to load again, in order.
-        entries: (kind, type key, owner, ``module:qualname``) of every registered type that is
+        entries: (kind, type key, owner, ``module:qualname``) of all registered types that are
             not built in and that another process can import.
     """
 
@@ -120,7 +120,7 @@ class Snapshot:
 
 
 def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
-    """Yield kind, type key and entry of what is registered beyond the built-ins."""
+    """Yield kind, type key and entry of all registered types that are not built in."""
     for kind, registry in manager.registries.items():
         for key, entry in registry.entries():
             if (kind, key, entry.place) not in BUILTINS:
@@ -128,7 +128,7 @@ def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
 
 
 def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
-    """Return what ``manager`` has loaded and registered beyond the built-ins.
+    """Return the plugins that ``manager`` has loaded, and its types that are not built in.
 
     See ``PluginManager.snapshot`` for ``without``.
     """

@@ -1,11 +1,11 @@
-"""The kinds of parts that plugins provide, in the order in which people meet them."""
+"""The kinds of parts that plugins provide, in the order of the documentation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 OWN_DISTRIBUTION = "dingsdk-rl"
-"""What the core is installed as. The distribution called ``dingsdk`` is another project's."""
+"""Name of our distribution. The distribution named ``dingsdk`` belongs to another project."""
 
 KINDS: Mapping[str, str] = {
     "transports": (
@@ -42,29 +42,29 @@ KINDS: Mapping[str, str] = {
     ),
     "commands": "click commands, shown as `dingsdk <key>`",
 }
-"""Kind -> what its parts are, in the order in which people meet them. Each kind has a registry,
+"""Kind -> description of its parts, in the order of the documentation. Each kind has a registry,
 an entry-point group ``dingsdk.<kind>`` and a hook ``dingsdk_register_<kind>(registry)``."""
 
 COMM_KINDS = ("transports", "comm_collectors", "comm_learners")
-"""Kinds that only a process uses that has a master."""
+"""Kinds that are used only in processes that connect to a master."""
 
 OBSERVERS = "plugins"
 """Entry-point group ``dingsdk.plugins``: modules that provide no type and only observe."""
 
 NAMES = "names"
-"""Entry-point group ``dingsdk.names``: classes reachable as ``dingsdk.worker.<Name>``; the
-entry point's name is the class name, its value ``module:attr``."""
+"""Entry-point group ``dingsdk.names``: classes that can be imported as ``dingsdk.worker.<Name>``.
+The name of the entry point is the class name, its value ``module:attr``."""
 
 CONTRACTS = "contracts"
-"""Entry-point group ``dingsdk.contracts``: the version of a kind's contract that a distribution
-was written for; the entry point's name is the kind, its value ``v<number>``. Without one it is
-``v1``. It is read from the metadata, before anything of the distribution is imported."""
+"""Entry-point group ``dingsdk.contracts``: the version of a kind's contract for which a
+distribution was written. The name of the entry point is the kind, its value ``v<number>``; the
+default is ``v1``. It is read from the metadata, before the distribution is imported."""
 
 CONTRACT_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
-"""Kind -> newest version of its contract that this dingsdk knows: signatures of the parts, and
-the rules that ``dingsdk.testing`` checks. It goes up when a part of the version before would no
-longer work."""
+"""Kind -> newest version of its contract that this dingsdk supports. The contract consists of the
+signatures of the parts and the rules that ``dingsdk.testing`` checks. The version is increased when
+parts of the previous version would no longer work."""
 
 API_VERSION = 1
-"""Version of the plugin interface. A plugin module that needs a newer one says so with
-``dingsdk_api = N`` and is then refused by name, before any of its hooks runs."""
+"""Version of the plugin interface. A plugin module that needs a newer version declares it with
+``dingsdk_api = N``. It is then refused with an error before any of its hooks runs."""

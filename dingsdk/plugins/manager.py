@@ -48,16 +48,16 @@ _logger = logging.getLogger(__name__)
 
 
 class PluginManager:
-    """Holds a registry per kind and fills them on demand; safe for concurrent use.
+    """Has a registry for each kind, and loads plugins when they are needed; thread-safe.
 
     Args:
         switches: Which plugins may be loaded.
-        discover: Returns the adverts of what is installed; called when first needed.
+        discover: Returns the adverts of the installed plugins; called when first needed.
 
     Attributes:
         registries: Kind -> its registry.
         modules: Loaded plugin module -> its owner, in the order of loading.
-        failures: Module name -> why its last load failed; cleared by a load that works.
+        failures: Module name -> why its last load failed; removed when a load succeeds.
         observers: The observe hooks.
         answers: The decide and report hooks.
         has_observers: Whether ``load_observers`` was called.
@@ -88,7 +88,7 @@ class PluginManager:
         self._announced: list[tuple[object, str]] = []
         self._config: Mapping[str, Any] | None = None
         self._lock = threading.RLock()
-        # Historic calls: each plugin that is registered from now on answers them.
+        # Historic calls: pluggy calls these hooks of each plugin that is registered later.
         self.hook.dingsdk_addhooks.call_historic(kwargs={"manager": self})
         for kind, registry in self.registries.items():
             caller = getattr(self.hook, f"dingsdk_register_{kind}")
@@ -96,7 +96,7 @@ class PluginManager:
 
     @property
     def hook(self) -> pluggy.HookRelay:
-        """pluggy's relay; for the observe hooks prefer ``observe()``, which isolates errors."""
+        """pluggy's hook relay. For observe hooks, use ``observe()``, which catches exceptions."""
         return self._pluggy.hook
 
     # what there is
@@ -108,9 +108,9 @@ class PluginManager:
         return self.registries[kind]
 
     def known(self, kind: str) -> list[str]:
-        """Return the type keys that configs can name now, sorted; imports nothing.
+        """Return the type keys that configs can name, sorted; imports nothing.
 
-        One that several provide is named ``key@distribution``.
+        A type that several plugins provide is listed as ``key@distribution``.
         """
         contested = self._contested()
         usable = {
@@ -121,7 +121,7 @@ class PluginManager:
         return sorted(usable.union(self.registry(kind).query()))
 
     def _contested(self) -> frozenset[tuple[str, str]]:
-        """Return (kind, type key) of what more than one provides, built-in types included."""
+        """Return (kind, type key) of the types with several providers, including dingsdk."""
         adverts = [a for a in self.adverts() if a.kind != NAMES and self.why_not(a) is None]
         providers = {(a.kind, a.key, a.distribution) for a in adverts}
         counts = Counter((kind, key) for kind, key, _ in providers)
@@ -129,7 +129,7 @@ class PluginManager:
         return frozenset(each for each, count in counts.items() if count > 1 or each in builtin)
 
     def adverts(self, kind: str | None = None, key: str | None = None) -> list[Advert]:
-        """Return what installed distributions advertise: all, for a kind, or for one key."""
+        """Return the adverts of installed distributions: all, of one kind, or for one key."""
         with self._lock:
             if self._adverts is None:
                 found = self._discover()
@@ -142,17 +142,17 @@ class PluginManager:
             ]
 
     def forget_adverts(self) -> None:
-        """Look at what is installed again when next asked; something may have been added."""
+        """Discover the installed plugins again at the next use, to find newly installed ones."""
         importlib.invalidate_caches()
         with self._lock:
             self._adverts = None
 
     def why_not(self, advert: Advert) -> str | None:
-        """Return why an advertised plugin is kept out, by a switch or its contract, or None."""
+        """Return why an advertised plugin may not be loaded (switch or contract), or None."""
         return self.switches.why_not(advert.names) or advert.misfit
 
     def plugins(self) -> list[PluginInfo]:
-        """Return what provides what: built-in, registered and installed; imports nothing."""
+        """Return all types and their providers, built-in ones too; imports nothing."""
         return list_plugins(self)
 
     # parts by type
@@ -164,21 +164,22 @@ class PluginManager:
         import_names: Sequence[str] = (),
         config_path: str = "",
     ) -> Any:
-        """Return the class of that type, loading what provides it.
+        """Return the class of a type; load the plugin that provides it, if needed.
 
-        Looks in this order: what ``import_names`` register, what is registered, the one
-        installed plugin that advertises the type. ``key@distribution`` is the one of that
-        distribution, for a type that several provide.
+        First imports ``import_names``, which may register the type. Then looks among the registered
+        types, and then for an installed plugin that advertises the type. For a type that several
+        plugins provide, ``key@distribution`` names that of one distribution.
 
         Args:
             kind: One of ``KINDS``.
-            type_key: The type, as configs spell it.
+            type_key: The type, as written in configs.
             import_names: Modules to import first.
             config_path: Dotted path of the config section, for messages.
 
         Raises:
             UnknownPluginError: nothing provides the type.
-            PluginLoadError: what provides it cannot be loaded, is disabled, or is ambiguous.
+            PluginLoadError: the plugin that provides it cannot be loaded or is disabled, or several
+                plugins provide it.
             ConfigTypeError: the type key or ``import_names`` have the wrong type.
         """
         registry = self.registry(kind)
@@ -209,11 +210,11 @@ class PluginManager:
         config_path: str = "",
         **kwargs: Any,
     ) -> Any:
-        """Create ``cls(cfg, *args, **kwargs)`` of the class that ``cfg["type"]`` names.
+        """Create ``cls(cfg, *args, **kwargs)``, where ``cfg["type"]`` names the class ``cls``.
 
-        The class gets its section as an EasyDict. An error raised inside the constructor passes
-        through unchanged, with a note that names the type, what provides it and the config path.
-        Other errors are those of ``class_of``.
+        The class gets its section as an EasyDict. An exception of the constructor is raised
+        unchanged, with a note that names the type, its provider and the config path. Other errors
+        are those of ``class_of``.
         """
         component = self.class_of(kind, cfg, config_path)
         cfg = to_easydict(rename_aliases(cfg, config_path))
@@ -240,7 +241,7 @@ class PluginManager:
     def class_of(self, kind: str, cfg: Mapping[str, Any], config_path: str = "") -> Any:
         """Return the class that ``cfg["type"]`` names, after ``cfg["import_names"]``; see ``get``.
 
-        Both keys may be given by their aliases. A section without ``type`` is a ConfigError.
+        Both keys may be given by their aliases. Raises ConfigError if there is no ``type``.
         """
         if not isinstance(cfg, Mapping):
             raise wrong_type(config_path, f"the section of one of the {kind}", cfg)
@@ -260,11 +261,11 @@ class PluginManager:
         Meant for a package's ``__getattr__``; see ``dingsdk.plugins.kinds.NAMES``.
 
         Raises:
-            PluginNotInstalledError: a plugin is known to own the name, but is not installed.
-            PluginLoadError: the plugin is disabled, broken, or not the only one.
-            AttributeError: no plugin owns the name.
+            PluginNotInstalledError: a plugin of this repository has the name, but is not installed.
+            PluginLoadError: the plugin is disabled or broken, or several plugins have the name.
+            AttributeError: no plugin has the name.
         """
-        if name.startswith("_"):  # asked for by import machinery and inspection, never ours
+        if name.startswith("_"):  # looked up by the import system and by inspection
             raise AttributeError(f"no plugin provides {name!r}")
         adverts = self.adverts(NAMES, name)
         if adverts:
@@ -299,9 +300,9 @@ class PluginManager:
     def _load_advertised(
         self, kind: str, key: str, adverts: Sequence[Advert], where: str, asked: str | None = None
     ) -> str:
-        """Load the plugin that provides a type; return the name it is registered by."""
+        """Load the plugin that provides a type; return the key under which it is registered."""
         if not adverts and asked is None:
-            # Perhaps it was installed after the first look, say from a notebook.
+            # It may have been installed after the first discovery, for example from a notebook.
             self.forget_adverts()
             adverts = self.adverts(kind, key)
         if not adverts:
@@ -363,16 +364,17 @@ class PluginManager:
     def load(
         self, module_name: str, owner: str | None = None, *, must_provide: bool = False
     ) -> None:
-        """Import a module and, where it holds hookimpls, register it; once per process.
+        """Import a module and register its hookimpls, if it has any; once per process.
 
         Args:
             module_name: Dotted name.
-            owner: Whom to name in messages and listings, by default the module.
+            owner: The plugin's name in messages and listings; by default the module name.
             must_provide: Whether to refuse a module that neither implements a hook nor
                 registers a type.
 
         Raises:
-            PluginLoadError: it is disabled, too new, or raised; nothing of it remains registered.
+            PluginLoadError: the module is disabled, too new, or raised an exception; everything
+                that it registered is removed again.
         """
         owner = owner or module_name
         if self.switches.is_disabled(module_name):
@@ -386,13 +388,13 @@ class PluginManager:
         is_new = module_name not in sys.modules
         own = {(a.kind, a.key) for a in self.adverts() if a.distribution == owner}
         with self._wholly(module_name, owner, self._contested() & own) as changes:
-            # Not under the lock: another thread may hold the import lock of this module and
-            # wait for ours.
+            # Without our lock: another thread may hold the import lock of this module and wait
+            # for our lock.
             module = importlib.import_module(module_name)
             try:
                 self._register(module, module_name, owner, must_provide and not changes.changes)
             except BaseException:
-                if is_new:  # the next try must run its top again, registrations included
+                if is_new:  # so that the next try runs the module, and its registrations, again
                     sys.modules.pop(module_name, None)
                 raise
         self.modules[module_name] = owner
@@ -400,8 +402,8 @@ class PluginManager:
     def load_observers(self) -> None:
         """Load the plugins of group ``dingsdk.plugins`` and the modules in ``DINGSDK_PLUGINS``.
 
-        Runs once; a plugin that fails is logged by name and left out, or raises under
-        ``DINGSDK_STRICT_PLUGINS``.
+        Only the first call has an effect. A plugin that fails is logged and left out; with
+        ``DINGSDK_STRICT_PLUGINS``, its error is raised.
         """
         with self._lock:
             if self.has_observers:
@@ -426,7 +428,7 @@ class PluginManager:
         return name
 
     def unregister_plugin(self, name: str) -> None:
-        """Take out the hookimpls of ``register_plugin``; the types they registered stay."""
+        """Remove the hookimpls of ``register_plugin``; types that they registered stay."""
         with self._lock:
             plugin = self._pluggy.unregister(name=name)
             self._announced = [pair for pair in self._announced if pair[0] is not plugin]
@@ -454,7 +456,7 @@ class PluginManager:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Log the error of a plugin that nobody asked for by type, or raise it where strict."""
+        """Log the error of a plugin that no config named; with the strict switch, raise it."""
         try:
             yield
         except PluginLoadError as error:
@@ -481,14 +483,14 @@ class PluginManager:
                 self._pluggy.register(plugin, name)
                 self._check_hooks(plugin, name, owner, needs_hooks)
             except BaseException:
-                # By name: pluggy compares plugins by equality, and would take out another one.
+                # By name: pluggy compares plugins by equality, and could remove another one.
                 if self._pluggy.get_plugin(name) is plugin:
                     self._pluggy.unregister(name=name)
                 raise
             self._announce(plugin, name)
 
     def _check_functions(self, plugin: object, owner: str) -> None:
-        """Refuse a hook without its mark, and arguments that a hook does not have."""
+        """Refuse hook functions without ``@hookimpl``, and arguments that a hook does not have."""
         for name in dir(plugin):
             spec = getattr(getattr(self.hook, name, None), "spec", None)
             function = getattr(plugin, name, None) if spec is not None else None
@@ -557,7 +559,7 @@ class PluginManager:
             self.observers.call(impl, facts)
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Tell the plugins, also those loaded later, that a run with this config starts."""
+        """Call ``dingsdk_configure`` of all plugins, and later of plugins that are loaded later."""
         self.load_observers()
         self.unconfigure()
         with self._lock:
@@ -565,7 +567,7 @@ class PluginManager:
             self._tell(self.hook.dingsdk_configure, config=config)
 
     def unconfigure(self) -> None:
-        """Tell the plugins that the run of the last ``configure`` is over; idempotent."""
+        """Call ``dingsdk_unconfigure`` of all plugins after ``configure``; idempotent."""
         with self._lock:
             if self._config is None:
                 return
@@ -573,20 +575,19 @@ class PluginManager:
             self._tell(self.hook.dingsdk_unconfigure)
 
     def snapshot(self, without: Collection[str] = ()) -> Snapshot:
-        """Return what is registered, picklable, for ``restore`` in a child process.
+        """Return the registered types, in a picklable form, for ``restore`` in a child process.
 
         Args:
-            without: Kinds that the child does not need: modules that distributions advertise for
-                these alone are not loaded there, and what they registered is imported on use.
+            without: Kinds that the child does not need. Plugins that advertise only these kinds are
+                not loaded there; types that they registered are imported when they are used.
         """
         return take_snapshot(self, without)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Register here what was registered where ``snapshot`` was taken.
+        """Register the types of a snapshot in this process.
 
-        A plugin that cannot be loaded here is logged, or raises under
-        ``DINGSDK_STRICT_PLUGINS``; its types are declared all the same, and say what is wrong
-        when they are used.
+        If a plugin cannot be loaded here, the error is logged; with ``DINGSDK_STRICT_PLUGINS``, it
+        is raised. The types of such a plugin are still declared; using them raises an error.
         """
         for module, owner in snapshot.modules:
             with self._reported():
@@ -600,7 +601,7 @@ class PluginManager:
 
 @contextmanager
 def _noted(note: str) -> Iterator[None]:
-    """Add a note to the PluginLoadError of the block."""
+    """Add a note to a PluginLoadError that the block raises."""
     try:
         yield
     except PluginLoadError as error:
@@ -620,7 +621,7 @@ def default_manager() -> PluginManager:
     """Return the manager of this process; the first call reads the ``DINGSDK_*`` switches.
 
     Raises:
-        ConfigError: a switch that is neither on nor off, or that is unknown.
+        ConfigError: a switch is unknown, or its value is neither on nor off.
     """
     global _default
     with _lock:
@@ -654,8 +655,8 @@ def ask() -> Answers:
 def observe() -> Observers:
     """Return the observe hooks, to call as ``observe().after_iter(...)``.
 
-    The first call loads the plugins that only observe. A call that nobody listens to costs
-    less than 1 us.
+    The first call loads the plugins that only observe. Calling a hook that no plugin implements
+    takes less than 1 us.
     """
     manager = _default or default_manager()
     if not manager.has_observers:

@@ -1,4 +1,4 @@
-"""Functions of the user's own, which a config names as ``module:function``."""
+"""Finds functions of the user, which a config names as ``module:function``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dingsdk.errors import raised_at
 
 
 def find_function(name: str) -> tuple[Callable[..., Any] | None, str]:
-    """Import the function ``module:function``; return it, or None and why it cannot be had."""
+    """Import the function ``module:function``; return it with "", or None with the reason."""
     module, _, function = name.rpartition(":")
     if not module:
         return None, "no module:function"

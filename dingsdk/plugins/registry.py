@@ -1,4 +1,4 @@
-"""A registry: the types of one kind by their keys, each a class or the place to import it from."""
+"""A registry maps the type keys of one kind to classes, or to the places to import them from."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Entry:
     """One registered type.
 
     Attributes:
-        owner: Who registered it: a plugin's name, ``dingsdk-rl`` for built-ins, else a module.
-        target: The class or callable, or None as long as only its place is known.
+        owner: The name of the plugin that registered it, ``dingsdk-rl`` for built-in types, else
+            a module.
+        target: The class or callable; None until it is imported from its place.
         place: ``module:attribute`` to import on first use, or None.
     """
 
@@ -41,11 +42,13 @@ class Entry:
 
 @dataclass(slots=True)
 class Transaction:
-    """What one plugin's load changed in the registries, so that a failure can be undone.
+    """The changes of one plugin's load in the registries, so that they can be undone.
 
     Attributes:
         owner: The plugin.
-        contested: (kind, type key) of what others provide too: it is registered as ``key@owner``.
+        contested: (kind, type key) of the types that other plugins provide, too. They are
+            registered as ``key@owner``.
+        changes: Registry, key and previous entry of each change.
     """
 
     owner: str
@@ -53,14 +56,14 @@ class Transaction:
     changes: list[tuple[Registry, str, Entry | None]] = field(default_factory=list)
 
     def roll_back(self) -> None:
-        """Put every changed entry back as it was, last change first."""
+        """Undo all changes, the last one first."""
         while self.changes:
             registry, name, previous = self.changes.pop()
             registry._put(name, previous)
 
 
-# A context variable and not an attribute of the manager: two threads may load two plugins
-# at once, and each must undo its own changes alone.
+# A context variable, not an attribute of the manager: two threads may load two plugins at the
+# same time, and each must undo only its own changes.
 _current: ContextVar[Transaction | None] = ContextVar("dingsdk_plugin_load", default=None)
 
 
@@ -68,7 +71,7 @@ _current: ContextVar[Transaction | None] = ContextVar("dingsdk_plugin_load", def
 def transaction(
     owner: str, contested: frozenset[tuple[str, str]] = frozenset()
 ) -> Iterator[Transaction]:
-    """Attribute every registration inside to ``owner``, and undo them all on an error."""
+    """Set ``owner`` as the owner of all registrations in the block; undo them all on an error."""
     changes = Transaction(owner, contested)
     token = _current.set(changes)
     try:
@@ -105,8 +108,10 @@ class Registry:
         """Register a class or callable, and return it.
 
         ``@registry.register("key")`` and ``registry.register("key", cls)`` do the same; the name
-        defaults to ``__name__``. One that is taken is a DuplicateTypeError, unless
-        ``force_overwrite`` is given.
+        defaults to ``__name__``.
+
+        Raises:
+            DuplicateTypeError: the name is registered already, and ``force_overwrite`` is False.
         """
         if callable(name) and module is None:  # bare @registry.register
             name, module = None, name
@@ -130,7 +135,7 @@ class Registry:
     def declare(
         self, name: str, place: str, owner: str = OWN_DISTRIBUTION, force_overwrite: bool = False
     ) -> None:
-        """Register ``module:attribute``, to be imported when the name is first asked for."""
+        """Register ``module:attribute``, which is imported when the name is first used."""
         self._add(name, Entry(owner, place=place), force_overwrite)
 
     def get(self, name: str) -> Any:
@@ -138,7 +143,7 @@ class Registry:
 
         Raises:
             UnknownPluginError: nothing has that name (also a KeyError).
-            PluginLoadError: it was declared by its place and cannot be imported from there.
+            PluginLoadError: it was declared by its place, and cannot be imported from it.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -160,7 +165,7 @@ class Registry:
         return target
 
     def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call what has that name; an error raised inside passes through unchanged."""
+        """Call the class or callable of that name; its exceptions are raised unchanged."""
         return self.get(name)(*args, **kwargs)
 
     def query(self) -> list[str]:
@@ -169,12 +174,12 @@ class Registry:
             return sorted(self._entries)
 
     def entries(self) -> list[tuple[str, Entry]]:
-        """Return the names and what is known of them, sorted."""
+        """Return the names and their entries, sorted by name."""
         with self._lock:
             return sorted(self._entries.items(), key=itemgetter(0))
 
     def entry(self, name: str) -> Entry | None:
-        """Return what is known of that name without importing it, or None."""
+        """Return the entry of that name, or None; does not import its target."""
         return self._entries.get(name)
 
     def __contains__(self, name: object) -> bool:
@@ -190,8 +195,8 @@ class Registry:
         with self._lock:
             previous = self._entries.get(name)
             if previous is not None and not force_overwrite:
-                # A module that registers itself on import does so too when it is imported
-                # because the name was declared to be there.
+                # Allowed if the name was declared with this place: the module is being imported
+                # from there, and registers the class itself.
                 if previous.place is None or previous.place != place_of(entry.target):
                     raise DuplicateTypeError(
                         f"cannot register {name!r} among the {self.kind} for {entry.owner}: "
@@ -225,9 +230,9 @@ def place_of(target: object) -> str | None:
 def unknown(
     kind: str, asked: object, known: list[str], advice: str = "", **facts: object
 ) -> UnknownPluginError:
-    """Return the error for a name that nothing has, with the nearest one and all known.
+    """Return the error for an unknown name; the message has the nearest name and all known names.
 
-    ``advice`` stands before the list of known names; ``facts`` add to those of the error.
+    ``advice`` is put before the list of known names; ``facts`` are added to the facts of the error.
     """
     nearest = nearest_name(asked, known) if isinstance(asked, str) else None
     facts = {

@@ -40,10 +40,11 @@ class Switches:
     A plugin is named by its distribution (``dingsdk-rl-in-memory``) or by its module.
 
     Attributes:
-        autoload: Use installed plugins.
-        plugins: What to use without ``autoload``, and modules to import.
-        disabled: What is never imported; wins over ``plugins``.
-        strict: Whether a broken plugin raises where it would be logged and left out.
+        autoload: Whether to use all installed plugins.
+        plugins: Installed plugins to use without ``autoload``, and modules to import.
+        disabled: Plugins that are never imported, even if they are in ``plugins``.
+        strict: Whether the error of a broken plugin is raised; otherwise it is logged, and the
+            plugin is left out.
     """
 
     autoload: bool = True
@@ -53,7 +54,11 @@ class Switches:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Switches:
-        """Read the variables; one that is misspelled, or neither on nor off, is a ConfigError."""
+        """Read the environment variables.
+
+        Raises:
+            ConfigError: a variable is misspelled, or its value is neither on nor off.
+        """
         for name in environ:
             if name.startswith("DINGSDK_") and "PLUGIN" in name and name not in VARIABLES:
                 nearest = nearest_name(name, VARIABLES)
@@ -73,7 +78,7 @@ class Switches:
         )
 
     def check(self, adverts: Iterable[Advert]) -> None:
-        """Raise ConfigError for a name, probably misspelled, that is no plugin and no module."""
+        """Raise ConfigError if a name in the switches is neither a plugin nor a module."""
         installed = {name for advert in adverts for name in advert.names}
         for variable, listed in (
             ("DINGSDK_PLUGINS", self.plugins),
@@ -93,7 +98,7 @@ class Switches:
                 )
 
     def why_not(self, names: Iterable[str]) -> str | None:
-        """Return why a plugin known by these names may not be imported, or None."""
+        """Return why the plugin with these names may not be imported, or None."""
         if is_named(self.disabled, names):
             return "it is named in DINGSDK_DISABLED_PLUGINS"
         if not self.autoload and not is_named(self.plugins, names):
@@ -101,13 +106,13 @@ class Switches:
         return None
 
     def is_disabled(self, module: str) -> bool:
-        """Whether this module, or a package that holds it, is named in ``disabled``."""
+        """Whether this module, or a package that contains it, is named in ``disabled``."""
         parts = module.split(".")
         return is_named(self.disabled, [".".join(parts[: n + 1]) for n in range(len(parts))])
 
 
 def is_named(listed: Iterable[str], names: Iterable[str]) -> bool:
-    """Whether one of the ``listed`` names is one of ``names``, compared as pip does (PEP 503)."""
+    """Whether a name of ``listed`` is in ``names``; names are compared as by pip (PEP 503)."""
     return not {_normalized(name) for name in listed}.isdisjoint(map(_normalized, names))
 
 
@@ -116,7 +121,7 @@ def _normalized(name: str) -> str:
 
 
 def _is_module(name: str) -> bool:
-    # The package alone: to look for a module inside it would import it.
+    # Only the top package is checked: looking for a module in it would import it.
     package = name.partition(".")[0].replace("-", "_")
     return package.isidentifier() and importlib.util.find_spec(package) is not None
 

@@ -1,7 +1,7 @@
-"""Packages that provide a plugin, written from the templates in ``dingsdk/templates``.
+"""Writes packages that provide a plugin, from the templates in ``dingsdk/templates``.
 
-A template is a working package whose type is called ``plugin_name``. What all have in common
-stands in the folder ``common``; the folder of a kind adds to it, or replaces files of it.
+A template is a working package whose type is called ``plugin_name``. Files that all templates share
+are in the folder ``common``; the folder of a kind adds files, or replaces shared ones.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ _COMMON = "common"
 _NOTES = "notes.md"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _LONGEST = 40
-"""Characters of the name of a new plugin."""
+"""Most characters in the name of a new plugin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a template makes: a plugin of a kind (or ``plugins``: an observer), used in a mode."""
+    """A template for a plugin.
+
+    Attributes:
+        group: The kind of the plugin, or ``plugins`` for an observer.
+        summary: Description of the plugin, for its README and metadata.
+        mode: Mode of the run in the example config.
+    """
 
     group: str
     summary: str
@@ -59,11 +65,11 @@ TEMPLATES: Mapping[str, Template] = {
     "command": Template("commands", "A command of dingsdk."),
     "observer": Template(OBSERVERS, "An observer of the runs of dingsdk."),
 }
-"""What ``dingsdk new plugin`` can make, by the name that people type."""
+"""The templates of ``dingsdk new plugin``, by the name to type."""
 
 
 def template_files(kind: str) -> dict[str, str]:
-    """Return the files of a template by their path in the package, as they are stored."""
+    """Return the unchanged files of a template, by their path in the package."""
     files: dict[str, str] = {}
     for folder in (_FOLDER / _COMMON, _FOLDER / kind.replace("-", "_")):
         for path in sorted(folder.rglob("*")):
@@ -73,7 +79,7 @@ def template_files(kind: str) -> dict[str, str]:
 
 
 def render(kind: str, name: str) -> dict[str, str]:
-    """Return the files of a package of that kind by their path; errors as ``new_plugin``."""
+    """Return the files of a new package, by their path; raises the errors of ``new_plugin``."""
     template = TEMPLATES.get(kind)
     if template is None:
         nearest = nearest_name(kind, TEMPLATES)
@@ -115,11 +121,12 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
     Args:
         kind: One of ``TEMPLATES``.
         name: The type key; words are separated by ``-`` or ``_``.
-        into: The folder that the package's folder is made in.
+        into: The folder in which the folder of the package is made.
 
     Raises:
-        ConfigError: there is no such kind, or the name cannot be used; it is taken, for example.
-        RunFolderError: the folder exists, or cannot be written. Nothing was left behind.
+        ConfigError: there is no such kind, or the name cannot be used, for example because it is
+            taken.
+        RunFolderError: the folder exists, or cannot be written. No files remain.
     """
     files = render(kind, name)
     folder = into / _distribution(name.replace("_", "-"))
@@ -166,7 +173,7 @@ def _check_free(kind: str, group: str, key: str, dashed: str) -> None:
 
 
 def _check_classes(name: str, camel: str, files: Mapping[str, str]) -> None:
-    """Refuse a name by which a class of the template would hide one that it imports."""
+    """Refuse a name that would give a class of the template the name of one that it imports."""
     for path, text in files.items():
         if not path.endswith(".py"):
             continue
