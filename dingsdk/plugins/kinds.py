@@ -46,7 +46,7 @@ KINDS: Mapping[str, str] = {
 an entry-point group ``dingsdk.<kind>`` and a hook ``dingsdk_register_<kind>(registry)``."""
 
 COMM_KINDS = ("transports", "comm_collectors", "comm_learners")
-"""Kinds that are used only in processes that connect to a master."""
+"""Kinds that only coordinators and workers use; other child processes do not need them."""
 
 OBSERVERS = "plugins"
 """Entry-point group ``dingsdk.plugins``: modules that provide no type and only observe."""
