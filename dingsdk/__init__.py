@@ -1,4 +1,4 @@
-"""dingsdk: actor-learner reinforcement learning whose every part is a plugin.
+"""dingsdk: actor-learner reinforcement learning in which every part is a plugin.
 
 The public names below are imported when they are first used, so that ``import dingsdk`` is
 fast: it does not load torch, numpy or the plugins.

@@ -1,7 +1,7 @@
-"""Every exception that dingsdk raises on purpose, under one root.
+"""The exceptions that dingsdk raises; all have the base class ``DingError``.
 
-An error says what was asked, what was found and what to do. The same facts are
-attributes (``error.facts``), so that programs and tests never parse the text.
+The message of an error says what was asked, what was found and what to do. The same facts are
+in ``error.facts``, so that programs and tests need not parse the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 
 class DingError(Exception):
-    """Root of all dingsdk errors.
+    """Base class of all dingsdk errors.
 
     Args:
         message: Text that says what was asked, what was found and what to do.
@@ -40,7 +40,7 @@ class DingError(Exception):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __str__(self) -> str:
-        # KeyError would show the repr of its argument.
+        # Without this, errors that are also KeyErrors would show the repr of the message.
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -368,7 +368,7 @@ def wrong_type(path: str, expected: str, found: object, advice: str = "") -> Con
 
 
 def nearest_name(asked: str, known: Iterable[str]) -> str | None:
-    """Return the known name spelled most like ``asked``, or None when none is close."""
+    """Return the known name whose spelling is closest to ``asked``, or None if none is close."""
     close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 

@@ -14,7 +14,7 @@ _LEAST_WIDTH = 20
 
 
 def show_table(rows: Iterable[Sequence[str]], headings: Sequence[str] = ()) -> None:
-    """Print rows in columns; on a console the last column is wrapped to its width.
+    """Print rows in columns; on a console, the last column is wrapped to the console's width.
 
     Does not use rich, which takes 0.2 s for a table of 300 rows (2026-11, one core).
     """

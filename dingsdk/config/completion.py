@@ -124,7 +124,7 @@ class Configurable:
 
     @classmethod
     def read(cls, cfg: Mapping[str, Any], path: str = "") -> Any:
-        """Return ``cfg`` over the defaults as an instance of ``Config``; see ``read_section``."""
+        """Return ``cfg``, completed with the defaults, as a ``Config``; see ``read_section``."""
         return read_section(config_type(cls), cfg, path)
 
 

@@ -1,4 +1,4 @@
-"""Configs as plain data: merge, copy, and conversion to and from EasyDict."""
+"""Functions for configs as plain data: merge, copy, convert to and from EasyDict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOO_LARGE = 10**MAX_DIGITS
 def deep_merge_dicts(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return ``a`` overridden by ``b``; dicts on both sides are merged key by key.
 
-    The inputs are untouched, and the result shares no dict or list with them. ``None``
+    The inputs are not changed, and the result shares no dict or list with them. ``None``
     counts as ``{}``.
     """
     merged: dict[str, Any] = copy_containers(a or {})
@@ -43,7 +43,7 @@ def deep_merge_dicts(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -
 
 
 def to_easydict(cfg: Mapping[str, Any]) -> EasyDict:
-    """Return ``cfg`` as a fresh EasyDict, nested sections included; other values are shared.
+    """Return ``cfg`` as a new EasyDict, with its nested sections; other values are shared.
 
     Raises:
         ConfigError: a key is not a string, or is the name of a dict method such as ``items``;

@@ -186,7 +186,7 @@ def rows_to_columns(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict
 
 
 def stack_values(key: str, values: Sequence[Any]) -> NDArray[Any]:
-    """Return one array of the values of a column, one row each (an owned copy).
+    """Return the values of a column as one array with a row per value, with its own memory.
 
     Raises:
         SchemaMismatchError: a value is not numeric, or differs in shape or dtype.

@@ -234,7 +234,7 @@ def _check_device(run: _Run) -> str:
 
 
 def _check_learners(run: _Run) -> str:
-    """Several learners can train together, on equal parts of a batch."""
+    """If there are several learners, they can train together, on equal parts of a batch."""
     num, policy = run.system["learner_num"], run.policy
     if num == 1:
         return ""

@@ -64,7 +64,7 @@ def compile_config(
         env: Must be None: ``env.env_id`` names the env.
         reward_model: Must be None, like ``world_model``: dingsdk has neither.
         seed: Replaces ``cfg["seed"]``.
-        auto: Accepted, and not needed: types are taken from ``create_cfg`` if it is given.
+        auto: True requires ``create_cfg``. Types are taken from it in any case, if it is given.
         create_cfg: DI-engine's create config.
         save_cfg: Also make the folder ``exp_name`` and write the compiled config there.
         save_path: Name of that file. It is written as YAML, and its suffix becomes ``.yaml``.

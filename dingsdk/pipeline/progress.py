@@ -185,7 +185,7 @@ class ConsoleProgress:
         return line + (f"; held up: {status.held_up_by}" if status.held_up_by else "")
 
     def _time(self, elapsed_s: float) -> str:
-        """Return the time since the first env step; before that step, the time of starting."""
+        """Return the time since the first env step; before that step, the time since the start."""
         if elapsed_s > 0:
             return f"{elapsed_s:6.1f} s"
         return f"starting, {self._clock() - self._began_at:.1f} s"

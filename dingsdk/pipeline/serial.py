@@ -71,7 +71,7 @@ class Workers:
     on_policy: bool
     player_num: int
     updates_left: int = 0
-    """Updates for the last collect that are not yet made."""
+    """Updates after the last collect that are still to be made."""
     collected: int = 0
     """Collected samples; if the buffer holds episodes, collected episodes."""
     trained: int = 0

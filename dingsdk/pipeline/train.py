@@ -129,8 +129,8 @@ def resume(
             pass those that were passed to ``train`` again.
 
     Raises:
-        CheckpointMissingError, CheckpointCorruptError: there is nothing to resume from. This
-            error and the next two change nothing in the run folder.
+        CheckpointMissingError, CheckpointCorruptError: there is nothing to resume from. These
+            errors and the next two are raised before anything is changed.
         ConfigError: an override cannot be applied to a resumed run.
         RunFolderError: the run is still running, or its folder cannot be written to.
         DingError: a part failed during the run.
@@ -395,7 +395,7 @@ def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> Non
     try:
         record = _write(context, result, error_text(error))
     except DingError as second:
-        # The first error is the one to report.
+        # Report the first error.
         error.add_note(f"the run folder lacks its result: {second}")
     else:
         observe().run_finished(run_dir=context.run_dir, result=record)

@@ -260,7 +260,7 @@ class WorkerGroup:
 
 
 class ThreadWorkers(WorkerGroup):
-    """Workers in this process, on the transport's scheduler."""
+    """Runs workers in this process, as jobs of the transport's scheduler."""
 
     def __init__(self, cfg: Any, transport: Transport) -> None:
         self._cfg = cfg

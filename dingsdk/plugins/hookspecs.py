@@ -191,7 +191,7 @@ def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object)
 
 @hookspec
 def dingsdk_after_episode(source: str, env_id: int, episode_return: float, length: int) -> None:
-    """An episode of ``length`` env steps ended with the undiscounted ``episode_return``.
+    """An episode ended after ``length`` env steps, with the undiscounted ``episode_return``.
 
     ``source`` is the instance name of the collector or evaluator. Called in its process and thread.
     """

@@ -99,7 +99,7 @@ class PluginManager:
         """pluggy's hook relay. For observe hooks, use ``observe()``, which catches exceptions."""
         return self._pluggy.hook
 
-    # what there is
+    # what is available
 
     def registry(self, kind: str) -> Registry:
         """Return the registry of a kind, or raise UnknownPluginError."""
