@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
 
 TELL_S = 0.2
-"""Interval at which the coordinator sends the status of the run to the supervisor, in seconds."""
+"""Interval at which the coordinator sends the status of the run to the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)

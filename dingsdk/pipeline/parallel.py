@@ -79,7 +79,7 @@ PACES_S = 5.0
 AHEAD_ROWS, AHEAD_UPDATES = 1024, 256
 """How far collectors may be ahead of the learner: in samples, and in updates for these samples."""
 CLOSE_S = (10.0, 8.0, 5.0)
-"""How long tasks, then workers, then the transport may take to end, in seconds."""
+"""How long tasks, then workers, then the transport may take to end."""
 INTERRUPTED_CLOSE_S = (2.5, 3.0, 0.5)
 """The same after an interrupt by the user, who waits: 6 s together."""
 

@@ -29,7 +29,7 @@ WINDOW_S = 600.0
 HEALTHY_S = 60.0
 """If a worker was joined for this time, its earlier deaths do not count any more."""
 BACKOFF_S = (0.2, 5.0)
-"""Pause before a dead worker is restarted: half of the first pause, and the longest pause."""
+"""Pause before a dead worker is restarted: base, doubled with each death, and longest pause."""
 KILL_S = 1.0
 """How long a killed process may take to end."""
 CRASH_BYTES = 64 << 10

@@ -59,7 +59,7 @@ POLL_S = 0.1
 NO_ROOM_PAUSE_S = 1.0
 """Pause before the coordinator is started again after its storage was full."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
-"""How long the coordinator, then the workers may take to end, in seconds."""
+"""How long the coordinator, then the workers may take to end; shorter after an interrupt."""
 
 
 class Supervisor:
