@@ -303,8 +303,8 @@ class _Save:
             frame, info = encode_frame(_ROWS_KIND, rows, max_manifest_bytes=_MAX_TEXT_BYTES)
         except SchemaMismatchError as error:
             number, _, key = error.key.partition(".")
-            if not number.isdigit():
-                raise
+            if isinstance(rows, SampleBatch) or not number:
+                raise  # it is about a column, or about all of them
             row += int(number)
             raise SchemaMismatchError(
                 f"row {row} cannot be saved: {error}",

@@ -385,15 +385,16 @@ def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
     assert loaded(tmp_path) == list(range(10))
 
 
-def test_columns_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a", "7", "²"])
+def test_columns_that_cannot_be_written_are_named(tmp_path: Path, name: str) -> None:
     column: Any = np.zeros(2)
     for _ in range(40):
         column = {"a": column}
     with NaiveReplayBuffer({"replay_buffer_size": 4}) as buffer:
-        buffer.push(SampleBatch(column), 0)
+        buffer.push(SampleBatch({name: column}), 0)
         with pytest.raises(SchemaMismatchError, match="expected at most 32 levels") as caught:
             save(tmp_path, buffer)
-    assert caught.value.key.startswith("a.a.a.")
+    assert caught.value.key.startswith(f"{name}.a.a.")
 
 
 def test_a_save_is_on_disk_before_its_manifest_names_it(tmp_path: Path) -> None:
