@@ -41,6 +41,17 @@ def test_first_rows_take_the_declared_form(tmp_path: Path, kind: str) -> None:
         assert batch.columns["obs"]["image"].shape == (2, 2, 2)
 
 
+@pytest.mark.parametrize("shape", [(2, 3), [2, 3], (0, 3), (), []])
+def test_shapes_are_lists_or_tuples_of_any_sizes(tmp_path: Path, shape: Any) -> None:
+    with make({"x": {"dtype": "int64", "shape": shape}}, tmp_path) as buffer:
+        with pytest.raises(SchemaMismatchError):
+            buffer.push({"x": np.zeros((*shape, 2), np.int64)}, 0)
+        buffer.push({"x": np.zeros(shape, np.int64)}, 0)
+        batch = buffer.sample(1, 0)
+        assert isinstance(batch, SampleBatch)
+        assert batch.columns["x"].shape == (1, *shape)
+
+
 @pytest.mark.parametrize("kind", ["array", "memmap"])
 @pytest.mark.parametrize(
     ("wrong", "key"),
@@ -74,7 +85,13 @@ def test_first_rows_of_another_form_are_refused(
         ({"x": None}, "storage.schema.x"),
         ({3: "float32"}, "storage.schema"),
         ({"x": {3: "float32"}}, "storage.schema.x"),
+        ({"x": {"dtype": {"dtype": "int64"}}}, "storage.schema.x"),
         ({"x": {"dtype": "int64", "shape": [-1]}}, "storage.schema.x"),
+        ({"x": {"dtype": "int64", "shape": [2.0]}}, "storage.schema.x"),
+        ({"x": {"dtype": "int64", "shape": [True]}}, "storage.schema.x"),
+        ({"x": {"dtype": "int64", "shape": 3}}, "storage.schema.x"),
+        ({"x": {"dtype": "int64", "shape": [2**70]}}, "storage.schema.x"),
+        ({"x": {"dtype": "int64", "shape": [1] * 100}}, "storage.schema.x"),
         ({"x": {"dtype": "int64", "size": 3}}, "storage.schema.x"),
         ({"x": {"y": {}}}, "storage.schema.x.y"),
     ],

@@ -45,11 +45,14 @@ def _declared_column(form: Any, name: str) -> NDArray[Any]:
         raise _wrong(name, "a shape of integers >= 0", form)
     try:
         dtype = np.dtype(given["dtype"])
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise _wrong(name, "the name of a numeric dtype such as float32", form) from error
     if given["dtype"] is None or dtype.kind not in NUMERIC_KINDS:
         raise _wrong(name, "the name of a numeric dtype such as float32", form)
-    return np.empty((0, *shape), dtype)
+    try:
+        return np.empty((0, *shape), dtype)
+    except ValueError as error:  # it has too many dimensions, or one that is too long
+        raise _wrong(name, "a shape that arrays can have", form) from error
 
 
 def _wrong(name: str, expected: str, found: Any) -> ConfigError:
