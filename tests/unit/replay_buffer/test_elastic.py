@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from dingsdk.errors import BufferClosedError, ConfigError, ConfigTypeError, UnknownKeyError
+from dingsdk.errors import (
+    BufferClosedError,
+    CheckpointCorruptError,
+    ConfigError,
+    ConfigTypeError,
+    UnknownKeyError,
+)
 from dingsdk.worker.replay_buffer import ElasticReplayBuffer
 
 
@@ -101,6 +107,23 @@ def test_a_state_carries_the_window() -> None:
     other.load_state_dict(buffer.state_dict())
     assert other.window == 5
     assert [drawn(buffer, 2) for _ in range(5)] == [drawn(other, 2) for _ in range(5)]
+
+
+def test_a_state_of_before_the_first_env_step_can_be_loaded() -> None:
+    buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
+    other.update(2)
+    other.load_state_dict(buffer.state_dict())
+    assert other.window == 3
+    assert drawn(other, 3) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("envstep", [None, -1, 2.0, "2", True])
+def test_a_state_without_a_number_of_env_steps_is_refused(envstep: Any) -> None:
+    buffer, other = make(lambda envstep: 8 + envstep), make(lambda envstep: 3 + envstep, rows=4)
+    with pytest.raises(CheckpointCorruptError, match="envstep is"):
+        other.load_state_dict({**buffer.state_dict(), "envstep": envstep})
+    assert other.window == 3
+    assert drawn(other, 3) == [1, 2, 3]
 
 
 def test_update_of_a_closed_buffer_is_refused() -> None:
