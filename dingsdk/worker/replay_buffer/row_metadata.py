@@ -343,7 +343,10 @@ def _empty_row(index: int) -> SchemaMismatchError:
 
 def _pushed_priority(value: Any, index: int) -> float:
     if type(value) is not float:
-        array = np.asarray(torch_to_numpy(value))
+        try:
+            array = np.asarray(torch_to_numpy(value))
+        except (TypeError, ValueError) as error:
+            raise _invalid("priority", value, index) from error
         value = array[()] if array.ndim == 0 and array.dtype.kind in "fiu" else value
     if not isinstance(value, float | np.number) or not 0 <= value < math.inf:
         raise _invalid("priority", value, index)
@@ -352,21 +355,24 @@ def _pushed_priority(value: Any, index: int) -> float:
 
 def _pushed_iter(value: Any, index: int) -> int:
     """Return the learner iteration of the policy that collected a row."""
+    found: int | None = None
     if type(value) is int:
-        return value
-    try:
-        array = np.asarray(torch_to_numpy(value))
-    except (TypeError, ValueError):
-        array = np.empty(0)
-    if array.dtype.kind not in "iu" or array.size == 0:
+        found = value
+    else:
+        try:
+            array = np.asarray(torch_to_numpy(value))
+        except (TypeError, ValueError):
+            array = np.empty(0)
+        if array.dtype.kind in "iu" and array.size:
+            found = int(array.min())  # a sequence is as old as its oldest step
+    if found is None or not UNKNOWN_ITER <= found < 1 << 63:
         raise _wrong_iter(f"collect_iter of row {index}", index, value)
-    # A sequence is as old as its oldest step.
-    return int(array.min())
+    return found
 
 
 def _wrong_iter(what: str, row: int | None, found: Any) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"{what} is {found!r:.80}; it is an integer or several",
+        f"{what} is {found!r:.80}; it is an integer of 64 bits, or several",
         key="collect_iter",
         row=row,
         expected="int",

@@ -160,6 +160,15 @@ def test_what_is_no_dict_is_refused_with_nothing_pushed(storage: str, given: Any
         ({"collect_iter": 0.5}, "collect_iter", "int", "float", "collect_iter of row 1 is 0.5"),
         ({"policy_iter": []}, "collect_iter", "int", "list", "collect_iter of row 1 is []"),
         ({"collect_iter": [[1], [1, 2]]}, "collect_iter", "int", "list", "collect_iter of row 1"),
+        ({"collect_iter": 2**63}, "collect_iter", "int", "int", "collect_iter of row 1 is 9223"),
+        (
+            {"collect_iter": np.array([2**63], np.uint64)},
+            *("collect_iter", "int", "ndarray", "collect_iter of row 1 is array"),
+        ),
+        (
+            {"collect_iter": torch.ones(1, dtype=torch.bfloat16)},
+            *("collect_iter", "int", "Tensor", "collect_iter of row 1 is tensor"),
+        ),
     ],
 )
 def test_a_refused_row_says_what_was_expected_and_found(
@@ -174,7 +183,11 @@ def test_a_refused_row_says_what_was_expected_and_found(
 
 
 @pytest.mark.parametrize(
-    "bad", [math.nan, math.inf, -1.0, "1", True, torch.ones(2), 10**400, [1.0], np.bool_(True)]
+    "bad",
+    [
+        *(math.nan, math.inf, -1.0, "1", True, torch.ones(2), 10**400, [1.0], np.bool_(True)),
+        *([[1.0], [1.0, 2.0]], torch.ones((), dtype=torch.bfloat16)),
+    ],
 )
 def test_a_bad_priority_is_refused_with_nothing_pushed(bad: Any) -> None:
     buffer = make_buffer(storage={"type": "object"})
@@ -189,10 +202,10 @@ def test_a_bad_priority_column_is_refused() -> None:
     for bad in (np.array([1.0, math.nan]), np.array([True, False]), np.ones((2, 1))):
         with pytest.raises(InvalidPriorityError):
             buffer.push(batch(0, 1, priority=bad), 0)
-    for bad in (np.ones(2), np.zeros((2, 0), np.int64)):
+    for iters in (np.ones(2), np.zeros((2, 0), np.int64), {"of": np.zeros(2, np.int64)}):
         with pytest.raises(SchemaMismatchError) as caught:
-            buffer.push(batch(0, 1, collect_iter=bad), 0)
-        assert (caught.value.row, caught.value.found) == (None, "ndarray")
+            buffer.push(batch(0, 1, collect_iter=iters), 0)
+        assert (caught.value.row, caught.value.found) == (None, type(iters).__name__)
     with pytest.raises(SchemaMismatchError) as caught:
         buffer.push([row(0), row(0, collect_iter="new")], 0)
     assert (caught.value.row, caught.value.found) == (1, "str")
@@ -204,7 +217,10 @@ def test_age_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
     arrays, objects = make_buffer(), make_buffer(storage={"type": "object"})
     arrays.push(batch(0, 1, **{key: np.array([[7, 5, 8], [6, 6, 9]])}), 0)
     objects.push([row(0, **{key: [7, 5]}), row(1, **{key: torch.tensor(6)})], 0)
-    for buffer in (arrays, objects):
+    small, smaller = make_buffer(), make_buffer(storage={"type": "object"})
+    small.push(batch(0, 1, **{key: np.array([5, 6], np.uint8)}), 0)
+    smaller.push([row(0, **{key: np.uint8(5)}), row(1, **{key: np.array([8, 6], np.uint8)})], 0)
+    for buffer in (arrays, objects, small, smaller):
         sample = buffer.sample(2, 10)
         assert dict(zip(column(sample, "action"), column(sample, "staleness"), strict=True)) == {
             0: 5,
@@ -309,6 +325,22 @@ def test_staleness_forgets_rows_that_were_overwritten() -> None:
     assert metadata._queue._size <= 2 * 8 + 1000
     assert facts_at(buffer, 2001) == set(range(1992, 2000))
     assert facts_at(buffer, 2004) == set(range(1995, 2000))
+
+
+def test_each_stale_row_leaves_once_however_many_were_overwritten() -> None:
+    for pushes in range(126, 130):  # the queue of positions is made anew after 127
+        told: list[int] = []
+        buffer = make_buffer(max_staleness=10)
+        buffer.add_remove_listener(
+            lambda rows, why, told=told: told.extend(column(rows, "action") * (why == "stale"))
+        )
+        for n in range(pushes):
+            buffer.push(batch(*range(8 * n, 8 * n + 8), collect_iter=np.full(8, n)), 0)
+        assert buffer.sample(1, pushes + 8) is not None
+        assert told == []
+        assert buffer.sample(1, pushes + 9) is None
+        assert told == list(range(8 * pushes - 8, 8 * pushes))
+        assert (buffer.count(), buffer.stats().stale) == (0, 8)
 
 
 def facts_at(buffer: AdvancedReplayBuffer, iteration: int) -> set[int]:
@@ -484,8 +516,10 @@ def test_beta_moves_to_1_by_a_step_a_sample_and_can_be_set() -> None:
     for beta in (0.25, 0.0, 1.0):
         buffer.beta = beta
         assert buffer.beta == beta
-    with pytest.raises(ConfigError):
-        buffer.beta = 1.5
+    for wrong in (1.5, -0.5, math.nan):
+        with pytest.raises(ConfigError) as caught:
+            buffer.beta = wrong
+        assert (caught.value.path, buffer.beta) == ("beta", 1.0)
 
 
 def test_statistics_of_sampled_rows_can_be_read() -> None:

@@ -156,6 +156,8 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_happened(sampler: str, storage
         {"next_unique_id": 1},
         {"next_unique_id": "7"},
         {"metadata": None},
+        {"metadata": 5},
+        {"metadata": {"use": [[1], [1, 2]]}},
         {"metadata": {"next_unique_id": 1}},
         {"metadata": {"next_unique_id": "7"}},
         {"metadata": {"replay_unique_id": np.zeros(50, np.int64)}},
@@ -169,7 +171,7 @@ def test_a_state_that_contradicts_itself_changes_nothing(change: dict[str, Any])
     state = trained_buffer().state_dict()
     buffer = trained_buffer(seed=3)
     before = buffer.state_dict()
-    if change.get("metadata"):
+    if isinstance(change.get("metadata"), dict):
         change = {"metadata": {**state["metadata"], **change["metadata"]}}
     with pytest.raises(CheckpointCorruptError):
         buffer.load_state_dict({**state, **change})
