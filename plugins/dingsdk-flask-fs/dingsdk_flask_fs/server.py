@@ -171,7 +171,13 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     def received(self, data: bytes) -> bool:
         if self.begun_at is None:
             self.begun_at = time.monotonic()
-        taken: bool = super().received(data)
+        try:
+            taken: bool = super().received(data)
+        except ValueError:
+            # Waitress reads a Content-Length of any number of digits, which int() refuses. Left
+            # alone, anybody could write an error to the log as often as they like.
+            self.will_close = True
+            return False
         if self.request is None:
             self.begun_at = None
         return taken

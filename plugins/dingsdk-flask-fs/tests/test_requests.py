@@ -186,6 +186,15 @@ def test_content_length_that_is_no_number_is_refused(served: Any, length: str) -
     still_serves(served)
 
 
+def test_content_length_of_thousands_of_digits_is_refused_without_a_line_of_the_log(
+    served: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for digit in "09":
+        assert raw(served, f"{HEAD}Content-Length: {digit * 5000}\r\n\r\nabcde".encode()) == b""
+    still_serves(served)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_body_shorter_or_longer_than_declared_harms_nobody(served: Any) -> None:
     assert raw(served, f"{HEAD}Content-Length: 100\r\n\r\nshort".encode()) == b""
     answer = raw(served, f"{HEAD}Content-Length: 5\r\n\r\nabcdeGARBAGE".encode())
