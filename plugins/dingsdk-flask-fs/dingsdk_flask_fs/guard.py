@@ -132,7 +132,7 @@ class Guard:
     Args:
         verifier: Checks the signature.
         throttle: Counts the failures.
-        hosts: Names of this server, lower case, without the port.
+        hosts: Names of this server, in any case, without the port.
         any_address: Whether any literal IP address is also accepted as its name. A web page that
             rebinds its own domain to this host sends that domain as Host, never an address.
         max_bytes: Size of the largest body.

@@ -95,9 +95,9 @@ class HttpMasterEnd(RequestMasterEnd):
 
 
 def _own_names(host: str) -> set[str]:
-    names = {host.lower(), "localhost", "127.0.0.1", "::1"}
+    names = {host, "localhost", "127.0.0.1", "::1"}
     if not is_loopback(host):
-        names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        names |= {socket.gethostname(), socket.getfqdn()}
     return names
 
 

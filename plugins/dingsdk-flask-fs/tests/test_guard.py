@@ -291,6 +291,29 @@ def test_chosen_secret_opens_a_reachable_address_with_a_warning(
     transport.close()
 
 
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [("127.0.0.1", set()), ("0.0.0.0", {"node7", "node7.example.org", "10.1.2.3", "::"})],
+)
+def test_names_of_the_host_are_those_of_a_reachable_server_in_any_case(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, host: str, names: set[str]
+) -> None:
+    from .conftest import SECRET, Listener, Peer
+
+    monkeypatch.setenv("DINGSDK_SECRET", SECRET)
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node7")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "Node7.Example.ORG")
+    always = {"localhost", "127.0.0.1", "::1", "alias"}
+    transport = FlaskFSTransport({"host": host, "allowed_hosts": ["Alias"]}, tmp_path)
+    peer = Peer(int(transport.master_end().open(Listener()).rpartition(":")[2]), SECRET)
+    for name in ("node7", "node7.example.org", "10.1.2.3", "::", "example.org", *always):
+        for form in (name, name.upper()):
+            sent = {"Host": f"[{form}]:80" if ":" in form else form}
+            expected = 204 if name in names | always else 403
+            assert peer.send("/healthz", headers=sent, method="GET")[0] == expected, form
+    transport.close()
+
+
 def test_error_bodies_carry_an_id_and_nothing_of_the_inside(served: Any) -> None:
     peer = served.peer()
     status, answer, _ = peer.send("/v1/join", b"{")
@@ -300,4 +323,6 @@ def test_error_bodies_carry_an_id_and_nothing_of_the_inside(served: Any) -> None
     assert "Traceback" not in content["message"]
     status, answer, _ = peer.send("/v1/nothing", b"{}")
     assert status == 404
-    assert json.loads(answer).keys() == {"code", "message", "request_id"}
+    content = json.loads(answer)
+    assert content.keys() == {"code", "message", "request_id"}
+    assert (content["code"], content["message"]) == ("ProtocolError", "Not Found")
