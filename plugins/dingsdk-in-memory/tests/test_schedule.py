@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +53,25 @@ def test_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
     for size in range(len(content)):
         path.write_bytes(content[:size])
         with pytest.raises(CheckpointCorruptError, match="cannot be used"):
+            read_schedule(path)
+
+
+def test_file_of_another_version_or_with_other_events_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.bin"
+    write(path, 60)
+    header, _, events = path.read_bytes().partition(b"\n")
+    damaged = bytearray(events)
+    damaged[len(damaged) // 2] ^= 1
+    for content, why in (
+        (header.replace(b"1", b"2") + b"\n" + events, "it has another header"),
+        (events, "it has another header"),
+        (header + b"\n" + events[:-1], "it is cut off"),
+        (header + b"\n" + damaged, "Error -3"),
+        (header + b"\n" + zlib.compress(b"\x01\x80"), "index out of range"),
+        (header + b"\n" + zlib.compress(b"\x00\x01\xff"), "invalid start byte"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointCorruptError, match=f"{path} cannot be used: .*{why}"):
             read_schedule(path)
 
 
