@@ -218,10 +218,10 @@ def test_one_dtype_under_two_names_is_one() -> None:
     storage.put(slice(0, 2), storage.accept(SampleBatch(columns)))
     other = {key: column.astype(np.longlong) for key, column in columns.items()}
     storage.put(slice(2, 4), storage.accept(SampleBatch(other)))
-    store(storage, 0, {"id": 1, "at": other["at"][0]})
+    store(storage, 1, {"id": 5, "at": other["at"][0] + 4})
     taken = storage.take(slice(0, 4)).columns
-    assert taken["id"].tolist() == [1, 2, 1, 2]
-    assert taken["at"].tolist() == [[1, 2], [3, 4], [1, 2], [3, 4]]
+    assert taken["id"].tolist() == [1, 5, 1, 2]
+    assert taken["at"].tolist() == [[1, 2], [5, 6], [1, 2], [3, 4]]
 
 
 def test_batches_of_changing_length_fit() -> None:

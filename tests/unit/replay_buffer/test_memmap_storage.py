@@ -276,15 +276,48 @@ def test_places_of_following_observations_are_free_again_after_reopening(tmp_pat
         assert storage._following.own_count == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("link", [10_000, -1], ids=["beyond all rows", "to one place"])
-def test_links_that_cannot_be_are_refused(tmp_path: Path, link: int) -> None:
+def test_rows_that_all_have_following_observations_of_their_own_are_found(tmp_path: Path) -> None:
+    rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
+    with opened(tmp_path / "rows", 4, next_of="obs") as storage:
+        storage.put(slice(0, 4), storage.accept(rows))
+        storage.commit({"tail": 0, "valid_count": 4})
+    with opened(tmp_path / "rows", 4, next_of="obs", reopen=True) as storage:
+        assert storage.recovered() is not None
+        assert storage.take(slice(0, 4)) == rows
+        assert storage._following.own_count == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("link", [np.iinfo(np.int32).min, -1, 0, CAPACITY])
+def test_links_of_places_without_a_row_do_not_matter(tmp_path: Path, link: int) -> None:
+    """A process that was killed may have left anything there."""
+    with opened(tmp_path / "rows", next_of="obs") as storage:
+        filled(storage, 20)
+        own = storage._following.own_count  # type: ignore[union-attr]
+    links = np.fromfile(tmp_path / "rows" / "links.bin", np.int32)
+    links[20:] = link
+    links.tofile(tmp_path / "rows" / "links.bin")
+    with opened(tmp_path / "rows", next_of="obs", reopen=True) as storage:
+        assert found(storage)[0]["push_count"] == 20
+        assert storage.take(slice(0, 20)) == rows_of(0, 20)
+        assert storage._following.own_count == own  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        (CAPACITY, "a link leads nowhere"),
+        (-10_000, "a link leads nowhere"),
+        (-1, "two links lead to one place"),
+    ],
+)
+def test_links_that_cannot_be_are_refused(tmp_path: Path, link: int, why: str) -> None:
     with opened(tmp_path / "rows", next_of="obs") as storage:
         filled(storage, 20)
     links = tmp_path / "rows" / "links.bin"
     links.write_bytes(np.full(CAPACITY, link, np.int32).tobytes())
     with (
         opened(tmp_path / "rows", next_of="obs", reopen=True) as storage,
-        pytest.raises(CheckpointCorruptError),
+        pytest.raises(CheckpointCorruptError, match=why),
     ):
         storage.recovered()
 
@@ -353,6 +386,16 @@ def test_clearing_frees_the_schema_and_the_folder(tmp_path: Path) -> None:
         assert storage.take(slice(0, 1)).columns["other"].tolist() == [1.0]
         storage.clear()
     assert list((tmp_path / "rows").iterdir()) == []
+
+
+def test_clearing_a_storage_that_does_not_reopen_leaves_the_rows_of_another(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as other:  # made before there are rows
+        with opened(tmp_path / "rows") as storage:
+            filled(storage, 20)
+        other.clear()
+    with opened(tmp_path / "rows", reopen=True) as storage:
+        assert found(storage)[0]["push_count"] == 20
+        assert storage.take(slice(0, 20)) == rows_of(0, 20)
 
 
 def test_a_path_is_needed() -> None:
