@@ -282,6 +282,24 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     assert storage.take(slice(0, 4)) == rows
 
 
+def test_first_rows_for_which_there_is_no_memory_decide_nothing() -> None:
+    class Tight(ArrayStorage):
+        is_full = True
+
+        def _new_array(self, *args: Any) -> Any:
+            if self.is_full and args[0] == "links":
+                raise MemoryError
+            return super()._new_array(*args)
+
+    storage = Tight({"next_of": "obs"}, 8)
+    with pytest.raises(ConfigError, match="cannot be had"):
+        storage.accept(SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10}))
+    storage.is_full = False
+    other = SampleBatch({"obs": np.eye(4), "next_obs": np.eye(4) + 10, "id": np.arange(4)})
+    storage.put(slice(0, 4), storage.accept(other))
+    assert storage.take(slice(0, 4)) == other
+
+
 def test_no_memory_for_more_rows_is_an_error_and_changes_nothing() -> None:
     class Tight(ArrayStorage):
         def _new_column(self, array: Any) -> Any:

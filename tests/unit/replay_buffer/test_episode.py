@@ -94,6 +94,22 @@ def test_what_is_no_episode_is_refused(bad: Any) -> None:
     assert buffer.episode_len == [2]
 
 
+@pytest.mark.parametrize("kind", ["array", "memmap"])
+def test_first_push_that_is_refused_decides_no_columns(tmp_path: Path, kind: str) -> None:
+    place = {"path": str(tmp_path / "rows")} if kind == "memmap" else {}
+    buffer = make(storage={"type": kind, **place})
+    other = [{"x": np.zeros(2, np.float32)}] * 2
+    with pytest.raises(SchemaMismatchError):
+        buffer.push([episode(0, 3), other], 0)
+    assert buffer.episode_len == []
+    buffer.push([other], 0)
+    assert buffer.episode_len == [2]
+    with pytest.raises(SchemaMismatchError):
+        buffer.push([other, episode(0, 3)], 0)
+    assert buffer.episode_len == [2]
+    buffer.close()
+
+
 def test_closing_episodes_closes_what_keeps_them() -> None:
     class Closing(ObjectStorage):
         is_closed = False

@@ -122,6 +122,30 @@ def test_write_that_fails_for_another_reason_is_not_tried_again(folder: MappedFo
     assert (folder.path / "spare.bin").exists()
 
 
+def test_read_that_fails_is_an_error_which_names_the_file(folder: MappedFolder) -> None:
+    slots = folder.slots("slots.bin", 40, "create")
+    slots.write(b"first", 0)
+    for code, error in ((errno.EIO, StorageFullError), (errno.EPERM, RunFolderError)):
+        with (
+            failing_calls(("pread",), 1, code),
+            pytest.raises(error, match="read") as caught,
+        ):
+            slots.read(5, 0)
+        assert caught.value.path == str(folder.path / "slots.bin")
+    assert slots.read(5, 0) == b"first"
+
+
+def test_record_that_is_none_falls_back_to_the_one_before(folder: MappedFolder) -> None:
+    folder.write_header({})
+    folder.write_record({"tail": 1})
+    folder.write_record({"tail": "one"})  # type: ignore[dict-item]
+    assert folder.read_record() == {"tail": 1}
+    for _ in range(2):
+        folder.write_record({"tail": "one"})  # type: ignore[dict-item]
+    with pytest.raises(CheckpointCorruptError, match="neither record of its cursor is whole"):
+        folder.read_record()
+
+
 def test_file_that_cannot_be_opened_is_named(folder: MappedFolder) -> None:
     (folder.path / "rows.bin").mkdir()
     with pytest.raises(RunFolderError, match="open") as caught:

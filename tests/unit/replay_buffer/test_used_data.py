@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataMissingError, ProtocolError, SchemaMismatchError
+from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.storage import Rows
-from dingsdk.worker.replay_buffer.used_data import UsedData, UsedDataStats
+from dingsdk.worker.replay_buffer.used_data import _RETRY_S, UsedData, UsedDataStats
 
 
 def rows_of(root: Path, *ids: Any) -> list[dict[str, Any]]:
@@ -198,6 +200,28 @@ def test_what_cannot_be_deleted_is_logged_and_tried_again(
     used.on_remove(rows[2:], "overwritten")
     assert names(tmp_path) == ["a"]  # too early to try again
     now[0] += 10.0
+    used.on_remove([], "overwritten")
+    assert names(tmp_path) == []
+    assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=3, missing=0, pending=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "pending"),
+    [("unlink", errno.EIO, 1), ("unlink", errno.EPERM, 1), ("open", errno.EMFILE, 3)],
+)
+def test_what_a_failing_disk_keeps_is_deleted_at_the_next_try(
+    tmp_path: Path, call: str, code: int, pending: int
+) -> None:
+    now = [0.0]
+    used = UsedData(tmp_path, clock=lambda: now[0])
+    rows = rows_of(tmp_path, "a", "b", "c")
+    used.on_insert(rows)
+    with failing_calls((call,), 1, code):
+        used.on_remove(rows, "overwritten")
+    stats = used.stats()
+    assert (stats.pending, stats.deleted, stats.missing) == (pending, 3 - pending, 0)
+    assert len(names(tmp_path)) == pending
+    now[0] = _RETRY_S
     used.on_remove([], "overwritten")
     assert names(tmp_path) == []
     assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=3, missing=0, pending=0)
