@@ -388,6 +388,21 @@ def test_clearing_frees_the_schema_and_the_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "rows").iterdir()) == []
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_rows_that_were_not_recovered_can_be_cleared(tmp_path: Path, is_damaged: bool) -> None:
+    with opened(tmp_path / "rows") as storage:
+        filled(storage, 10)
+    with opened(tmp_path / "rows", reopen=True) as storage:
+        if is_damaged:
+            damage_cursor(tmp_path / "rows")
+            with pytest.raises(CheckpointCorruptError):
+                storage.recovered()
+        storage.clear()
+        assert not MappedFolder.is_taken(tmp_path / "rows")
+        storage.put(slice(0, 1), storage.accept([{"other": 1.0}]))
+        assert storage.take(slice(0, 1)).columns["other"].tolist() == [1.0]
+
+
 def test_clearing_a_storage_that_does_not_reopen_leaves_the_rows_of_another(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as other:  # made before there are rows
         with opened(tmp_path / "rows") as storage:
