@@ -282,6 +282,17 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     assert storage.take(slice(0, 4)) == rows
 
 
+def test_observations_with_a_column_of_no_bytes_are_kept_once() -> None:
+    def seen(*numbers: int) -> dict[str, Any]:
+        return {"none": np.zeros((4, 0)), "pos": np.array(numbers, np.uint8)}
+
+    storage = ArrayStorage({"next_of": "obs"}, 8)
+    rows = SampleBatch({"obs": seen(0, 1, 2, 3), "next_obs": seen(1, 9, 3, 4)})
+    storage.put(slice(0, 4), storage.accept(rows))
+    assert storage.take(slice(0, 4)) == rows
+    assert storage._following.own_count == 2  # type: ignore[union-attr]
+
+
 def test_first_rows_for_which_there_is_no_memory_decide_nothing() -> None:
     class Tight(ArrayStorage):
         is_full = True

@@ -57,11 +57,11 @@ class NextOf:
         self._links: NDArray[np.int32] = np.empty(0, np.int32)
         self.observe(observed)
         # The widest unsigned integer that divides a row, and how many make one.
-        self._words: dict[str, tuple[np.dtype[Any], int]] = {}
+        self._words: dict[str, np.dtype[Any]] = {}
         for name, array in self._stored.items():
             size_bytes = row_bytes(array)
             word = next(word for word in (8, 4, 2, 1) if size_bytes % word == 0)
-            self._words[name] = np.dtype(f"u{word}"), size_bytes // word
+            self._words[name] = np.dtype(f"u{word}")
         capacity = len(self._links)
         self._own: dict[str, NDArray[Any]] = {}
         self._n_slots = 0
@@ -213,10 +213,7 @@ class NextOf:
         return map_columns(gather, {"": self._observed})[""]
 
     def _in_words(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        word, width = self._words[name]
-        if width == 0:
-            return np.empty((len(array), 0), np.uint8)
-        rows = np.ascontiguousarray(array).reshape(len(array), -1).view(word)
+        rows = np.ascontiguousarray(array).reshape(len(array), -1).view(self._words[name])
         return rows if rows.flags.aligned else rows.copy()
 
 
