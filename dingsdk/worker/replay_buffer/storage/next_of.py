@@ -56,7 +56,7 @@ class NextOf:
         self._new_array = new_array
         self._links: NDArray[np.int32] = np.empty(0, np.int32)
         self.observe(observed)
-        # The widest unsigned integer that divides a row, and how many make one.
+        # The widest unsigned integer that divides a row; 8 bytes of a row of none.
         self._words: dict[str, np.dtype[Any]] = {}
         for name, array in self._stored.items():
             size_bytes = row_bytes(array)
