@@ -199,6 +199,24 @@ def test_length_of_a_request_is_a_number_within_the_limit(length: str, status: i
     assert Guarded().refusal(CONTENT_LENGTH=length).status == status
 
 
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"HTTP_HOST": "elsewhere"}, "HostError", "this server has another name"),
+        ({"HTTP_ORIGIN": "null"}, "OriginError", "browsers are not served"),
+        ({"REQUEST_METHOD": "PUT"}, "MethodError", "requests are POST"),
+        ({"CONTENT_LENGTH": "x"}, "ProtocolError", "Content-Length is no number"),
+        ({"CONTENT_LENGTH": "101"}, "PayloadTooLargeError", "the message is too large"),
+        ({"CONTENT_TYPE": ""}, "UnsupportedMediaError", "messages are application/json"),
+        ({}, "AuthError", "not authorized"),
+    ],
+)
+def test_refusal_says_its_code_and_what_is_wrong(
+    changes: dict[str, str], code: str, message: str
+) -> None:
+    assert json.loads(Guarded().refusal(**changes).body) == {"code": code, "message": message}
+
+
 def test_refusals_of_a_second_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     site, begin = Guarded(), "refused {} request(s); the last: {} from 10.0.0.1: {}"
     site.refusal()
