@@ -197,7 +197,9 @@ def test_upkeep_goes_on_where_a_file_cannot_be_deleted(tmp_path: Path, number: i
     store.close()
 
 
-def test_a_damaged_payload_that_cannot_be_set_aside_is_still_refused(tmp_path: Path) -> None:
+def test_a_damaged_payload_that_cannot_be_set_aside_is_still_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = FileDataStore(tmp_path)
     store.put("p", piece(8))
     (path,) = (tmp_path / "data").glob("*/p.ding")
@@ -214,4 +216,7 @@ def test_a_damaged_payload_that_cannot_be_set_aside_is_still_refused(tmp_path: P
     finally:
         os.rename = real
     assert path.exists()
+    (said,) = caplog.messages
+    assert said.startswith("cannot set the damaged payload p aside: ")
+    assert "Input/output error" in said
     store.close()

@@ -47,6 +47,7 @@ from dingsdk.errors import (
 )
 from dingsdk.testing import open_files, recorded_writes
 from dingsdk.worker.factory import create_buffer
+from dingsdk.worker.replay_server import client as clients
 from dingsdk.worker.replay_server import link as wire
 from dingsdk.worker.replay_server import served_buffer
 from dingsdk.worker.replay_server.client import _error_of
@@ -865,9 +866,10 @@ def test_closing_wakes_who_waits_for_rows(tmp_path: Path) -> None:
     assert len(errors) == 1
 
 
-def test_client_that_closes_ends_the_call_that_waits_for_rows(
-    server: ReplayServer, client: ReplayClient
+def test_client_that_closes_ends_the_call_that_waits_for_rows_without_a_pause(
+    server: ReplayServer, client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(clients, "PAUSE_S", (1000.0, 1000.0))
     errors: list[BaseException] = []
 
     def wait() -> None:
