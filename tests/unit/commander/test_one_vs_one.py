@@ -590,6 +590,8 @@ def test_past_of_another_run_is_published_again_in_its_versions(
     league = {**LEAGUE, "load_path": str(tmp_path / "run" / "league")}
     second, again = (make_commander(league=league, run="second") for _ in range(2))
     start(second)
+    # It names the newest snapshot that the run took itself.
+    assert not (tmp_path / "second" / "league" / "latest.json").exists()
     again.load_state_dict(second.state_dict())
 
     again.resume()

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -358,6 +359,29 @@ def test_last_answer_of_a_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         error = ranks._find_lost(ConnectionError("the connection is closed"))
         late.join()
     assert str(error) == "rank 1 of the learner failed: NaN"
+
+
+def test_policies_average_their_gradients_until_one_of_them_is_lost(tmp_path: Path) -> None:
+    alone, both = policy(), [policy(), policy()]
+    batch = next(batches(1))
+    with ThreadPoolExecutor(2) as threads:
+
+        def join(rank: int) -> None:
+            store = aggregator._file_store(tmp_path / "store", 2)
+            aggregator.join_ranks(both[rank], store, rank, 2, 20.0, "127.0.0.1")
+
+        list(threads.map(join, (0, 1)))
+        list(threads.map(lambda mode, part: mode.forward(part), both, split_batch(batch, 2)))
+    alone.forward(batch)
+    for name, tensor in weights(alone).items():
+        for mode in both:
+            torch.testing.assert_close(weights(mode)[name], tensor, rtol=1e-4, atol=1e-6)
+
+    both.pop().set_attribute("average_over_ranks", None)  # its connections go with it
+    with pytest.raises(ConnectionError, match="a rank was lost: "):
+        both[0].forward(batch)
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(both[0])[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 class Ended:
