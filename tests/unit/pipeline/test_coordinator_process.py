@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +38,7 @@ from dingsdk.pipeline.coordinator_process import (
     _failed,
     _Observers,
     _Parent,
+    _run,
     coordinator_main,
     decode,
     encode,
@@ -42,6 +46,7 @@ from dingsdk.pipeline.coordinator_process import (
 from dingsdk.pipeline.process_group import LinkedProcess
 from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.train import compile_run
+from dingsdk.pipeline.worker_process import HANDLED
 from dingsdk.plugins import PluginManager, default_manager, hookimpl, observe, use_manager
 from dingsdk.worker import NaiveCommander
 
@@ -202,6 +207,39 @@ def test_coordinator_that_cannot_start_says_why_and_ends_with_its_parent(tmp_pat
     assert message.is_user_mistake
     assert crash_file.read_text() == ""
     assert process.end(0.0) == 1  # again
+
+
+def test_process_of_the_coordinator_leaves_signals_to_its_parent_whom_it_obeys(
+    tmp_path: Path, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pipe
+    found: list[Any] = []
+
+    def coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
+        found.extend(map(signal.getsignal, sorted(HANDLED)))
+        found.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()) & HANDLED)
+        found.append(parent.stop.wait(20.0))
+
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(coordinator_process, "_coordinate", coordinate)
+    monkeypatch.setattr(coordinator_process, "crashes_recorded", nullcontext)
+    spec = CoordinatorSpec({}, tmp_path, tmp_path / "crash", default_manager().snapshot(), False, 0)
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # as this process is started
+    ours.send_bytes(encode(End("interrupted")))
+    try:
+        assert _run(spec, theirs) == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    (watch,) = [each for each in threading.enumerate() if each.name == "parent-watch"]
+    ours.close()
+    watch.join(20.0)
+
+    assert found == [signal.SIG_IGN, signal.SIG_IGN, set(), True]
+    assert codes == [1]
 
 
 class Telling(NaiveCommander):
