@@ -117,8 +117,9 @@ def test_payload_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(
         return b"half of it"
 
     monkeypatch.setattr(PrivateDir, "view", view)
-    with pytest.raises(DataMissingError):
+    with pytest.raises(DataMissingError) as caught:
         store.get("p", 0.0)
+    assert caught.value.data_id == "p"
     assert store.corrupt_count == 0
 
 

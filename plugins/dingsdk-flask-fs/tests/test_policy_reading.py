@@ -39,8 +39,9 @@ def test_policy_that_is_newer_at_each_look_is_an_error_in_the_end(
     looks: list[Any] = []
     monkeypatch.setattr("dingsdk.worker.comm.files.policy_store._MOVED_ON_TRIES", 3)
     monkeypatch.setattr(reader._returned, "note", lambda *version: looks.append(version))
-    with pytest.raises(DataCorruptError, match="never holds still"):
+    with pytest.raises(DataCorruptError, match="never holds still") as caught:
         reader.newest("p")
+    assert caught.value.where == "p"
     assert len(looks) == 3
     monkeypatch.undo()
     assert is_whole(reader.newest("p"), 1)

@@ -416,8 +416,9 @@ def test_states_and_versions_that_cannot_be_stored_are_refused(
         with pytest.raises(SchemaMismatchError):
             publisher.publish("p", state, 1)
     for version in (-1, 10**12, 1.0, True):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ProtocolError) as refused:
             publisher.publish("p", weights(1), version)  # type: ignore[arg-type]
+        assert refused.value.where == "version"
     assert publisher.newest("p") is None
     size = encode_policy("p", weights(1), 1, 1 << 20)[1].size_bytes
     tight = FilePolicyStore(tmp_path / "run", max_policy_bytes=size - 1)
@@ -437,8 +438,9 @@ def test_states_and_versions_that_cannot_be_stored_are_refused(
     with pytest.raises(StorageFullError):
         full.publish("p", weights(1), 1)
     full.close()
-    with pytest.raises(ConfigError, match=">= 2"):
+    with pytest.raises(ConfigError, match=">= 2") as caught:
         FilePolicyStore(tmp_path / "run", keep_versions=1)
+    assert caught.value.path == "system.transport.keep_policy_versions"
 
 
 def test_older_version_after_a_discard_is_read_even_without_its_pointer(

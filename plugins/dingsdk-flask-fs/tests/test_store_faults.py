@@ -197,8 +197,9 @@ def test_upkeep_goes_on_where_a_file_cannot_be_deleted(tmp_path: Path, number: i
     store.close()
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_damaged_payload_that_cannot_be_set_aside_is_still_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     store = FileDataStore(tmp_path)
     store.put("p", piece(8))
@@ -207,7 +208,7 @@ def test_a_damaged_payload_that_cannot_be_set_aside_is_still_refused(
     real = os.rename
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(number, os.strerror(number))
 
     os.rename = refuse  # type: ignore[assignment]
     try:
@@ -218,5 +219,5 @@ def test_a_damaged_payload_that_cannot_be_set_aside_is_still_refused(
     assert path.exists()
     (said,) = caplog.messages
     assert said.startswith("cannot set the damaged payload p aside: ")
-    assert "Input/output error" in said
+    assert os.strerror(number) in said
     store.close()

@@ -144,7 +144,7 @@ def test_gateway_keeps_the_connections_that_answered(
 def test_gateway_ends_after_three_looks_at_a_folder_that_nobody_holds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    held = iter([True, False, False, True, False, False, False])
+    held = iter([False, False, True, False, False, True, False, False, False])
     killed: list[Any] = []
     pauses_s: list[float] = []
     patched = SimpleNamespace(Event=lambda: SimpleNamespace(wait=pauses_s.append))
@@ -155,7 +155,7 @@ def test_gateway_ends_after_three_looks_at_a_folder_that_nobody_holds(
     gateway: Any = SimpleNamespace(_transport=SimpleNamespace(run_dir=tmp_path))
     Gateway._watch(gateway)
     assert (killed, list(held)) == ([("me", True)], [])
-    assert pauses_s == [20.0] * 7
+    assert pauses_s == [20.0] * 9
 
 
 def test_watch_of_a_gateway_does_not_keep_its_process(

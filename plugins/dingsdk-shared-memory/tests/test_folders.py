@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import itertools
 import os
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +19,7 @@ import numpy as np
 import pytest
 from dingsdk_shared_memory.data_store import SharedDataStore, encode_payload
 from dingsdk_shared_memory.run_memory import (
+    LOCK,
     OWNER,
     ROOT,
     RunMemory,
@@ -40,7 +44,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
-from dingsdk.testing import open_files
+from dingsdk.testing import failing_calls, open_files
 
 from .conftest import a_batch
 
@@ -212,6 +216,21 @@ def test_folder_of_which_somebody_died_before_it_had_an_owner_is_stale(tmp_path:
     (path / "lock").touch(0o600)
     assert remove_stale(tmp_path) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_is_the_last_file_of_a_folder_that_is_removed(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shm"
+    for at in itertools.count(1):
+        RunMemory(path, run_dir).close()
+        (path / "payload").touch(0o600)
+        with failing_calls(("unlink",), at, errno.EIO) as calls:
+            with suppress(RunFolderError, StorageFullError):
+                remove(path)
+            if calls() < at:
+                break
+        assert (path / LOCK).exists()  # without it nobody could tell that the folder is stale
+    assert at == 4
+    assert not path.exists()
 
 
 def test_stale_folders_are_all_removed_and_those_in_use_are_left(tmp_path: Path) -> None:

@@ -495,7 +495,7 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     def files() -> list[Path]:
         return list((tmp_path / FOLDER).glob("*.address"))
 
-    ask("start", task_info=task)
+    assert ask("start", task_info=task) == {"message": "inference task has started"}
     with Collector(tmp_path, policy_of(5), 1) as collector:
         assert [collector.act() for _ in range(3)] == [best(policy_of(2))] * 3
     advanced.clear()

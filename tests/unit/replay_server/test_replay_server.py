@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dingsdk import ReplayClient, ReplayServer
-from dingsdk.data import SampleBatch
+from dingsdk.data import PrivateDir, SampleBatch, create_secret
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -106,6 +107,38 @@ def test_rows_that_are_more_than_a_socket_takes_at_once_come_back(client: Replay
     batch = client.sample(64)
     assert batch is not None
     assert np.array_equal(batch.columns["image"], images[batch.columns["number"]])
+
+
+def test_samples_are_inserted_as_a_list_too(client: ReplayClient) -> None:
+    client.insert([{"number": np.int64(each)} for each in (3, 5)])
+    assert numbers(client.sample(2)) == [3, 5]
+
+
+def test_message_of_more_buffers_than_one_call_takes_arrives() -> None:
+    buffers = [bytes([each % 256]) for each in range(2000)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as other:
+        received = other.submit(wire.Link(theirs, 4000).receive, wire.Request, 20.0)
+        wire.Link(ours, 4000).send(wire.Update(), buffers, timeout_s=20.0)
+        assert bytes(received.result()[1]) == b"".join(buffers)
+
+
+def test_client_of_a_folder_looks_for_the_address_until_the_server_of_the_folder_has_written_it(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "replay"
+    with PrivateDir(folder) as kept, ReplayClient(path=folder, timeout_s=0.3) as client:
+        create_secret(kept)
+        with pytest.raises(ServerLostError, match="no server has written its address"):
+            client.stats()
+        with ReplayServer({}, SMALL, tmp_path / "other") as other:
+            # That of a server that died; another one has its port now.
+            kept.write_atomic("address", [other.address.encode()])
+            with pytest.raises(ServerLostError, match="cannot be reached"):
+                client.stats()
+        client._timeout_s = 20.0
+        with ReplayServer({}, SMALL, folder):
+            assert client.stats()["pushed"] == 0
 
 
 def test_sampled_arrays_are_aligned(client: ReplayClient) -> None:
