@@ -242,6 +242,42 @@ def test_worker_that_cannot_start_ends_the_run_with_its_traceback(site: Site) ->
     assert site.group.crash_report("nobody") == ""
 
 
+def test_worker_that_fails_after_it_joined_is_restarted_and_its_reason_is_not_that_of_the_next(
+    site: Site,
+) -> None:
+    for code, failure in ((1, {"text": "ValueError: no"}), (-9, {})):
+        process = site.newest("collector-0")
+        process.join_run()
+        site.pass_s(0.0)
+        process.die(code, **failure)
+        site.pass_s(0.0)
+        site.pass_s(5.0)
+    assert site.count("collector-0") == 3
+    assert site.lost == [("collector-0", "ValueError: no"), ("collector-0", "killed by SIGKILL")]
+
+
+def test_reason_that_a_worker_gives_just_before_it_ends_is_told(site: Site) -> None:
+    process = site.newest("collector-0")
+    process.join_run()
+    site.pass_s(0.0)
+    looks = iter([[], [{"event": "failed", "text": "ValueError: no"}]])
+    process.messages = lambda: iter(next(looks))  # type: ignore[method-assign]
+    process.die(1)
+    site.pass_s(0.0)
+    assert site.lost == [("collector-0", "ValueError: no")]
+
+
+def test_worker_that_the_master_lost_before_it_said_that_it_joined_is_left_alone(
+    site: Site,
+) -> None:
+    process = site.newest("collector-0")
+    site.workers["collector-0"] = None
+    site.pass_s(0.0)
+    site.workers.clear()
+    site.pass_s(1000.0)
+    assert process.calls == []
+
+
 def test_worker_killed_before_it_joined_is_restarted(site: Site) -> None:
     site.newest("learner-0").die(-11)
     site.pass_s(0.0)
