@@ -1,12 +1,12 @@
 """Replay buffers, each a table of five parts.
 
-The *storage* keeps rows at positions, the *remover* decides which positions new rows take (and so
-which rows leave a full buffer), the *sampler* draws the rows of a batch, the *limiter* says when
-pushing and sampling are allowed, and the *row metadata* knows ids, uses and age of rows. The
+The *storage* keeps rows at positions. The *remover* decides which positions new rows take, and so
+which rows leave a full buffer. The *sampler* draws the rows of a batch. The *limiter* decides when
+pushing and sampling are allowed. The *row metadata* stores the id, uses and age of each row. The
 first four are plugin kinds.
 
-Names are imported when they are first used: a buffer that needs no compiled code does not import
-the compiler.
+Names are imported when they are first used, so a buffer that needs no compiled code does not
+import the compiler.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class RateLimitSection(Section, frozen=True, kw_only=True):
     """Section ``thruput_controller.push_sample_rate_limit``.
 
     Attributes:
-        max: The most rows pushed per row sampled; infinite for no bound.
-        min: The fewest rows pushed per row sampled.
+        max: Most rows pushed per row sampled; infinity for no limit.
+        min: Fewest rows pushed per row sampled.
     """
 
     max: NotNegative = math.inf
@@ -44,9 +44,9 @@ class ThruputControllerSection(Section, frozen=True, kw_only=True):
     """Section ``thruput_controller``.
 
     Attributes:
-        push_sample_rate_limit: Bounds of rows pushed per row sampled in the window.
-        window_seconds: Seconds in which counts decay to 1 %.
-        sample_min_limit_ratio: Rows that the buffer must hold for each one sampled.
+        push_sample_rate_limit: Limits on the rows pushed per row sampled in the window.
+        window_seconds: Length of the window: seconds in which a count decays to 1 %.
+        sample_min_limit_ratio: Rows that the buffer must hold for each row of a sample.
     """
 
     push_sample_rate_limit: RateLimitSection = RateLimitSection()
@@ -58,7 +58,7 @@ class SampledDataSection(Section, frozen=True, kw_only=True):
     """Section ``monitor.sampled_data_attr``.
 
     Attributes:
-        average_range: Samples that an average over their rows is of.
+        average_range: Number of samples whose rows are averaged for one log.
         print_freq: Samples between two logs of the statistics of sampled rows.
     """
 
@@ -70,8 +70,8 @@ class PeriodicThruputSection(Section, frozen=True, kw_only=True):
     """Section ``monitor.periodic_thruput``.
 
     Attributes:
-        seconds: Seconds between two logs of the throughput; overrides
-            ``periodic_thruput_seconds``.
+        seconds: Seconds between two logs of the throughput. A value other than the default
+            overrides ``periodic_thruput_seconds``.
     """
 
     seconds: Positive = 60.0
@@ -93,17 +93,17 @@ class AdvancedReplayBuffer(Table):
     """A ring of dicts, sampled by priority (type ``advanced``, also ``deque``).
 
     A row leaves when it is overwritten, was sampled ``max_use`` times, or is ``max_staleness``
-    learner iterations old. :meth:`count` counts the rows that are left. Rows that were saved and
-    pushed into another buffer by :meth:`load_data` keep their priority and uses. After
-    :meth:`clear`, ``push_count`` and the ids go on, and the largest priority is 1 again.
+    learner iterations old. :meth:`count` counts the rows that have not left. Rows that
+    :meth:`load_data` pushes keep their saved priority and uses. :meth:`clear` resets the largest
+    priority to 1, but not ``push_count`` and the next id.
 
     Source: Schaul et al. 2016, "Prioritized Experience Replay"; DI-engine's
-    ``AdvancedReplayBuffer``, whose keys these are. Differences:
+    ``AdvancedReplayBuffer``, which has the same config keys. Differences:
 
-    * pushed dicts are copied, never written to, and something else than a dict is an error;
-    * ids are numbers; rows refused by a limiter raise or wait, and are not dropped;
-    * ``sample_range`` counts by age, among the rows that are left;
-    * stale rows leave wherever they are, not only as far as the first fresh one.
+    * pushed dicts are copied and never written to; pushing anything but dicts is an error;
+    * ids are numbers; a push that the limiter refuses raises or waits, and no row is dropped;
+    * ``sample_range`` counts by age, among the rows that have not left;
+    * all stale rows leave, not only those older than the first fresh row.
 
     Example:
         >>> buffer = AdvancedReplayBuffer({"replay_buffer_size": 100, "seed": 0})
@@ -119,14 +119,15 @@ class AdvancedReplayBuffer(Table):
         """Section ``policy.other.replay_buffer`` of type ``advanced``.
 
         Attributes:
-            max_use: Samples after which a row leaves; a batch may hold a row more often.
-            max_staleness: Age at which a row leaves: the iteration given to ``sample`` minus its
-                ``collect_iter`` (or ``policy_iter``).
-            alpha: Priority exponent, for samplers that are not given their own.
-            beta: Exponent of the importance weights at the start, see ``anneal_step``.
-            anneal_step: Samples in which beta moves to 1; 0 leaves it.
-            sampler: What draws rows, by their priority or its rank.
-            thruput_controller: Bounds of pushes per sample, and of rows needed to sample.
+            max_use: Times that a row is sampled before it leaves. The last batch may contain the
+                row more often.
+            max_staleness: Age at which a row leaves. The age is the ``cur_learner_iter`` given to
+                ``sample`` minus the row's ``collect_iter`` (or ``policy_iter``).
+            alpha: Priority exponent, used if the ``sampler`` section does not set ``alpha``.
+            beta: Exponent of the importance weights at the start; see ``anneal_step``.
+            anneal_step: Number of samples over which beta rises to 1; 0 keeps beta constant.
+            sampler: Draws rows by their priority, or by the rank of their priority.
+            thruput_controller: Limits on pushes per sample, and the rows needed to sample.
             monitor: How often statistics are logged.
         """
 
@@ -153,7 +154,7 @@ class AdvancedReplayBuffer(Table):
         super().__init__(cfg, *args, **kwargs)
         self._beta: float = self._cfg.beta
         self._beta_step = (1 - self._beta) / self._cfg.anneal_step if self._cfg.anneal_step else 0.0
-        # Read by every sample, for which looking them up in sections would take longer.
+        # Every sample reads these; looking them up in the config sections would take longer.
         self._rows_per_sampled: float = self._cfg.thruput_controller.sample_min_limit_ratio
         self._has_stale_rows = self._cfg.max_staleness < math.inf
         self._has_used_rows = self._cfg.max_use < math.inf
@@ -161,7 +162,7 @@ class AdvancedReplayBuffer(Table):
 
     @classmethod
     def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-        # What is wrong in the sections is found here, with the names of their keys.
+        # Checks the sections before they are changed, so that errors name the keys of the user.
         full = Parts(cls.Config, cfg).full
         cls.check_config(full, "")
         sampler, controller = full["sampler"], full["thruput_controller"]
@@ -178,7 +179,7 @@ class AdvancedReplayBuffer(Table):
 
     @classmethod
     def check_config(cls, section: Mapping[str, Any], path: str) -> None:
-        """Raise ConfigError where limiter and ``thruput_controller`` both bound a rate."""
+        """Raise ConfigError if both ``limiter`` and ``thruput_controller`` limit a rate."""
         kind = section["limiter"]["type"]
         if bounds_rates(section) and kind not in ("min_size", "push_sample_rate"):
             key = join_key(path, "thruput_controller.push_sample_rate_limit")
@@ -213,20 +214,21 @@ class AdvancedReplayBuffer(Table):
 
     @property
     def skipped_updates(self) -> int:
-        """Updated priorities of rows that had left."""
+        """Number of priorities that ``update`` skipped because their rows had left."""
         return self._skipped_updates
 
     def update(self, info: Mapping[str, Any]) -> None:
         """Set the priorities of sampled rows.
 
         Args:
-            info: ``priority`` (numbers >= 0), ``replay_unique_id`` and ``replay_buffer_idx`` as
-                they were sampled: lists, arrays or tensors of equal length. Without ``priority``
-                nothing happens. Rows that have left are skipped and counted; of several
-                priorities for a row the last counts. 1e-5 is added to each.
+            info: ``priority`` (numbers >= 0), and ``replay_unique_id`` and ``replay_buffer_idx``
+                from the sample: lists, arrays or tensors of equal length. Without ``priority``
+                nothing happens. Rows that have left are skipped and counted in
+                ``skipped_updates``. If a row has several priorities, the last one is used. 1e-5
+                is added to each.
 
         Raises:
-            InvalidPriorityError: one of them is malformed; no priority was changed.
+            InvalidPriorityError: one of the entries is malformed; no priority was changed.
             BufferClosedError: the buffer is closed.
         """
         given = info.get("priority")
@@ -255,15 +257,15 @@ class AdvancedReplayBuffer(Table):
     ) -> SampleBatch | list[Any] | None:
         """Return ``size`` rows drawn by priority, as the caller's own copies.
 
-        Each row carries ``replay_unique_id``, ``replay_buffer_idx``, ``IS`` (its importance
-        weight, in (0, 1]), ``priority``, ``use`` (times sampled, this one included) and
-        ``staleness`` (iterations; -1 where unknown). A row may come more than once.
+        Each row has the extra keys ``replay_unique_id``, ``replay_buffer_idx``, ``IS`` (its
+        importance weight, in (0, 1]), ``priority``, ``use`` (times sampled, including this time)
+        and ``staleness`` (iterations; -1 if unknown). A row may be drawn more than once.
 
         Args:
             size: Rows to draw, >= 0.
-            cur_learner_iter: Iteration of the learner, for staleness.
+            cur_learner_iter: Iteration of the learner, to compute the staleness.
             sample_range: Draw only among these, by age: ``slice(-10, None)`` are the 10 newest.
-            timeout_s: Seconds to wait until the rows are there; None: not at all.
+            timeout_s: Seconds to wait until the sample is possible; None: do not wait.
 
         Returns and raises as the ``sample`` of :class:`NaiveReplayBuffer`.
         """
@@ -280,7 +282,7 @@ class AdvancedReplayBuffer(Table):
             if len(stale):
                 self._remove(stale, "stale")
                 if not self._limiter.can_sample(size):
-                    return None  # it was asked before they left
+                    return None  # the limiter was asked before these rows left
         among = None
         if metadata.live < size * self._rows_per_sampled:
             return None
@@ -290,7 +292,7 @@ class AdvancedReplayBuffer(Table):
                 return None
         sampler = cast(PrioritySampler, self._sampler)
         where = sampler.draw(size, among)
-        # At once, while what the draw read is still in the nearest cache.
+        # Read now, while the entries that the draw read are still in the CPU cache.
         priorities = sampler.priorities(where)
         weights = sampler.importance(where, self._beta)
         batch = self._storage.take(where)  # type: ignore[union-attr]

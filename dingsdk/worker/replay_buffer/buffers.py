@@ -1,4 +1,4 @@
-"""The buffers without priorities: named kinds of :class:`Table`."""
+"""The buffers without priorities, each a subclass of :class:`Table`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size
 _log = logging.getLogger(__name__)
 
 Schedule = Callable[[int], int]
-"""Env steps collected so far -> number of newest rows to sample from."""
+"""Maps the env steps collected so far to the number of newest rows to sample from."""
 
 
 class NaiveReplayBuffer(Table):
     """A ring of rows, sampled uniformly (type ``naive``).
 
-    Source: DI-engine's ``NaiveReplayBuffer``. Differences: rows are copied in and out;
-    ``sample_range`` counts by age; a state holds copies, and the random state too.
+    Source: DI-engine's ``NaiveReplayBuffer``. Differences: rows are copied when they are pushed
+    and sampled; ``sample_range`` counts by age; a state holds copies and the random state.
 
     Example:
         >>> buffer = NaiveReplayBuffer({"replay_buffer_size": 100, "seed": 0})
@@ -72,16 +72,16 @@ class NaiveReplayBuffer(Table):
             size: Rows to draw, >= 0.
             cur_learner_iter: Unused here.
             sample_range: Draw only among these, by age: ``slice(-10, None)`` are the 10 newest.
-            replace: Whether a row may come more than once.
-            timeout_s: Seconds to wait until the rows are there; None: not at all.
+            replace: Whether a row may be drawn more than once.
+            timeout_s: Seconds to wait until the sample is possible; None: do not wait.
 
         Returns:
-            A SampleBatch, or a list from object storage; ``[]`` for size 0; None where there
+            A SampleBatch, or a list from object storage; ``[]`` for size 0; None if there
             are too few rows, or the limiter does not admit the sample (yet).
 
         Raises:
             ConfigError: the size is negative (also a ValueError).
-            ConfigTypeError: the size is no integer, or the range no slice.
+            ConfigTypeError: the size is not an integer, or the range is not a slice.
             BufferClosedError: the buffer is closed, or was closed during the wait.
         """
         size = checked_size(size)
@@ -114,7 +114,7 @@ class NaiveReplayBuffer(Table):
         return None if sample_range is None else range(*sample_range.indices(self._remover.count))
 
     def update(self, info: Any) -> None:
-        """Do nothing but warn once: uniform sampling uses no priorities."""
+        """Ignore priorities, which uniform sampling does not use; log one warning."""
         if not self._warned_of_update:
             self._warned_of_update = True
             _log.warning(
@@ -124,12 +124,12 @@ class NaiveReplayBuffer(Table):
 
 
 class ElasticReplayBuffer(NaiveReplayBuffer):
-    """Samples uniformly from a number of newest rows that a schedule sets (type ``elastic``).
+    """Samples uniformly from a window of the newest rows; a schedule sets its size (``elastic``).
 
-    All rows up to the capacity are kept, so a window that grows again finds the older ones. A
-    ``sample_range`` is refused: the window is one. Source: DI-engine's ``ElasticReplayBuffer``.
-    Differences: numbers and linear schedules, which a config file can hold; :meth:`push` moves the
-    window as :meth:`update` does.
+    All rows up to the capacity are kept, so a window that grows again includes older rows. A
+    ``sample_range`` is refused, because the window already limits the rows. Source: DI-engine's
+    ``ElasticReplayBuffer``. Differences: the schedule may be a number or linear, which a config
+    file can hold; :meth:`push` updates the window as :meth:`update` does.
     """
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
@@ -137,8 +137,8 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
         Attributes:
             set_buffer_size: Size of the window: a function of the env steps, a number of rows, or
-                ``{start, end, steps}``, which moves linearly from ``start`` rows to ``end`` within
-                ``steps`` env steps. None: the capacity. More than the capacity means the capacity.
+                ``{start, end, steps}``, which changes linearly from ``start`` to ``end`` rows
+                over ``steps`` env steps. None, or a size above the capacity: the capacity.
         """
 
         type: str = "elastic"
@@ -157,31 +157,31 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         """Check the schedule of the window.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the setting is not a valid schedule.
         """
         _schedule(section["set_buffer_size"], f"{path}.set_buffer_size")
 
     @property
     def window(self) -> int:
-        """How many of the newest rows are sampled from, at most."""
+        """The most rows to sample from, counted from the newest."""
         return min(self._size, self._capacity)
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        """Add rows as the plain buffer does; the window follows the env steps."""
+        """Add rows as :class:`NaiveReplayBuffer` does, and update the window to the env steps."""
         super().push(data, cur_collector_envstep, timeout_s)
         if cur_collector_envstep > self._envstep:
             self.update(cur_collector_envstep)
 
     def update(self, info: Any) -> None:
-        """Set the window to what the schedule says for an env step.
+        """Set the window to the size that the schedule gives for a number of env steps.
 
         Args:
-            info: Env steps collected so far, >= 0. A mapping, which carries priorities, is for
-                other buffers and changes nothing here.
+            info: Env steps collected so far, >= 0. A mapping (of priorities, which other buffers
+                use) is ignored.
 
         Raises:
-            ConfigTypeError: it is neither.
-            ConfigError: the schedule gives no size >= 1; the window stays.
+            ConfigTypeError: ``info`` is neither.
+            ConfigError: the schedule gives no size >= 1; the window is unchanged.
             BufferClosedError: the buffer is closed.
         """
         if isinstance(info, Mapping):
@@ -232,12 +232,12 @@ def _schedule(setting: Any, path: str = "set_buffer_size") -> Schedule:
 
 
 class LinearWindow(Section, frozen=True, kw_only=True):
-    """A window that moves linearly.
+    """A window whose size changes linearly.
 
     Attributes:
-        start: Rows at first.
-        end: Rows at last.
-        steps: Env steps from one to the other.
+        start: Rows at env step 0.
+        end: Rows after ``steps`` env steps.
+        steps: Env steps over which the size changes.
     """
 
     start: Count
@@ -248,10 +248,10 @@ class LinearWindow(Section, frozen=True, kw_only=True):
 class SequenceReplayBuffer(NaiveReplayBuffer):
     """A ring of rows that returns sequences of consecutive ones (type ``sequence``).
 
-    The rest is as in :class:`NaiveReplayBuffer`. Push whole pieces of trajectories: rows of
-    several envs in turn do not follow each other. Source: DI-engine's
-    ``SequenceReplayBuffer``. Differences: sequences end where trajectories do, and blocks of
-    fixed length are only for rows without ``done``; columns come as arrays ``[batch, time]``.
+    Everything else is as in :class:`NaiveReplayBuffer`. Push the steps of a trajectory in a row;
+    do not interleave the rows of several envs. Source: DI-engine's
+    ``SequenceReplayBuffer``. Differences: a sequence never crosses the end of a trajectory; blocks
+    of fixed length are used only for rows without ``done``; columns are arrays ``[batch, time]``.
 
     Example:
         >>> buffer = SequenceReplayBuffer({"replay_buffer_size": 100, "seed": 0})
@@ -266,7 +266,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         """Section ``policy.other.replay_buffer`` of type ``sequence``.
 
         Attributes:
-            sequence_length: Rows of a sequence where ``sample`` is given no length.
+            sequence_length: Rows of a sequence if ``sample`` is called without a length.
         """
 
         type: str = "sequence"
@@ -277,7 +277,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
     needs_order: ClassVar[Order] = "sequence"
 
     def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        # Compiled code, which takes a moment to import: only for this kind of buffer.
+        # Imported here, because importing compiled code is slow and no other buffer needs it.
         from dingsdk.worker.replay_buffer.sampler.sequence import SequenceSampler
 
         self.sampler_family = SequenceSampler  # type: ignore[misc]
@@ -292,27 +292,28 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         replace: bool = False,
         timeout_s: float | None = None,
     ) -> SampleBatch | list[Any] | None:
-        """Return ``batch`` sequences, every valid start alike; starts may repeat.
+        """Return ``batch`` sequences; every valid start is equally likely, and starts may repeat.
 
         Args:
-            batch: Sequences, >= 0.
-            sequence: Rows of each, >= 1; None: as configured.
+            batch: Number of sequences, >= 0.
+            sequence: Rows of each sequence, >= 1; None: ``sequence_length`` of the config.
             cur_learner_iter: Unused here.
             sample_range: Not supported.
-            replace: Whether fewer rows than ``batch * sequence`` are enough.
-            timeout_s: Seconds to wait until the rows are there; None: not at all.
+            replace: Whether to sample even if the buffer holds fewer than ``batch * sequence``
+                rows.
+            timeout_s: Seconds to wait until the sample is possible; None: do not wait.
 
         Returns:
-            A SampleBatch of columns ``[batch, burn_in + sequence, ...]``, with ``mask``
-            ``[batch, burn_in + sequence]`` if padded; from object storage a list of lists, the
-            padded ones shorter. ``[]`` for no sequences. None where there are too few rows, no
-            start is valid, or the limiter does not admit the sample, which counts ``batch *
-            sequence`` rows.
+            A SampleBatch of columns ``[batch, burn_in + sequence, ...]``, with a column ``mask``
+            ``[batch, burn_in + sequence]`` if steps were padded. Object storage gives a list of
+            lists, without the padded steps. ``[]`` if ``batch`` is 0. None if there are too few
+            rows, no start is valid, or the limiter does not admit the sample, which counts as
+            ``batch * sequence`` rows.
 
         Raises:
             NotImplementedError: a ``sample_range`` is given.
             ConfigError: a number is too small (also a ValueError).
-            ConfigTypeError: a number is no integer.
+            ConfigTypeError: a number is not an integer.
             BufferClosedError: the buffer is closed, or was closed during the wait.
         """
         if sample_range is not None:
@@ -323,7 +324,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         return self._serve(size, timeout_s, self._draw_sequences, batch, length, replace)
 
     def can_sample(self, n: int) -> bool:
-        """Whether there are rows for ``n`` sequences of the configured length."""
+        """Whether there are enough rows for ``n`` sequences of the configured length."""
         return super().can_sample(n * self.rows_per_sampled())
 
     def rows_per_sampled(self) -> int:
@@ -331,7 +332,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         return int(self._cfg.sequence_length)
 
     def count_starts(self, sequence: int | None = None) -> int:
-        """Return how many sequences of that length could be drawn; looks at every row."""
+        """Return how many sequences of that length could be drawn; reads every row."""
         length = self._sequence_length(sequence)
         with self._lock:
             self._check_open()
@@ -372,13 +373,13 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 class EpisodeReplayBuffer(NaiveReplayBuffer):
     """A ring of whole episodes, sampled uniformly (type ``episode``).
 
-    An episode is a list of rows, or a SampleBatch of them. Rows that are dicts of numbers and
-    arrays come back as one SampleBatch an episode, others as a list. As a list that is pushed
-    means many elements, one episode is pushed as ``push([episode], envstep)``.
+    An episode is a list of rows, or a SampleBatch of them. An episode whose rows are dicts of
+    numbers and arrays is returned as a SampleBatch, any other as a list. ``push`` takes a list of
+    episodes: push one list of rows as ``push([episode], envstep)``.
 
-    The capacity is in episodes. Storages of columns hold the rows of all episodes, which must look
-    alike, and grow with them. Object storage takes episodes of anything. Source: DI-engine's
-    ``EpisodeReplayBuffer``.
+    The capacity is in episodes. Storages of columns hold the rows of all episodes and grow when
+    needed; all rows must have the same columns. Object storage takes rows of any type. Source:
+    DI-engine's ``EpisodeReplayBuffer``.
 
     Example:
         >>> buffer = EpisodeReplayBuffer({"replay_buffer_size": 10})
@@ -409,11 +410,11 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         return cast(EpisodeStorage, self._storage)
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        """Add a list of episodes, or one as a SampleBatch; the rest is as for other buffers.
+        """Add a list of episodes, or one episode as a SampleBatch; else as for other buffers.
 
         Raises:
-            SchemaMismatchError: an element is no episode, or an empty one, or in columns one
-                that does not fit those before; nothing was pushed.
+            SchemaMismatchError: an element is not an episode, or is empty, or does not fit the
+                stored columns; nothing was pushed.
         """
         super().push(data if type(data) is list else [data], cur_collector_envstep, timeout_s)
 

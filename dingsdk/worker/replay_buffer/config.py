@@ -25,16 +25,16 @@ class BufferSection(PartSection, frozen=True, kw_only=True):
 
     Attributes:
         replay_buffer_size: Capacity in rows (of an episode buffer: in episodes).
-        deepcopy: Whether object storage copies rows in depth.
-        enable_track_used_data: Whether the files that rows name by ``data_id`` are deleted
-            when the rows have left.
+        deepcopy: Whether object storage deep-copies rows.
+        enable_track_used_data: Whether to delete the file that a row names in ``data_id`` after
+            the last row with that ``data_id`` has left.
         data_root: Folder of the files that ``enable_track_used_data`` deletes.
         periodic_thruput_seconds: Seconds between two logs of the throughput.
         seed: Seed of random choices; None takes one from the operating system.
-        storage: What keeps the rows; with ``auto`` the first push decides.
-        sampler: What draws rows.
-        remover: What decides which rows leave a full buffer.
-        limiter: What decides when rows may be pushed and sampled.
+        storage: Stores the rows. With ``auto``, the first push decides the type.
+        sampler: Draws the rows of a sample.
+        remover: Decides which rows leave a full buffer.
+        limiter: Decides when rows may be pushed and sampled.
     """
 
     replay_buffer_size: Count = 10000
@@ -63,14 +63,14 @@ def bounds_rates(cfg: Mapping[str, Any]) -> bool:
 
 
 class Parts:
-    """Makes new parts from the section of a buffer, of type ``section``.
+    """Makes the parts of a buffer from its config section, which has the type ``section``.
 
     Attributes:
-        full: The config with all defaults, those of the parts included.
+        full: The config with all defaults, including the defaults of the parts.
 
     Raises:
-        UnknownKeyError, ConfigTypeError, ConfigError: a key or value that cannot work.
-        UnknownPluginError: a type that nothing provides.
+        UnknownKeyError, ConfigTypeError, ConfigError: a key or value is not valid.
+        UnknownPluginError: no plugin provides a type.
     """
 
     def __init__(self, section: type[Section], cfg: Mapping[str, Any]) -> None:
@@ -89,7 +89,7 @@ class Parts:
 
     @property
     def made_of(self) -> dict[str, str]:
-        """The types of the buffer and of those parts that give a saved state its meaning."""
+        """The types of the buffer, its sampler and its remover; a saved state must match them."""
         types = {part: self.full[part]["type"] for part in ("sampler", "remover")}
         return {"buffer": self.full["type"], **types}
 
@@ -104,7 +104,7 @@ class Parts:
         return cast("Limiter", self._make("limiter", full["limiter"], self._seed("limiter")))
 
     def sampler(self, family: type[Sampler]) -> Sampler:
-        """Make the sampler; raise ConfigError where it is none of the family."""
+        """Make the sampler; raise ConfigError if it does not belong to the family."""
         section = self.full["sampler"]
         sampler = self._make("sampler", section, self.capacity, self._seed("sampler"))
         if not isinstance(sampler, family):
@@ -116,13 +116,13 @@ class Parts:
         return sampler
 
     def storage(self, kind: str | None = None) -> Storage:
-        """Make a storage of the type ``kind``, or the one of the config."""
+        """Make a storage of the type ``kind``, or of the type in the config."""
         section = self.full["storage"] if kind is None else {"type": kind}
         made = self._make("storage", section, self.capacity, self.full["deepcopy"])
         return cast("Storage", made)
 
     def check_order(self, needs_fifo: bool, remover: Remover, what: str) -> None:
-        """Raise ConfigError where ``needs_fifo``, and rows do not leave in the order they came."""
+        """Raise ConfigError if ``needs_fifo`` and the remover is not first in, first out."""
         if needs_fifo and not remover.is_fifo:
             raise ConfigError(
                 f"{what} needs rows to leave oldest first, and remover.type "

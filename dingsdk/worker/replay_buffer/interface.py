@@ -1,4 +1,4 @@
-"""The contract of replay buffers, and of what follows their rows."""
+"""The interfaces of replay buffers and row listeners."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Order = Literal["none", "sequence", "episode"]
 
 
 class Needs:
-    """What a buffer, or a part of one, needs of the samples that it is given.
+    """Requirements of a buffer, or a part of one, on the samples that it receives.
 
-    In parallel mode a buffer holds where its rows are, and not the rows. The columns that are
-    named here come with each payload; everything else is left out.
+    In parallel mode a buffer does not hold the rows, only references to them. The columns that
+    are named here are sent with each reference; all other columns are left out.
     """
 
     needs_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of samples that it looks at: numbers, of up to 64 bytes a row together."""
+    """Columns of samples that it reads: numbers, together at most 64 bytes a row."""
 
     needs_order: ClassVar[Order] = "none"
     """Whether samples of an episode must follow each other (``sequence``), or come as one element
     (``episode``)."""
 
     modes: ClassVar[frozenset[str]] = frozenset({"serial", "parallel"})
-    """The modes of training that it serves."""
+    """The modes of training that it supports."""
 
 
 class IBuffer(Needs, Configurable, ABC):
@@ -44,12 +44,12 @@ class IBuffer(Needs, Configurable, ABC):
     """
 
     ignores_priorities: ClassVar[bool] = False
-    """Whether the ``update`` that a class defines beside this does nothing with priorities; not
-    inherited by a class with an ``update`` of its own. A run with priorities refuses such a buffer.
+    """Whether ``update`` ignores priorities. A class that overrides ``update`` must set this
+    again: it does not inherit the value. A run with priorities refuses a buffer that ignores them.
     """
 
     def columns_needed(self) -> tuple[str, ...]:
-        """Return ``needs_columns`` of this buffer and of its parts, as they are configured."""
+        """Return the columns that this buffer and its configured parts read."""
         return self.needs_columns
 
     def rows_per_sampled(self) -> int:
@@ -64,15 +64,15 @@ class IBuffer(Needs, Configurable, ABC):
     @property
     @abstractmethod
     def push_count(self) -> int:
-        """Rows pushed so far, those that left included."""
+        """Rows pushed so far, including rows that have left."""
 
     @abstractmethod
     def push(self, data: Any, cur_collector_envstep: int) -> None:
-        """Add rows: those of a SampleBatch or a list, or one row of any other type."""
+        """Add rows: all rows of a SampleBatch or a list, or one row of any other type."""
 
     @abstractmethod
     def update(self, info: Mapping[str, Any]) -> None:
-        """Update what training computed for sampled rows, such as priorities."""
+        """Store values that training computed for sampled rows, such as priorities."""
 
     @abstractmethod
     def sample(self, size: int, cur_learner_iter: int) -> SampleBatch | list[Any] | None:
@@ -98,8 +98,8 @@ class IBuffer(Needs, Configurable, ABC):
     def load_data(self, file: str) -> None:
         """Push all rows that :meth:`save_data` wrote.
 
-        An empty buffer with the same settings (the seed may differ) continues sampling as the
-        saved one would have; the rows count as pushed now.
+        If the buffer is empty and has the same settings (the seed may differ), it draws the same
+        samples as the saved buffer would have drawn. The rows count as pushed now.
         """
 
     @abstractmethod
@@ -113,7 +113,7 @@ class IBuffer(Needs, Configurable, ABC):
 
 @dataclass(frozen=True, slots=True)
 class BufferStats:
-    """Rows that went through a buffer since it was made (``clear`` does not reset them).
+    """Counts of rows since the buffer was made; ``clear`` does not reset them.
 
     ``pushed`` always equals ``count`` plus the rows that left: ``overwritten + cleared + stale +
     used_up``.
@@ -135,19 +135,19 @@ class BufferStats:
 
 
 class RowListener:
-    """Follows the rows of a buffer; a subclass overrides what it needs."""
+    """Base class for listeners to the rows of a buffer; override the methods that you need."""
 
     def check(self, rows: Any) -> None:
         """Called before rows are stored; may raise to refuse all of them."""
 
     def on_insert(self, rows: Any) -> None:
-        """Called under the buffer's lock after rows were stored; they are not to be kept."""
+        """Called under the buffer's lock after rows were stored; keep no reference to the rows."""
 
     def on_remove(self, rows: Any, reason: str) -> None:
         """Called with a copy of rows that left, oldest first.
 
-        It runs after the call that removed them, outside the lock, and may call the buffer. What
-        it raises is logged.
+        It runs outside the lock, after the rows were removed, and may call the buffer. An
+        exception that it raises is logged.
 
         Args:
             rows: A SampleBatch, or a list from object storage.
@@ -160,10 +160,10 @@ class RowListener:
 
 
 class NoMetadata:
-    """The row metadata of a table that keeps none: rows stay until they are overwritten.
+    """Row metadata that stores nothing: rows stay until they are overwritten.
 
     Attributes:
-        next_id: The id of the next row, where rows have ids.
+        next_id: The id of the next row, if rows have ids.
         rows_leave_early: Whether rows may leave before they are overwritten.
     """
 
@@ -172,51 +172,51 @@ class NoMetadata:
     next_id: int
 
     def count(self, held: int) -> int:
-        """Return how many of the rows that the remover holds have not left early."""
+        """Return how many of the ``held`` rows of the remover have not left early."""
         return held
 
     def living(self, where: Where) -> Where:
-        """Return those positions whose rows have not left early."""
+        """Return the positions whose rows have not left early."""
         return where
 
     def prepare(self, rows: Rows) -> tuple[Rows, Any]:
-        """Return the rows to store, and what came with them; changes nothing.
+        """Return the rows to store, and their facts for :meth:`insert`; change nothing.
 
         Raises:
-            SchemaMismatchError, InvalidPriorityError: rows that cannot be pushed.
+            SchemaMismatchError, InvalidPriorityError: the rows cannot be pushed.
         """
         return rows, None
 
     def insert(self, where: Where, facts: Any) -> None:
-        """Add rows that were stored at positions; the rows that were there have left."""
+        """Add rows that were stored at positions; they replace any earlier rows there."""
 
     def remove(self, where: Where) -> None:
-        """Forget rows at positions, none of which has left before."""
+        """Forget rows at positions; none of them may have left before."""
 
     def clear(self) -> None:
         """Forget all rows."""
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return what a state says of the rows at positions, as arrays of one value a row."""
+        """Return the facts that a state holds about rows, as arrays of one value a row."""
         return {}
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return views of those arrays of the state that have an entry for each position."""
+        """Return views of the state's arrays that have one entry for each position."""
         return {}
 
     def state_dict(
         self, positions: int, columns: Mapping[str, NDArray[Any]] | None = None
     ) -> dict[str, Any]:
-        """Return what is known of the rows at positions ``0..positions-1``.
+        """Return the state of the rows at positions ``0..positions-1``.
 
-        ``columns`` are copies of ``columns()`` for the state to have; None: it makes its own.
+        ``columns`` are copies of ``columns()`` to put into the state; None: copy them here.
         """
         return {}
 
     def restored(self, state: Mapping[str, Any], positions: int) -> NoMetadata:
-        """Return new metadata with such a state, and the settings of this one.
+        """Return new metadata with this state and the settings of this object.
 
         Raises:
-            CheckpointCorruptError: its entries contradict each other.
+            CheckpointCorruptError: the entries of the state contradict each other.
         """
         return self

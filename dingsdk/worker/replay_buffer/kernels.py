@@ -1,6 +1,6 @@
-"""How inner loops are compiled, and the one of uniform draws.
+"""The decorator that compiles inner loops, and the compiled loop of uniform draws.
 
-Imported only where a buffer needs compiled code: to import the compiler takes 0.8 s and 100 MB.
+Imported only if a buffer needs compiled code: importing the compiler takes 0.8 s and 100 MB.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ def compiled(signature: str | None = None) -> Callable[[_Kernel], _Kernel]:
         try:
             kernel = njit(signature, nogil=True, cache=True)(function)
         except RuntimeError:
-            # No folder for it can be written to, as in some containers: compiled at each start.
+            # No cache folder is writable, as in some containers: compile at each start.
             kernel = njit(signature, nogil=True)(function)
         return cast(_Kernel, kernel)
 
     return compile_kernel
 
 
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: neighbours land far apart
+_SPREAD = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2**64 / golden ratio: spreads neighbouring ranks over the table
 _HIGH_BITS = np.uint64(32)
 
 
@@ -40,7 +42,7 @@ _HIGH_BITS = np.uint64(32)
 def add_distinct(uniforms: Floats, population: int, ranks: Ints, found: int) -> int:
     """Compiled form of :func:`uniform.add_distinct`."""
     size = ranks.shape[0]
-    # An open hash table, a quarter full at most.
+    # An open-addressing hash table, at most a quarter full.
     slots = 1
     while slots < 4 * size:
         slots *= 2

@@ -1,10 +1,10 @@
 """Limiters: when rows may be pushed into a buffer, and when they may be sampled.
 
-Words: an *insert* is one row pushed, a *sample* one row returned by ``sample`` (a batch of
-256 counts 256). Both are counted since the buffer was created or cleared; rows that leave do not
-take their inserts back. The *size* is how many rows the buffer holds.
+Terms: an *insert* is one pushed row, a *sample* is one row returned by ``sample`` (a batch of
+256 counts as 256). Both are counted since the buffer was created or cleared; rows that leave do
+not reduce the inserts. The *size* is how many rows the buffer holds.
 
-The buffer calls its limiter under its own lock, so a limiter needs none.
+The buffer calls its limiter under its own lock, so a limiter needs no lock.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from dingsdk.config import (
 from dingsdk.errors import CheckpointCorruptError
 
 _FORGOTTEN = 0.01
-"""A decayed count below this is zero: what is left of one row after one window."""
+"""A decayed count below this is treated as zero. One row decays to it in one window."""
 
 
 class Limiter(Configurable, ABC):
     """Counts inserts and samples, and admits or refuses the next ones.
 
-    Made of the ``limiter`` section of the buffer's config, and the seed of random choices.
+    Constructed with the ``limiter`` section of the buffer's config and a seed for random choices.
 
     Attributes:
         inserts, samples: The counts.
-        size: Rows in the buffer. A push adds to it, and the buffer sets it when rows leave.
+        size: Rows in the buffer. A push adds to it; the buffer sets it when rows leave.
     """
 
     Config: ClassVar[type[Section]] = PartSection
 
     counts: ClassVar[Mapping[str, type[int | float]]] = {"inserts": int, "samples": int}
-    """Attributes that are numbers >= 0, and belong to the state."""
+    """Names and types of the attributes that the state contains; all are numbers >= 0."""
     min_size = 1
-    """Rows without which nothing is sampled."""
+    """Rows that the buffer must hold before anything is sampled."""
 
     def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
         self.inserts = 0
@@ -55,7 +55,7 @@ class Limiter(Configurable, ABC):
         self.size = 0
 
     def can_insert(self, n: int) -> bool:
-        """Whether ``n`` rows may be pushed now, all at once; yes, if not overridden."""
+        """Whether ``n`` rows may be pushed now, all at once; True if not overridden."""
         return True
 
     @abstractmethod
@@ -63,9 +63,9 @@ class Limiter(Configurable, ABC):
         """Whether ``n`` rows may be sampled now, all at once."""
 
     def retry_after_s(self) -> float | None:
-        """Return in how many seconds time alone may admit what was refused last.
+        """Return the seconds after which the refused request may be admitted without other changes.
 
-        None, the default: never; only a push, a sample or a removal can.
+        None, the default: it can be admitted only after a push, a sample or a removal.
         """
         return None
 
@@ -87,13 +87,14 @@ class Limiter(Configurable, ABC):
         return {name: getattr(self, name) for name in self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore counts, those of another type too; changes nothing when they are wrong.
+        """Restore counts; change nothing if they are wrong.
 
-        Counts of one type may be missing: a run may be resumed, or continue, with another limiter.
+        The state may come from another type of limiter, as a run may be resumed with another one.
+        Counts other than ``inserts`` and ``samples`` may be missing, and are then 0.
 
         Raises:
-            CheckpointCorruptError: ``inserts`` or ``samples`` is missing, or a count is no number
-                >= 0.
+            CheckpointCorruptError: ``inserts`` or ``samples`` is missing, or a count is not a
+                number >= 0.
         """
         found: dict[str, Any] = {}
         for name, kind in self.counts.items():
@@ -105,7 +106,7 @@ class Limiter(Configurable, ABC):
 
 
 class MinSizeLimiter(Limiter):
-    """Samples once the buffer holds ``min_size`` rows; pushes always (type ``min_size``)."""
+    """Admits all pushes, and samples once there are ``min_size`` rows (type ``min_size``)."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``limiter`` of type ``min_size``.
@@ -128,18 +129,18 @@ class MinSizeLimiter(Limiter):
 class SamplesPerInsertLimiter(Limiter):
     """Holds the ratio of samples to inserts near a target (type ``samples_per_insert``).
 
-    With ``owed = inserts * samples_per_insert - samples``, and ``start = min_size *
-    samples_per_insert``, which is what is owed when sampling begins:
+    Let ``owed = inserts * samples_per_insert - samples``, and let ``start = min_size *
+    samples_per_insert`` be its value when sampling begins:
 
-    * a sample of ``n`` rows is admitted if the size is at least ``min_size`` and ``owed``
-      is at least ``start - samples_ahead`` after it;
-    * a push of ``n`` rows is admitted if the size is below ``min_size``, or ``owed`` is at most
-      ``start + error_buffer`` after it.
+    * a sample of ``n`` rows is admitted if the size is at least ``min_size`` and ``owed`` after
+      the sample is at least ``start - samples_ahead``;
+    * a push of ``n`` rows is admitted if the size is below ``min_size``, or ``owed`` after the
+      push is at most ``start + error_buffer``.
 
     Source: Reverb's ``SampleToInsertRatio``. Differences:
 
     * rows are admitted in whole batches, as they are pushed and sampled;
-    * the push that reaches ``min_size`` may pass it, or a large one could block for ever;
+    * the push that reaches ``min_size`` may exceed it; otherwise a large push could block forever;
     * ``error_buffer`` may be None.
 
     """
@@ -150,13 +151,12 @@ class SamplesPerInsertLimiter(Limiter):
         Attributes:
             samples_per_insert: Rows sampled per row pushed in the long run.
             min_size: Rows needed before the first sample.
-            error_buffer: Samples by which the ratio may be off in each direction. At least
-                ``(push rows * samples_per_insert + batch size) / 2``, as pushes and samples could
-                block each other with less; None takes this least value for the largest sizes
-                used so far.
-            samples_ahead: Samples by which sampling may be ahead of the ratio; None takes
-                ``error_buffer``. The two together are at least ``push rows * samples_per_insert +
-                batch size``.
+            error_buffer: Samples by which the ratio may be off in each direction. With less than
+                ``(push rows * samples_per_insert + batch size) / 2``, pushes and samples could
+                block each other. None uses this minimum, for the largest push and batch so far.
+            samples_ahead: Samples by which sampling may be ahead of the ratio; None uses
+                ``error_buffer``. If ``samples_ahead + error_buffer`` is less than ``push rows *
+                samples_per_insert + batch size``, pushes and samples could block each other.
         """
 
         type: str = "samples_per_insert"
@@ -202,23 +202,23 @@ class SamplesPerInsertLimiter(Limiter):
 
 
 class PushSampleRateLimiter(Limiter):
-    """Bounds pushed per sampled rows of the recent past (type ``push_sample_rate``).
+    """Limits recently pushed rows per recently sampled row (type ``push_sample_rate``).
 
-    ``pushed`` and ``sampled`` are rows counted with a weight that decays, to 1 % in one window.
+    ``pushed`` and ``sampled`` are counts of rows that decay to 1 % in one window.
 
-    * A push of ``n`` rows is admitted while ``(pushed + n) / sampled <= max``, and once
-      ``sampled`` has decayed to nothing.
-    * A sample of ``n`` rows is admitted while ``pushed / (sampled + n) >= min`` and the buffer
+    * A push of ``n`` rows is admitted if ``(pushed + n) / sampled <= max``, or if ``sampled``
+      has decayed to zero.
+    * A sample of ``n`` rows is admitted if ``pushed / (sampled + n) >= min`` and the buffer
       holds ``sample_min_limit_ratio * n`` rows.
 
     Source: the throughput controller of DI-engine's advanced buffer. Differences:
 
-    * a push that is refused waits or raises BufferFullError; there it is dropped without a word;
-    * once the pushes before it have decayed to nothing, a push is admitted too if it keeps
-      ``max`` to all that was sampled since (and a sample likewise): one that is large beside
-      what a window remembers would never be otherwise;
-    * so is a push while a sample as large as the last one asked for would be refused, or
-      both sides could wait for each other.
+    * a refused push waits or raises BufferFullError; DI-engine drops it silently;
+    * if the earlier pushes have decayed to zero, a push is also admitted if it is at most ``max``
+      times the rows sampled since the last push (a sample likewise, with ``min``); otherwise a
+      push that is large compared to the rows of a window would never be admitted;
+    * a push is also admitted while a sample of the last requested size would be refused;
+      otherwise both sides could wait for each other.
     """
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"bounded", "timed"})
@@ -228,10 +228,10 @@ class PushSampleRateLimiter(Limiter):
         """Section ``limiter`` of type ``push_sample_rate``.
 
         Attributes:
-            max: The most rows pushed per row sampled, >= ``min`` and > 0; infinite for no bound.
-            min: The fewest rows pushed per row sampled, finite.
+            max: Most rows pushed per row sampled, >= ``min`` and > 0; infinity for no limit.
+            min: Fewest rows pushed per row sampled, finite.
             window_seconds: Seconds in which a count decays to 1 %.
-            sample_min_limit_ratio: Rows that a sample needs in the buffer, by its size.
+            sample_min_limit_ratio: Rows that the buffer must hold for each row of a sample.
         """
 
         type: str = "push_sample_rate"
@@ -297,8 +297,8 @@ class PushSampleRateLimiter(Limiter):
         return self.recent_samples < _FORGOTTEN and since >= self._min * n
 
     def retry_after_s(self) -> float | None:
-        # Both counts decay alike, which leaves their ratio: time admits nothing before one of
-        # them is forgotten.
+        # Both counts decay at the same rate, so their ratio is constant until one of them is
+        # treated as zero. Time alone admits nothing before that.
         self._decay()
         known = [n for n in (self.recent_inserts, self.recent_samples) if n >= _FORGOTTEN]
         if not known:

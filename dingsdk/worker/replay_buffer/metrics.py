@@ -1,7 +1,7 @@
-"""What goes through a buffer: throughput, and statistics of sampled rows. No threads.
+"""Throughput of a buffer, and statistics of sampled rows. No threads.
 
-Monitors take the buffer's name, for the log, and ``tb_logger``, a writer with ``add_scalar(tag,
-value, step)`` or None; ``clock`` gives seconds, monotonic.
+Monitors take the buffer's name for the log, and ``tb_logger``, a writer with ``add_scalar(tag,
+value, step)`` or None; ``clock`` returns monotonic seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 class ThroughputMonitor:
-    """Logs how many rows came, were sampled and left, once in ``period_s`` seconds.
+    """Logs how many rows were pushed, sampled and removed, once in ``period_s`` seconds.
 
     Attributes:
         next_report_s: When the next report is due, by the clock. A plain attribute, because every
-            push and sample compares it: a call takes a twentieth of a small push.
+            push and sample reads it, and a call would take a twentieth of a small push.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class SampledStats:
 
     Attributes:
         facts: By name: ``age`` (rows pushed after it), ``use`` (times sampled), ``priority``,
-            ``staleness`` (learner iterations; rows where it is unknown are left out), as far
-            as the kind of buffer knows them.
+            ``staleness`` (learner iterations; rows with unknown staleness are left out). Only
+            the facts that the kind of buffer records.
         samples: How many samples they were taken from.
         pushed_per_s: Rows pushed per second since the oldest of these samples.
         sampled_per_s: Rows sampled per second since then.
@@ -87,15 +87,15 @@ class SampledStats:
 
 
 class SampleMonitor:
-    """Records some of the samples, and logs every ``print_freq`` of them.
+    """Records some of the samples, and logs statistics once in ``print_freq`` samples.
 
-    ``average_range`` samples in ``print_freq`` are recorded, evenly apart, because recording one
-    takes as long as drawing it; the others are only counted. :meth:`record` and :meth:`stats` are
-    called under the buffer's lock, :meth:`report` outside.
+    ``average_range`` of every ``print_freq`` samples are recorded, at even distances, because
+    recording a sample takes as long as drawing it; the others are only counted. :meth:`record`
+    and :meth:`stats` are called under the buffer's lock, :meth:`report` without it.
 
     Attributes:
-        skip: Samples until the next to record, that one included. The buffer counts it down, as a
-            call for each sample would take longer.
+        skip: Samples until the next one to record, including that one. The buffer decrements it
+            directly, because calling a method for each sample would take longer.
         report_due: Whether enough samples were recorded since the last report.
     """
 
@@ -116,7 +116,7 @@ class SampleMonitor:
         self.report_due = False
         self._records = 0
         self._facts: deque[dict[str, Spread]] = deque(maxlen=average_range)
-        # One mark more, so that rates are of as many intervals as there are samples.
+        # One mark more than samples, so that there are as many intervals as samples.
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=average_range + 1)
         self._marks.append((clock(), 0, 0))
 
@@ -124,7 +124,7 @@ class SampleMonitor:
         """Record a sample.
 
         Args:
-            facts: One number a row, by name; not kept. A staleness below 0 is unknown.
+            facts: One number a row, by name; not kept. A staleness below 0 means unknown.
             pushed: Rows pushed so far.
             sampled: Rows sampled so far, this sample included.
         """
@@ -137,7 +137,7 @@ class SampleMonitor:
             self.report_due = True
 
     def stats(self, pushed: int, sampled: int) -> SampledStats:
-        """Return statistics of the recorded samples; the counts are those of now."""
+        """Return statistics of the recorded samples; the arguments are the current counts."""
         since_s, pushed_before, sampled_before = self._marks[0]
         elapsed_s = self._clock() - since_s
         names = dict.fromkeys(name for facts in self._facts for name in facts)
@@ -157,7 +157,7 @@ class SampleMonitor:
         )
 
     def report(self, stats: SampledStats, pushed: int) -> None:
-        """Log statistics; ``pushed`` is the step of the curves."""
+        """Log statistics; ``pushed`` is the step for ``tb_logger``."""
         self.report_due = False
         values = {"pushed_per_s": stats.pushed_per_s, "sampled_per_s": stats.sampled_per_s}
         for name, spread in stats.facts.items():
@@ -180,6 +180,6 @@ def _spread(name: str, values: NDArray[Any]) -> Spread | None:
         values = values[values >= 0]
     if not values.size:
         return None
-    # The methods of arrays call these through Python code that takes as long again.
+    # The array methods (mean, min, max) call these through Python code, which doubles the time.
     mean = float(np.add.reduce(values)) / values.size
     return Spread(mean, float(np.minimum.reduce(values)), float(np.maximum.reduce(values)))

@@ -16,12 +16,12 @@ from dingsdk.worker.replay_buffer.storage import Where
 
 
 class Remover(Needs, Configurable, ABC):
-    """Assigns positions to rows and knows the age of each; called under the buffer's lock.
+    """Assigns positions to rows and tracks their age; called under the buffer's lock.
 
     Args:
         cfg: The ``remover`` section of the buffer's config.
         capacity: Number of positions, >= 1.
-        seed: Of random choices; None takes one from the operating system.
+        seed: Seed of random choices; None takes one from the operating system.
     """
 
     Config: ClassVar[type[Section]] = PartSection
@@ -29,7 +29,7 @@ class Remover(Needs, Configurable, ABC):
     is_fifo: ClassVar[bool] = False
     """Whether the oldest rows leave first, and their positions are reused in that order.
 
-    Sequences, and storages in which rows share content with younger ones, need it.
+    Sequences need it, and so do storages in which a row shares content with newer rows.
     """
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
@@ -38,17 +38,17 @@ class Remover(Needs, Configurable, ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """Rows held."""
+        """Number of rows held."""
 
     @abstractmethod
     def allot(self, n: int) -> tuple[Where, Where | None]:
         """Assign positions to ``n`` new rows (``1 <= n <= capacity``).
 
-        Positions are first used in ascending order, from 0 on.
+        Unused positions are assigned in ascending order, from 0 on.
 
         Returns:
-            The positions, in the order of the rows, and those among them whose rows leave, oldest
-            first, or None where no row leaves.
+            The positions in the order of the rows; and the positions among them whose old rows
+            leave, oldest row first, or None if no row leaves.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Remover(Needs, Configurable, ABC):
         """Map ages (0 is the oldest row, ``count - 1`` the newest) to positions."""
 
     def newer(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return how many rows came after each of these; None where that takes too long."""
+        """Return how many rows are newer than each row; None if that takes too long."""
         return None
 
     @abstractmethod
@@ -69,11 +69,11 @@ class Remover(Needs, Configurable, ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all that :meth:`load_state_dict` needs: plain numbers, text and arrays."""
+        """Return the state for :meth:`load_state_dict`: plain numbers, text and arrays."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state; changes nothing when it is wrong.
+        """Restore a state; change nothing if it is wrong.
 
         Raises:
             CheckpointCorruptError: its entries do not fit the capacity or each other.
@@ -127,7 +127,7 @@ class FifoRemover(Remover):
         if self._count < self.capacity or self._tail == 0:
             return ages
         where = ages + self._tail
-        # A third of the time that the remainder takes.
+        # Takes a third of the time of the % operator.
         np.subtract(where, self.capacity, out=where, where=where >= self.capacity)
         return where
 

@@ -1,7 +1,7 @@
-"""The state of a table: what its future samples depend on, and how it is restored.
+"""The state of a table, on which its future samples depend; and how it is saved and restored.
 
-A state is plain data: the entries of :class:`_State`, ``data`` with the rows, and what the kind of
-buffer adds.
+A state is plain data: the entries of :class:`_State`, ``data`` with the rows, and the entries that
+the kind of buffer adds.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 VERSION = 2
 """Version of a buffer's saved state."""
 KEPT = "kept"
-"""Fact: whether the row has not left early (used up, stale)."""
+"""Name of the fact that is True for a row that has not left early (used up, stale)."""
 LEFT = -1
-"""The mark of a row that left early; the mark of another is how often it was sampled."""
+"""The mark of a row that left early; the mark of any other row is how often it was sampled."""
 
 _CHANGES_LEFT = 64
-"""How many changes may be copied while others wait."""
+"""About the most changes that are copied while other threads wait."""
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Facts = dict[str, NDArray[Any]]
 
 
 class Snapshot:
-    """Reads a table whose lock is held; rows are numbered by how many were pushed before them.
+    """Reads a table whose lock is held; the number of a row is how many were pushed before it.
 
     Attributes:
         first: Number of the oldest row.
-        last: Number after the newest.
-        lineage: Random name of the history that numbers belong to; another one begins when the
-            table is cleared or loads a state.
+        last: Number after that of the newest row.
+        lineage: Random name of the history in which rows are numbered; a new history starts when
+            the table is cleared or loads a state.
         is_ordered: Whether rows only leave oldest first.
     """
 
@@ -68,19 +68,19 @@ class Snapshot:
 
     @property
     def has_columns(self) -> bool:
-        """Whether its state has arrays that are as long as the table, besides rows."""
+        """Whether its state has arrays with one entry for each position, besides rows."""
         return bool(self._table._sampler.columns() or self._table._metadata.columns())
 
     def rows(self, start: int, stop: int) -> Callable[[], Rows]:
-        """Return what copies rows ``start`` to ``stop``, all of which must be there.
+        """Return a function that copies rows ``start`` to ``stop``; all of them must be stored.
 
-        Called without the lock, it returns torn rows where others replaced them.
+        If it is called without the lock, rows that are being replaced may be torn.
         """
         ages = np.arange(start - self.first, stop - self.first, dtype=np.int64)
         return _take_later(self._table, self._table._remover.by_age(ages))
 
     def state(self, columns: ColumnCopy | None = None) -> dict[str, Any]:
-        """Return the state of the table without its rows, with the copies that were begun."""
+        """Return the state of the table without its rows; ``columns`` has copies of its arrays."""
         table, storage, kind = self._table, self._table._storage, None
         if storage is not None and self.first < self.last:
             kind = "object" if storage.holds_objects else "array"
@@ -101,7 +101,7 @@ class Snapshot:
 
 
 class TableCopy:
-    """A copy of a table that is being made while others use the table, whose lock is not held."""
+    """A copy that is made while other threads use the table; construct it without the lock."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -111,44 +111,44 @@ class TableCopy:
             self.begin()
 
     def begin(self) -> None:
-        """Read what is there at the beginning; the table's lock is held."""
+        """Read the initial contents of the table; called under the table's lock."""
 
     def note(self, where: Where) -> None:
-        """Note positions whose columns changed; the table's lock is held."""
+        """Record positions whose columns changed; called under the table's lock."""
 
     def note_push(self, where: Where) -> None:
-        """Note the positions of new rows; the table's lock is held."""
+        """Record the positions of new rows; called under the table's lock."""
         self.note(where)
 
     def end(self) -> None:
-        """Note nothing more; the table's lock is held. Idempotent."""
+        """Stop recording changes; called under the table's lock. Idempotent."""
         table = self._table
         table._copies = tuple(each for each in table._copies if each is not self)
         table._look_at_parts()
 
     def close(self) -> None:
-        """End, while the table's lock is not held."""
+        """Stop recording changes; called without the table's lock."""
         with self._table._lock:
             self.end()
 
 
 class RowCopy(TableCopy):
-    """Copies rows in the order in which they came, while they leave in any order.
+    """Copies rows in the order in which they were pushed, while rows leave in any order.
 
-    Rows are numbered: first those that are there at the beginning, oldest first, then new ones.
+    Rows are numbered: first the rows stored at the start, oldest first, then new rows.
 
     Attributes:
-        last: Number after the newest row.
-        copied: How many rows were copied; some of them have left since.
+        last: Number after that of the newest row.
+        copied: How many rows were copied; some of them may have left since.
     """
 
     first = 0
 
     def __init__(self, table: Table) -> None:
         self._newest = np.full(table.replay_buffer_size, -1)
-        """Number of the row at each position, -1 for those that were there at the beginning."""
+        """Number of the new row at each position, -1 if the position holds no new row."""
         self._to_copy: deque[tuple[int, NDArray[np.int64]]] = deque()
-        """Number of a row, and the positions of it and the next ones."""
+        """Number of a first row, and the positions of that row and the rows after it."""
         self._done: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self.copied = 0
         super().__init__(table)
@@ -158,7 +158,7 @@ class RowCopy(TableCopy):
         self.last = self._table._remover.count
 
     def find_first_rows(self) -> None:
-        """Find the rows of the beginning; this takes long where the remover sorts them by age."""
+        """Find the rows stored at the start; slow if the remover must sort them by age."""
         remover = self._table._parts.remover()
         remover.load_state_dict(self._remover)
         self._to_copy.appendleft((0, remover.oldest_first()))
@@ -170,9 +170,9 @@ class RowCopy(TableCopy):
         self.last += len(where)
 
     def rows(self, start: int, stop: int) -> Callable[[], Rows]:
-        """Return what copies those of the rows ``start`` to ``stop`` that are still there.
+        """Return a function that copies the rows ``start`` to ``stop`` that are still stored.
 
-        As ``Snapshot.rows``; all rows before ``start`` were asked for.
+        As ``Snapshot.rows``, but call it in order: all rows before ``start`` first.
         """
         pieces = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         while start < stop:
@@ -189,15 +189,15 @@ class RowCopy(TableCopy):
         return _take_later(self._table, where[is_here])
 
     def left(self) -> NDArray[np.bool_]:
-        """Return which of the copied rows left before the end: bool[copied]."""
+        """Return which of the copied rows have left: bool[copied]."""
         found = [self._newest.take(where) > numbers for where, numbers in self._done]
         return np.concatenate([np.zeros(0, np.bool_), *found])
 
 
 class ColumnCopy(TableCopy):
-    """Copies what the state of a table has of each position, while others use the table.
+    """Copies the per-position arrays of a table's state, while other threads use the table.
 
-    Positions that change meanwhile are copied again, the last few when the state is taken.
+    Positions that change during the copy are copied again, the last few when the state is taken.
     """
 
     def __init__(self, table: Table) -> None:
@@ -214,7 +214,7 @@ class ColumnCopy(TableCopy):
         self._held = table._remover.count
 
     def run(self) -> None:
-        """Copy all positions, and what changed meanwhile, but for a little; without the lock."""
+        """Copy all positions, then most of the changes made since; called without the lock."""
         self._copy(slice(0, self._held))
         before = sys.maxsize
         while before > (left := len(self._changed)) > _CHANGES_LEFT:
@@ -225,7 +225,7 @@ class ColumnCopy(TableCopy):
         self._changed.append(where if isinstance(where, slice) else where.copy())
 
     def finish(self, positions: int) -> list[dict[str, NDArray[Any]]]:
-        """Return the columns of sampler and metadata as they are now; the table's lock is held."""
+        """Return the current columns of sampler and metadata; called under the table's lock."""
         self._copy_changed(len(self._changed))
         if self._table._sampler.rewrites != self._rewrites:
             for name, source in self._sources[0].items():
@@ -243,19 +243,19 @@ class ColumnCopy(TableCopy):
 
 
 def _take_later(table: Table, where: NDArray[np.int64]) -> Callable[[], Rows]:
-    """Return what copies the rows at positions; the table's lock is held."""
+    """Return a function that copies the rows at positions; called under the table's lock."""
     if not len(where):
         return list
-    # A contiguous range is copied several times faster than rows one by one.
+    # Copying a contiguous range is several times faster than copying rows one by one.
     is_range = bool((np.diff(where) == 1).all())
     storage: Storage = table._storage  # type: ignore[assignment]
     return storage.take_later(slice(int(where[0]), int(where[-1]) + 1) if is_range else where)
 
 
 def facts_in(table: Table, state: Mapping[str, Any]) -> Facts:
-    """Return what a state says of the rows, oldest first, as arrays of one value a row.
+    """Return the facts that a state holds about rows, oldest first, as arrays of one value a row.
 
-    ``kept`` is in it where rows left early: whether each has not.
+    If rows left early, the result has an entry ``kept``: False for each row that left.
     """
     remover = table._parts.remover()
     remover.load_state_dict(state["remover"])
@@ -265,7 +265,7 @@ def facts_in(table: Table, state: Mapping[str, Any]) -> Facts:
 
 
 class _State(msgspec.Struct):
-    """The entries of a state that all buffers have, but for ``data``; types of buffers add more."""
+    """The entries, except ``data``, that every state has; types of buffers add more."""
 
     capacity: int
     storage: Literal["array", "object"] | None
@@ -279,7 +279,7 @@ class _State(msgspec.Struct):
 
 
 def _check(state: Mapping[str, Any], capacity: int) -> None:
-    """Check everything in a state, but its rows, that needs no part; raise a CheckpointError."""
+    """Raise a CheckpointError if an entry of a state, checked without parts or rows, is wrong."""
     version = state.get("version")
     if version != VERSION:
         raise CheckpointVersionError(
@@ -348,12 +348,12 @@ def _restore(
     Args:
         table: The table.
         state: The state; its ``data`` is not used.
-        count: How many rows it has.
-        pieces: Returns them, oldest first; may be called again.
-        as_pushed: Whether the rows count as pushed now, and only an empty table takes them.
+        count: Number of rows of the state.
+        pieces: Returns the rows in pieces, oldest first; may be called again.
+        as_pushed: Whether the rows count as pushed now; then the table must be empty.
 
     Returns:
-        Whether it was done: another thread may have pushed meanwhile.
+        Whether the state was restored. False if ``as_pushed`` and another thread pushed first.
     """
     # New parts are made first, so that a wrong state changes nothing.
     parts = table._parts
@@ -393,7 +393,7 @@ def _restore(
         pushed_before = table.push_count
         table._empty()
         if table._is_durable:
-            # There is one such storage; if its disk is full, the buffer is left empty.
+            # A durable storage cannot be made anew; if its disk is full, the buffer is left empty.
             assert table._storage is not None
             table._storage.expect(count)
             for where, rows in _placed(remover, pieces()):
@@ -403,8 +403,8 @@ def _restore(
         table._remover, table._metadata = remover, metadata
         table._limiter, table._sampler = limiter, sampler
         table._look_at_parts()
-        # The rows of the state count as pushed here, so that totals add up. Why those that
-        # left early did so is not in the state.
+        # The rows of the state count as pushed here, so that totals add up. The state does not
+        # contain the reason for which rows left early.
         table._pushed += count
         limiter.size = table._count = metadata.count(count)
         table._left["used_up"] += count - table._count
@@ -412,7 +412,7 @@ def _restore(
         table._pushed_before_clear = table._pushed - push_count
         table._announce(table._listeners)
         if metadata.keeps_facts and count:
-            # Rows leave that this buffer, by its settings, would not hold.
+            # Remove rows that are used up under the settings of this buffer.
             table._storage.mark(remover.oldest_first(), LEFT)  # type: ignore[union-attr]
             for where in list(table._living()):
                 table._use_up(where, cast("RowMetadata", metadata).uses(where))
@@ -422,7 +422,7 @@ def _restore(
 
 
 def recover(table: Table) -> None:
-    """Take over the rows that an earlier process left in a durable storage."""
+    """Restore the rows that an earlier process stored in a durable storage."""
     storage = table._storage
     if storage is None or (recovered := storage.recovered()) is None:
         return
@@ -450,7 +450,7 @@ def recover(table: Table) -> None:
 
 
 def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:
-    """Return the entries of a state that follow from those of its parts."""
+    """Return the entries of a state that are computed from its parts."""
     count = remover.count
     newest = remover.by_age(np.arange(count - 1, count, dtype=np.int64)) if count else [-1]
     tail = (int(newest[0]) + 1) % remover.capacity
@@ -459,7 +459,7 @@ def _described(remover: Remover, metadata: NoMetadata) -> dict[str, Any]:
 
 
 def _placed(remover: Remover, pieces: Iterable[Rows]) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Return all rows of a remover, which come oldest first, with their positions."""
+    """Return the pieces of rows, which are oldest first, with the positions of the rows."""
     first = 0
     for rows in pieces:
         yield remover.by_age(np.arange(first, first + len(rows), dtype=np.int64)), rows

@@ -1,4 +1,4 @@
-"""The table: what every replay buffer is, five parts behind one lock."""
+"""The base class of all replay buffers: five parts behind one lock."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
 
 _REASONS = ("cleared", "stale", "used_up")
-"""Why rows leave that are not overwritten."""
+"""The reasons for which rows leave without being overwritten."""
 _ROWS_AT_ONCE = 1 << 16
-"""Stored rows that are read at once for parts that need to know them."""
+"""Rows per piece when all stored rows are read."""
 
 
 class Table(IBuffer):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
-    Every operation is one critical section. Listeners to removed rows are called after it, in the
-    same thread, and so is the log; they may call the buffer.
+    Every operation is one critical section. After it, in the same thread, listeners are called
+    for removed rows and logs are written. The listeners may call the buffer.
 
     A push has two steps. *Prepare* may raise or wait, and changes nothing: the limiter admits the
-    rows, the metadata takes off what is not stored, sampler and listeners check the rest, the
-    storage accepts it. *Commit* cannot fail: the remover assigns positions, the storage writes,
-    then metadata, sampler and limiter are updated.
+    rows, the metadata removes keys that are not stored, the sampler and the listeners check the
+    rows, the storage accepts them. *Commit* cannot fail: the remover assigns positions, the storage
+    writes, then metadata, sampler and limiter are updated.
 
     Attributes:
-        used_data: Deletes the files that rows name after these left, where the config has
-            ``enable_track_used_data``; else None. Lease there what is still being read.
+        used_data: Deletes the files of rows that have left, if the config sets
+            ``enable_track_used_data``; else None. Its ``lease`` keeps files that are still read.
     """
 
     Config: ClassVar[type[Section]] = BufferSection
 
     sampler_family: ClassVar[type[Sampler]] = Sampler
-    """What the sampler of this kind of buffer must be."""
+    """The class that the sampler must be an instance of."""
     needs_fifo: ClassVar[bool] = False
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
@@ -78,8 +78,8 @@ class Table(IBuffer):
         exp_name: str = "default_experiment",
         instance_name: str = "buffer",
     ) -> None:
-        # At most 29 attributes: CPython 3.11 looks up those of larger objects more slowly, which
-        # takes a thirtieth of a small push.
+        # Keep to 29 attributes at most: with more, CPython 3.11 looks attributes up more slowly,
+        # which costs a thirtieth of a small push.
         self.exp_name = exp_name
         self.instance_name = instance_name
         self._parts = Parts(self.Config, self._configured(cfg))
@@ -93,7 +93,7 @@ class Table(IBuffer):
         self._left = dict.fromkeys(_REASONS, 0)
         self._history = secrets.token_hex(16)
         self._listeners: tuple[RowListener, ...] = ()
-        # Rows removed in this critical section; None without a listener for them.
+        # Rows removed in this critical section; None if no listener wants them.
         self._departures: list[tuple[Rows, str]] | None = None
         self._copies: tuple[state.TableCopy, ...] = ()
         seconds = self._cfg.periodic_thruput_seconds
@@ -124,10 +124,10 @@ class Table(IBuffer):
 
     @classmethod
     def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the config with what keys of this kind of buffer mean for its parts.
+        """Return the config, with keys of this kind of buffer translated to settings of its parts.
 
         Raises:
-            ConfigError, ConfigTypeError: a value that cannot work.
+            ConfigError, ConfigTypeError: a value is not valid.
         """
         return cfg
 
@@ -138,7 +138,7 @@ class Table(IBuffer):
         return SampleMonitor(self.instance_name, tb_logger=tb_logger)
 
     def _new_storage(self, kind: str | None = None) -> Storage:
-        """Create a storage of the type ``kind``, or of the one that the config names."""
+        """Create a storage of the type ``kind``, or of the type in the config."""
         storage = self._parts.storage(kind)
         self._parts.check_order(storage.needs_fifo, self._remover, "this storage")
         if self._metadata.rows_leave_early:
@@ -146,9 +146,12 @@ class Table(IBuffer):
         return storage
 
     def _look_at_parts(self) -> None:
-        """Note what parts ignore, once they are others: to call them takes a tenth of a push."""
+        """Record which parts a push must call; used after parts or listeners change.
+
+        Skipping the other calls saves a tenth of a push.
+        """
         limiter, sampler = type(self._limiter), type(self._sampler)
-        # One of a plugin could draw positions that hold no row: uninitialised memory.
+        # A plugin's sampler could draw positions that hold no row, so uninitialised memory.
         self._checks_draws = not sampler.__module__.startswith("dingsdk.")
         self._is_followed = bool(
             self._metadata.keeps_facts
@@ -178,9 +181,9 @@ class Table(IBuffer):
         return self._storage is not None and self._storage.is_durable
 
     def _note_layout(self) -> None:
-        """Store the layout that plain pushes write to; None where other parts must be called.
+        """Store the layout that plain pushes write to; None if other parts must be called.
 
-        It is not used while the buffer is empty, and the first push after :meth:`clear` sets it.
+        It is not used while the buffer is empty. The first push after :meth:`clear` sets it.
         """
         plain = self._has_plain_pushes and self._storage is not None
         self._plain_layout = self._storage.layout if plain else None  # type: ignore[union-attr]
@@ -234,16 +237,16 @@ class Table(IBuffer):
             return self._limiter.can_sample(n) and n <= self._count
 
     def columns_needed(self) -> tuple[str, ...]:
-        """Return the columns of samples that this buffer, its sampler or its remover looks at."""
+        """Return the columns of samples that this buffer, its sampler or its remover reads."""
         parts = self._sampler.columns_needed() + self._remover.needs_columns
         return tuple(dict.fromkeys(self.needs_columns + parts))
 
     def change_limiter(self, cfg: Mapping[str, Any]) -> None:
-        """Replace the limiter, or its settings, while others use the buffer; its counters stay.
+        """Replace the limiter, or its settings, and keep its counters; safe while in use.
 
         Raises:
-            UnknownTypeError, UnknownKeyError, ConfigError: ``cfg`` is no ``limiter`` section; the
-                old one stays.
+            UnknownTypeError, UnknownKeyError, ConfigError: ``cfg`` is not a valid ``limiter``
+                section; the old limiter is kept.
         """
         limiter = self._parts.limiter(cfg)
         with self._lock:
@@ -255,7 +258,7 @@ class Table(IBuffer):
             self._changed.notify_all()
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        """Add rows; a full buffer overwrites those that the remover chooses (the oldest).
+        """Add rows; a full buffer overwrites the rows that the remover chooses (the oldest).
 
         Pushed data is copied and never written to. The first push decides what the buffer
         holds (``storage.type: auto``): columns for SampleBatch and dicts of numbers and arrays,
@@ -263,12 +266,12 @@ class Table(IBuffer):
 
         Args:
             data: A SampleBatch or a list (many rows), or anything else (one row, a tuple
-                included). Of more rows than the capacity, the newest stay.
+                included). If there are more rows than the capacity, the newest stay.
             cur_collector_envstep: Env steps collected so far.
-            timeout_s: Seconds to wait for the limiter to admit the rows; None: not at all.
+            timeout_s: Seconds to wait for the limiter to admit the rows; None: do not wait.
 
         Raises:
-            SchemaMismatchError: a row does not fit those before; nothing was pushed.
+            SchemaMismatchError: a row does not fit the stored rows; nothing was pushed.
             BufferFullError: the limiter did not admit the rows; nothing was pushed. The default
                 limiter admits everything.
             BufferClosedError: the buffer is closed, or was closed during the wait.
@@ -292,7 +295,7 @@ class Table(IBuffer):
                     or (kind is dict and layout.fits_row(data))
                 )
             ):
-                # What _insert does, where only columns are to be written: in 0.8 of its time.
+                # Does the same as _insert in 0.8 of its time, if only columns must be written.
                 where, replaced = self._remover.allot(n)
                 if replaced is not None and self._departures is not None:
                     self._note_departure(replaced, "overwritten")
@@ -341,7 +344,7 @@ class Table(IBuffer):
             self._storage = storage
             self._look_at_parts()
         if n > self._capacity:
-            # Each piece replaces the one before. All were checked, so none is refused.
+            # Each piece replaces the previous one. All rows were checked, so none is refused.
             for start in range(0, n, self._capacity):
                 piece = given[start : start + self._capacity]
                 self._insert(piece, len(piece))
@@ -365,7 +368,7 @@ class Table(IBuffer):
         self._limiter.size = self._count
 
     def _prepare(self, rows: Any) -> tuple[Any, Any]:
-        """Have metadata, sampler and listeners check rows; return what to store, and facts."""
+        """Check rows with metadata, sampler and listeners; return the rows to store, and facts."""
         is_row = type(rows) is dict
         rows, facts = self._metadata.prepare([rows] if is_row else rows)
         self._sampler.check(rows)
@@ -388,12 +391,12 @@ class Table(IBuffer):
             self._storage.commit(self._committed_state())  # type: ignore[union-attr]
 
     def _note_change(self, where: Where) -> None:
-        """Tell copies that columns of sampler or metadata changed at positions."""
+        """Notify running copies that columns of sampler or metadata changed at positions."""
         for each in self._copies:
             each.note(where)
 
     _suits_arrays = staticmethod(suits_arrays)
-    """Whether ``auto`` means columns for these first rows."""
+    """Whether ``auto`` chooses columns for these first rows."""
 
     def _note_departure(self, where: Where, reason: str) -> None:
         """Copy rows that are about to leave, for the listeners."""
@@ -402,7 +405,7 @@ class Table(IBuffer):
             self._departures.append((rows, reason))  # type: ignore[union-attr]
 
     def _remove(self, where: NDArray[np.int64], reason: str) -> None:
-        """Remove rows that have not left, oldest first, without others in their place."""
+        """Remove rows (positions oldest first) that leave without replacement."""
         if self._departures is not None:
             self._note_departure(where, reason)
         self._metadata.remove(where)
@@ -414,7 +417,7 @@ class Table(IBuffer):
         self._limiter.size = self._count = self._count - len(where)
 
     def _use_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> None:
-        """Record how often rows were sampled, int64[n], and remove those sampled often enough."""
+        """Record how often rows were sampled, int64[n], and remove those that are used up."""
         self._storage.mark(where, uses)  # type: ignore[union-attr]
         used_up = cast("RowMetadata", self._metadata).used_up(where, uses)
         if len(used_up):
@@ -440,20 +443,20 @@ class Table(IBuffer):
 
     @abstractmethod
     def sample(self, *args: Any, **kwargs: Any) -> SampleBatch | list[Any] | None:
-        """Return rows as the caller's own copies; a kind of buffer says which."""
+        """Return rows as the caller's own copies; subclasses define how rows are drawn."""
 
     def update(self, info: Any) -> None:
-        """Ignore priorities; a buffer with another sampler uses them."""
+        """Ignore priorities; a prioritized buffer overrides this."""
 
     def _serve(
         self, size: int, timeout_s: float | None, draw: Callable[..., Rows | None], *args: Any
     ) -> Rows | None:
-        """Draw in one critical section, once that is possible.
+        """Draw a batch in one critical section.
 
         Args:
             size: Rows to draw, as the limiter counts them.
-            timeout_s: Seconds to wait until it is possible; None: not at all.
-            draw: Called when the limiter admits the sample; returns the batch, or None where there
+            timeout_s: Seconds to wait until the draw is possible; None: do not wait.
+            draw: Called when the limiter admits the sample; returns the batch, or None if there
                 are too few rows.
             args: Arguments of ``draw``.
         """
@@ -486,13 +489,13 @@ class Table(IBuffer):
         return batch
 
     def _record_sample(self, facts: Mapping[str, NDArray[Any]], size: int) -> None:
-        """Record statistics of a sample; called when the monitor's ``skip`` came to 0."""
+        """Record statistics of a sample; called when the monitor's ``skip`` reaches 0."""
         self._sample_monitor.record(facts, self._pushed, self._sampled + size)
 
     def _wait_for(self, attempt: Callable[[], _Found], timeout_s: float) -> _Found | None:
-        """Try until there is a result or the time is over; the lock is held, except to wait."""
+        """Call ``attempt`` until it gives a result or time is over; release the lock to wait."""
         deadline = monotonic() + timeout_s
-        # Asking the limiter may have changed what it admits to others: let them look again.
+        # Asking the limiter may have changed what it admits: wake other threads to try again.
         self._changed.notify_all()
         self._waiting += 1
         try:
@@ -500,7 +503,7 @@ class Table(IBuffer):
                 rest_s = deadline - monotonic()
                 if rest_s <= 0:
                     return None
-                # Time alone may change the answer of a limiter.
+                # The limiter's answer may change with time alone.
                 soon_s = self._limiter.retry_after_s()
                 self._changed.wait(rest_s if soon_s is None else min(rest_s, max(soon_s, 0.001)))
                 self._check_open()
@@ -516,7 +519,7 @@ class Table(IBuffer):
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Hold the lock of an open buffer; then wake waiting threads and tell listeners."""
+        """Hold the lock of an open buffer; then wake waiting threads and call listeners."""
         with self._lock:
             self._check_open()
             yield
@@ -525,11 +528,11 @@ class Table(IBuffer):
         self._tell(departures)
 
     def add_listener(self, listener: RowListener) -> None:
-        """Call a listener for the rows that are here, and for all that come and leave later."""
+        """Call a listener for the stored rows, and for all rows that are added or leave later."""
         with self._lock:
             self._announce((listener,))
             self._listeners = (*self._listeners, listener)
-            # To copy rows that leave for nobody would slow each push down.
+            # Copying rows that leave slows each push down, so it is done only for a listener.
             if type(listener).on_remove is not RowListener.on_remove and self._departures is None:
                 self._departures = []
             self._look_at_parts()
@@ -539,7 +542,7 @@ class Table(IBuffer):
         self.add_listener(_RemoveFunction(listener))
 
     def _announce(self, listeners: Iterable[RowListener]) -> None:
-        """Tell listeners of the stored rows."""
+        """Call ``on_insert`` of listeners for the stored rows."""
         if any(type(each).on_insert is not RowListener.on_insert for each in listeners):
             for where in self._living():
                 rows = self._storage.take(where)  # type: ignore[union-attr]
@@ -568,17 +571,17 @@ class Table(IBuffer):
         return departures
 
     def _tell(self, departures: Iterable[tuple[Rows, str]]) -> None:
-        """Tell listeners of rows that left; what one raises is logged."""
+        """Call ``on_remove`` of listeners for rows that left; log exceptions."""
         for rows, reason in departures:
             for listener in self._listeners:
                 try:
                     listener.on_remove(rows, reason)
                 except Exception:
-                    # The rows have left; failing the call that removed them undoes nothing.
+                    # The rows have left already; raising an error would not bring them back.
                     _log.exception("%s: a remove listener failed", self.instance_name)
 
     def clear(self) -> None:
-        """Drop all rows, and the schema that the first of them set."""
+        """Drop all rows, and the schema that the first rows set."""
         with self._change():
             self._empty()
             if self.clear_resets_push_count:
@@ -604,12 +607,12 @@ class Table(IBuffer):
         self._metadata.clear()
 
     def start(self) -> None:
-        """Do nothing: the buffer runs no thread. Kept for callers of the reference."""
+        """Do nothing, as the buffer runs no thread; kept for code written for DI-engine."""
 
     def close(self) -> None:
         """Drop all rows, wake waiting threads, and refuse further use; idempotent.
 
-        Rows of a durable storage stay on disk, for a buffer that reopens them.
+        Rows of a durable storage stay on disk, and another buffer can reopen them.
         """
         with self._lock:
             if self._closed:
@@ -634,7 +637,7 @@ class Table(IBuffer):
 
     @contextmanager
     def snapshot(self) -> Iterator[state.Snapshot]:
-        """Hold the buffer's lock, and return what reads the buffer as it is meanwhile."""
+        """Hold the buffer's lock, and yield a view that reads the buffer."""
         with self._lock:
             self._check_open()
             yield state.Snapshot(self)
@@ -642,9 +645,9 @@ class Table(IBuffer):
     def save_data(self, file: str) -> None:
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).
 
-        The state that future samples depend on is written beside them. ``manifest.json``, which
-        lists the files with their digests, is replaced last: a reader sees the old rows or the new
-        ones. Saving to the same folder again writes what is new.
+        The state that future samples depend on is written to the same folder. ``manifest.json``,
+        which lists the files with their digests, is replaced last: a reader sees either the old
+        rows or the new ones. Saving to the same folder again reuses files that are still valid.
 
         Raises:
             RunFolderError: the folder cannot be written.
@@ -659,18 +662,18 @@ class Table(IBuffer):
     def load_data(self, file: str) -> None:
         """Push all rows of a folder that :meth:`save_data` wrote; the limiter is not asked.
 
-        An empty buffer of the same type, capacity, sampler and remover as the saved one continues
-        where that one was: rows lie at the same positions, and with the random state and all else
-        that :meth:`state_dict` contains, the next samples are the same. Only ``push_count``
-        differs: the loaded rows count as pushed now. Other threads wait while such a buffer is
-        filled on disk. Any other buffer, and one whose sampler refuses the state (another
-        ``alpha``), takes the rows as new.
+        If the buffer is empty and has the same type, capacity, sampler and remover as the saved
+        one, it continues where the saved one stopped: it restores the positions of the rows, the
+        random state and everything else in :meth:`state_dict`, so the next samples are the same.
+        Only ``push_count`` differs: the loaded rows count as pushed now. If the storage is on
+        disk, other threads wait until all rows are written. Any other buffer, or one whose
+        sampler refuses the state (a different ``alpha``), pushes the rows as new rows.
 
         Raises:
-            CheckpointMissingError: there is no such folder.
-            CheckpointCorruptError, CheckpointVersionError: it was altered, or written by a
-                version that this one does not read; nothing was pushed.
-            SchemaMismatchError: its rows do not fit those in the buffer; nothing was pushed.
+            CheckpointMissingError: the folder holds no saved rows.
+            CheckpointCorruptError, CheckpointVersionError: the folder was altered, or written by
+                a version that this one does not read; nothing was pushed.
+            SchemaMismatchError: the rows do not fit the rows in the buffer; nothing was pushed.
         """
         with self._lock:
             self._check_open()
@@ -680,13 +683,13 @@ class Table(IBuffer):
                 self._push_loaded(rows, facts)
 
     def resume_data(self, file: str) -> None:
-        """Become the buffer whose rows and state :meth:`save_data` wrote, empty or not.
+        """Replace all rows and the state by those that :meth:`save_data` wrote.
 
-        Unlike :meth:`load_data` it takes over ``push_count`` too, and refuses another buffer's.
+        Unlike :meth:`load_data`, it restores ``push_count`` too, and never pushes rows as new.
 
         Raises:
             CheckpointMissingError, CheckpointCorruptError: as for :meth:`load_data`.
-            CheckpointVersionError: it is of another type, capacity, sampler or remover.
+            CheckpointVersionError: the saved buffer has another type, capacity, sampler or remover.
         """
         with self._lock:
             self._check_open()
@@ -707,7 +710,7 @@ class Table(IBuffer):
         return False
 
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
-        """Push loaded rows with the facts that were saved about each."""
+        """Push loaded rows, and restore the saved priority and uses of each."""
         if not self._metadata.keeps_facts:
             self._push_unlimited(rows)
             return
@@ -723,12 +726,12 @@ class Table(IBuffer):
             self._use_up(where, uses)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of rows, counters and random state, taken at one moment.
+        """Return a consistent copy of rows, counters and random state.
 
         Keys: ``version``, ``capacity``, ``storage`` (``array``, ``object`` or None if empty),
         ``data`` (columns or a list, oldest first), ``tail`` (the position after the newest row),
         ``valid_count``, ``push_count``, one for each part (``sampler``, ``remover``, ``limiter``,
-        ``metadata``), and what the kind of buffer adds.
+        ``metadata``), and the keys that a kind of buffer adds.
         """
         with self.snapshot() as now:
             rows = now.rows(now.first, now.last)()
@@ -736,25 +739,26 @@ class Table(IBuffer):
             return {**now.state(), "data": data}
 
     def _committed_state(self) -> dict[str, int]:
-        """Return what a durable storage keeps for :meth:`_recover`, besides rows."""
+        """Return the counters that a durable storage writes for ``state.recover``."""
         ids = {"next_unique_id": self._metadata.next_id} if self._metadata.keeps_facts else {}
         return {**self._remover.state_dict(), "push_count": self.push_count, **ids}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
-        """Restore a state, so that the next samples are those of its buffer.
+        """Restore a state, so that the next samples are the same as from the saved buffer.
 
-        A state of ``data`` alone (demonstrations: rows, or columns) is pushed instead.
+        If ``data`` is the only key (rows or columns, such as demonstrations), its rows are pushed
+        instead.
 
         Args:
-            state_dict: As :meth:`state_dict` returned it; never written to, and not kept.
-            deepcopy: Whether to copy what object storage shares otherwise: the arrays and
-                objects in the dicts and lists of a row.
+            state_dict: A state that :meth:`state_dict` returned; never written to, and not kept.
+            deepcopy: Whether to also copy the arrays and objects in the dicts and lists of a row,
+                which object storage shares otherwise.
 
         Raises:
-            CheckpointVersionError: it has another version or capacity.
+            CheckpointVersionError: the state has another version or capacity.
             CheckpointCorruptError: a part is missing or contradicts the others.
-            ConfigError, StorageFullError: there is no room for its rows. In all cases of an error
-                the buffer is unchanged, but a buffer on a full disk is left empty.
+            ConfigError, StorageFullError: there is no room for the rows. After any error the
+                buffer is unchanged, except that a buffer on a full disk is left empty.
         """
         if deepcopy and "data" in state_dict:
             state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
@@ -764,7 +768,7 @@ class Table(IBuffer):
             state.load(self, state_dict)
 
     def _extra_state(self) -> dict[str, Any]:
-        """Return what the state of this kind of buffer has besides that of the parts."""
+        """Return the entries that this kind of buffer adds to the state."""
         return {}
 
     def _load_extra_state(
@@ -772,7 +776,7 @@ class Table(IBuffer):
     ) -> None:
         """Restore the extra entries of a state, or raise a CheckpointError and change nothing.
 
-        The new sampler and metadata have loaded theirs.
+        The new sampler and metadata have already loaded their entries.
         """
 
 
@@ -790,8 +794,8 @@ def checked_size(size: Any, what: str = "a sample size", least: int = 0) -> int:
     """Return an integer that is at least ``least``.
 
     Raises:
-        ConfigTypeError: it is no integer.
-        ConfigError: it is less (also a ValueError).
+        ConfigTypeError: it is not an integer.
+        ConfigError: it is less than ``least`` (also a ValueError).
     """
     if type(size) is int and size >= least:
         return size
@@ -805,7 +809,7 @@ def checked_size(size: Any, what: str = "a sample size", least: int = 0) -> int:
 
 
 def check_range(sample_range: Any) -> None:
-    """Refuse a ``sample_range`` that is neither None nor a slice, with ConfigTypeError."""
+    """Raise ConfigTypeError if ``sample_range`` is neither None nor a slice."""
     if sample_range is not None and not isinstance(sample_range, slice):
         text = f"sample_range must be a slice over ages, found {sample_range!r}"
         found = type(sample_range).__name__

@@ -1,8 +1,8 @@
 """Deleting the files of rows that have left a buffer (``enable_track_used_data``).
 
-Words: rows name their file by ``data_id``, and several rows may name one. An id is *tracked*
-while a row with it is in the buffer, and *leased* while a user of a sampled row may still read the
-file. A file is deleted when its id is neither.
+Terms: a row names its file in ``data_id``, and several rows may name the same file. An id is
+*tracked* while a row with it is in the buffer, and *leased* while a user of a sampled row may still
+read the file. A file is deleted when its id is neither tracked nor leased.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dingsdk.worker.replay_buffer.storage import Rows
 
 _KEY = "data_id"
 _RETRY_S = 5.0
-"""Pause before payloads that could not be deleted are deleted again."""
+"""Pause before another attempt to delete files that could not be deleted."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ class UsedDataStats:
 
 
 class UsedData(RowListener):
-    """Tracks the ids that a buffer's rows name, and deletes ``<root>/<data_id>`` after the last.
+    """Deletes ``<root>/<data_id>`` when the last row of a buffer with that id has left.
 
-    A row that leaves because it was sampled often enough is in the batch that the caller gets
-    next. Its file is kept until the same thread uses up other rows, or the buffer is closed. Who
-    reads files longer, or in another thread, leases them.
+    A row that leaves because it was sampled ``max_use`` times is in the batch that the caller
+    receives next. Its file is kept until the same thread uses up other rows, or the buffer is
+    closed. Code that reads files for longer, or in another thread, must lease them.
 
-    Safe for any number of threads, of which it starts none. What cannot be deleted is tried again
-    by later calls, and when the buffer is closed. An id that was deleted must not be used again
-    for other data: its new file could be deleted with the last old row.
+    Thread-safe; starts no threads. A file that could not be deleted is tried again by later calls,
+    and when the buffer is closed. Do not use an id again for other data: the new file could be
+    deleted when the last old row leaves.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class UsedData(RowListener):
 
         Raises:
             SchemaMismatchError: a row has no ``data_id`` that is a str or integer.
-            ProtocolError: an id that is no file name (``[A-Za-z0-9_-]{1,64}``).
+            ProtocolError: an id is not a valid file name (``[A-Za-z0-9_-]{1,64}``).
         """
         _count(rows)
 
@@ -86,7 +86,7 @@ class UsedData(RowListener):
             self._undeleted.difference_update(counts)
 
     def on_remove(self, rows: Rows, reason: str) -> None:
-        """Delete the files that only these rows named; those of used up rows a little later."""
+        """Delete the files that only these rows named; files of used-up rows are deleted later."""
         counts = _count(rows)
         earlier = None
         if reason == "used_up":
@@ -99,7 +99,7 @@ class UsedData(RowListener):
             earlier.release()
 
     def on_close(self) -> None:
-        """Delete the files of used up rows, and try again what could not be deleted."""
+        """Delete the files of used-up rows, and try again files that could not be deleted."""
         with self._lock:
             leases, self._used_up = list(self._used_up.values()), {}
             self._retry_at_s = self._clock()
@@ -111,9 +111,9 @@ class UsedData(RowListener):
         """Keep the files of tracked or leased ids until the lease is released.
 
         Raises:
-            DataMissingError: an id is neither, so its file is deleted or will be at any moment;
+            DataMissingError: an id is neither, so its file is deleted or may be at any moment;
                 nothing is leased. Fact ``data_id``.
-            ProtocolError: an id that is no file name.
+            ProtocolError: an id is not a valid file name.
         """
         counts = Counter(check_id(str(data_id), _KEY) for data_id in ids)
         with self._lock:
@@ -139,7 +139,7 @@ class UsedData(RowListener):
             )
 
     def _subtract(self, users: Counter[str], counts: Counter[str]) -> None:
-        """Take users from ids, and delete the files that have no other."""
+        """Reduce the user counts of ids, and delete the files that have no users left."""
         with self._lock:
             known = [data_id for data_id in counts if data_id in users]
             for data_id in known:
@@ -174,7 +174,7 @@ class UsedData(RowListener):
         with self._lock:
             self._deleted += found
             self._missing += len(chosen) - found - len(failed)
-            # Rows with these ids may have been pushed again meanwhile.
+            # Rows with these ids may have been pushed again in the meantime.
             self._undeleted.update(each for each in failed if not self._is_needed(each))
             if failed:
                 self._retry_at_s = self._clock() + _RETRY_S
@@ -183,14 +183,14 @@ class UsedData(RowListener):
 
 
 class Lease:
-    """Keeps files until :meth:`release`, which also ends a ``with`` block."""
+    """Keeps files from deletion until :meth:`release`, or the end of its ``with`` block."""
 
     def __init__(self, used: UsedData, counts: Counter[str]) -> None:
         self._used = used
         self._counts = counts
 
     def release(self) -> None:
-        """Delete those of the files that nothing else needs; idempotent."""
+        """End the lease, and delete the files that are not needed otherwise; idempotent."""
         with self._used._lock:
             counts, self._counts = self._counts, Counter()
         self._used._subtract(self._used._leases, counts)

@@ -1,8 +1,9 @@
-"""Samplers: which rows of a buffer a batch is made of.
+"""Samplers choose the rows of a batch.
 
-Three families, by what they draw: a :class:`RowSampler` draws single rows that are all alike, a
-``PrioritySampler`` (module ``priority``) single rows by their priority, a ``SequenceSampler``
-(module ``sequence``) runs of consecutive rows. Each kind of buffer needs one of them.
+There are three families: a :class:`RowSampler` draws single rows without regard to their content,
+a ``PrioritySampler`` (module ``priority``) draws single rows by their priority, and a
+``SequenceSampler`` (module ``sequence``) draws runs of consecutive rows. Each kind of buffer
+requires one of them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ __all__ = ["RowSampler", "Sampler", "check_ranks"]
 
 
 class Sampler(Needs, Configurable, ABC):
-    """What all samplers share; called under the buffer's lock.
+    """Base class of all samplers; called under the buffer's lock.
 
     Args:
         cfg: The ``sampler`` section of the buffer's config.
         capacity: Positions of the storage, >= 1.
-        seed: Of the random stream, >= 0; None takes one from the operating system.
+        seed: Seed of the random stream, >= 0; None takes one from the operating system.
     """
 
     Config: ClassVar[type[Section]] = PartSection
@@ -38,7 +39,7 @@ class Sampler(Needs, Configurable, ABC):
         self._rng = np.random.Generator(np.random.PCG64(seed))
 
     def columns_needed(self) -> tuple[str, ...]:
-        """Return ``needs_columns``, and the columns that its section names."""
+        """Return ``needs_columns``, and the columns that the config section names."""
         return self.needs_columns
 
     def check(self, rows: Rows) -> None:
@@ -54,56 +55,57 @@ class Sampler(Needs, Configurable, ABC):
         """Called after rows were stored.
 
         Args:
-            where: Their positions, oldest first; the rows that were there have left.
-            rows: The rows as they were pushed; not to be kept.
-            priorities: float64[n] of a buffer with priorities, NaN for a row that came without;
-                None where all did.
+            where: Positions of the rows, oldest first; the earlier rows there have left.
+            rows: The pushed rows; keep no reference to them.
+            priorities: float64[n], NaN for a row that was pushed without a priority; None if all
+                were, or if the buffer has no priorities.
         """
 
     def on_restore(self, where: Where, rows: Rows) -> None:
-        """Called instead of :meth:`on_insert` for the rows of a state, after it was loaded.
+        """Called instead of :meth:`on_insert` for the rows of a state that was loaded.
 
-        Overridden by samplers whose state holds what they know of rows.
+        Overridden by samplers that store facts about rows in their state.
         """
         self.on_insert(where, rows)
 
     def on_remove(self, where: Where) -> None:
-        """Called when rows at positions leave and no other takes their place."""
+        """Called when rows at positions leave without replacement."""
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return what a state says of the rows at positions, as arrays of one value a row."""
+        """Return the facts that a state holds about rows, as arrays of one value a row."""
         return {}
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return views of those arrays of the state that have an entry for each position.
+        """Return views of the state's arrays that have one entry for each position.
 
-        Only what is called with positions changes them, or ``rewrites`` counts.
+        Methods that are called with positions may change only these entries. A change of all
+        entries must increase ``rewrites``.
         """
         return {}
 
     @property
     def rewrites(self) -> int:
-        """How often the columns of all positions have changed at once."""
+        """How often all entries of the columns were changed at once."""
         return 0
 
     def clear(self) -> None:
         """Forget all rows."""
 
     def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return the random state, and what :meth:`on_restore` cannot build from rows.
+        """Return the random state, and all data that :meth:`on_restore` cannot build from rows.
 
-        Plain numbers, text and arrays. A sampler with :meth:`columns` is given copies of these for
-        the state to have, or None to make its own.
+        The state is plain numbers, text and arrays. ``columns`` are copies of :meth:`columns` to
+        put into the state; None: copy them here.
         """
         state = self._rng.bit_generator.state
-        # The generator's words have 128 bits, more than messages and checkpoints can hold.
+        # The generator's words have 128 bits, too many for integers in messages and checkpoints.
         return {**state, **{key: hex(word) for key, word in state["state"].items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state; changes nothing when it is wrong.
+        """Restore a state; change nothing if it is wrong.
 
         Raises:
-            CheckpointCorruptError: it is no state of this sampler.
+            CheckpointCorruptError: it is not a state of this sampler.
         """
         bits = np.random.PCG64(0)
         try:
@@ -115,22 +117,22 @@ class Sampler(Needs, Configurable, ABC):
 
 
 class RowSampler(Sampler):
-    """Draws single rows that are all alike."""
+    """Draws single rows without regard to their content."""
 
     @abstractmethod
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
         """Draw ``size`` of the ranks ``0..population-1``: int64[size], in any order.
 
-        A rank tells nothing about the age of a row. Both numbers are >= 1, and ``size`` is at most
-        ``population`` unless a rank may come more than once (``replace``).
+        A rank does not depend on the age of a row. Both numbers are >= 1, and ``size`` is at most
+        ``population`` unless a rank may be drawn more than once (``replace``).
         """
 
 
 def check_ranks(ranks: Any, population: int, size: int, sampler: Sampler) -> None:
-    """Check what a sampler of a plugin drew: a gather would take a row that was never written.
+    """Check the ranks that a plugin's sampler drew; wrong ones could return unwritten rows.
 
     Raises:
-        SchemaMismatchError: it is no int64[size] of ``0..population - 1``.
+        SchemaMismatchError: the ranks are not int64[size] of ``0..population - 1``.
     """
     is_fine = (
         isinstance(ranks, np.ndarray)

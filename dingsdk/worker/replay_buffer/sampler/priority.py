@@ -16,23 +16,23 @@ from dingsdk.worker.replay_buffer.sampler.sum_tree import SumTree, weigh
 from dingsdk.worker.replay_buffer.storage import Rows, Where, one_by_one
 
 LEAST_PRIORITY = 1e-5
-"""Added to every updated priority, and the least that a pushed one counts.
+"""Added to every updated priority; also the minimum of pushed priorities.
 
-A row of priority 0 would never be drawn again, and one that is nearly 0 would push the
-importance weights of all others to 0, which are relative to the rarest row.
+A row of priority 0 would never be drawn again. A row of almost 0 would push the importance weights
+of all other rows to 0, because weights are relative to the least probable row.
 """
 _LEAST_WEIGHT = 1e-280
-"""Smallest weight in the sum tree: divided by the largest it is still a normal number."""
+"""Smallest weight in the sum tree; a normal number even when divided by the largest weight."""
 
 
 class PrioritySampler(Sampler):
-    """Draws rows, each with the probability that its priority gives it; a subclass weighs them.
+    """Draws rows by weights; subclasses compute the weight of a row from its priority.
 
-    A position is *drawable* while it holds a row; its *weight* is what its priority counts for.
+    A position is *drawable* while it holds a row. It is drawn in proportion to its *weight*.
 
     Attributes:
         alpha: Exponent of the priorities.
-        max_priority: The largest priority assigned since the last :meth:`clear`; 1.0 before any.
+        max_priority: The largest priority assigned since the last :meth:`clear`, at least 1.0.
             New rows of unknown priority get it, so that each is drawn soon.
     """
 
@@ -40,7 +40,8 @@ class PrioritySampler(Sampler):
         """Section ``sampler`` of the types that draw by priority.
 
         Attributes:
-            alpha: Exponent of the priorities; 0 draws all rows alike. None is that of the buffer.
+            alpha: Exponent of the priorities; 0 draws all rows with equal probability. None uses
+                the ``alpha`` of the buffer.
         """
 
         alpha: Share | None = None
@@ -55,17 +56,17 @@ class PrioritySampler(Sampler):
 
     @abstractmethod
     def assign(self, where: Where, priorities: NDArray[np.float64] | float) -> None:
-        """Make positions drawable, or give those that are another priority.
+        """Set the priorities of positions, and make the positions drawable.
 
         Args:
-            where: Positions; of equal ones the last counts.
-            priorities: float64[n], finite and > 0, or one for all.
+            where: Positions; if one is repeated, its last priority is used.
+            priorities: float64[n], finite and > 0, or one number for all.
         """
 
     def on_insert(
         self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
     ) -> None:
-        """Assign priorities to new rows; a row that came without one gets the largest so far."""
+        """Assign priorities to new rows; a row without one gets ``max_priority``."""
         if priorities is None:
             self.assign(where, self.max_priority)
         else:
@@ -76,7 +77,7 @@ class PrioritySampler(Sampler):
         """Do nothing: the state has the priorities."""
 
     def on_remove(self, where: Where) -> None:
-        """Make positions undrawable, those that are already included."""
+        """Make positions undrawable; some of them may be undrawable already."""
         self._tree.fill(where, 0.0)
 
     @property
@@ -88,13 +89,13 @@ class PrioritySampler(Sampler):
         """Draw positions, one from each of ``size`` (>= 1) equal shares of the probability.
 
         Args:
-            size: How many.
-            among: int64[m], distinct positions to draw from, in the order of their shares; None:
-                all.
+            size: Number of positions to draw.
+            among: int64[m], distinct positions to draw from; shares are formed in their order.
+                None: all positions.
 
         Returns:
-            int64[size], repeats possible, ascending if ``among`` is (or is None). Empty where
-            there is nothing drawable.
+            int64[size], repeats possible, ascending if ``among`` is ascending or None. Empty if
+            no position is drawable.
         """
         if among is None:
             if not self._tree.live:
@@ -114,14 +115,14 @@ class PrioritySampler(Sampler):
     def importance(self, where: NDArray[np.int64], beta: float) -> NDArray[np.float32]:
         """Return the importance weights of drawable positions: float32[n] in (0, 1].
 
-        ``(N * probability) ** -beta``, with beta in [0, 1], over the largest that any drawable
-        position would have.
+        ``(N * probability) ** -beta``, with beta in [0, 1], divided by the largest such weight of
+        all drawable positions.
         """
-        # The largest weight is that of the least probability, and N cancels out.
+        # The least probable position has the largest weight, and N cancels out.
         return self._tree.importance(where, beta)
 
     def priorities(self, where: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the priorities last assigned to positions: float64[n]."""
+        """Return the last priorities assigned to positions: float64[n]."""
         return self._priorities.take(where)
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -137,7 +138,7 @@ class PrioritySampler(Sampler):
         self.max_priority = 1.0
 
     def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return the random state, the priorities and the weights that they had."""
+        """Return the random state, the priorities and the weights."""
         if columns is None:
             is_used = self._tree.weights[::-1] != 0
             used = self.capacity - int(is_used.argmax()) if is_used.any() else 0
@@ -146,11 +147,11 @@ class PrioritySampler(Sampler):
         return {**super().state_dict(), **own, **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state.
+        """Restore a state; change nothing if it is wrong.
 
         Raises:
             CheckpointVersionError: it was written with another ``alpha``.
-            CheckpointCorruptError: it is none of this sampler's. Nothing changed in either case.
+            CheckpointCorruptError: it is not a state of this sampler.
         """
         if state.get("alpha") != self.alpha:
             raise CheckpointVersionError(
@@ -192,8 +193,8 @@ class ProportionalSampler(PrioritySampler):
     """Draws rows in proportion to ``priority ** alpha`` (type ``proportional``).
 
     Source: Schaul et al. 2016, "Prioritized Experience Replay", equation 1, with one draw from
-    each of ``size`` equal shares (appendix B.2.1). Difference: weights are kept within bounds
-    in which their sum stays finite (about 1e308 over the capacity) and none is 0.
+    each of ``size`` equal shares (appendix B.2.1). Difference: weights are clipped, so that their
+    sum stays finite (at most about 1e308 / capacity each) and none is 0.
     """
 
     config: ClassVar[dict[str, Any]] = {"type": "proportional"}
@@ -218,19 +219,19 @@ class RankSampler(PrioritySampler):
 
     The largest priority has rank 1; how much larger it is does not matter. Sorting all rows is
     slow (0.1 s for a million), so a draw sorts them only after ``sort_after * rows`` priorities
-    were assigned. Until then rows keep their ranks; a new row is drawable at once, with the rank
-    that it would have had at the last sort, behind rows of equal priority and other new rows.
+    were assigned. Until then rows keep their ranks. A new row is drawable at once: it gets the rank
+    that it would have had at the last sort, after rows of equal priority and other new rows.
 
     Source: Schaul et al. 2016, "Prioritized Experience Replay", section 3.3. Differences: draws
-    follow the ranks exactly, not segments of about equal probability; between sorts the order is
-    that of the last sort, not that of a heap.
+    follow the ranks exactly, not segments of about equal probability; between sorts the ranks are
+    those of the last sort, not of a heap.
     """
 
     class Config(PrioritySampler.Config, frozen=True, kw_only=True):
         """Section ``sampler`` of type ``rank``.
 
         Attributes:
-            sort_after: Priorities assigned between two sorts, per row held.
+            sort_after: Priorities assigned between two sorts, per row in the buffer.
         """
 
         type: str = "rank"
@@ -244,7 +245,7 @@ class RankSampler(PrioritySampler):
     def on_insert(
         self, where: Where, rows: Rows, priorities: NDArray[np.float64] | None = None
     ) -> None:
-        # A new row must not inherit the rank of the one that it replaces.
+        # A new row must not inherit the rank of the row that it replaces.
         self.on_remove(where)
         super().on_insert(where, rows, priorities)
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from dingsdk.worker.replay_buffer.sampler import RowSampler
 
 COMPILED_FROM = 100_000
-"""Capacity from which draws are compiled. A batch of 256 then takes 12 us less (of 45), because the
-code of numpy falls out of the cache during each gather. To import the compiler takes 0.8 s and
+"""From this capacity on, compiled code is used. It saves 12 us of 45 for a batch of 256, because
+numpy's code drops out of the CPU cache during each gather. Importing the compiler takes 0.8 s and
 100 MB, too much for the short runs that use small buffers."""
 
 
@@ -31,8 +31,8 @@ class UniformSampler(RowSampler):
 
     def draw(self, population: int, size: int, replace: bool = False) -> NDArray[np.int64]:
         if replace or size == 1:
-            # Half the time of Generator.integers (3.4 and 7.2 us for 256). Doubles have 53 random
-            # bits, so ranks differ in probability by population / 2**53 at most.
+            # Takes half the time of Generator.integers (3.4 and 7.2 us for 256). Doubles have 53
+            # random bits, so ranks differ in probability by at most population / 2**53.
             return (self._rng.random(size) * population).astype(np.int64)
         if 2 * size <= population:
             return self._distinct(population, size)
@@ -43,9 +43,9 @@ class UniformSampler(RowSampler):
         return np.flatnonzero(keep).astype(np.int64, copy=False)
 
     def _distinct(self, population: int, size: int) -> NDArray[np.int64]:
-        # Generator.choice(replace=False) permutes the population, which takes as long as the
-        # buffer is large. Drawing until `size` distinct ranks are found leaves every set equally
-        # likely, and the first draw is nearly always enough.
+        # Generator.choice(replace=False) permutes the whole population, which is slow for a large
+        # buffer. Drawing until `size` distinct ranks are found makes every set equally likely,
+        # and the first draw is nearly always enough.
         ranks = np.empty(size, np.int64)
         found = 0
         while found < size:
@@ -58,7 +58,7 @@ def _add_distinct(
 ) -> int:
     """Convert draws in [0, 1) to ranks, and add those not among the first ``found`` in ``ranks``.
 
-    Returns how many it holds then; they are in the order of the draws.
+    Returns the new number of ranks; they are in the order of the draws.
     """
     drawn = (uniforms * population).astype(np.int64)
     if found:
