@@ -1,4 +1,4 @@
-"""The decorator that compiles inner loops, and the compiled loop of uniform draws.
+"""The decorator that compiles inner loops, and the loop of uniform draws.
 
 Imported only if a buffer needs compiled code: importing the compiler takes 0.8 s and 100 MB.
 """
@@ -32,9 +32,7 @@ def compiled(signature: str | None = None) -> Callable[[_Kernel], _Kernel]:
     return compile_kernel
 
 
-_SPREAD = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2**64 / golden ratio: spreads neighbouring ranks over the table
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads neighbouring ranks
 _HIGH_BITS = np.uint64(32)
 
 

@@ -1,11 +1,11 @@
-"""What a buffer writes and reads: its state, and folders of saved rows.
+"""Saves the rows and the state of a buffer to a folder, and loads them.
 
 A folder holds containers (:mod:`dingsdk.data.container`): frames of rows, one frame of the rest of
 the buffer's state, and ``manifest.json``, which names them with their digests. Rows are in segments
-of equally many pushes, which are written once: the next save to the folder writes what was pushed
-since, the last segment if it was not full, and the state. The manifest is replaced last, so a
-folder holds the old rows or the new ones whenever the writer dies. The next save removes files
-that no manifest names.
+of equal length. A full segment is written once: the next save to the folder writes only the rows
+pushed since then, the last segment if it was not full, and the state. The manifest is replaced
+last, so a folder holds either the old rows or the new ones if the writer dies. The next save
+removes files that the manifest does not name.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ MANIFEST = "manifest.json"
 _MANIFEST_KIND, _ROWS_KIND, _STATE_KIND = "replay-buffer", "replay-rows", "replay-state"
 _NAME = re.compile(r"(rows-[0-9]{1,19}|state)-[0-9a-f]{16}\.bin")
 _MAX_TEXT_BYTES = (1 << 32) - 1
-"""The JSON of a frame contains all of an object but its arrays: no limit but that of frames."""
+"""The limit of frames for their JSON, which holds everything in an object except its arrays."""
 _SEGMENT_ROWS = 131_072
 """Most rows in a segment of a saved buffer."""
 _SEGMENT_BYTES = 32 << 20
-"""Largest segment of a saved buffer: it has fewer rows where they would take more."""
+"""About the most bytes in a segment of a saved buffer; large rows make segments of fewer rows."""
 _OBJECT_ROWS = 2048
-"""Most rows in a segment where they are objects, which are encoded one by one."""
+"""Most rows in a segment of objects, which are encoded one by one."""
 _PROBED_ROWS = 64
-"""The size of rows is estimated from so many."""
+"""The size of a row is estimated from this many rows."""
 _SYNCS = 8
-"""Files whose way to the disk is waited for at the same time."""
+"""Files that are synced to disk at the same time."""
 _AT_ONCE_BYTES = 256 << 20
-"""Rows of a saved buffer that take more are read twice, and are never in memory together."""
+"""If saved rows take more, they are read twice, and are never all in memory at once."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A frame, as the manifest knows it."""
+    """The manifest's entry for a file with one frame."""
 
     name: str
     size_bytes: Natural
@@ -87,7 +87,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Segment(_File, frozen=True):
-    """Rows pushed one after another; ``first`` is how many were pushed before them."""
+    """Consecutively pushed rows; ``first`` is how many rows were pushed before them."""
 
     first: Natural
     rows: Annotated[int, msgspec.Meta(ge=1)]
@@ -98,9 +98,9 @@ class _Segment(_File, frozen=True):
 
 
 class _Rest(msgspec.Struct, forbid_unknown_fields=True):
-    """What is saved besides rows.
+    """Everything that is saved besides rows.
 
-    ``left`` says which rows of the segments left before the end of the save, if any did.
+    ``left`` marks the rows of the segments that left before the end of the save: bool[rows].
     """
 
     state: dict[str, Any]
@@ -109,10 +109,10 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All rows of a buffer: those of the segments, without the ones before ``first``.
+    """The saved rows: the rows of all segments, without those before number ``first``.
 
-    ``lineage`` names the history of pushes that ``first`` counts; ``made_of`` names the types of
-    the buffer and of those parts to which its state means something.
+    ``lineage`` names the history in which rows are numbered. ``made_of`` names the types of the
+    buffer, its sampler and its remover, which must match to restore the state.
     """
 
     lineage: str
@@ -141,21 +141,21 @@ def save(
     segment_rows: int = _SEGMENT_ROWS,
     segment_bytes: int = _SEGMENT_BYTES,
 ) -> None:
-    """Write the rows of one moment into a folder, and replace those that it held.
+    """Write a consistent copy of the rows into a folder, and replace the rows saved there.
 
-    Other threads may push meanwhile: they wait for the copy of one segment at most, unless they
-    push faster than the disk writes. The state of a remover is copied at once. Columns in memory
-    are copied without the lock, but for the last segment.
+    Other threads may push during the save. They wait for the copy of at most one segment, unless
+    they push faster than the disk writes. The state of a remover is copied in one step. Columns in
+    memory are copied without the lock, except for the last segment.
 
     Args:
-        path: The folder; made with its parents where missing.
+        path: The folder; created with its parents if missing.
         table: The buffer.
         segment_rows: The most rows of a segment, a power of two.
         segment_bytes: About the most bytes of a segment of more than one row.
 
     Raises:
         RunFolderError, StorageFullError, SchemaMismatchError: as :meth:`Table.save_data`, and
-            where another save is under way; the old rows stay.
+            if another save to the folder is running; the old rows stay.
     """
     taken = f"another save to {Path(path)} is under way; save again later, or elsewhere"
     with Folder(path) as folder, locked_folder(folder.path, taken):
@@ -164,7 +164,7 @@ def save(
 
 
 class _Save:
-    """One save: which segments of the folder still count, and the files written anew."""
+    """One save: reuses the segments of the folder that are still valid, and writes the others."""
 
     def __init__(self, folder: Folder, table: Table, segment_rows: int, segment_bytes: int) -> None:
         self._folder = folder
@@ -178,13 +178,13 @@ class _Save:
     def run(self) -> None:
         text = b""
         try:
-            # The disk is waited for while more is written, and for several files at once: for
-            # 80 of 0.6 MB that took 300 ms after the last and one by one, 60 ms after the last,
-            # and 20 ms like this (2 cores, ext4).
+            # Files are synced in parallel, while others are still written. For 80 files of 0.6 MB
+            # the syncs took 300 ms one by one after the last write, 60 ms in parallel after the
+            # last write, and 20 ms like this (2 cores, ext4).
             with ThreadPoolExecutor(_SYNCS, thread_name_prefix="save") as self._pool:
                 manifest = self._write(hold=False)
                 while manifest is None:
-                    # It was cleared meanwhile, or loaded a state.
+                    # The buffer was cleared, or loaded a state, during the save.
                     manifest = self._write(hold=True)
                 for each in self._syncs:
                     each.result()
@@ -192,7 +192,7 @@ class _Save:
             self._folder.sync()
             self._folder.write_atomic(MANIFEST, [text], durable=True)
         except BaseException:
-            # Writing the manifest can fail after it took the place of the old one.
+            # Writing the manifest can fail after the old one was replaced.
             if not text or _manifest_text(self._folder) != text:
                 self._remove(self._written)
             raise
@@ -200,10 +200,10 @@ class _Save:
         self._remove([n for n in self._folder.names() if _NAME.fullmatch(n) and n not in named])
 
     def _write(self, hold: bool) -> _Manifest | None:
-        """Write all rows; return None when they became those of another history meanwhile.
+        """Write all rows; return None if the buffer was cleared or loaded a state during that.
 
         Args:
-            hold: Whether to keep others from the buffer all the time.
+            hold: Whether to hold the buffer's lock all the time.
         """
         copy: ColumnCopy | None = None
         ordered: RowCopy | None = None
@@ -219,7 +219,7 @@ class _Save:
             rows_each, there = self._plan(now, probe)
             source: Snapshot | RowCopy = ordered or now
             at = source.first
-            # A thread that pushes a whole buffer meanwhile is faster than the disk.
+            # If another thread pushes a whole buffer during the save, it is faster than the disk.
             patience = source.last + max(source.last - at, rows_each)
             segments = []
             while True:
@@ -242,7 +242,8 @@ class _Save:
                     continue
                 copy_rows = list if is_there or start >= stop else source.rows(start, stop)
                 if is_last:
-                    # Nobody may replace these; others have left where they are replaced.
+                    # Copied under the lock: these rows must not be replaced. Earlier rows that
+                    # were replaced have left.
                     rows, state = copy_rows(), now.state(copy)
                     if ordered is not None:
                         ordered.end()
@@ -274,7 +275,7 @@ class _Save:
         )
 
     def _plan(self, now: Snapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
-        """Return the rows of a segment, and those in the folder of this history, by number."""
+        """Return the rows per segment, and the valid segments in the folder, by their number."""
         rows_each = self._segment_rows
         if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):
             # Objects may have changed since they were saved.
@@ -288,7 +289,7 @@ class _Save:
             return rows_each, {}
         if old.lineage != now.lineage or not now.is_ordered:
             return rows_each, {}
-        # Episodes get longer during training, which is no reason to write all of them again.
+        # Keep the old length if it is close, so that longer episodes do not rewrite all segments.
         if rows_each <= 4 * old.rows_each <= 16 * rows_each:
             rows_each = old.rows_each
         return rows_each, {
@@ -298,7 +299,7 @@ class _Save:
         }
 
     def _write_rows(self, rows: Rows, first: int, row: int) -> _Segment:
-        """Write rows whose first one has the age ``row``."""
+        """Write a segment; ``row`` is the index of its first row, for errors."""
         try:
             frame, info = encode_frame(_ROWS_KIND, rows, max_manifest_bytes=_MAX_TEXT_BYTES)
         except SchemaMismatchError as error:
@@ -317,7 +318,7 @@ class _Save:
         return _Segment(name, info.size_bytes, info.digest, first, len(rows))
 
     def _put(self, what: str, frame: list[Buffer]) -> str:
-        # The token keeps it apart from the file of the same rows that an older save wrote.
+        # The token makes the name differ from the file of an older save of the same rows.
         name = f"{what}-{self._token}.bin"
         self._written.append(name)
         self._folder.write_atomic(name, frame)
@@ -326,7 +327,7 @@ class _Save:
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
-            # What stays is removed by the next save; nothing reads it.
+            # A file that stays is never read, and the next save removes it.
             with contextlib.suppress(RunFolderError, StorageFullError):
                 self._folder.unlink(name)
 
@@ -336,15 +337,15 @@ def _size_of(batch: SampleBatch) -> int:
 
 
 class SavedRows:
-    """The rows of a folder, all files of which were checked; read with :func:`load`.
+    """The saved rows of a folder whose files were all checked; made by :func:`load`.
 
-    Iterating gives, in pieces, the rows that had not left before their turn, with facts about
-    each.
+    Iterating returns pieces of rows with their facts, without the rows that had left early (used
+    up, stale).
 
     Attributes:
-        count: All rows, those that left before their turn included.
-        state: That of the buffer they were in, but for ``data``.
-        made_of: What the state is of: types of the buffer and its parts.
+        count: Number of rows, including the rows that had left early.
+        state: The state of the saved buffer, without ``data``.
+        made_of: Types of the saved buffer, its sampler and its remover.
     """
 
     def __init__(self, folder: Folder, manifest: _Manifest, at_once_bytes: int) -> None:
@@ -375,10 +376,10 @@ class SavedRows:
                 yield rows, mine
 
     def whole(self) -> Iterator[Rows]:
-        """Read all rows, oldest first, in pieces.
+        """Return all rows, oldest first, in pieces, including the rows that had left early.
 
         Raises:
-            CheckpointCorruptError: a file is no longer what it was.
+            CheckpointCorruptError: a file changed since it was checked.
         """
         at = 0
         for index, segment in enumerate(self._manifest.segments):
@@ -405,13 +406,13 @@ def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> S
 
     Args:
         path: The folder.
-        at_once_bytes: Rows that take more are read twice, now to be checked and then to be used,
-            and are never in memory together.
+        at_once_bytes: If the rows take more, they are read twice, first to check them and then to
+            use them, and are never all in memory at once.
 
     Raises:
-        CheckpointMissingError: there are none.
-        CheckpointVersionError: a format that this version does not read.
-        CheckpointCorruptError: a file is missing, altered, or not what the manifest says.
+        CheckpointMissingError: the folder holds no saved rows.
+        CheckpointVersionError: this version does not read the format.
+        CheckpointCorruptError: a file is missing, altered, or does not match the manifest.
         RunFolderError: a file cannot be read.
     """
     if not Path(path, MANIFEST).exists():
@@ -426,13 +427,13 @@ def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> S
             try:
                 return SavedRows(folder, manifest, at_once_bytes)
             except CheckpointCorruptError:
-                # A save that ends meanwhile removes files of the manifest before it.
+                # A save that ended during this removed files of the old manifest: read again.
                 if _read_manifest(folder) == manifest:
                     raise
 
 
 def _manifest_text(folder: Folder) -> bytes:
-    """Return the manifest's text, empty where there is none."""
+    """Return the manifest's text, empty if there is none."""
     with contextlib.suppress(DataMissingError, DataCorruptError):
         return bytes(folder.read(MANIFEST, _MAX_TEXT_BYTES))
     return b""
@@ -455,7 +456,7 @@ def _read_rows(folder: Folder, segment: _Segment) -> Rows:
 def _read_state(
     folder: Folder, file: _File, rows: int
 ) -> tuple[dict[str, Any], dict[str, Any], NDArray[np.bool_]]:
-    """Return the state, facts of each row that is there at the end, and which of all are not."""
+    """Return the state, the facts of the rows, and which rows left before the end of the save."""
     with _reading(folder.path / file.name):
         contents = msgspec.convert(_decoded(_STATE_KIND, folder, file), _Rest)
         left = np.zeros(rows, np.bool_) if contents.left is None else np.asarray(contents.left)
@@ -477,7 +478,7 @@ def _decoded(kind: str, folder: Folder, file: _File) -> Any:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what is wrong with a file into errors about saved rows."""
+    """Turn errors of a file into errors about saved rows."""
     with checkpoint_errors(path, "save the buffer's data again"):
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a table knows about its rows besides their content: ids, uses, age of the policy."""
+"""Facts that a table stores about its rows: ids, uses, learner iteration of the policy."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from dingsdk.worker.replay_buffer.storage import Rows, Where, one_by_one
 NO_ROW = -1
 """The id at a position whose row has left, or that was never used."""
 UNKNOWN_ITER = np.iinfo(np.int64).min
-"""The ``collect_iter`` of a row that came without one."""
+"""The ``collect_iter`` of a row that was pushed without one."""
 ADDED = ("replay_unique_id", "replay_buffer_idx", "IS", "priority", "use", "staleness")
-"""The keys that a prioritized sample has and its stored rows have not."""
+"""The keys that prioritized sampling adds; stored rows do not have them."""
 _ADDED = frozenset(ADDED)
 _UNKNOWN = np.array([UNKNOWN_ITER])
 _ID, _ITER, _USE, _WIDTH = 0, 1, 2, 4
@@ -33,12 +33,12 @@ _KEYS = ("replay_unique_id", "collect_iter", "use")
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What came with pushed rows.
+    """Facts about pushed rows that are stored outside of them.
 
     Attributes:
-        priorities: float64[n], NaN for a row that came without; None if all did.
+        priorities: float64[n], NaN for a row without a priority; None if no row has one.
         iters: int64[n], the learner iteration of the policy that collected each row, or int64[1]
-            for all; ``UNKNOWN_ITER`` where it is not known.
+            for all rows; ``UNKNOWN_ITER`` if it is not known.
     """
 
     priorities: NDArray[np.float64] | None
@@ -48,16 +48,16 @@ class RowFacts:
 class RowMetadata(NoMetadata):
     """Id, ``collect_iter`` and number of uses of the row at each position.
 
-    One array, 32 bytes a position, so that reading all facts of a row costs one cache miss.
+    All facts are in one array, 32 bytes a position, so reading a row's facts costs one cache miss.
 
     Args:
         capacity: Number of positions.
-        max_use: Samples after which a row leaves; infinite: any number.
-        max_staleness: Learner iterations of age at which a row leaves; infinite: any age.
-        some_left: Whether rows left early under other settings.
+        max_use: Times that a row is sampled before it leaves; may be infinite.
+        max_staleness: Age in learner iterations at which a row leaves; may be infinite.
+        some_left: Whether some rows have left early already, under other settings.
 
     Attributes:
-        next_id: The id of the next row; ids are never given twice.
+        next_id: The id of the next row; ids are never reused.
         live: How many rows have not left.
     """
 
@@ -80,10 +80,10 @@ class RowMetadata(NoMetadata):
         self.live = 0
 
     def prepare(self, rows: Rows) -> tuple[Rows, RowFacts]:
-        """Return the rows without the keys that sampling adds, and what came with them.
+        """Return the rows without the keys that sampling adds, and the facts about them.
 
-        The age of a row is read from ``collect_iter``, or ``policy_iter`` where that is missing;
-        of several (a sequence) the least counts.
+        The learner iteration of a row is read from ``collect_iter``, or from ``policy_iter`` if
+        that is missing. If a row has several values (a sequence), the least is used.
         """
         if not isinstance(rows, SampleBatch):
             return _facts_of_dicts(rows)
@@ -145,26 +145,27 @@ class RowMetadata(NoMetadata):
         return self.live
 
     def serve(self, where: NDArray[np.int64], learner_iter: int) -> NDArray[np.int64]:
-        """Count one use of each sampled row, and return what is known of it.
+        """Count one use of each sampled row, and return the facts about it.
 
         Returns:
-            int64[3, n]: ids, uses (this one included; a row that is drawn twice counts twice), and
-            staleness, the learner iterations since its policy was current (-1: unknown).
+            int64[3, n]: ids; uses, including this one (a row that is drawn twice counts twice); and
+            staleness, the learner iterations since the row was collected (-1: unknown).
         """
         out = np.empty((3, len(where)), np.int64)
         _count_uses(self._facts, where, learner_iter, out)
         return out
 
     def take_stale(self, learner_iter: int) -> NDArray[np.int64]:
-        """Return the positions of rows that are too old now, oldest row first; call it once."""
+        """Return, only once, the positions of rows that are now too stale, oldest row first."""
         if self._queue is None:
             return np.empty(0, np.int64)
         return self._queue.take(math.floor(learner_iter - self._max_staleness))
 
     def used_up(self, where: NDArray[np.int64], uses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those positions whose rows were sampled often enough, oldest row first.
+        """Return the positions whose rows were sampled ``max_use`` times, oldest row first.
 
-        Positions may come twice; ``uses``, int64[n], says how often each row was sampled.
+        ``where`` may contain a position twice; ``uses``, int64[n], is how often each row was
+        sampled.
         """
         used_up = np.unique(where[uses >= self._max_use])
         return used_up[np.argsort(self._facts[used_up, _ID])]
@@ -176,9 +177,9 @@ class RowMetadata(NoMetadata):
         priorities: NDArray[np.float64],
         added: float,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return positions of those rows that are still there, and priorities with ``added``.
+        """Return the positions of the rows that are still stored, and their priority + ``added``.
 
-        ``where`` and ``ids`` are int64[n], any numbers.
+        ``where`` and ``ids`` are int64[n]; invalid numbers are skipped.
         """
         places = np.empty(len(where), np.int64)
         values = np.empty(len(where), np.float64)
@@ -186,7 +187,7 @@ class RowMetadata(NoMetadata):
         return places[:n], values[:n]
 
     def ids(self, where: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids of the rows at positions, ``NO_ROW`` where there is none."""
+        """Return the ids of the rows at positions; ``NO_ROW`` for a position without a row."""
         ids: NDArray[np.int64] = self._facts[where, _ID]
         return ids
 
@@ -200,24 +201,24 @@ class RowMetadata(NoMetadata):
         self._facts[where, _USE] = uses
 
     def renumber(self, next_id: int) -> None:
-        """Shift all ids, so that the next is ``next_id``."""
+        """Shift all ids, so that the next id is ``next_id``."""
         here = self._facts[:, _ID] != NO_ROW
         self._facts[here, _ID] += next_id - self.next_id
         self.next_id = next_id
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        # Indexing by an array would keep other threads from running meanwhile, 10 ms for 1e6 rows.
+        # take() releases the interpreter lock; indexing would block other threads, 10 ms per 1e6.
         is_kept = state["replay_unique_id"].take(where) != NO_ROW
         return {"use": state["use"].take(where), **({} if is_kept.all() else {KEPT: is_kept})}
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        return dict(zip(_KEYS, self._facts.T, strict=False))  # the last one is padding
+        return dict(zip(_KEYS, self._facts.T, strict=False))  # the last column is padding
 
     def state_dict(
         self, positions: int, columns: Mapping[str, NDArray[Any]] | None = None
     ) -> dict[str, Any]:
         if columns is None:
-            # One copy of the whole is faster than one a column.
+            # Copying the whole array is faster than copying each column.
             copied = self._facts[:positions, : len(_KEYS)].copy().T
             columns = dict(zip(_KEYS, copied, strict=True))
         return {"next_unique_id": self.next_id, **columns}
@@ -256,11 +257,12 @@ class RowMetadata(NoMetadata):
 
 
 class _StalenessQueue:
-    """Positions by the learner iteration of the policy that collected their rows.
+    """Positions grouped by the learner iteration of the policy that collected their rows.
 
-    Rows may come in any order of iterations, and leave in other ways at any time. Positions are
-    looked up in ``facts``, the array of :class:`RowMetadata`, only when their iteration becomes too
-    old, so the time that a push or a stale row takes does not depend on the number of rows.
+    Rows may be added in any order of iterations, and may leave for other reasons at any time. Only
+    when an iteration becomes too old are its positions looked up in ``facts``, the array of
+    :class:`RowMetadata`. So the time for a push or a stale row does not depend on the number of
+    rows.
     """
 
     def __init__(self, facts: NDArray[np.int64]) -> None:
@@ -268,23 +270,23 @@ class _StalenessQueue:
         self.rebuild()
 
     def add(self, where: Where) -> None:
-        """Add rows whose facts were just stored; those of unknown iteration never go stale."""
+        """Add rows whose facts were just stored; rows of unknown iteration never become stale."""
         where = one_by_one(where)
         if self._size + len(where) > 2 * len(self._facts) + 1000:
-            # Most entries are of rows that were overwritten since.
+            # Many entries are of rows that were overwritten since.
             self.rebuild()
         else:
             self._add(where)
 
     def rebuild(self) -> None:
-        """Start again with the rows that are there."""
+        """Build the queue anew from the stored rows."""
         self._groups: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
         self._iters: list[int] = []  # a heap of the keys
         self._size = 0
         self._add(np.flatnonzero(self._facts[:, _ID] != NO_ROW))
 
     def take(self, latest: int) -> NDArray[np.int64]:
-        """Remove and return the positions of rows of iteration ``latest`` or before, by age."""
+        """Remove and return the positions of rows of iteration <= ``latest``, oldest row first."""
         if not self._iters or self._iters[0] > latest:
             return np.empty(0, np.int64)
         groups = []
@@ -364,7 +366,7 @@ def _pushed_iter(value: Any, index: int) -> int:
         except (TypeError, ValueError):
             array = np.empty(0)
         if array.dtype.kind in "iu" and array.size:
-            found = int(array.min())  # a sequence is as old as its oldest step
+            found = int(array.min())  # of its oldest step, for a sequence
     if found is None or not UNKNOWN_ITER <= found < 1 << 63:
         raise _wrong_iter(f"collect_iter of row {index}", index, value)
     return found
@@ -384,7 +386,7 @@ def read_priorities(values: Any) -> NDArray[np.float64]:
     """Return a list, an array or a tensor of finite numbers >= 0 as float64[n].
 
     Raises:
-        InvalidPriorityError: it is something else.
+        InvalidPriorityError: the values are anything else.
     """
     priorities = _read_numbers("priority", values, "fiu", np.float64)
     invalid = _first_invalid(priorities)
@@ -397,7 +399,7 @@ def read_ids(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
     """Return the ids or positions of an update as int64[n].
 
     Raises:
-        InvalidPriorityError: they are missing, no integers, or not ``n``.
+        InvalidPriorityError: they are missing, not integers, or their number is not ``n``.
     """
     ids = _read_numbers(key, info.get(key), "iu", np.int64)
     if len(ids) != n:
@@ -411,11 +413,11 @@ def read_ids(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
 
 
 def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]:
-    """Return a list, an array or a tensor of numbers as an array that compiled code takes."""
+    """Return a list, an array or a tensor of numbers as an array for compiled code."""
     array = values if isinstance(values, list | tuple) else torch_to_numpy(values)
     if not isinstance(array, np.ndarray):
         items = array if isinstance(array, list | tuple) else None
-        # numpy takes True among numbers for 1.
+        # numpy would convert True among numbers to 1.
         types = list(map(type, items or ()))
         if bool in types:
             raise _invalid(key, "a bool", types.index(bool))
@@ -433,7 +435,7 @@ def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]
             key=key,
             found=found,
         )
-    # Compiled code takes no frozen arrays, even to read.
+    # Compiled code does not accept read-only arrays, even if it only reads them.
     plain = np.ascontiguousarray(array, dtype)
     return plain if plain.flags.writeable else plain.copy()
 
@@ -458,9 +460,9 @@ def _first_invalid(priorities: Floats) -> int:
 
 @compiled("int64(int64[:, ::1], int64, int64, int64, int64[::1])")
 def _add_rows(facts: NDArray[np.int64], start: int, stop: int, first_id: int, iters: Ints) -> int:
-    """Give rows ``start..stop-1`` running ids, iterations (one each, or one for all), no use.
+    """Give rows ``start..stop-1`` consecutive ids, iterations (one each or one for all), 0 uses.
 
-    Returns how many rows were there before.
+    Returns how many of the positions held a row before.
     """
     each = iters.shape[0] > 1
     replaced = 0
@@ -496,7 +498,7 @@ def _match_ids(
     places: Ints,
     values: Floats,
 ) -> int:
-    """Copy positions and priorities of rows that are still there; return how many these are."""
+    """Copy positions and priorities of rows that are still stored; return how many there are."""
     kept = 0
     for i in range(where.shape[0]):
         row = where[i]

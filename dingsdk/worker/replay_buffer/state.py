@@ -148,7 +148,7 @@ class RowCopy(TableCopy):
         self._newest = np.full(table.replay_buffer_size, -1)
         """Number of the new row at each position, -1 if the position holds no new row."""
         self._to_copy: deque[tuple[int, NDArray[np.int64]]] = deque()
-        """Number of a first row, and the positions of that row and the rows after it."""
+        """Pieces still to copy: the number of the first row, and the positions of the rows."""
         self._done: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self.copied = 0
         super().__init__(table)
@@ -393,7 +393,7 @@ def _restore(
         pushed_before = table.push_count
         table._empty()
         if table._is_durable:
-            # A durable storage cannot be made anew; if its disk is full, the buffer is left empty.
+            # A durable storage is reused, not replaced; a full disk leaves the buffer empty.
             assert table._storage is not None
             table._storage.expect(count)
             for where, rows in _placed(remover, pieces()):

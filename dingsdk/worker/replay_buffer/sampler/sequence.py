@@ -1,4 +1,4 @@
-"""Sequences of consecutive rows: where they may start, and how they are drawn."""
+"""Draws sequences of consecutive rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 MASK = "mask"
 _ROUNDS = 4
-"""Rounds of drawing candidates before all valid starts are listed instead."""
+"""Rounds of drawing candidates; if they are not enough, all valid starts are listed instead."""
 
 
 class Windows(NamedTuple):
     """Sequences of rows.
 
     Attributes:
-        where: int64[batch, time], positions of rows; of any row where the mask is False.
-        mask: bool[batch, time], False outside the trajectory; None: nothing is outside.
+        where: int64[batch, time], positions of rows; of an arbitrary row if the mask is False.
+        mask: bool[batch, time], False outside the trajectory; None: all rows are inside.
     """
 
     where: NDArray[np.int64]
@@ -35,12 +35,12 @@ class Windows(NamedTuple):
 
 
 class SequenceSampler(Sampler):
-    """Draws sequences within one trajectory, all valid starts alike (type ``sequence``).
+    """Draws sequences within a trajectory; all valid starts are equally likely (``sequence``).
 
     Rows follow each other in the order in which they were pushed. A trajectory ends after a
-    row whose ``end`` column is true, before a row whose ``trajectory`` column differs from that of
-    the row before, and, where rows have no ``end``, after ``block_length`` rows. No sequence
-    crosses such an end, or contains rows that have left or not come yet.
+    row whose ``end`` column is true; before a row whose ``trajectory`` column differs from that of
+    the previous row; and, if rows have no ``end``, after ``block_length`` rows. A sequence never
+    crosses the end of a trajectory.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -49,11 +49,13 @@ class SequenceSampler(Sampler):
         Attributes:
             stride: Sequences start at every ``stride``-th step of a trajectory.
             burn_in: Rows returned before each sequence, to warm up a recurrent state.
-            pad: False: a sequence has its full length and burn-in. True: it starts at any step of
-                the stride; steps outside the trajectory are zeros, and False in column ``mask``.
-            end: Column that ends a trajectory.
-            trajectory: Column that distinguishes trajectories, such as an env id, or None.
-            block_length: Rows of a trajectory where rows have no ``end``.
+            pad: If False, only sequences with full length and burn-in are drawn. If True, a
+                sequence may start at every ``stride``-th step; steps outside the trajectory are
+                zeros, and False in the column ``mask``.
+            end: Name of the column that is true in the last row of a trajectory.
+            trajectory: Name of a column that differs between trajectories, such as an env id, or
+                None.
+            block_length: Rows of a trajectory if rows have no ``end`` column.
         """
 
         type: str = "sequence"
@@ -75,7 +77,7 @@ class SequenceSampler(Sampler):
         self._end: str = section.end
         self._trajectory: str | None = section.trajectory
         self._block_length: int = section.block_length
-        # Steps since the start of the trajectory, by position. Untouched pages take no memory.
+        # Steps since the start of the trajectory, by position. Pages never written take no memory.
         self._since = np.zeros(capacity, dtype=np.int32)
         self.clear()
 
@@ -118,7 +120,7 @@ class SequenceSampler(Sampler):
         self._listed = None
 
     def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return the random state, and where in its trajectory the oldest row lies."""
+        """Return the random state, and the step of the oldest row within its trajectory."""
         first = self._since[self._first] if self._count else self._next_since
         return {**super().state_dict(), "first_since": int(first)}
 
@@ -152,18 +154,18 @@ class SequenceSampler(Sampler):
         return since[:-1]
 
     def count_starts(self, length: int) -> int:
-        """Return how many sequences of ``length`` rows could be drawn; looks at every row."""
+        """Return how many sequences of ``length`` rows could be drawn; reads every row."""
         return len(self._all_starts(length)) if self._count else 0
 
     def draw(self, size: int, length: int) -> Windows | None:
-        """Draw sequences, each valid start alike; one may come more than once.
+        """Draw sequences; all valid starts are equally likely, and may be drawn repeatedly.
 
         Args:
-            size: Sequences, >= 1.
-            length: Rows of each, >= 1, without the burn-in.
+            size: Number of sequences, >= 1.
+            length: Rows of each sequence, >= 1, without the burn-in.
 
         Returns:
-            Positions int64[size, burn_in + length], or None where there is no valid start.
+            Positions int64[size, burn_in + length], or None if there is no valid start.
         """
         if self._count == 0:
             return None
@@ -180,13 +182,13 @@ class SequenceSampler(Sampler):
         return Windows(where, None)
 
     def _rows_needed(self, length: int) -> int:
-        """Return how many rows a sequence needs from its start on; below 1: any start is valid."""
+        """Return how many rows must follow from a start on; 0: any start is valid."""
         return 0 if self.pad else self.burn_in + length
 
     def _draw_starts(self, size: int, length: int) -> NDArray[np.int64] | None:
-        """Draw rows and keep those that lead to a valid start; None where too few do."""
-        # Every row between a valid start and the next one leads to that start, so a stride costs
-        # few draws; the rows after a padded start may belong to no other.
+        """Draw rows and keep those that lead to a valid start; None if too few do."""
+        # Every row from a valid start to the next one leads to that start, so a stride costs few
+        # draws. With padding only the start itself does, as its trajectory may end after it.
         leading = max(1, min(self.stride, self._rows_needed(length)))
         starts = np.empty(size, dtype=np.int64)
         found, wanted = 0, size + size // 4 + 4
@@ -198,10 +200,10 @@ class SequenceSampler(Sampler):
         return None
 
     def _all_starts(self, length: int) -> NDArray[np.int64]:
-        """Return the ages of all valid starts; cached until rows come or leave."""
+        """Return the ages of all valid starts; cached until rows are added or leave."""
         if self._listed is None or self._listed[0] != length:
             starts = np.empty(self._count, np.int64)
-            # One draw of each row.
+            # Draw each row once.
             found = self._accept(length, 1, (np.arange(self._count) + 0.5) / self._count, starts)
             self._listed = length, starts[:found]
         return self._listed[1]
@@ -227,10 +229,10 @@ class SequenceSampler(Sampler):
 
 
 def _column(rows: Rows, name: str) -> NDArray[Any] | None:
-    """Return one value a row, or None where the rows have no such key.
+    """Return one value a row, or None if the rows have no such key.
 
     Raises:
-        SchemaMismatchError: some rows have it, or a row has more values than one.
+        SchemaMismatchError: only some rows have the key, or a row has more than one value.
     """
     if isinstance(rows, SampleBatch):
         column = rows.columns.get(name)
@@ -266,10 +268,10 @@ def _accept(
     uniforms: NDArray[np.float64],
     starts: NDArray[np.int64],
 ) -> int:
-    """Write the ages of valid starts to which draws of rows lead; return how many there are.
+    """Write the ages of the valid starts to which drawn rows lead; return how many there are.
 
-    A start is drawn by the ``leading`` rows from it on. ``span`` are the steps from the first to
-    the last row of a sequence; below 0 every start is valid.
+    The ``leading`` rows from a start on lead to it. ``span`` is the number of steps from the first
+    to the last row of a sequence; if it is below 0, every start is valid.
     """
     capacity = since.shape[0]
     found = 0
@@ -288,7 +290,7 @@ def _accept(
                 continue
             at, end = first + age, first + age + span
             begun = since[at - capacity if at >= capacity else at]
-            # Steps count up by one within a trajectory, and start again at 0 in the next.
+            # Steps increase by one within a trajectory, and start at 0 again in the next one.
             if since[end - capacity if end >= capacity else end] - begun != span:
                 continue
         starts[found] = age
@@ -298,7 +300,7 @@ def _accept(
 
 @compiled("void(int64[::1], int64, int64, int64[:, ::1])")
 def _follow(starts: NDArray[np.int64], first: int, capacity: int, where: NDArray[np.int64]) -> None:
-    """Set ``where``, int64[n, time], to the positions from each start (an age) on."""
+    """Fill ``where``, int64[n, time], with the consecutive positions from each start (an age)."""
     for i in range(where.shape[0]):
         at = first + starts[i]
         for j in range(where.shape[1]):

@@ -1,15 +1,15 @@
-"""A sum tree: weights of leaves, drawn in proportion to them.
+"""A sum tree, which draws leaves in proportion to their weights.
 
-Each compiled loop handles a whole batch, level by level: the entries of one level are independent
+Each compiled loop handles a whole batch, level by level. The entries of one level are independent
 of each other, so the processor waits for many cache misses at once instead of one after the
-other. None holds the interpreter lock.
+other. The loops do not hold the interpreter lock.
 
-Positions become unsigned before they index: signed ones might count from the end, and checking
-for that took half the time of an update.
+Positions are converted to unsigned integers before indexing: negative ones would count from the
+end, and the check for that took half the time of an update.
 
 Measured 2026-11 (2 busy cores at 2.4 GHz, 512 KB of L2; a million leaves, batches of 256): with
-8 children a node a draw takes 28 us and an update 10; 16 children draw as fast and take twice
-as long to update.
+8 children a node a draw takes 28 us and an update 10; with 16 children a draw is as fast, and an
+update takes twice as long.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _at = np.uint64
 class SumTree:
     """Non-negative weights at leaves ``0..size-1``; an inner node holds the sum of its children.
 
-    Nodes have eight children, side by side in one cache line, and a second array holds the
-    least weight above 0 below each inner node. A change recomputes the nodes above it from
-    their children, so sums carry no drift however many changes there were.
+    Nodes have eight children, side by side in one cache line. A second array holds, for each inner
+    node, the least weight above 0 of its leaves. A change recomputes all nodes above the leaf from
+    their children, so rounding errors do not accumulate.
 
     Not safe for concurrent use.
 
     Args:
-        size: Number of leaves, >= 1; any number.
+        size: Number of leaves, >= 1.
 
     Attributes:
         live: How many leaves have a weight above 0.
-        largest_weight: What a leaf may weigh so that the sum of all stays finite.
+        largest_weight: Largest weight of a leaf for which the sum of all leaves stays finite.
     """
 
     def __init__(self, size: int) -> None:
         widths = [size]
         while widths[-1] > 1 or len(widths) == 1:
             widths.append(-(-widths[-1] // FANOUT))
-        # The levels from the root to the leaves, each filled up to whole nodes with zeros.
+        # The levels from the root to the leaves, each padded with zeros to whole nodes.
         whole = [-(-width // FANOUT) * FANOUT for width in reversed(widths)]
         self.size = size
         self.largest_weight = float(np.finfo(np.float64).max) / 2 / size
@@ -69,7 +69,7 @@ class SumTree:
 
     @property
     def lowest(self) -> float:
-        """The least weight above 0; infinity where there is none."""
+        """The least weight above 0; infinity if there is none."""
         return float(self._lows[0])
 
     @property
@@ -80,9 +80,10 @@ class SumTree:
         return view
 
     def assign(self, where: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """Set leaves ``where``, int64[n], of equal ones the last, to weights, float64[n].
+        """Set leaves ``where``, int64[n], to weights, float64[n].
 
-        Weights are >= 0 and at most ``largest_weight``.
+        Weights are >= 0 and at most ``largest_weight``. If a leaf is repeated, its last weight is
+        used.
         """
         n = len(where)
         if n > len(self._nodes):
@@ -90,7 +91,7 @@ class SumTree:
         self.live += _assign(self._sums, self._lows, self._starts, where, weights, self._nodes)
 
     def fill(self, where: Where, weight: float) -> None:
-        """Set leaves to one weight."""
+        """Set all these leaves to one weight."""
         if isinstance(where, slice):
             first, stop = where.start, where.stop
             self.live += _fill(self._sums, self._lows, self._starts, first, stop, weight)
@@ -111,9 +112,10 @@ class SumTree:
         self.live = 0
 
     def draw(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Draw leaves by their weights, one from each of ``n`` equal shares of a total above 0.
+        """Draw leaves by their weights, one from each of ``n`` equal shares of the total.
 
-        Of float64[n] in [0, 1) returns int64[n], ascending, repeats possible; no leaf of weight 0.
+        The total must be above 0. Takes float64[n] in [0, 1), and returns int64[n], ascending,
+        possibly with repeats, and without leaves of weight 0.
         """
         n = len(uniforms)
         if n > len(self._rest):
@@ -130,7 +132,7 @@ class SumTree:
 
 
 def _aligned(size: int, value: float) -> NDArray[np.float64]:
-    """Return float64[size] that begins at a cache line, so that a node lies in one."""
+    """Return float64[size] aligned to a cache line, so that each node lies in one line."""
     spare = _CACHE_LINE // 8
     memory = np.full(size + spare, value)
     skip = -memory.ctypes.data % _CACHE_LINE // 8
@@ -141,12 +143,12 @@ def _aligned(size: int, value: float) -> NDArray[np.float64]:
 def _draw(sums: Floats, starts: Ints, uniforms: Floats, leaves: Ints, rest: Floats) -> float:
     """Write a leaf for each uniform to ``leaves``; ``rest`` is scratch of the same length.
 
-    The number returned means nothing: it keeps the loads that fetch a level ahead from being
-    left out.
+    The returned number has no meaning: it keeps the compiler from removing the loads that fetch
+    the next level into the cache.
     """
     n = uniforms.shape[0]
     last = starts.shape[0] - 2
-    # The targets ascend, so one sweep over a level of not many more nodes serves them all.
+    # The targets ascend, so one pass over a level that has at most 2 * n nodes finds them all.
     level = 0
     while level < last and starts[level + 2] - starts[level + 1] <= 2 * n:
         level += 1
@@ -163,7 +165,7 @@ def _draw(sums: Floats, starts: Ints, uniforms: Floats, leaves: Ints, rest: Floa
             while following < width and sums[begin + following] == 0.0:
                 following += 1
             # Rounding may put the last targets at or past the end: they get the last node
-            # that is not empty, here and further down.
+            # that is not empty, here and on the levels below.
             if following == width:
                 break
             node = following
@@ -182,7 +184,7 @@ def _draw(sums: Floats, starts: Ints, uniforms: Floats, leaves: Ints, rest: Floa
             upto = 0.0
             before = 0.0
             child = 0
-            # No branches: which child it will be cannot be predicted.
+            # Written without branches, because the processor cannot predict which child it is.
             for j in range(FANOUT):
                 upto += sums[first + _at(j)]
                 if upto <= target:
@@ -218,7 +220,7 @@ def _least(a: float, b: float, c: float, d: float, e: float, f: float, g: float,
 
 @compiled()
 def _renew(sums: Floats, lows: Floats, node: int, child: int, are_leaves: bool) -> None:
-    # Written out and read once: a third of the time of a loop.
+    # Written out, so that each child is read once: takes a third of the time of a loop.
     at = _at(child)
     a, b, c, d = sums[at], sums[at + _at(1)], sums[at + _at(2)], sums[at + _at(3)]
     e, f, g, h = sums[at + _at(4)], sums[at + _at(5)], sums[at + _at(6)], sums[at + _at(7)]
@@ -236,9 +238,9 @@ def _renew(sums: Floats, lows: Floats, node: int, child: int, are_leaves: bool) 
 def _assign(
     sums: Floats, lows: Floats, starts: Ints, leaves: Ints, weights: Floats, nodes: Ints
 ) -> int:
-    """Set leaves and recompute what lies above them; ``nodes`` is int64[n], scratch.
+    """Set leaves and recompute the nodes above them; ``nodes`` is scratch, int64[n].
 
-    Returns by how many more leaves are above 0 than before.
+    Returns the change in the number of leaves above 0.
     """
     n = leaves.shape[0]
     last = starts.shape[0] - 2
@@ -257,7 +259,7 @@ def _assign(
         kept = 0
         for i in range(n):
             node = nodes[i]
-            # Neighbours, as draws give them, share their nodes.
+            # Skip repeated nodes: the leaves of a draw ascend, so neighbours often share a node.
             if node == previous:
                 continue
             previous = node
@@ -270,9 +272,9 @@ def _assign(
 
 @compiled("int64(float64[::1], float64[::1], int64[::1], int64, int64, float64)")
 def _fill(sums: Floats, lows: Floats, starts: Ints, first: int, stop: int, weight: float) -> int:
-    """Set the leaves ``first..stop-1`` to one weight, or leave them if it is negative.
+    """Set the leaves ``first..stop-1`` to one weight; a negative weight leaves them unchanged.
 
-    Recomputes what lies above them; returns by how many more leaves are above 0 than before.
+    Recomputes the nodes above them; returns the change in the number of leaves above 0.
     """
     last = starts.shape[0] - 2
     begin = starts[last]
@@ -304,7 +306,7 @@ def weigh(
     most: float,
     weights: Floats,
 ) -> float:
-    """Keep priorities by position, raise them to a power within bounds; return the largest."""
+    """Store priorities, write their clipped powers to ``weights``; return the largest priority."""
     largest = 0.0
     for i in range(where.shape[0]):
         priority = priorities[i]
@@ -329,6 +331,6 @@ def _importance(
         ratio = lowest / sums[_at(first_leaf + leaves[i])]
         weight = np.float32(1.0)
         if ratio < 1.0:
-            # A power of float32 takes half the time, but such a ratio may have no float32.
+            # A power of float32 takes half the time, but a tiny ratio does not fit a float32.
             weight = np.float32(ratio) ** exponent if ratio > 1e-37 else np.float32(ratio**beta)
         weights[i] = max(weight, np.float32(1.1754943508222875e-38))

@@ -1,4 +1,4 @@
-"""Storages: what keeps a buffer's rows."""
+"""Storages hold a buffer's rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = SampleBatch | list[Any]
 """Rows as columns, or as a list of any objects."""
 
 Where = slice | NDArray[np.int64]
-"""Positions in a storage, in a given order: a contiguous range, or one by one."""
+"""Ordered positions in a storage: a contiguous range, or an array of single positions."""
 
 
 def one_by_one(where: Where) -> NDArray[np.int64]:
@@ -38,7 +38,7 @@ class Storage(Configurable, ABC):
     Args:
         cfg: The ``storage`` section of the buffer's config.
         capacity: Number of positions, >= 1.
-        deepcopy: Whether rows are copied in depth, when they are stored and when they are read.
+        deepcopy: Whether rows are deep-copied when they are stored and when they are read.
     """
 
     Config: ClassVar[type[Section]] = PartSection
@@ -47,10 +47,10 @@ class Storage(Configurable, ABC):
     """Whether rows are a list of any objects, and not columns."""
 
     layout: Layout | None = None
-    """The columns, where a batch that fits them may be put there without ``accept`` and ``put``.
+    """The columns, if a batch that fits may be written to them without ``accept`` and ``put``.
 
-    Nothing but :meth:`accept`, :meth:`put` and :meth:`clear` may change it: the buffer reads it
-    after a :meth:`put`.
+    Only :meth:`accept`, :meth:`put` and :meth:`clear` may change it: the buffer reads it after a
+    :meth:`put`.
     """
 
     is_durable: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class Storage(Configurable, ABC):
 
     @classmethod
     def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the config section for a storage that takes over what this one left on disk."""
+        """Return the config section of a storage that reopens the rows of this one on disk."""
         return section
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, deepcopy: bool = False) -> None:
@@ -74,16 +74,16 @@ class Storage(Configurable, ABC):
     def accept(self, rows: SampleBatch | Sequence[Any]) -> Any:
         """Check rows and return them in the form that :meth:`put` takes.
 
-        Everything that can fail fails here, and then the storage is unchanged.
+        All errors are raised here, not in :meth:`put`, and leave the storage unchanged.
 
         Raises:
-            SchemaMismatchError: a row cannot be stored beside those that are; facts ``key``,
-                ``expected``, ``found``.
+            SchemaMismatchError: a row does not fit the stored rows; facts ``key``, ``expected``,
+                ``found``.
             ConfigError: the memory is too small for the capacity.
         """
 
     def takes_row(self, row: dict[str, Any]) -> bool:
-        """Whether :meth:`put_row` can store a single row as it is; what it cannot is accepted."""
+        """Whether :meth:`put_row` can store a row as it is; if not, use :meth:`accept`."""
         return False
 
     def put_row(self, position: int, row: dict[str, Any]) -> None:
@@ -92,10 +92,10 @@ class Storage(Configurable, ABC):
 
     @abstractmethod
     def put(self, where: Where, rows: Any) -> None:
-        """Write accepted rows to positions, one each; the rows that were there are gone.
+        """Write accepted rows to positions, one row each, replacing the rows there.
 
-        Rows come oldest first, and fill positions from 0 on: a position is first used when all
-        below it have been used, or are in the same call, unless :meth:`expect` was called.
+        Rows are oldest first. They fill positions from 0 on: a position is first used when all
+        lower ones have been used, or are in the same call, unless :meth:`expect` was called.
         """
 
     def expect(self, rows: int) -> None:
@@ -103,7 +103,7 @@ class Storage(Configurable, ABC):
 
     @abstractmethod
     def take(self, where: Where) -> Rows:
-        """Return the rows at positions that were written to, as the caller's own copy."""
+        """Return the rows at positions, all of which hold rows, as the caller's own copy."""
 
     def take_grid(self, where: NDArray[np.int64]) -> Rows:
         """Return the rows at positions ``[B, T]``: ``B`` lists, or columns ``[B, T, ...]``."""
@@ -114,50 +114,51 @@ class Storage(Configurable, ABC):
         return in_grid(rows, batch, length)
 
     def take_later(self, where: Where) -> Callable[[], Rows]:
-        """Return what returns the rows at positions, once; it is called without the lock.
+        """Return a function that returns the rows at positions; call it once, without the lock.
 
-        Rows that others replace meanwhile may be a mixture of old and new values.
+        Rows that other threads replace before or during the call may mix old and new values.
         """
         rows = self.take(where)
         return lambda: rows
 
     @abstractmethod
     def clear(self) -> None:
-        """Drop all rows, and the schema that the first of them set."""
+        """Drop all rows, and the schema that the first rows set."""
 
     def seal(self) -> None:
         """Stop linking new rows to stored ones; for owners whose rows leave in any order."""
 
     def commit(self, state: Mapping[str, int]) -> None:
-        """Called when a push is complete; a durable storage writes the state beside the rows.
+        """Called when a push is complete; a durable storage writes the state to disk.
 
         Args:
-            state: ``tail`` and ``valid_count`` of the ring, and what else the buffer wants to
-                get back from :meth:`recovered`.
+            state: ``tail`` and ``valid_count`` of the ring, and other numbers that
+                :meth:`recovered` must return.
         """
 
     def keep_marks(self) -> None:
-        """Called before anything else when the owner uses :meth:`mark`."""
+        """Called before all other methods if the owner uses :meth:`mark`."""
 
     def mark(self, where: Where, marks: NDArray[np.int64] | int) -> None:
-        """Set the marks of rows: whole numbers, 0 for a new row.
+        """Set the marks of rows: integers, 0 for a new row.
 
-        Of equal positions the last counts. A durable storage writes marks at once, and returns
-        them from :meth:`recovered_marks`; others ignore them.
+        If a position is repeated, its last mark is used. A durable storage writes marks
+        immediately, and returns them from :meth:`recovered_marks`; others ignore them.
         """
 
     def recovered_marks(self, where: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the marks of recovered rows, None where none were kept."""
+        """Return the marks of recovered rows, or None if no marks were kept."""
         return None
 
     def recovered(self) -> dict[str, int] | None:
-        """Return the committed state of the rows that an earlier process left on disk, if any.
+        """Return the committed state of rows that an earlier process stored on disk, if any.
 
-        Called once, before anything is pushed; ``tail`` and ``valid_count`` say where rows are.
+        Called once, before any push; ``tail`` and ``valid_count`` give the positions of the rows.
 
         Raises:
-            CheckpointCorruptError, CheckpointVersionError: they cannot be used; nothing changed.
-            RunFolderError: another buffer uses them.
+            CheckpointCorruptError, CheckpointVersionError: the rows cannot be used; nothing
+                changed.
+            RunFolderError: another buffer uses the folder.
         """
         return None
 
@@ -172,7 +173,7 @@ def in_grid(rows: SampleBatch, batch: int, length: int) -> SampleBatch:
 
 
 def suits_arrays(rows: Any) -> bool:
-    """Whether the first of the rows is a dict of numbers and arrays: what ``auto`` asks."""
+    """Whether the first row is a dict of numbers and arrays; decides what ``auto`` chooses."""
     return isinstance(rows, SampleBatch) or (isinstance(rows[0], Mapping) and _is_numeric(rows[0]))
 
 
@@ -186,6 +187,6 @@ def _is_numeric(value: Any) -> bool:
 
 
 class AutoStorage(Configurable):
-    """The type key ``auto``: the first push chooses arrays for columns, objects otherwise."""
+    """The type ``auto``: the first push chooses ``array`` for columns, else ``object``."""
 
     config: ClassVar[dict[str, Any]] = {"type": "auto"}

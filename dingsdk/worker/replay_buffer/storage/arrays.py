@@ -1,4 +1,4 @@
-"""Columns in memory."""
+"""Storage of rows as columns in memory."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class ArrayStorage(Storage):
     """One preallocated numpy array per column, made at the first push (type ``array``).
 
     Takes SampleBatch and dicts of numbers and arrays; returns SampleBatch. The config, or else the
-    first rows, set names, shapes and dtypes. Later batches must have exactly these; numbers in
-    dicts are converted where that loses only precision (an int into a float column).
+    first rows, set names, shapes and dtypes. Later batches must match them exactly; numbers in
+    dicts are converted if that loses only precision (an int into a float column).
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``storage`` of type ``array``.
 
         Attributes:
-            schema: Column names to a dtype, to ``{dtype, shape}`` or, for nested columns, to a
-                mapping of the same kind; None leaves it to the first rows.
-            next_of: Name of the column of observations, such as ``obs``. ``next_obs`` is then
-                stored once, where it is the observation of a later row. Halves the memory of
-                large observations; works on unbroken trajectories, in any order.
-            compress: ``none`` only: columns are read and written in place.
+            schema: Maps each column name to a dtype, to ``{dtype, shape}``, or, for nested columns,
+                to a mapping of the same kind. None: the first rows set the schema.
+            next_of: Name of the column of observations, such as ``obs``. A ``next_obs`` that equals
+                the ``obs`` of a later row is then not stored again. This halves the memory of
+                large observations if trajectories are complete; they may be interleaved.
+            compress: Only ``none``, because columns are read and written in place.
         """
 
         type: str = "array"
@@ -65,10 +65,10 @@ class ArrayStorage(Storage):
 
     @classmethod
     def check_config(cls, section: Mapping[str, Any], path: str) -> None:
-        """Check what the type of the section cannot: a declared schema.
+        """Check the declared schema.
 
         Raises:
-            ConfigError: names the column.
+            ConfigError: the schema is not valid; the error names the column.
         """
         read_schema(section.get("schema"), f"{path}.schema")
 
@@ -95,7 +95,7 @@ class ArrayStorage(Storage):
         self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        """Return columns that fit those stored; see :meth:`Storage.accept`."""
+        """Return columns that fit the stored ones; see :meth:`Storage.accept`."""
         schema = self._schema
         if type(rows) is SampleBatch:
             columns = rows.columns
@@ -142,14 +142,14 @@ class ArrayStorage(Storage):
     def take_later(self, where: Where) -> Callable[[], Rows]:
         if self.layout is None:
             return super().take_later(where)
-        # Of the columns of now: the storage may be cleared meanwhile.
+        # The copy keeps the current columns, as the storage may be cleared before the call.
         return functools.partial(copy.copy(self).take, where)
 
     def make_room(self, rows: int) -> None:
-        """Have room for accepted rows that are put later, where one push was accepted in parts.
+        """Make room for accepted rows of one push, which may have been accepted in parts.
 
         Raises:
-            ConfigError, StorageFullError: there is none; nothing changed.
+            ConfigError, StorageFullError: there is no room; nothing changed.
         """
         if self._following is not None:
             try:
@@ -158,14 +158,14 @@ class ArrayStorage(Storage):
                 raise self._too_large(self._form) from error
 
     def hold_episodes(self, capacity: int) -> None:
-        """Called before anything else by an owner that keeps so many episodes of any length.
+        """Called before all other methods by an owner that keeps ``capacity`` episodes.
 
-        It numbers them, marks their rows with the number, and calls :meth:`grow`. A durable
-        storage gets the ``first`` number that is there and the ``next`` by :meth:`commit`.
+        The owner numbers the episodes, marks their rows with the number, and calls :meth:`grow`.
+        It passes the ``first`` stored number and the ``next`` one to :meth:`commit`.
         """
 
     def grow(self, capacity: int) -> None:
-        """Have a larger capacity; rows stay at their positions.
+        """Increase the capacity; rows stay at their positions.
 
         Raises:
             ConfigError, StorageFullError: there is no room for it; nothing changed.
@@ -199,7 +199,7 @@ class ArrayStorage(Storage):
         self._clear()
 
     def _allocate(self, rows: dict[str, Any], n: int) -> None:
-        """Make columns for ``n`` first rows and those that follow."""
+        """Make the columns, in the form of the first rows; ``n`` is the number of these rows."""
         name = self._next_of
         if name is not None:
             check_pair(rows, name)
@@ -214,7 +214,7 @@ class ArrayStorage(Storage):
             raise self._too_large(kept) from error
 
     def _use(self, columns: dict[str, Any], form: dict[str, Any]) -> None:
-        """Store rows in these columns from now on; rows have the columns of ``form``."""
+        """Store rows in these columns from now on; ``form`` has all columns that rows have."""
         self._columns = self._form = columns
         self._layout = self._schema = Layout(columns)
         own = (type(self).accept, type(self).put) == (ArrayStorage.accept, ArrayStorage.put)
@@ -224,7 +224,7 @@ class ArrayStorage(Storage):
         self._is_plain = not any(type(column) is dict for column in form.values())
 
     def _follow(self, rows: dict[str, Any], name: str) -> None:
-        # Compiled code, which takes a moment to import: only where the config asks for it.
+        # Imported here, because importing compiled code is slow and few configs need it.
         from dingsdk.worker.replay_buffer.storage.next_of import NextOf
 
         if self._following is None:
@@ -241,8 +241,8 @@ class ArrayStorage(Storage):
         self._schema = Layout(self._form)
 
     def _new_column(self, array: NDArray[Any]) -> NDArray[Any]:
-        # Untouched pages of np.empty take no memory. The dtype is given by its name, as one that
-        # was pickled is another object than that of numpy, and compares more slowly.
+        # Pages of np.empty that were never written take no memory. The dtype is given by its name,
+        # because a pickled dtype is not numpy's own object, and compares more slowly.
         return np.empty((self.capacity, *array.shape[1:]), dtype=array.dtype.str)
 
     def _new_array(
@@ -265,18 +265,19 @@ class ArrayStorage(Storage):
 
 _VIEWED_FORMATS = frozenset("?bBhHiIlLqQfd")
 """Formats that a memoryview can assign numbers to."""
-_Array = np.ndarray  # a row is compared with it column by column
+_Array = np.ndarray  # looked up for each column of a row
 
 
 class Layout:
-    """The columns of one dict, prepared so that a push handles each in as little time as possible.
+    """The columns of one dict, prepared for fast pushes.
 
-    A push of 64 small rows, or of one, takes 1 to 2 us in all: looking up attributes takes longer
-    than copying. One loop over tuples was the quickest form of comparison, and assigning to a
+    A push of 64 small rows, or of one, takes 1 to 2 us in total: looking up attributes takes longer
+    than copying. Looping over tuples was the fastest way to compare, and assigning to a
     memoryview of one dimension takes half the time of assigning to an array (0.13 and 0.25 us on
     2 cores, Python 3.11, numpy 2.4).
 
-    A column is an array, or has ``shape``, ``dtype``, ``ndim``, ``take`` and assignment as one.
+    A column is an array, or an object with the ``shape``, ``dtype``, ``ndim``, ``take`` and item
+    assignment of an array.
     """
 
     def __init__(self, columns: dict[str, Any]) -> None:
@@ -285,14 +286,14 @@ class Layout:
         self._children = [(key, Layout(v)) for key, v in columns.items() if type(v) is dict]
         flat = [(key, array) for key, array in self._arrays if array.ndim == 1]
         deep = [(key, array) for key, array in self._arrays if array.ndim > 1]
-        # What batches and single rows are compared with.
+        # Batches and single rows are compared with these.
         self._deep = [(key, array.dtype, array.shape) for key, array in deep]
         self._flat = [(key, array.dtype) for key, array in flat]
         self._values = [(key, array.dtype, array.shape[1:]) for key, array in deep]
         self._numbers = [(key, v.dtype.type, *_number_check(v.dtype)) for key, v in flat]
         self._takes_rows = all(isinstance(_flat_view(array), memoryview) for _, array in flat)
         self._gathers = [(key, _gather_of(array)) for key, array in self._arrays]
-        # Where they are written to; small values have a width, that of their row in a flat view.
+        # Batches and rows are written to these. A width is the length of a row in a flat view.
         self._targets = [(key, _flat_view(v) if v.ndim == 1 else v) for key, v in self._arrays]
         self._number_targets = [(key, _flat_view(array)) for key, array in flat]
         self._value_targets = [(key, *_value_target(array)) for key, array in deep]
@@ -302,7 +303,7 @@ class Layout:
         if len(new) != self._fields:
             return False
         try:
-            # A dtype that was pickled is equal to ours, but not the same object.
+            # A pickled dtype is equal to ours, but not the same object.
             for key, dtype, shape in self._deep:
                 column = new[key]
                 if column.dtype is not dtype and column.dtype != dtype:
@@ -320,20 +321,20 @@ class Layout:
                     column = new[key]
                     if type(column) is not dict or not child.fits(column):
                         return False
-        except (KeyError, AttributeError):  # a dict, where an array belongs, has no dtype
+        except (KeyError, AttributeError):  # a dict in place of an array has no dtype
             return False
         return True
 
     def _fits_in_length(self, key: str, shape: tuple[int, ...]) -> bool:
-        """Whether a shape differs from ours in its length alone; batches like it come next."""
+        """Whether a shape differs from ours only in its length; expect this length from now on."""
         if shape[1:] != dict(self._arrays)[key].shape[1:]:
             return False
-        # To cut each shape takes a twentieth of a small push.
+        # Slicing each shape in each push would take a twentieth of a small push.
         self._deep = [(name, dtype, (shape[0], *tail)) for name, dtype, tail in self._values]
         return True
 
     def put(self, where: Where, new: dict[str, Any]) -> None:
-        """Write rows that fit to positions."""
+        """Write rows, which must fit, to positions."""
         if type(where) is slice:
             try:
                 for key, target in self._targets:
@@ -354,9 +355,9 @@ class Layout:
         return columns
 
     def fits_row(self, row: dict[str, Any]) -> bool:
-        """Whether a row can be written as it is: same arrays, and numbers that fit.
+        """Whether a row can be written as it is: its arrays and numbers fit.
 
-        False may also mean that it needs a closer look, as for tensors, NaN and infinities.
+        False may also mean that the row needs a closer check, as for tensors, NaN and infinities.
         """
         if len(row) != self._fields or not self._takes_rows:
             return False
@@ -370,7 +371,7 @@ class Layout:
             for key, own, types, low, high in self._numbers:
                 value = row[key]
                 kind = type(value)
-                # Comparing numpy's scalars takes 0.5 us; those of the column's type all fit.
+                # Comparing numpy scalars takes 0.5 us; scalars of the column's type always fit.
                 if kind is not own and (kind not in types or not low <= value <= high):
                     return False
             for key, child in self._children:
@@ -382,7 +383,7 @@ class Layout:
         return True
 
     def put_row(self, position: int, row: dict[str, Any]) -> None:
-        """Write a row that fits to a position."""
+        """Write a row, which must fit, to a position."""
         try:
             for key, target, width in self._value_targets:
                 if width:
@@ -398,14 +399,14 @@ class Layout:
             child.put_row(position, row[key])
 
     def _assign(self, where: Where | int, new: dict[str, Any]) -> None:
-        # Assigning to arrays takes everything; memoryviews refuse the same dtype by another name
+        # Arrays accept every dtype that fits; memoryviews refuse the same dtype under another name
         # (int64 is both long and long long).
         for key, array in self._arrays:
             array[where] = new[key]
 
 
 def _gather_of(array: Any) -> Callable[[NDArray[np.int64], int], NDArray[Any]]:
-    """Return the quickest way to gather rows: the array's own method, where it copies nothing."""
+    """Return the fastest way to gather rows: the array's ``take``, if it copies no whole array."""
     if not isinstance(array, np.ndarray) or array.flags.c_contiguous:
         gather: Callable[[NDArray[np.int64], int], NDArray[Any]] = array.take
         return gather
@@ -413,7 +414,7 @@ def _gather_of(array: Any) -> Callable[[NDArray[np.int64], int], NDArray[Any]]:
 
 
 def _flat_view(array: Any) -> Any:
-    """Return the array as a memoryview of one dimension, or itself if it has no such form."""
+    """Return the array as a memoryview of one dimension, or the array if that is impossible."""
     if not isinstance(array, np.ndarray):
         return array
     if array.flags.c_contiguous and array.size and array.dtype.isnative:
@@ -424,13 +425,13 @@ def _flat_view(array: Any) -> Any:
 
 
 def _value_target(array: NDArray[Any]) -> tuple[Any, int]:
-    """Return where the values of single rows go, and their width if that is a memoryview."""
+    """Return the target for the values of single rows, and their width if it is a memoryview."""
     view = _flat_view(array) if array.ndim == 2 else array
     return view, array.shape[1] if isinstance(view, memoryview) else 0
 
 
 def _number_check(dtype: np.dtype[Any]) -> tuple[frozenset[type], Any, Any]:
-    """Return the types, and the range, of the numbers that a column takes unconverted."""
+    """Return the types and the range of the numbers that a column takes without conversion."""
     if dtype.kind in "iu":
         whole = np.iinfo(dtype)
         return frozenset({int, np.int64}), int(whole.min), int(whole.max)

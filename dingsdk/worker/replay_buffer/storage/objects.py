@@ -1,4 +1,4 @@
-"""Any objects."""
+"""Storage of rows that are any objects."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ObjectStorage(Storage):
         """Section ``storage`` of type ``object``.
 
         Attributes:
-            compress: Compress numeric arrays of 256 bytes and more, which are then copies too;
-                ``pip install lz4 zstandard``.
+            compress: Compress numeric arrays of 256 bytes and more, which also copies them.
+                Requires ``pip install lz4 zstandard``.
         """
 
         type: str = "object"
@@ -42,7 +42,7 @@ class ObjectStorage(Storage):
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> list[Any]:
         if isinstance(rows, SampleBatch):
-            # Rows are views of their batch, so they get a batch of their own.
+            # Rows are views of their batch, so copy the batch.
             return [self._packed(copy.copy(row)) for row in rows.copy()]
         for index, row in enumerate(rows):
             if row is None or (isinstance(row, Mapping) and not row):

@@ -1,4 +1,4 @@
-"""The schema of columns: as a config declares it, and how new rows are converted to it."""
+"""The schema of columns: reads it from the config, and converts new rows to it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dingsdk.errors import ConfigError, SchemaMismatchError
 
 
 def read_schema(schema: Any, path: str = "storage.schema") -> dict[str, Any] | None:
-    """Return columns without rows ``[0, ...]`` in the declared form; None: nothing is declared.
+    """Return empty columns ``[0, ...]`` of the declared schema, or None if none is declared.
 
-    ``schema`` is as in the config of array storage, at the dotted ``path``.
+    ``schema`` is as in the config of array storage; ``path`` is its dotted path in the config.
 
     Raises:
-        ConfigError: it is something else; names the column.
+        ConfigError: the schema is not valid; the error names the column.
     """
     if schema is None:
         return None
@@ -67,9 +67,9 @@ def row_bytes(column: Any) -> int:
 def convert(
     stored: dict[str, Any], new: dict[str, Any], prefix: str, strict: bool
 ) -> dict[str, Any]:
-    """Return new columns in the dtypes of the stored ones; all have a dotted name with ``prefix``.
+    """Return new columns with the dtypes of the stored columns; errors put ``prefix`` before names.
 
-    Other dtypes are refused if ``strict``; else one is converted where that loses only precision.
+    If ``strict``, other dtypes are refused. Else they are converted if that loses only precision.
 
     Raises:
         SchemaMismatchError: for the first column that does not fit.
@@ -100,7 +100,7 @@ def convert(
 
 
 def _cast(name: str, new: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert numbers to a dtype of their kind; refuse those outside its range."""
+    """Convert numbers to a dtype of the same kind; refuse numbers outside its range."""
     if dtype.kind in "iu" and new.dtype.kind in "iu" and new.size:
         low, high, limits = int(new.min()), int(new.max()), np.iinfo(dtype)
         if low < limits.min or high > limits.max:
@@ -117,7 +117,7 @@ def check_pair(columns: Mapping[str, Any], name: str) -> None:
     """Refuse rows without a column ``name``, or without a ``next_<name>`` of the same form.
 
     Raises:
-        SchemaMismatchError: names the key.
+        SchemaMismatchError: a column is missing or differs; the error names the key.
     """
     what, following = f"columns for storage.next_of {name!r}", f"next_{name}"
     for key in (name, following):
