@@ -1,4 +1,4 @@
-"""Policies: what acts and learns. Workers see the modes of ``dingsdk.policy.base`` only."""
+"""Policies, which act and learn. Workers use only their modes, see ``dingsdk.policy.base``."""
 
 from __future__ import annotations
 

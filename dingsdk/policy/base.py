@@ -1,8 +1,8 @@
 """The policy contract: four immutable bundles of callables, one per use.
 
-A policy is built with the modes it is to serve (``enable_field``). Workers receive a
+A policy is built with the modes that are needed (``enable_field``). Workers receive a
 mode, never the policy, so that a collector cannot reach the optimizer. ``BasePolicy`` makes the
-modes from a few methods; any object with the four properties of ``Policy`` will do.
+modes from a few methods; any other object with the four properties of ``Policy`` works too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _UINT8 = np.dtype(np.uint8)
 
 
 class LearnMode(NamedTuple):
-    """What a learner may call. ``forward(data)`` trains on a SampleBatch or a list of dicts."""
+    """Functions for learners. ``forward(data)`` trains on a SampleBatch or a list of dicts."""
 
     forward: Callable[..., dict[str, Any] | list[dict[str, Any]]]
     reset: Callable[..., None]
@@ -61,13 +61,13 @@ class LearnMode(NamedTuple):
 
 
 class CollectMode(NamedTuple):
-    """What a collector may call: the dict form, and where not None the batched form.
+    """Functions for collectors: the dict form, and the batched form if it is not None.
 
     Batched form:
         ``forward_batch(obs, env_ids, **kwargs) -> columns`` with at least ``action [n, ...]``;
-            ``obs`` are the numpy columns of the env manager, the answer is numpy.
+            ``obs`` are the numpy columns of the env manager, the result is numpy too.
         ``make_transitions(obs, output, step) -> columns``: the columns to record for one
-            step, from what the policy saw, what it answered and the manager's StepColumns.
+            step, from the observations, the policy's output and the manager's StepColumns.
         ``make_samples(columns, ends) -> SampleBatch``: train samples from whole trajectory
             pieces laid end to end; ``ends: int64[k]`` are their exclusive end offsets. A piece
             that does not end with ``done`` was cut while the episode went on.
@@ -87,7 +87,7 @@ class CollectMode(NamedTuple):
 
 
 class EvalMode(NamedTuple):
-    """What an evaluator may call; ``forward_batch`` as in CollectMode, without exploration."""
+    """Functions for evaluators; ``forward_batch`` as in CollectMode, without exploration."""
 
     forward: Callable[..., dict[int, dict[str, Any]]]
     reset: Callable[..., None]
@@ -99,7 +99,7 @@ class EvalMode(NamedTuple):
 
 
 class CommandMode(NamedTuple):
-    """What a commander may call: schedules that depend on the progress of the run."""
+    """Functions for commanders: schedules that depend on the progress of the run."""
 
     get_setting_learn: Callable[[Mapping[str, Any]], dict[str, Any]]
     get_setting_collect: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -107,27 +107,27 @@ class CommandMode(NamedTuple):
 
 
 class Policy(Protocol):
-    """A policy as the factories see it."""
+    """The properties that every policy has."""
 
     @property
     def learn_mode(self) -> LearnMode:
-        """What a learner may call."""
+        """Functions for learners."""
 
     @property
     def collect_mode(self) -> CollectMode:
-        """What a collector may call."""
+        """Functions for collectors."""
 
     @property
     def eval_mode(self) -> EvalMode:
-        """What an evaluator may call."""
+        """Functions for evaluators."""
 
     @property
     def command_mode(self) -> CommandMode:
-        """What a commander may call."""
+        """Functions for commanders."""
 
 
 class Stateful(Protocol):
-    """What a policy saves: a torch module, an optimizer, or anything with these two methods."""
+    """A part of a policy that is saved: a torch module, or any object with these two methods."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain data."""
@@ -140,19 +140,19 @@ class BasePolicy(Configurable, ABC):
     """Makes the four modes of a policy from ``act``, ``samples``, ``learn`` and ``state``.
 
     A subclass declares its section as ``Config`` (a ``PolicySection``), makes its networks in
-    ``build``, and writes the four methods, all in columns. The dict form, the checks of states
-    and batches, devices and seeds are taken care of here.
+    ``build``, and writes the four methods, all in columns. This class handles the dict form, the
+    checks of states and batches, devices and seeds.
 
     Args:
         cfg: The config's ``policy`` section; absent keys take the defaults.
-        enable_field: Modes to serve; None for all. The modes of one policy share its weights.
-        seed: Of the initial weights and of the exploration; None draws from the system.
+        enable_field: Modes to make; None for all. The modes of one policy share its weights.
+        seed: Seed of the initial weights and of the exploration; None for a random one.
 
     Attributes:
         section: The typed config section.
-        device: Where networks live.
+        device: Device of the networks.
         rng: Random numbers for exploration.
-        learns: Whether the policy serves ``learn``; optimizers are needed for that alone.
+        learns: Whether the policy has the mode ``learn``; only then it needs optimizers.
 
     Raises:
         ConfigError: a value that cannot work, an unknown mode, or ``cuda`` without a GPU.
@@ -162,13 +162,13 @@ class BasePolicy(Configurable, ABC):
     section: Any
 
     monitored: ClassVar[tuple[str, ...]] = ("total_loss",)
-    """Which of the values that ``learn`` returns are logged and plotted."""
+    """Names of the values from ``learn`` that are logged and plotted."""
     is_data_parallel: ClassVar[bool] = False
-    """Whether several learners can train it together: each on a part of every batch, with the
-    gradients of all averaged. Needs losses that are means over the batch, and ``Adam`` objects of
-    this package in ``state``."""
+    """Whether several learners can train it together, each on a part of every batch, with averaged
+    gradients. Needs losses that are means over the batch, and ``Adam`` objects of this package in
+    ``state``."""
     state_size: int = 0
-    """Length of the recurrent state of an env, which ``build`` sets; 0: the policy has none."""
+    """Length of the recurrent state of an env, set by ``build``; 0 if the policy has none."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class BasePolicy(Configurable, ABC):
         )
         self._average: Callable[[torch.Tensor], None] | None = None
         self._encoders: list[Encoder] | None = None
-        """Those that normalise, once something was trained."""
+        """Encoders that normalise observations; None before the first training."""
         self._attributes = {
             "cfg": to_easydict(deep_merge_dicts(self.config, cfg)),
             "device": str(self.device),
@@ -205,8 +205,8 @@ class BasePolicy(Configurable, ABC):
             "unroll_len": self.section.collect.unroll_len,
         }
         if self.learns:
-            # glibc gives memory back to the system, and asks for it again, in each update, until a
-            # block of this size was freed: 700 page faults, 1.3 of 11 ms, an update of SAC.
+            # Until a block of this size was freed once, glibc returns memory to the system and
+            # requests it again in each update: for SAC 700 page faults, 1.3 of 11 ms.
             torch.empty(6 * 2**20)
         if self._fields - {"command"}:
             with torch.random.fork_rng(devices=[]):
@@ -217,7 +217,7 @@ class BasePolicy(Configurable, ABC):
                 self._build()
         if self.section.compile:
             self._compile()
-        # One a mode: envs that collect and envs that evaluate have the same ids.
+        # One per mode, as envs for collecting and envs for evaluating have the same ids.
         acting = ("collect", "eval") if self.state_size else ()
         self._memories = {field: Memory(self.state_size) for field in acting}
 
@@ -225,17 +225,17 @@ class BasePolicy(Configurable, ABC):
         try:
             self.build()
         except (RuntimeError, MemoryError) as error:
-            # Sizes of 10**15 and more are an overflow.
+            # Sizes of 10**15 and more raise an error about an overflow.
             if not (_is_out_of_memory(error) or "overflow" in str(error)):
                 raise
             raise self._no_room("the networks of policy.model do", "policy.model", error) from error
 
     @abstractmethod
     def build(self) -> None:
-        """Make networks and, where ``learns``, optimizers.
+        """Make networks and, if ``learns``, optimizers.
 
-        Called once, unless the policy serves ``command`` alone. Torch's global random state is
-        seeded during the call and restored after it.
+        Called once; not called if the policy has only the mode ``command``. Torch's global random
+        state is seeded during the call and restored after it.
         """
 
     @abstractmethod
@@ -248,14 +248,14 @@ class BasePolicy(Configurable, ABC):
             obs: Observation columns ``[n, ...]``: an array, or a nest of dicts of arrays.
             env_ids: The env of each row.
             explore: True while collecting, False in evaluations.
-            setting: What ``setting`` gave. A recurrent policy gets ``state`` too, ``float32[n,
-                state_size]``, zeros at the start of an episode.
+            setting: The keyword arguments from ``setting``. A recurrent policy also receives
+                ``state``, ``float32[n, state_size]``, zeros at the start of an episode.
 
         Returns:
-            Numpy columns ``[n, ...]`` with at least ``action``; what else there is, is recorded
-            with the transitions. A recurrent policy returns ``next_state`` ``float32[n,
-            state_size]`` too, which is given to it at the next step of these envs; recorded is
-            ``state``, the one before the step.
+            Numpy columns ``[n, ...]`` with at least ``action``; all of them are recorded with the
+            transitions. A recurrent policy also returns ``next_state``, ``float32[n, state_size]``,
+            which it receives as ``state`` at the next step of these envs. Recorded is ``state``,
+            not ``next_state``.
         """
 
     @abstractmethod
@@ -263,24 +263,24 @@ class BasePolicy(Configurable, ABC):
         """Train on a batch.
 
         Args:
-            batch: Tensors ``[n, ...]`` on ``device``, the columns that ``samples`` made, and
-                what the replay buffer adds. Of an ``on_policy`` policy it is all that a collect
-                gave, else ``learn.batch_size`` samples.
+            batch: Tensors ``[n, ...]`` on ``device``: the columns that ``samples`` made, and
+                those that the replay buffer adds. For an ``on_policy`` policy these are all
+                samples of a collect, else ``learn.batch_size`` samples.
 
         Returns:
-            Scalars to log; ``priority``, a list of one number a sample, goes to the buffer. A
-            list of dicts counts as that many iterations.
+            Scalars to log; ``priority``, a list of one number per sample, goes to the buffer. A
+            list of dicts counts as one iteration per dict.
         """
 
     @abstractmethod
     def state(self) -> Mapping[str, Stateful]:
-        """Return what is saved, by name. ``model`` is what acting needs, and is published."""
+        """Return the parts to save, by name. ``model`` is used to act, and is published."""
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         """Make train samples of whole trajectory pieces.
 
         Args:
-            columns: Those of ``transitions``, pieces laid end to end; may be changed.
+            columns: The columns of ``transitions``, pieces laid end to end; may be changed.
             ends: int64[k], exclusive end offset of each piece. A piece whose last row is not
                 ``done`` was cut while its episode went on.
 
@@ -293,8 +293,8 @@ class BasePolicy(Configurable, ABC):
         """Return the columns to record of one step of several envs.
 
         Args:
-            obs: What the policy saw.
-            output: What ``act`` returned.
+            obs: The observations that the policy acted on.
+            output: The result of ``act``.
             step: The manager's ``StepColumns``.
         """
         return {
@@ -310,35 +310,35 @@ class BasePolicy(Configurable, ABC):
         """Return the keyword arguments of ``act`` for the next collect.
 
         Args:
-            info: ``envstep``, env steps collected so far, and what the learner reports.
+            info: ``envstep``, env steps collected so far, and the values that the learner reports.
         """
         return {}
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
-        """Forget what is remembered of these envs (None: all), whose episodes ended."""
+        """Clear the data stored for these envs (None: all), whose episodes ended."""
 
     def greedy(self, network: Any, obs: Any, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the actions of ``act`` without exploration, computed by torch alone.
+        """Return the actions of ``act`` without exploration, computed only with torch.
 
         Needed for exports only (``SavedPolicy.export``).
 
         Args:
             network: The module that ``state`` calls ``model``, or a copy of it.
             obs: Tensors ``[n, ...]`` as ``tensor`` returns them.
-            state: Of a recurrent policy, ``float32[n, state_size]``.
+            state: ``float32[n, state_size]``; only for a recurrent policy.
 
         Returns:
-            Actions ``[n, ...]``, and of a recurrent policy the next state.
+            Actions ``[n, ...]``, and for a recurrent policy the next state.
         """
         raise NotImplementedError
 
     def on_loaded(self, missing: Set[str]) -> None:
-        """Bring parts of ``state`` to a start that a loaded state did not have.
+        """Initialise the parts of ``state`` that a loaded state did not contain.
 
-        ``target_<name>`` becomes a copy of the part ``<name>``, and an ``Adam`` begins anew.
+        ``target_<name>`` becomes a copy of the part ``<name>``, and an ``Adam`` is reset.
 
         Args:
-            missing: Their names; never ``model``.
+            missing: Names of these parts; never ``model``.
         """
         parts = self.state()
         for name in missing:
@@ -351,8 +351,8 @@ class BasePolicy(Configurable, ABC):
     def tensor(self, obs: Any) -> Any:
         """Return observation columns, arrays or tensors, as tensors on ``device``.
 
-        Images of uint8 (columns of three dimensions or more) stay what they are, all else becomes
-        float32.
+        Images of uint8 (columns of three dimensions or more) keep their dtype; all other columns
+        become float32.
         """
         if type(obs) is not np.ndarray:
             if isinstance(obs, torch.Tensor):
@@ -360,24 +360,24 @@ class BasePolicy(Configurable, ABC):
                 return (obs if is_image else obs.float()).to(self.device)
             if isinstance(obs, Mapping):
                 return {key: self.tensor(value) for key, value in obs.items()}
-        # torch warns about arrays that it may not write to.
+        # torch warns about read-only arrays.
         if obs.dtype != _FLOAT32 or not obs.flags.writeable:
             obs = obs.astype(_UINT8 if obs.dtype == _UINT8 and obs.ndim > 2 else _FLOAT32)
         found = torch.from_numpy(obs)
         return found if self._is_on_cpu else found.to(self.device)
 
     def array(self, tensor: torch.Tensor) -> NDArray[Any]:
-        """Return what a network gave as an array; on the CPU it shares the memory."""
+        """Return the output of a network as an array; on the CPU both share memory."""
         return (tensor if self._is_on_cpu else tensor.cpu()).numpy()
 
     def check_finite(
         self, values: NDArray[Any], obs: Any, env_ids: Sequence[int] | None = None
     ) -> None:
-        """Refuse outputs of a network that hold NaN or infinity.
+        """Raise an error if outputs of a network hold NaN or infinity.
 
         Args:
-            values: float[n, ...], what the network gave.
-            obs: What it was given.
+            values: float[n, ...], outputs of the network.
+            obs: Inputs of the network.
             env_ids: The env of each row.
 
         Raises:
@@ -405,7 +405,7 @@ class BasePolicy(Configurable, ABC):
 
     @property
     def learn_mode(self) -> LearnMode:
-        """What a learner may call."""
+        """Functions for learners."""
         return LearnMode(
             forward=self._train,
             info=lambda: f"{type(self).__name__}\n{self.section}",
@@ -417,7 +417,7 @@ class BasePolicy(Configurable, ABC):
 
     @property
     def collect_mode(self) -> CollectMode:
-        """What a collector may call."""
+        """Functions for collectors."""
         return CollectMode(
             forward=partial(self._act_by_env, "collect"),
             process_transition=self._transition,
@@ -432,7 +432,7 @@ class BasePolicy(Configurable, ABC):
 
     @property
     def eval_mode(self) -> EvalMode:
-        """What an evaluator may call."""
+        """Functions for evaluators."""
         return EvalMode(
             forward=partial(self._act_by_env, "eval"),
             state_dict=self._model_state,
@@ -443,7 +443,7 @@ class BasePolicy(Configurable, ABC):
 
     @property
     def command_mode(self) -> CommandMode:
-        """What a commander may call."""
+        """Functions for commanders."""
         self._check_serves("command")
         return CommandMode(
             get_setting_learn=lambda info: {},
@@ -474,7 +474,7 @@ class BasePolicy(Configurable, ABC):
             )
 
     def _common(self, field: str) -> dict[str, Any]:
-        """Return what the modes share."""
+        """Return the functions that several modes share."""
         self._check_serves(field)
 
         def reset(env_ids: Sequence[int] | None = None) -> None:
@@ -495,7 +495,7 @@ class BasePolicy(Configurable, ABC):
             if not self._is_on_cpu:
                 batch = map_leaves(self._staged, batch)
             found = self.learn(batch)
-            # Afterwards: what was collected was seen through the statistics of then.
+            # After the training: the data was collected with the statistics from before.
             self._measure(batch)
             return found
         except KeyError as error:
@@ -536,8 +536,8 @@ class BasePolicy(Configurable, ABC):
         )
 
     def _staged(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the GPU; the copy goes on while the host prepares the next one."""
-        # Only from pinned memory does CUDA copy by itself; small copies it stages anyway.
+        """Return a tensor on the GPU; it is copied while the host prepares the next one."""
+        # CUDA copies in the background only from pinned memory; small copies it stages anyway.
         if leaf.nbytes >= _LEAST_PINNED_BYTES:
             leaf = leaf.pin_memory()
         return leaf.to(self.device, non_blocking=True)
@@ -587,14 +587,17 @@ class BasePolicy(Configurable, ABC):
         )
 
     def _recorded(self, obs: Any, output: Mapping[str, Any], step: Any) -> dict[str, Any]:
-        """``transitions``; random actions of a collector come without a recurrent state."""
+        """Call ``transitions``; random actions of a collector get zeros as recurrent state."""
         if self.state_size and "state" not in output:
             rows = np.shape(output["action"])[: np.ndim(step.reward)]
             output = {**output, "state": np.zeros((*rows, self.state_size), np.float32)}
         return self.transitions(obs, output, step)
 
     def _misfit(self, what: str, given: Any, error: Exception) -> Exception:
-        """Return what torch says of shapes, dtypes and indices that do not fit, in our words."""
+        """Return a SchemaMismatchError for a torch error about shapes, dtypes or indices.
+
+        Other errors are returned as they are.
+        """
         if isinstance(error, DingError) or not any(word in str(error) for word in _MISFITS):
             return error
         shapes = {key: tuple(getattr(leaf, "shape", ())) for key, leaf in named_leaves(given)}
@@ -639,7 +642,7 @@ class BasePolicy(Configurable, ABC):
             return []
         columns = rows_to_columns([dict(row) for row in piece])
         made = self.samples(columns, np.array([len(piece)]))
-        # Rows of tensors, as the transitions are in the dict form; they share its memory.
+        # Rows of tensors, as in transitions of the dict form; they are views of the columns.
         tensors = made.tensors()
         return [part_of(tensors, row) for row in range(len(made))]
 
@@ -670,7 +673,7 @@ class BasePolicy(Configurable, ABC):
                     part.scale_rate(float(value))
                 elif isinstance(part, torch.optim.Optimizer):
                     for group in part.param_groups:
-                        # The key of torch's own schedulers.
+                        # torch's own schedulers use this key.
                         rate = group.setdefault("initial_lr", group["lr"])
                         group["lr"] = rate * float(value)
             return
@@ -753,10 +756,10 @@ def _device(cuda: bool) -> str:
 
 
 _LEAST_PINNED_BYTES = 64 << 10
-"""Smaller columns are copied to the GPU without page-locked memory: it costs more."""
-# What torch says where memory is short.
+"""Smaller columns are copied to the GPU without page-locked memory, which would be slower."""
+# Words in torch's errors about lack of memory.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-# What torch says where shapes, dtypes or indices do not fit.
+# Words in torch's errors about shapes, dtypes or indices that do not fit.
 _MISFITS = (
     *("shape", "size", "out of bounds", "out of range", "scalar type"),
     *("must be Tensor", "invalid data type", "too many indices", "only integers"),
@@ -793,9 +796,9 @@ def create_policy(
 
 
 def acting_state(mode: Any) -> Any:
-    """Return the random numbers and recurrent states that a mode acts with; None without any.
+    """Return the random generators and recurrent states of a mode; None if it has none.
 
-    ``mode.set_attribute("acting_state", ...)`` takes them over.
+    ``mode.set_attribute("acting_state", ...)`` restores them.
     """
     try:
         return mode.get_attribute("acting_state")

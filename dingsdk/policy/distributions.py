@@ -37,7 +37,7 @@ class ActionBox:
     """The bounds of continuous actions.
 
     Args:
-        model: Gives ``action_shape``, ``action_low`` and ``action_high``.
+        model: Section with ``action_shape``, ``action_low`` and ``action_high``.
         is_finite: Whether infinite bounds are refused.
 
     Attributes:
@@ -46,8 +46,8 @@ class ActionBox:
         high: float32[size], the upper bounds, rounded downwards.
 
     Raises:
-        ConfigError: the bounds are not set, of another number than ``action_shape``, infinite, or
-            a lower one is not below the upper one.
+        ConfigError: the bounds are not set or infinite, their number is not ``action_shape``, or
+            a lower bound is not below the upper bound.
     """
 
     def __init__(self, model: BoxModelSection, *, is_finite: bool) -> None:
@@ -75,7 +75,7 @@ class ActionBox:
 
     @property
     def half_range(self) -> NDArray[np.float32]:
-        """float32[size], half of the distance of finite bounds."""
+        """float32[size], half of the distance between finite bounds."""
         return (self.high - self.low) * np.float32(0.5)
 
     def clip(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
@@ -98,10 +98,10 @@ class ActionBox:
 
 
 class ActionDistribution(nn.Module, ABC):
-    """The distribution of an action, given ``width`` numbers that a network computed of the state.
+    """The distribution of an action, given by ``width`` outputs of a network.
 
     Attributes:
-        width: How many numbers a network gives it.
+        width: Number of outputs of the network.
         column: Name of the recorded column that ``evaluate`` takes.
     """
 
@@ -116,11 +116,11 @@ class ActionDistribution(nn.Module, ABC):
 
         Args:
             outputs: float32[n, width], finite.
-            rng: Where randomness comes from.
+            rng: Random generator.
 
         Returns:
-            Columns ``action`` [n, ...] of the env's space, ``log_prob`` float32[n], and perhaps
-            another ``column``.
+            Columns ``action`` [n, ...] in the env's space, ``log_prob`` float32[n], and the one
+            named by ``column`` if that is not ``action``.
         """
 
     def mode(self, outputs: NDArray[np.floating[Any]]) -> NDArray[Any]:
@@ -130,7 +130,7 @@ class ActionDistribution(nn.Module, ABC):
 
     @abstractmethod
     def mode_tensor(self, outputs: Tensor) -> Tensor:
-        """Return what ``mode`` does, of a tensor."""
+        """Return the most probable actions [n, ...] as a tensor."""
 
     @abstractmethod
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ class ActionDistribution(nn.Module, ABC):
 
         Args:
             outputs: float32[n, width].
-            drawn: What ``draw`` recorded as ``column``.
+            drawn: The values that ``draw`` returned as ``column``.
 
         Returns:
             float32[n] each, in nats.
@@ -146,11 +146,11 @@ class ActionDistribution(nn.Module, ABC):
 
 
 class Categorical(ActionDistribution):
-    """One or several numbers, each drawn by itself with probabilities from its own logits.
+    """One or several numbers, each drawn independently from its own logits.
 
     Args:
-        counts: How many values each number has, from 0.
-        is_scalar: Whether an action is the one number itself, and no vector of it.
+        counts: How many values each number has; they start at 0.
+        is_scalar: Whether an action is one number instead of a vector.
     """
 
     def __init__(self, counts: Sequence[int], *, is_scalar: bool) -> None:
@@ -162,7 +162,7 @@ class Categorical(ActionDistribution):
     def draw(
         self, outputs: NDArray[np.float32], rng: np.random.Generator
     ) -> dict[str, NDArray[Any]]:
-        # The largest of logits with Gumbel noise is a draw from their distribution.
+        # The index of the largest logit after adding Gumbel noise is a draw from the distribution.
         action = self.mode(outputs + rng.gumbel(size=outputs.shape))
         log_prob, _ = self.evaluate(torch.from_numpy(outputs), torch.from_numpy(action))
         return {"action": action, "log_prob": log_prob.numpy()}
@@ -184,8 +184,8 @@ class Categorical(ActionDistribution):
 class Gaussian(ActionDistribution):
     """A Gaussian around the outputs, with a deviation that does not depend on the state.
 
-    What is drawn is recorded as ``raw_action``, and clipped to the bounds for the env.
-    Probabilities are those of what was drawn.
+    The drawn value is recorded as ``raw_action``; the env gets it clipped to the bounds.
+    Probabilities are those of the drawn value.
 
     Args:
         box: The bounds.
@@ -230,8 +230,9 @@ class ActionModelSection(BoxModelSection, frozen=True, kw_only=True):
         action_space: ``discrete`` is one number, ``multi_discrete`` a vector of numbers,
             ``continuous`` a vector of floats between bounds. None: read from the env, or else
             discrete.
-        action_shape: Number of actions; of ``multi_discrete`` a list of them, one for each number
-            of the vector; of ``continuous`` the number of dimensions. None: read from the env.
+        action_shape: Number of actions. For ``multi_discrete`` a list with one entry for each
+            number of the vector; for ``continuous`` the number of dimensions. None: read from the
+            env.
     """
 
     action_space: str | None = None
@@ -259,7 +260,7 @@ def make_distribution(model: ActionModelSection) -> ActionDistribution:
     """Return the distribution of the actions that a section describes.
 
     Raises:
-        ConfigError: a size or a bound is not set, or cannot be.
+        ConfigError: a size or a bound is not set or invalid.
     """
     if model.action_space == "continuous":
         return Gaussian(ActionBox(model, is_finite=False))
@@ -272,7 +273,7 @@ def make_distribution(model: ActionModelSection) -> ActionDistribution:
 
 
 def action_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return the sizes and bounds in ``ActionModelSection`` of an env; as ``discrete_model``.
+    """Return the sizes and bounds of an env for ``ActionModelSection``; see ``discrete_model``.
 
     Actions are a Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats
     of one dimension.
@@ -291,9 +292,9 @@ def action_model(policy: str, observation_space: Any, action_space: Any) -> dict
 
 
 def box_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return the sizes and bounds in ``BoxModelSection`` of an env; as ``discrete_model``.
+    """Return the sizes and bounds of an env for ``BoxModelSection``; see ``discrete_model``.
 
-    Observations are a Box of one dimension, actions one of floats with finite bounds.
+    Observations are a Box of one dimension, actions a Box of floats with finite bounds.
     """
     shape, found = obs_shape(policy, observation_space), actions_of(action_space)
     if not isinstance(shape, int):

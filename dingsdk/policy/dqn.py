@@ -33,7 +33,7 @@ from dingsdk.policy.sections import (
 from dingsdk.policy.spaces import discrete_model
 
 _BLOCK = 1024
-"""Random numbers that are drawn at once."""
+"""Number of random numbers that are drawn at once."""
 _SMALLEST_EPS = 1e-9
 """Smallest ``eps``: below it a uniform number of 53 bits has no bits left for the action."""
 
@@ -41,8 +41,8 @@ _SMALLEST_EPS = 1e-9
 class EpsilonGreedy(Savable):
     """Replaces actions by uniformly random ones with a given probability.
 
-    Draws its random numbers in blocks, and decides a block at once what they mean: a tenth of the
-    time of doing so at every step of a few envs (2026-11).
+    Draws random numbers in blocks, and computes the decisions of a whole block at once. With a few
+    envs this takes a tenth of the time that it takes at every step (2026-11).
 
     Args:
         action_count: Number of actions, >= 1.
@@ -54,7 +54,7 @@ class EpsilonGreedy(Savable):
         self._action_count = action_count
         self._draws: NDArray[np.float64] = np.empty(0)
         self._used = 0
-        # The chance that the block was decided with.
+        # The eps for which the decisions of the block were computed.
         self._eps: float | None = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,10 +72,10 @@ class EpsilonGreedy(Savable):
 
         Args:
             actions: In ``[0, action_count)``.
-            eps: Chance of a random action; it may be the same one.
-            rng: Where the next block is drawn from.
-            legal: bool[n, action_count], the actions to choose from, at least one a row; None for
-                all.
+            eps: Probability of a random action, which may equal the replaced one.
+            rng: Generator for the next block.
+            legal: bool[n, action_count], the actions to choose from, at least one per row; None
+                for all.
         """
         if eps <= _SMALLEST_EPS:
             return
@@ -90,7 +90,7 @@ class EpsilonGreedy(Savable):
         self._used += count
         explores = self._explores[rows]
         if legal is None:
-            # Half the time of copyto, and no longer than to ask first whether any row explores.
+            # Takes half the time of copyto, and no more than a check whether any row explores.
             np.putmask(actions, explores, self._random_actions[rows])
         elif explores.any():
             np.putmask(actions, explores, draw_legal(legal, self._draws[rows] / eps))
@@ -99,7 +99,7 @@ class EpsilonGreedy(Savable):
         count = self._action_count
         self._eps = eps
         self._explores = self._draws < eps
-        # Below eps a draw is uniform in [0, eps), so it chooses the action too.
+        # A draw below eps is uniform in [0, eps), so it can choose the action too.
         chosen = (self._draws * (count / eps)).astype(np.int64)
         self._random_actions = np.minimum(chosen, count - 1)
 
@@ -108,7 +108,7 @@ class DQNModelSection(ModelSection, frozen=True, kw_only=True):
     """Section ``policy.model`` of DQN.
 
     Attributes:
-        dueling: Whether state value and advantages have heads of their own.
+        dueling: Whether the network has separate heads for the state value and the advantages.
     """
 
     dueling: bool = False
@@ -118,16 +118,17 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of DQN.
 
     Attributes:
-        update_per_collect: Iterations after each collect; 16 with 64 samples are one for every
-            four env steps, as in Mnih et al. 2015.
+        update_per_collect: Iterations after each collect; 16 for 64 samples is one for every four
+            env steps, as in Mnih et al. 2015.
         learning_rate: Step size of Adam.
         loss: Loss of the TD error: Huber, or its square.
         huber_delta: TD error at which the Huber loss turns linear.
-        double: Whether the trained network chooses the action whose target value counts.
+        double: Whether to use double DQN: the trained network chooses the best next action, and
+            the target network gives its value.
         grad_clip_norm: Largest norm of a gradient; None for no limit.
         target_update_freq: Iterations between two copies to the target network.
-        target_theta: Share of the trained weights that the target takes over in each iteration,
-            in place of copies; None for copies.
+        target_theta: Share by which the target network moves towards the trained weights in each
+            iteration, instead of copies; None for copies.
     """
 
     update_per_collect: Count = 16
@@ -150,7 +151,7 @@ class DQNOtherSection(OtherSection, frozen=True, kw_only=True):
     """Section ``policy.other`` of DQN.
 
     Attributes:
-        eps: Chance of a random action, by env steps.
+        eps: Probability of a random action, as a schedule over env steps.
     """
 
     eps: EpsilonSchedule = EpsilonSchedule()
@@ -169,8 +170,7 @@ class DQNSection(PolicySection, frozen=True, kw_only=True):
 class DQNPolicy(BasePolicy):
     """DQN for discrete actions, type key ``dqn``.
 
-    Where observations have an ``action_mask``, illegal actions are neither chosen nor the best
-    actions of targets.
+    If observations have an ``action_mask``, illegal actions are neither chosen nor used in targets.
 
     Source: Mnih et al. 2015; double estimate from van Hasselt et al. 2016, eq. 4.
     """
@@ -232,7 +232,7 @@ class DQNPolicy(BasePolicy):
         legal = legal_actions(obs, env_ids)
         network, after = self._acting_network, None
         if state is None:
-            found = network.forward(self.tensor(obs))  # 2 us less than by `_step`
+            found = network.forward(self.tensor(obs))  # 2 us faster than `_step`
         else:
             found, after = self._step(network, self.tensor(obs), self.tensor(state))
         values = self.array(found)
@@ -247,7 +247,7 @@ class DQNPolicy(BasePolicy):
         return output
 
     def _step(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
-        """Return action values [n, actions], and of a recurrent network the next state."""
+        """Return action values [n, actions], and for a recurrent network the next state."""
         return (network.forward(obs),)
 
     def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
@@ -286,7 +286,7 @@ class DQNPolicy(BasePolicy):
         return log_vars
 
     def _update(self, value: Tensor, target: Tensor, weights: Tensor | None) -> dict[str, Any]:
-        """Move ``value`` float32[n] towards ``target``, and the target network after it."""
+        """Train ``value`` float32[n] towards ``target``, then update the target network."""
         learn = self.section.learn
         loss = self._loss(value, target, weights)
         norm = self._optimizer.minimize(loss)

@@ -1,4 +1,4 @@
-"""Encoders: from observations of any shape in ``policy.model.obs_shape`` to one vector a row."""
+"""Encoders, which turn observations of any ``policy.model.obs_shape`` into one vector per row."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dingsdk.errors import ConfigError
 from dingsdk.policy.spaces import Normalized, check_shape
 
 _SMALLEST_SCREEN = 36
-"""Height and width from which an image gets the network for screens of games."""
+"""Smallest height and width of images that get the larger network, made for screens of games."""
 
 
 _LARGEST_SCALED = 10.0
-"""Observations scaled by their running statistics are cut at this, and at minus this."""
+"""Observations scaled by their running statistics are clipped to this magnitude."""
 
 
 def make_encoder(
     obs_shape: Any, hidden_sizes: Sequence[int] = (64, 64), *, is_tanh: bool = False
 ) -> MLP | Encoder:
-    """Return a network from observations to vectors; its ``width`` says how long they are.
+    """Return a network that turns observations into vectors of length ``width``, its attribute.
 
     ========================  ====================================================================
     ``obs_shape``             network
@@ -34,26 +34,26 @@ def make_encoder(
     ``4`` or ``[4]``          linear layers of ``hidden_sizes``
     ``"Discrete(4)"``         one-hot vector, then the linear layers
     ``[h, w]``                image of one channel: convolutions (``Convolutions``), then the linear
-                              layers; with a side below 36 a matrix, such as a stack of vectors,
+                              layers; if a side is below 36, a matrix, such as a stack of vectors,
                               which is flattened
-    ``[c, h, w]``             image; channels come first where there are fewer of them than columns
+    ``[c, h, w]``             image; channels come first if there are fewer of them than columns
     ``[h, w, c]``             image, channels last
     ``[k, h, w, c]``          stack of ``k`` images
     ``{name: obs_shape}``     the features of every part, joined, then the linear layers; an
                               ``action_mask`` is left out
     ========================  ====================================================================
 
-    The network takes tensors ``[n, *obs_shape]``, of a dict a dict of them: float32, and images as
-    uint8 too, which are divided by 255.
+    The network takes float32 tensors ``[n, *obs_shape]``, or a dict of them. Images may be uint8
+    too; these are divided by 255.
 
     Args:
-        obs_shape: As in ``policy.model.obs_shape``; ``Normalized`` of it puts a ``Scaled`` before
+        obs_shape: As in ``policy.model.obs_shape``; in ``Normalized`` it adds a ``Scaled`` for
             each vector.
         hidden_sizes: Width of each linear layer; an activation follows each. May be empty.
         is_tanh: tanh instead of ReLU after the linear layers.
 
     Raises:
-        ConfigError: no such shape, or one without a vector to normalise.
+        ConfigError: the shape is invalid, or has no vector to normalise.
     """
     if is_normalized := isinstance(obs_shape, Normalized):
         obs_shape = obs_shape.obs_shape
@@ -81,12 +81,12 @@ class MLP(nn.Module):
     """Linear layers with an activation between them.
 
     Args:
-        widths: Of the input, of each hidden layer, and of the output.
+        widths: Widths of the input, of each hidden layer, and of the output.
         is_tanh: tanh instead of ReLU.
         ends_active: Whether the activation follows the last layer too.
 
     Attributes:
-        width: Length of what ``forward`` returns.
+        width: Length of the vectors that ``forward`` returns.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class MLP(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Features of an observation that is no vector, and linear layers after them.
+    """Features of an observation that is not a plain vector, and linear layers after them.
 
     Args:
         features: Module with ``width`` whose ``forward`` returns ``float32[n, width]``.
@@ -140,7 +140,7 @@ class Encoder(nn.Module):
 
 
 class Features(nn.Module):
-    """Base of what turns one kind of observation into ``float32[n, width]``."""
+    """Base class of modules that turn one kind of observation into ``float32[n, width]``."""
 
     width: int
 
@@ -149,10 +149,10 @@ class Features(nn.Module):
         raise NotImplementedError
 
     def measure(self, obs: Any, average: Callable[[Tensor], None] | None = None) -> None:
-        """Update what is known of observations that were trained on.
+        """Update the statistics of observations with those of a training batch.
 
         Args:
-            obs: With any dimensions before those of an observation.
+            obs: Observations, with any number of leading dimensions.
             average: Averages a tensor over ranks that train together, in place.
         """
 
@@ -172,8 +172,8 @@ class Flat(Features):
 class Scaled(Flat):
     """A vector less its mean and divided by its deviation, at most 10 in magnitude.
 
-    Mean and variance are those of all observations that were trained on. They are buffers: saved
-    with the weights, and published with them.
+    Mean and variance are those of the observations in all training batches. They are buffers, so
+    they are saved and published with the weights.
 
     Source: Chan et al. 1979, eq. 2.1, for the variance of joined samples.
     """
@@ -244,10 +244,10 @@ class Convolutions(Features):
     border of one pixel of zeros.
 
     Args:
-        shape: Of an image: ``[h, w]``, ``[c, h, w]``, ``[h, w, c]`` or ``[k, h, w, c]``.
+        shape: Shape of an image: ``[h, w]``, ``[c, h, w]``, ``[h, w, c]`` or ``[k, h, w, c]``.
 
     Source: Mnih et al. 2015, section "Model architecture", without the linear layers. The smaller
-    network is of this package.
+    network is our own.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a recurrent policy remembers of each env between two steps."""
+"""The states that a recurrent policy stores for each env between two steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Memory(Savable):
         self._states[rows] = states
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
-        """Forget these envs, or all of them (None); unknown ids have no effect."""
+        """Set the states of these envs, or of all (None), to zeros; unknown ids have no effect."""
         rows = self._rows.values() if env_ids is None else map(self._rows.get, env_ids)
         self._states[[row for row in rows if row is not None]] = 0
 

@@ -1,4 +1,4 @@
-"""Networks with heads: torch modules whose parameters can lie in one flat vector."""
+"""Networks with heads, and functions to move a module's parameters into one flat vector."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _ILLEGAL = -1e8
 def flatten_parameters(module: nn.Module) -> Tensor:
     """Move the parameters of a module into one vector, and return it.
 
-    What treats all parameters alike is then one operation instead of one a tensor: the Adam step,
-    the gradient norm, the copy into a target network. The parameters become views of the vector,
-    so the module must be on its device already.
+    An operation on all parameters is then one call instead of one per tensor: the Adam step, the
+    gradient norm, the copy into a target network. The parameters become views of the vector, so
+    the module must be on its device already.
     """
     parameters = list(module.parameters())
     sizes = [each.numel() for each in parameters]
@@ -38,9 +38,9 @@ def flatten_parameters(module: nn.Module) -> Tensor:
 
 
 def frozen(module: Module) -> Module:
-    """Return a module that shares the parameters and buffers of another, and records no gradients.
+    """Return a copy that shares the module's parameters and buffers, and records no gradients.
 
-    Calls of it need no ``torch.no_grad()``. Make it after ``flatten_parameters``.
+    Its calls need no ``torch.no_grad()``. Make it after ``flatten_parameters``.
     """
     twin = copy.deepcopy(module)
     for own, shared in zip(twin.parameters(), module.parameters(), strict=True):
@@ -51,13 +51,13 @@ def frozen(module: Module) -> Module:
 
 
 def without_illegal(outputs: Tensor, obs: Any) -> Tensor:
-    """Return values or logits of actions, those that ``obs["action_mask"]`` forbids far below all.
+    """Return action values or logits, very low ones for actions that ``action_mask`` forbids.
 
-    Where no action is legal, as after an episode's end, outputs stay as they are.
+    Rows without a legal action, as after an episode's end, are unchanged.
 
     Args:
         outputs: float32[..., actions].
-        obs: Observations; those without an ``action_mask`` allow all actions.
+        obs: Observations; without ``obs["action_mask"]`` all actions are legal.
     """
     if not isinstance(obs, dict) or ACTION_MASK not in obs:
         return outputs
@@ -72,7 +72,7 @@ class QNetwork(nn.Module):
         obs_shape: Shape of an observation, as ``make_encoder`` takes it.
         action_count: Number of actions.
         hidden_sizes: Width of each hidden layer of the encoder; ReLU follows each. May be empty.
-        dueling: Whether a state value and advantages have heads of their own (Wang et al. 2016,
+        dueling: Whether the state value and the advantages have separate heads (Wang et al. 2016,
             eq. 9).
     """
 
@@ -90,7 +90,7 @@ class QNetwork(nn.Module):
         width = self.encoder.width
         self.head = nn.Linear(width, action_count)
         self.value = nn.Linear(width, 1) if dueling else None
-        # Looked up once, as submodules take a microsecond each too.
+        # Looked up once, as each access to a submodule takes a microsecond.
         self._encode, self._head = self.encoder.forward, (self.head.weight, self.head.bias)
 
     def forward(self, obs: Any) -> Tensor:
@@ -105,7 +105,7 @@ class QNetwork(nn.Module):
 class RecurrentQNetwork(nn.Module):
     """An encoder, an LSTM after it, and linear heads to one value per discrete action.
 
-    Arguments beside these as ``QNetwork``.
+    Other arguments as ``QNetwork``.
 
     Args:
         lstm_size: Units of the LSTM.
@@ -130,12 +130,12 @@ class RecurrentQNetwork(nn.Module):
         self.heads = QNetwork(lstm_size, action_count, [], dueling=dueling)
 
     def forward(self, obs: Any, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Take the steps of sequences.
+        """Run the network over the steps of sequences.
 
         Args:
             obs: Observations ``[n, time, ...]``.
             state: Before the first step, ``float32[n, state_size]``.
-            mask: ``bool[n, time]``, steps after which the state changes; None: all.
+            mask: ``bool[n, time]``, true for the steps that change the state; None: all.
 
         Returns:
             Action values ``float32[n, time, actions]``, and the last state.
@@ -157,15 +157,15 @@ class RecurrentQNetwork(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Outputs for a distribution of actions, and a state value.
+    """Computes the outputs for a distribution of actions, and a state value.
 
-    Two multi-layer perceptrons, ``actor`` and ``critic``, so that large errors of the values do not
-    move the actor. Only convolutions are shared: with them there is one encoder, and linear layers
-    of these names after it.
+    ``actor`` and ``critic`` are two multi-layer perceptrons, so that large errors of the values do
+    not change the actor. Only convolutions are shared: with them there is one encoder, and
+    ``actor`` and ``critic`` are linear layers after it.
 
     Args:
         obs_shape: Shape of an observation, as ``make_encoder`` takes it.
-        distribution: Of the actions.
+        distribution: Distribution of the actions.
         hidden_sizes: Width of each hidden layer; tanh follows each.
 
     Source: Schulman et al. 2017, section 6.1. Weights are orthogonal, with gains as in Andrychowicz
@@ -199,14 +199,14 @@ class ActorCritic(nn.Module):
 class RecurrentActorCritic(nn.Module):
     """``ActorCritic`` with one encoder and a recurrent layer, for envs that hide their state.
 
-    Arguments beside these as ``ActorCritic``.
+    Other arguments as ``ActorCritic``.
 
     Args:
         kind: ``gru`` or ``lstm``.
         size: Number of recurrent units.
 
     Attributes:
-        state_size: Length of a recurrent state: the units' outputs, of an LSTM their cells too.
+        state_size: Length of a recurrent state: the units' outputs, and for an LSTM their cells.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class RecurrentActorCritic(nn.Module):
         _make_orthogonal(self, self.actor.layers[-1], self.critic.layers[-1])
 
     def forward(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Take one step.
+        """Run the network over one step.
 
         Args:
             obs: ``[n, ...]``.
@@ -240,12 +240,12 @@ class RecurrentActorCritic(nn.Module):
         return *self._heads(hidden[0], obs), state
 
     def unroll(self, obs: Any, state: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the steps of sequences of different lengths.
+        """Run the network over sequences of different lengths.
 
         Args:
             obs: ``[n, ...]``, the first steps of all sequences, then all second steps and so on.
             state: ``float32[k, state_size]``, before each sequence.
-            mask: ``bool[t, k]``, true for the n steps that there are.
+            mask: ``bool[t, k]``, true for the n steps that exist.
 
         Returns:
             As ``ActorCritic``, in the order of ``obs``.

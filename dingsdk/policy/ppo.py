@@ -41,18 +41,18 @@ class PPOLearnSection(LearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of PPO.
 
     Attributes:
-        batch_size: Samples of one minibatch; with a recurrent network about as many, as it is of
-            whole sequences.
-        sequence_len: Most steps of a sequence that a recurrent network is trained on.
-        epoch_per_collect: Passes over what a collect gave.
+        batch_size: Samples of one minibatch. With a recurrent network it is approximate, as a
+            minibatch consists of whole sequences.
+        sequence_len: Largest number of steps in a sequence that trains a recurrent network.
+        epoch_per_collect: Passes over the samples of a collect.
         learning_rate: Step size of Adam.
-        clip_ratio: Largest change of an action's probability ratio that is rewarded.
-        value_clip: Whether the value loss rewards no larger change of a value than ``clip_ratio``.
+        clip_ratio: Largest change of an action's probability ratio that improves the objective.
+        value_clip: Whether the value loss clips the change of a value to ``clip_ratio``.
         value_weight: Weight of the value loss in the total loss.
         entropy_weight: Weight of the entropy bonus in the total loss.
         grad_clip_norm: Largest norm of a gradient; None for no limit.
-        target_kl: A minibatch whose ``approx_kl`` is larger is the last one of its collect; None
-            for no limit.
+        target_kl: Training on a collect stops after a minibatch whose ``approx_kl`` is larger than
+            this; None for no limit.
     """
 
     epoch_per_collect: Count = 10
@@ -96,8 +96,7 @@ class PPOPolicy(BasePolicy):
     Each ``learn`` makes ``epoch_per_collect`` passes over the samples in random minibatches; each
     minibatch counts as an iteration. Advantages are normalised in each minibatch. A recurrent
     network is trained on sequences within an episode, each from the state that was recorded before
-    its first step. Where observations have an ``action_mask``, illegal actions have the probability
-    0.
+    its first step. If observations have an ``action_mask``, illegal actions have the probability 0.
 
     Source: Schulman et al. 2017, eq. 7 and 9, algorithm 1. Clipped values: Engstrom et al. 2020,
     section 3. ``approx_kl``: Schulman 2020, "Approximating KL divergence", estimator k3.
@@ -167,7 +166,7 @@ class PPOPolicy(BasePolicy):
         next_obs, state = part_of(columns.pop("next_obs"), last), None
         if self.state_size:
             _, _, state = self._forward(part_of(columns["obs"], last), columns["state"][last])
-            # The first rows of pieces, and of the parts that long ones are cut into.
+            # The first rows of pieces, and of the parts that long pieces are cut into.
             starts = np.concatenate(([0], ends[:-1]))
             positions = np.arange(ends[-1]) - starts.repeat(ends - starts)
             columns["is_first"] = positions % self.section.learn.sequence_len == 0
@@ -206,14 +205,15 @@ class PPOPolicy(BasePolicy):
     def _minibatches(
         self, size: int, sequences: tuple[Tensor, Tensor, Tensor] | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Return the rows of each minibatch, and what ``unroll`` takes beside them.
+        """Yield the rows of each minibatch, with ``sequences`` also states and mask for ``unroll``.
 
-        ``sequences`` are the first rows, lengths and first states of those that rows are drawn in.
+        ``sequences`` holds the first row, length and first state of each sequence; None draws
+        single rows.
         """
         count = max(1, round(size / self.section.learn.batch_size))
         drawn = size if sequences is None else len(sequences[0])
         order = torch.from_numpy(self.rng.permutation(drawn)).to(self.device)
-        # Of almost equal sizes: a few rows left over would make a noisy step.
+        # Minibatches of almost equal sizes, as one of a few leftover rows would be a noisy step.
         for part in torch.tensor_split(order, min(count, drawn)):
             if sequences is None:
                 yield (part,)

@@ -48,9 +48,9 @@ class R2D2LearnSection(DQNLearnSection, frozen=True, kw_only=True):
         sequence_length: Steps of a sequence that are trained on.
         burn_in: Steps before each sequence that bring the recurrent state up to date; they are
             not trained on.
-        value_rescale: Whether action values are learned on a scale of square roots.
-        priority_max_share: Share of the largest TD error in the priority of a sequence; the rest
-            is of the mean.
+        value_rescale: Whether action values are learned on a square-root scale.
+        priority_max_share: Weight of the largest TD error in the priority of a sequence; the mean
+            TD error has the remaining weight.
     """
 
     update_per_collect: Count = 2
@@ -66,9 +66,9 @@ class R2D2OtherSection(DQNOtherSection, frozen=True, kw_only=True):
 
     Attributes:
         replay_buffer: ``sequence`` stores steps and draws sequences uniformly; its
-            ``sequence_length`` and ``sampler.burn_in`` must be those of ``policy.learn``. Any
+            ``sequence_length`` and ``sampler.burn_in`` must equal those of ``policy.learn``. Any
             other type stores sequences, which overlap by half; ``advanced`` draws them by
-            priority. ``collect.n_sample`` counts what is stored.
+            priority. ``collect.n_sample`` counts stored items: steps or sequences.
     """
 
     replay_buffer: Annotated[dict[str, Any], Part("buffers")] = preset(
@@ -98,7 +98,7 @@ class R2D2Section(DQNSection, frozen=True, kw_only=True):
         buffer = self.other.replay_buffer
         sampler, burn_in = buffer.get("sampler") or {}, self.learn.burn_in
         if burn_in and "burn_in" not in sampler:
-            # That of the preset is gone: it belongs to the preset's sampler.
+            # The burn_in of the preset is not used: it belongs to the preset's sampler.
             wrote = f"sampler.type is {sampler['type']!r}" if sampler else "sampler is null"
             raise ValueError(
                 f"other.replay_buffer.{wrote}, but a sequence buffer needs one with the burn-in "
@@ -122,11 +122,11 @@ class R2D2Section(DQNSection, frozen=True, kw_only=True):
 class R2D2Policy(DQNPolicy):
     """Recurrent, dueling double DQN, type key ``r2d2``.
 
-    The recurrent state before each step is stored with it. Training starts from the one that is
-    stored at the start of a sequence, and takes the steps of the burn-in first, without gradients.
+    Each step is stored with the recurrent state before it. Training starts from the state that is
+    stored at the start of a sequence, and runs the burn-in steps first, without gradients.
 
     Source: Kapturowski et al. 2019, sections 2.3 and 3. Differences: the previous action and
-    reward are no inputs; a sequence may start at any step, and is shorter at the ends of an
+    reward are not inputs; a sequence may start at any step, and is shorter at the ends of an
     episode.
     """
 
@@ -158,7 +158,7 @@ class R2D2Policy(DQNPolicy):
         return values.squeeze(1), after
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
-        """Return the steps as they are where the buffer makes sequences, else sequences.
+        """Return the steps as they are if the buffer makes sequences, else return sequences.
 
         Sequences are rows of columns ``[n, burn_in + sequence_length, ...]``, with ``mask`` bool of
         the same shape: False outside the trajectory.
@@ -226,7 +226,7 @@ class R2D2Policy(DQNPolicy):
         if importance is not None:
             weights = weights * importance.float().unsqueeze(1)
         log_vars = self._update(value, target, weights)
-        # Means over the steps of the trajectories alone.
+        # Means over the steps within the trajectories.
         log_vars["q_value"] = float(value.detach()[mask].mean())
         log_vars["target_q_value"] = float(target[mask].mean())
         if self.section.priority:
@@ -237,9 +237,10 @@ class R2D2Policy(DQNPolicy):
         return log_vars
 
     def _observations(self, obs: Any, next_obs: Any, mask: Tensor) -> Any:
-        """Return observations ``[n, time + 1, ...]``: those of the steps, and the one after each.
+        """Return observations ``[n, time + 1, ...]``: the first one, and the one after each step.
 
-        The one after a step is the one before the next, but for the last step of an episode.
+        The observation after a step is also the one before the next step, except at the end of an
+        episode.
         """
         if isinstance(obs, Mapping):
             return {key: self._observations(obs[key], next_obs[key], mask) for key in obs}
@@ -265,7 +266,8 @@ def nstep_in_sequences(
 
     Returns:
         The sums float32[n, time]; the factors of the bootstrap values float32[n, time], 0 where the
-        task ended; and where these lie among the ``time + 1`` values of a sequence, int64[n, time].
+        task ended; and the indices of the bootstrap values among the ``time + 1`` values of a
+        sequence, int64[n, time].
 
     Source: as ``nstep_returns``.
     """

@@ -12,14 +12,16 @@ from dingsdk.data.pytree import map_leaves
 
 
 class NStepReturns(NamedTuple):
-    """What a one-step target needs to stand for up to ``nstep`` steps; one row per step.
+    """Rewards and discounts with which a one-step target spans up to ``nstep`` steps.
+
+    There is one row per step.
 
     Attributes:
         reward: float32[n], discounted sum over the steps that the row spans.
         discount: float32[n], factor of the bootstrap value: ``gamma**k`` for ``k`` steps,
             0 where the last of them ended the task.
         last: int64[n], row of the last step spanned; its ``next_obs`` belongs to the sample.
-            None where every row spans itself alone.
+            None if every row spans only its own step.
     """
 
     reward: NDArray[np.float32]
@@ -55,7 +57,7 @@ def nstep_returns(
     rows = np.arange(len(reward))
     lengths = np.diff(ends, prepend=0)
     last = np.minimum(rows + (nstep - 1), np.repeat(ends, lengths) - 1)
-    # With nstep - 1 zeros after each piece one correlation over all of them crosses no border.
+    # With nstep - 1 zeros after each piece, one correlation over all pieces does not mix them.
     spaced = rows + np.repeat(np.arange(len(ends)) * (nstep - 1), lengths)
     padded = np.zeros(len(rows) + len(ends) * (nstep - 1))
     padded[spaced] = reward
@@ -71,10 +73,10 @@ def nstep_samples(
     """Return one n-step sample per row of whole trajectory pieces; arguments as above.
 
     Returns:
-        The columns with ``reward`` the n-step sum, ``next_obs`` of the last step spanned, and
-        ``discount`` instead of ``terminated``. ``done`` is that of the row's own step: a buffer of
-        sequences ends trajectories by it. Columns that need no change are not copied; for ``nstep``
-        1 these are all but ``discount``.
+        The columns, where ``reward`` is the n-step sum, ``next_obs`` is that of the last step
+        spanned, and ``discount`` replaces ``terminated``. ``done`` is that of the row's own step:
+        buffers of sequences use it to find the ends of trajectories. Columns that need no change
+        are not copied; for ``nstep`` 1 these are all but ``discount``.
     """
     made = dict(columns)
     reward, discount, last = nstep_returns(
@@ -115,7 +117,7 @@ def gae(
     decay, advantage = gamma * gae_lambda, 0.0
     last_rows = set((ends - 1).tolist())
     out = [0.0] * len(deltas)
-    # Over plain floats: 0.2 us a step, and no compiler to load (2026-11).
+    # Plain floats take 0.2 us a step, and need no compiler (2026-11).
     for row in range(len(deltas) - 1, -1, -1):
         advantage = deltas[row] + (0.0 if row in last_rows else decay * advantage)
         out[row] = advantage

@@ -35,14 +35,15 @@ _LOGGED = (
 
 
 _LARGE = 2_000_000
-"""Multiplications from which oneDNN is faster than MKL, by which torch multiplies on a CPU: on AMD
-processors 160 against 330 us for 256 rows and 256 units (2026-11), but 10 us more a call."""
+"""Number of multiplications from which oneDNN is faster than MKL, torch's default on a CPU. On AMD
+processors it takes 160 instead of 330 us for 256 rows and 256 units (2026-11), but each call costs
+10 us more."""
 
 
 def linear(
     inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, has_relu: bool = False
 ) -> Tensor:
-    """Return ``inputs @ weight.T + bias``, without a record for gradients.
+    """Return ``inputs @ weight.T + bias``, without recording gradients.
 
     Args:
         inputs: float32[n, k].
@@ -57,7 +58,7 @@ def linear(
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left @ right``, float32[n, k] and float32[k, m], without a record for gradients."""
+    """Return ``left @ right``, float32[n, k] and float32[k, m], without recording gradients."""
     return linear(left, right.T)
 
 
@@ -81,7 +82,7 @@ class ReLULayer(torch.autograd.Function):
 _ONEDNN: Any = torch.backends.mkldnn.is_available() and getattr(  # type: ignore[no-untyped-call]
     torch.ops.mkldnn, "_linear_pointwise", None
 )
-"""The operator that torch's compiler calls for linear layers, where it is there."""
+"""The operator that torch's compiler calls for linear layers, if it is available."""
 
 
 class SACModelSection(BoxModelSection, frozen=True, kw_only=True):
@@ -99,17 +100,18 @@ class SACLearnSection(LearnSection, frozen=True, kw_only=True):
     """Section ``policy.learn`` of SAC.
 
     Attributes:
-        update_per_collect: Iterations after each collect; 8 with 8 samples are one for every env
+        update_per_collect: Iterations after each collect; 8 for 8 samples is one for every env
             step, as in the paper.
         batch_size: Samples of one train iteration.
         learning_rate_q: Step size of the critics' Adam.
         learning_rate_policy: Step size of the actor's Adam.
         learning_rate_alpha: Step size of the temperature's Adam.
-        target_theta: Share of the critics' weights that their targets take over in each iteration.
-        alpha: Temperature, the weight of the entropy; the first one with ``auto_alpha``.
+        target_theta: Share by which the target networks move towards the critics' weights in each
+            iteration.
+        alpha: Temperature, the weight of the entropy; its initial value with ``auto_alpha``.
         auto_alpha: Whether the temperature is trained to keep the entropy at ``target_entropy``.
-        target_entropy: Entropy to keep in nats, of actions scaled to [-1, 1]; None for minus the
-            number of action dimensions.
+        target_entropy: Target of the entropy in nats, for actions scaled to [-1, 1]; None for
+            minus the number of action dimensions.
     """
 
     update_per_collect: Count = 8
@@ -168,7 +170,7 @@ class SquashedGaussian(nn.Module):
         return mean, log_std.clamp(*_LOG_STD_RANGE)
 
     def _forward_batch(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """``forward``, faster for batches on a CPU; exports need the plain one."""
+        """Do the same as ``forward``, faster for batches on a CPU; exports need ``forward``."""
         *hidden, last = self.net.layers
         for layer in hidden:
             obs = ReLULayer.apply(obs, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
@@ -187,7 +189,7 @@ class SquashedGaussian(nn.Module):
         mean, log_std = self._forward_batch(obs) if obs.is_cpu else self.forward(obs)
         raw = torch.addcmul(mean, log_std.exp(), noise)
         # log N(raw) - log |d tanh(raw) / d raw|, where 1 - tanh(x)^2 is
-        # 4 / (exp(x) + exp(-x))^2: finite where tanh has reached 1.
+        # 4 / (exp(x) + exp(-x))^2, which stays finite when tanh is rounded to 1.
         constant = -0.5 * noise.square() - (0.5 * math.log(2 * math.pi) + 2 * math.log(2))
         log_prob = constant - log_std + 2 * (raw + F.softplus(-2 * raw))
         return raw.tanh(), log_prob.sum(-1)
@@ -224,10 +226,11 @@ class TwinCritic(nn.Module):
 
 
 class _Values(torch.autograd.Function):
-    """What an MLP with one output and ReLU gives, ``[n]``, with a gradient by hand.
+    """The output ``[n]`` of an MLP with one output and ReLU, with a hand-written gradient.
 
-    Autograd goes back through both critics for all rows, where the lower value of each row counts
-    alone; and its products with few columns take up to 12 times as long as those with few rows.
+    Autograd would compute gradients of both critics for all rows, although only the lower value of
+    each row has one. Its products with few columns take up to 12 times as long as products with few
+    rows.
     """
 
     @staticmethod
@@ -268,7 +271,7 @@ class _Values(torch.autograd.Function):
 
 
 class Temperature(nn.Module):
-    """The weight of the entropy, as its logarithm."""
+    """The weight of the entropy, stored as its logarithm."""
 
     def __init__(self, initial: float) -> None:
         super().__init__()
@@ -278,11 +281,11 @@ class Temperature(nn.Module):
 class SACPolicy(BasePolicy):
     """SAC with two critics and an automatic temperature, type key ``sac``.
 
-    Actions are scaled to the bounds of the Box. Probabilities, entropies and the critics are those
-    of actions in [-1, 1].
+    Actions are scaled to the bounds of the Box. Probabilities, entropies and the critics use
+    actions in [-1, 1].
 
-    Source: Haarnoja et al. 2018b (arXiv:1812.05905), algorithm 1. Different here: the temperature's
-    gradient is taken of its logarithm, with the logarithm as the factor of eq. 18.
+    Source: Haarnoja et al. 2018b (arXiv:1812.05905), algorithm 1. Difference: the logarithm of the
+    temperature is trained, and it replaces the temperature as the factor in eq. 18.
     """
 
     Config: ClassVar[type[SACSection]] = SACSection
@@ -303,7 +306,7 @@ class SACPolicy(BasePolicy):
             self._critic_optimizer = Adam(self._critic, learn.learning_rate_q)
             self._target = copy.deepcopy(self._critic).requires_grad_(False)
             self._target_flat = flatten_parameters(self._target)
-            # Its gradients reach the actions alone.
+            # Gradients pass through it to the actions, and not to its own weights.
             self._frozen_critic = frozen(self._critic)
             self._temperature = Temperature(learn.alpha).to(self.device)
             self._temperature_optimizer = Adam(self._temperature, learn.learning_rate_alpha)
@@ -345,7 +348,7 @@ class SACPolicy(BasePolicy):
         Args:
             obs: float[n, obs_size].
             env_ids: The env of each row, for messages.
-            explore: Whether actions are drawn, or else those of the mean.
+            explore: Whether actions are drawn; False returns the actions of the mean.
             is_random: Whether they are drawn uniformly, without the actor. Not used in evaluations.
 
         Raises:
@@ -378,11 +381,12 @@ class SACPolicy(BasePolicy):
         Args:
             batch: Samples with ``obs`` [n, obs_size], ``action`` [n, actions], ``reward`` [n]
                 (n-step), ``next_obs`` [n, obs_size], ``discount`` [n] (0: no bootstrap) and perhaps
-                the importance weights ``IS`` [n], which count for the critics.
+                the importance weights ``IS`` [n], which weight the critics' loss.
 
         Returns:
-            Scalars; ``critic_loss`` is the sum of both, ``grad_norm`` theirs; with
-            ``policy.priority`` also ``priority``, a list of the mean of both absolute TD errors.
+            Scalars; ``critic_loss`` is the sum over both critics, ``grad_norm`` the norm of its
+            gradient; with ``policy.priority`` also ``priority``, a list of the mean of both
+            absolute TD errors.
 
         Raises:
             NonFiniteError: a loss or its gradient is NaN or infinite; that step was not taken.
@@ -423,7 +427,7 @@ class SACPolicy(BasePolicy):
         return log_vars
 
     def _scaled(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return actions in [-1, 1], scaled to the bounds; rounding does not take them beyond."""
+        """Return actions in [-1, 1] scaled to the bounds, and clipped because of rounding."""
         return self._box.clip(actions * self._box.half_range + self._box.center)
 
     def _noise(self, rows: int) -> Tensor:

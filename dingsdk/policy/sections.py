@@ -1,4 +1,4 @@
-"""The config section ``policy``: what every policy has, and the sections of the workers in it."""
+"""The config section ``policy``: the keys that every policy has, and the sections of workers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ModelSection(Section, frozen=True, kw_only=True):
             ``[c, h, w]``, ``[h, w, c]`` or, in a stack, ``[k, h, w, c]``; ``Discrete(n)`` for one
             of n numbers; a dict of shapes by name. None: read from the env.
         action_shape: Number of actions; None: read from the env.
-        encoder_hidden_size_list: Widths of the hidden layers, which follow the convolutions of an
-            image.
+        encoder_hidden_size_list: Widths of the hidden layers; for images they follow the
+            convolutions.
         normalize_obs: Whether networks subtract the mean from vectors of observations, and divide
-            by the deviation. Both are learned from what is trained on, saved with the weights and
-            used wherever the policy acts.
+            by the deviation. Both are computed from the training batches, saved with the weights
+            and used wherever the policy acts.
     """
 
     obs_shape: Shape | None = None
@@ -92,16 +92,16 @@ class CollectSection(Section, frozen=True, kw_only=True):
     Attributes:
         n_sample: Train samples of one collect; None for collectors that count episodes.
         n_episode: Episodes of one collect; None for collectors that count samples.
-        unroll_len: Env steps that a trajectory has at least when it becomes train samples, but for
-            the end of an episode. It is for policies that cut samples of several steps; ``dqn``,
-            ``ppo`` and ``sac`` make one sample a step, whatever it is.
+        unroll_len: Least number of env steps of a trajectory that becomes train samples; it may be
+            shorter at the end of an episode. For policies whose samples have several steps;
+            ``dqn``, ``ppo`` and ``sac`` always make one sample per step.
         added_columns: Columns that collectors add to samples: ``env_id``, and ``episode_return``,
-            the return of the whole episode, for which trajectories are not cut. Those that the
-            replay buffer needs are added without being named here.
+            the return of the whole episode; with it, trajectories are only cut at episode ends.
+            Columns that the replay buffer needs are added even if they are not listed here.
         collector: The serial collector by ``type``, with its options.
-        parallel_collector: What runs in the workers of parallel mode by ``type``, with its
-            options. ``zergling`` gives way to ``serial``, which runs ``collector``, where that
-            is another one than ``sample``.
+        parallel_collector: The collector of the workers in parallel mode by ``type``, with its
+            options. If ``collector`` is not ``sample``, ``zergling`` is replaced by ``serial``,
+            which runs ``collector``.
     """
 
     n_sample: Count | None = None
@@ -116,7 +116,7 @@ class EvalSection(Section, frozen=True, kw_only=True):
     """Section ``policy.eval``.
 
     Attributes:
-        evaluator: The evaluator of both modes by ``type``, with its options.
+        evaluator: The evaluator of serial and parallel mode by ``type``, with its options.
     """
 
     evaluator: Annotated[dict[str, Any], Part("evaluators")] = preset("interaction")
@@ -129,7 +129,7 @@ class OtherSection(Section, frozen=True, kw_only=True):
         replay_buffer: The replay buffer by ``type``, with its options.
         commander: The commander of parallel mode by ``type``, with its options.
         serial_commander: The commander of serial mode by ``type``, with its options.
-        league: Who plays against whom in envs of several players, by ``type``.
+        league: The league, which pairs opponents in envs of several players, by ``type``.
     """
 
     replay_buffer: Annotated[dict[str, Any], Part("buffers")] = preset("naive")
@@ -146,8 +146,8 @@ class EpsilonSchedule(Section, frozen=True, kw_only=True):
             ``exp`` approaches ``end`` with the time constant ``decay``; ``constant`` is ``start``
             throughout.
         start: Epsilon before the first step.
-        end: Epsilon that it falls to.
-        decay: Env steps that the fall takes, or its time constant, see ``type``.
+        end: Final epsilon.
+        decay: Env steps from ``start`` to ``end``, or the time constant; see ``type``.
     """
 
     type: Literal["constant", "exp", "linear"] = "exp"
@@ -166,25 +166,26 @@ class EpsilonSchedule(Section, frozen=True, kw_only=True):
 
 
 class PolicySection(PartSection, frozen=True, kw_only=True):
-    """Section ``policy``; a policy class extends it with keys of its own.
+    """Section ``policy``; policy classes add their own keys.
 
     Attributes:
-        cuda: Whether networks live on the GPU.
-        compile: Whether ``torch.compile`` compiles the networks. Each process that has them takes
-            up to a minute for it, at their first use; small networks on the CPU are slower then.
-        on_policy: Whether training uses only what the newest policy collected.
-        priority: Whether training gives the replay buffer a priority for each sample; for a buffer
-            that draws by them, such as ``advanced``.
+        cuda: Whether the networks run on the GPU.
+        compile: Whether ``torch.compile`` compiles the networks. In each process the first use
+            then takes up to a minute longer. Small networks on the CPU become slower.
+        on_policy: Whether training uses only data that the newest policy collected.
+        priority: Whether training gives the replay buffer a priority for each sample; for buffers
+            that draw samples by priority, such as ``advanced``.
         discount_factor: Gamma, the weight of the next step's return.
-        nstep: Env steps of real reward before the bootstrap; fewer near the end of a piece of a
-            trajectory, which collectors cut after ``n_sample`` / ``collector_env_num`` steps.
-        model: Shape of the networks; what is None is read from the env's spaces.
+        nstep: Env steps whose rewards are summed before the bootstrap value; fewer near the end of
+            a piece of a trajectory. Collectors cut trajectories after ``n_sample`` /
+            ``collector_env_num`` steps.
+        model: Shape of the networks; values of None are read from the env's spaces.
         learn: How the policy is trained.
         collect: How training data is collected.
         eval: How the policy is evaluated.
         other: Replay buffer, commander and schedules.
-        unroll_len: Stands for ``collect.unroll_len`` where it is given.
-        traj_len_inf: Whether trajectories are cut only where episodes end. A replay buffer that
+        unroll_len: Replaces ``collect.unroll_len`` if it is set.
+        traj_len_inf: Whether trajectories are cut only at episode ends. A replay buffer that
             needs rows in order sets it.
     """
 

@@ -1,4 +1,4 @@
-"""From the spaces of an env to the shapes in ``policy.model``."""
+"""Convert the spaces of an env to the shapes in ``policy.model``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dingsdk.errors import ConfigError
 
 _DISCRETE = re.compile(r"Discrete\([1-9][0-9]*\)")
 _LONGEST_SHAPE = 4
-"""Dimensions of a Box that a network takes."""
+"""Largest number of dimensions of a Box that a network takes."""
 _OBSERVATIONS = (
     "a Box of one to four dimensions, a Discrete that starts at 0, a MultiBinary, or a Dict of "
     "these"
@@ -28,7 +28,7 @@ def discrete_model(policy: str, observation_space: Any, action_space: Any) -> di
         action_space: A Discrete that starts at 0.
 
     Raises:
-        ConfigError: the spaces are others.
+        ConfigError: the policy cannot use these spaces.
     """
     found = actions_of(action_space)
     if found.pop("action_space", None) != "discrete":
@@ -38,7 +38,7 @@ def discrete_model(policy: str, observation_space: Any, action_space: Any) -> di
 
 
 def actions_of(space: Any) -> dict[str, Any]:
-    """Return ``action_space``, ``action_shape`` and of a Box its bounds; empty for other spaces.
+    """Return ``action_space``, ``action_shape`` and the bounds of a Box; empty for other spaces.
 
     Args:
         space: A Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats
@@ -69,10 +69,10 @@ def obs_shape(policy: str, space: Any) -> Any:
     Args:
         policy: Type key of the policy, for messages.
         space: A Box of at most four dimensions, a Discrete that starts at 0, a MultiBinary, or a
-            Dict of these. What a Dict calls ``action_mask`` says which actions are legal.
+            Dict of these. The entry ``action_mask`` of a Dict marks the legal actions.
 
     Raises:
-        ConfigError: it is another space.
+        ConfigError: the policy cannot use this space.
     """
     found = _shape(space)
     if found is None:
@@ -81,10 +81,10 @@ def obs_shape(policy: str, space: Any) -> Any:
 
 
 def check_mask(policy: str, observation_space: Any, action_space: Any) -> None:
-    """Check that an ``action_mask`` in observations has one number an action.
+    """Check that an ``action_mask`` in observations has one number per action.
 
     Raises:
-        ConfigError: it has not, or actions are not discrete.
+        ConfigError: it does not, or actions are not discrete.
     """
     from gymnasium import spaces
 
@@ -100,13 +100,13 @@ def check_mask(policy: str, observation_space: Any, action_space: Any) -> None:
 
 
 def unsupported_space(policy: str, which: str, space: Any, supported: str) -> ConfigError:
-    """Return the error of a policy that cannot use a space of an env.
+    """Return the error for a space that a policy cannot use.
 
     Args:
         policy: Type key of the policy.
         which: ``observation`` or ``action``.
-        space: The env's.
-        supported: What the policy can use, in words.
+        space: The env's space.
+        supported: Description of the spaces that the policy can use.
     """
     return ConfigError(
         f"policy type {policy} cannot use the {which} space {space}: it supports {supported}; "
@@ -128,7 +128,7 @@ def check_shape(shape: Any, path: str = "obs_shape") -> None:
     """Check the parts of a shape.
 
     Raises:
-        ValueError: there is none such; the message begins with the path of the part.
+        ValueError: a part is no valid shape; the message begins with the path of that part.
     """
     if isinstance(shape, Mapping):
         if not shape.keys() - {ACTION_MASK}:

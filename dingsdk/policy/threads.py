@@ -1,7 +1,7 @@
-"""How many threads torch computes with.
+"""The number of threads that torch computes with.
 
-Torch starts one thread a CPU core, which small networks do not keep busy: on many cores the threads
-take most of their time to wait for each other.
+Torch starts one thread per CPU core. Small networks do not keep so many threads busy: on many cores
+the threads spend most of the time waiting for each other.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _blocks = 0
-"""Blocks of ``torch_threads`` that are open."""
+"""Number of ``torch_threads`` blocks that are active."""
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use ``count`` threads inside, and as many as before afterwards.
+    """Let torch use ``count`` threads within the block, and restore the old number afterwards.
 
-    Policies act and learn in one thread outside of such a block; give a large network more.
+    Outside of these blocks policies act and learn in one thread; use more for large networks.
     """
     global _blocks
     before = torch.get_num_threads()
@@ -43,10 +43,10 @@ def policy_threads() -> int:
 
 
 def in_one_thread(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function that computes with torch: in one thread, unless ``torch_threads`` says more.
+    """Wrap a function so that torch uses one thread in it, unless ``torch_threads`` is active.
 
-    The number of threads is kept for each thread of the program apart, and is the same again when
-    the function returns. This costs 0.3 us a call (2026-11).
+    Torch stores the number separately for each thread of the program. It is restored when the
+    function returns. This costs 0.3 us a call (2026-11).
     """
 
     @wraps(function)

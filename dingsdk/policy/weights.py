@@ -1,4 +1,4 @@
-"""Loading weights from outside: checked whole, then copied at once."""
+"""Load weights from outside: all are checked before any is copied."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load_state(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
 def check_shapes(
     shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Any], where: str
 ) -> None:
-    """Check that a state has just these names and shapes.
+    """Check that a state has exactly these names and shapes.
 
     Raises:
         SchemaMismatchError: it does not.
@@ -85,5 +85,5 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     array = np.asarray(value)
-    # torch warns about arrays that it may not write to.
+    # torch warns about read-only arrays.
     return torch.from_numpy(array if array.flags.writeable else array.copy())

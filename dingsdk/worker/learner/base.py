@@ -41,13 +41,13 @@ from dingsdk.worker.run_logger import TensorboardLogger, build_logger
 _log = logging.getLogger(__name__)
 
 LEAST_CLOSE_S = 0.1
-"""What a hook has to close where others have used up the time of all."""
+"""Time that a hook has for ``close()`` even if other hooks have used up ``hook_close_s``."""
 _SAVE_HOOK = "save_ckpt_after_run"
 _OWN_VARS = ("train_time", "data_time")
 
 
 Batch = SampleBatch | list[Any]
-"""What a policy trains on: columns, or rows."""
+"""A training batch: columns, or rows."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class DataLoaderSection(Section, frozen=True, kw_only=True):
 
     Attributes:
         num_workers: Must be 0: payloads arrive as columns, which need no worker processes.
-        chunk_size: Accepted from older configs, without effect.
+        chunk_size: Has no effect; accepted because older configs have it.
     """
 
     num_workers: Literal[0] = 0
@@ -80,25 +80,24 @@ class DataLoaderSection(Section, frozen=True, kw_only=True):
 class BaseLearner(Configurable):
     """Trains a policy batch by batch, and runs hooks around every run and iteration.
 
-    Serially, the caller runs ``call_hook("before_run")``, then ``train`` as often as it
-    likes, then ``call_hook("after_run")``. In parallel mode whoever owns the learner attaches
+    In serial mode the caller runs ``call_hook("before_run")``, then ``train`` any number of
+    times, then ``call_hook("after_run")``. In parallel mode the owner of the learner attaches
     ``get_data(batch_size)`` (a subclass may define it), calls ``setup_dataloader()`` and runs
-    ``start()`` in a thread of its choice; ``close()`` may come from any other.
+    ``start()`` in a thread of its choice; ``close()`` may be called from any other thread.
 
-    The first iteration is number 0, and hooks after an iteration see the number of the
-    iteration just finished; ``last_iter`` moves on after them.
+    The first iteration is number 0. Hooks after an iteration see the number of the iteration
+    just finished; ``last_iter`` is increased after them.
 
     Args:
-        cfg: Section ``policy.learn.learner``; what it leaves out is taken from
-            ``default_config()``.
+        cfg: Section ``policy.learn.learner``; missing keys are taken from ``default_config()``.
         policy: Learn mode of a policy; may be set later.
         tb_logger: Tensorboard writer to share; None opens one below the run folder.
         dist_info: ``(rank, world_size)``; None is ``(0, 1)``.
         exp_name: The run folder.
-        instance_name: Prefix of what is logged, and name of the log folder.
+        instance_name: Prefix of logged names, and name of the log folder.
 
     Attributes:
-        train_iterations: Batches that the next ``start()`` trains on at most.
+        train_iterations: Largest number of batches that the next ``start()`` trains on.
 
     Raises:
         ConfigError: A config value that cannot work.
@@ -109,11 +108,11 @@ class BaseLearner(Configurable):
         """Section ``policy.learn.learner``.
 
         Attributes:
-            train_iterations: Batches that one ``start()`` trains on at most.
+            train_iterations: Largest number of batches that one ``start()`` trains on.
             dataloader: How batches are loaded.
-            log_policy: Whether to log the policy's ``info()`` once it is set.
-            is_multitask_pipeline: Whether every rank logs, not rank 0 alone.
-            only_monitor_rank0: Whether rank 0 alone logs.
+            log_policy: Whether to log the policy's ``info()`` when the policy is set.
+            is_multitask_pipeline: Whether every rank logs, instead of only rank 0.
+            only_monitor_rank0: Whether only rank 0 logs.
             keep_last_ckpt: How many ``iteration_<n>`` checkpoints to keep; 0 keeps all.
             hook: The learner hooks, by name; see ``build_learner_hook_by_cfg``.
         """
@@ -139,7 +138,7 @@ class BaseLearner(Configurable):
         """Build the hooks of a section once, so that a wrong one is found before the run.
 
         Raises:
-            ConfigError, HookError: what ``build_learner_hook_by_cfg`` raises.
+            ConfigError, HookError: as ``build_learner_hook_by_cfg``.
         """
         build_learner_hook_by_cfg(section["hook"], f"{path}.hook")
 
@@ -163,13 +162,12 @@ class BaseLearner(Configurable):
         self.collector_envstep = 0
         """Environment steps collected when the last batch was drawn; -1 if unknown."""
         self.priority_info: dict[str, Any] = {}
-        """What ``buffer.update`` is to be given after the last ``train``; empty without
-        priorities."""
+        """Argument for ``buffer.update`` after the last ``train``; empty without priorities."""
         self.log_vars: Mapping[str, Any] = MappingProxyType({})
-        """What the latest iteration logged: the policy's scalars, ``train_time``, ``data_time`` and
-        what hooks added. Read-only; nobody clears it."""
+        """Variables that the latest iteration logged: the policy's scalars, ``train_time``,
+        ``data_time`` and those that hooks added. Read-only; it is never cleared."""
         self.sample_count = 0
-        """Samples (rows, or sequences) that ``train`` was given."""
+        """Number of samples (rows, or sequences) passed to ``train``."""
         self.log_buffer: dict[str, dict[str, Any]] = {}
         self.clear_log_buffer()
         self.monitor = LearnerMonitor()
@@ -180,7 +178,7 @@ class BaseLearner(Configurable):
         self._is_done = False
         self._is_running = False
         self._is_closed = self._is_released = False
-        # A close during ``start`` leaves the logs to it; one of the two must release them.
+        # If ``close`` is called during ``start``, ``start`` releases the logs when it ends.
         self._state_lock = threading.Lock()
 
         hook_cfg = deep_merge_dicts(self.config["hook"], self._cfg.hook)
@@ -199,16 +197,16 @@ class BaseLearner(Configurable):
         )
         self._own_tb_logger = own_tb_logger
         self.hook_close_s: float | None = None
-        """Seconds that all hooks together have to return from ``close()``, each in a thread of its
-        own; those that do not are left behind. None: they are closed in the caller's thread, and
-        may take any time."""
+        """Time limit in seconds for the ``close()`` of all hooks together. Each hook is closed in a
+        separate thread; hooks that do not return in time are abandoned. None: hooks are closed in
+        the caller's thread, without a limit."""
         self.tb_logger = tb_logger if tb_logger is not None else own_tb_logger
         if policy is not None:
             self.policy = policy
 
     @property
     def policy(self) -> LearnMode:
-        """Learn mode of the policy to train; setting it begins the monitor anew.
+        """Learn mode of the policy to train; setting it replaces the monitor with a new one.
 
         Raises:
             ConfigError: It was not set.
@@ -226,7 +224,7 @@ class BaseLearner(Configurable):
 
     @property
     def train_iter(self) -> int:
-        """Iterations finished; after loading a checkpoint, counted from there."""
+        """Number of finished iterations, including those of a loaded checkpoint."""
         return self.last_iter.val
 
     @property
@@ -236,21 +234,21 @@ class BaseLearner(Configurable):
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Folder of this learner's checkpoints; exists once there is one."""
+        """Folder of this learner's checkpoints; it is created with the first one."""
         name = self.instance_name
         return Path(self.exp_name) / ("ckpt" if name == "learner" else f"ckpt_{name}")
 
     @property
     def loss(self) -> float | None:
-        """The ``total_loss`` of the latest iteration; None where the policy logs no such number."""
+        """The ``total_loss`` of the latest iteration; None if the policy logs no such number."""
         try:
             return as_number("total_loss", self.log_vars.get("total_loss"))
         except PolicyOutputTypeError:
-            return None  # the log refuses what is not a number
+            return None  # the log hooks raise an error for values that are not numbers
 
     @property
     def learn_info(self) -> dict[str, Any]:
-        """Progress for whoever gives this learner its data."""
+        """Progress of the training, for the source of the data."""
         return {
             "learner_step": self.last_iter.val,
             "priority_info": self.priority_info,
@@ -271,8 +269,8 @@ class BaseLearner(Configurable):
             policy_kwargs: Passed on to the policy's ``forward``.
 
         Returns:
-            The policy's log variables, one dict for each iteration that it made (several when
-            it returns a list), without ``priority`` and entries for the log hooks alone.
+            The policy's log variables, one dict for each iteration (several if the policy
+            returns a list), without ``priority`` and without entries that only log hooks use.
 
         Raises:
             ConfigError: No policy is set.
@@ -304,7 +302,7 @@ class BaseLearner(Configurable):
     def setup_dataloader(self) -> None:
         """Prepare to draw batches of the policy's ``batch_size`` from ``get_data``.
 
-        ``get_data(batch_size)`` returns what ``to_batch`` takes, or None when there is no more.
+        ``get_data(batch_size)`` returns data for ``to_batch``, or None when there is no more.
         It may block.
 
         Raises:
@@ -320,14 +318,14 @@ class BaseLearner(Configurable):
         self._draw = partial(source, batch_size)
 
     def start(self) -> None:
-        """Train on ``train_iterations`` batches, or until there are no more or ``close()``.
+        """Train on ``train_iterations`` batches; the end of the data or ``close()`` ends it too.
 
-        Ends with ``learn_info["learner_done"]`` True and the hooks after the run. On a closed
-        learner it returns at once.
+        At the end it sets ``learn_info["learner_done"]`` to True and runs the hooks after the
+        run. On a closed learner it returns at once.
 
         Raises:
-            Exception: Whatever the policy, a hook or the data source raised, after a
-                checkpoint named ``ckpt_exception`` was saved if that is possible.
+            Exception: An error of the policy, a hook or the data source. A checkpoint named
+                ``ckpt_exception`` is saved first, if that is possible.
         """
         with self._state_lock:
             if self._is_closed:
@@ -351,7 +349,7 @@ class BaseLearner(Configurable):
         """End ``start()`` after its current batch, and release the logs; idempotent.
 
         Returns at once. A running ``start()`` still runs the hooks after the run, and then
-        releases the logs itself. Whoever attached ``get_data`` wakes it up with None.
+        releases the logs itself. If ``get_data`` blocks, its owner must make it return None.
         """
         with self._state_lock:
             self._is_closed = True
@@ -383,11 +381,11 @@ class BaseLearner(Configurable):
         add_learner_hook(self._hooks, hook)
 
     def save_checkpoint(self, ckpt_name: str | None = None) -> None:
-        """Save a checkpoint now, by the hook named ``save_ckpt_after_run`` if there is one.
+        """Save a checkpoint now, with the hook named ``save_ckpt_after_run`` if there is one.
 
         Args:
-            ckpt_name: Such as ``ckpt_best`` (or ``ckpt_best.pth.tar``); None or ``latest``
-                is ``iteration_<n>``, to which ``latest`` then points.
+            ckpt_name: A name such as ``ckpt_best`` (or ``ckpt_best.pth.tar``). None or
+                ``latest`` saves ``iteration_<n>``, and ``latest`` then points to it.
 
         Raises:
             RunFolderError, StorageFullError: The folder cannot be written.
@@ -401,9 +399,9 @@ class BaseLearner(Configurable):
             self.ckpt_name = previous
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters, moving averages and what hooks with a ``state_dict`` keep.
+        """Return counters, moving averages and the states of hooks that have a ``state_dict``.
 
-        The policy's own state is not in it.
+        The policy's own state is not included.
         """
         hooks = {
             position: [hook.state_dict() if hasattr(hook, "state_dict") else None for hook in found]
@@ -417,10 +415,10 @@ class BaseLearner(Configurable):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state.
+        """Restore a state from ``state_dict``.
 
         Raises:
-            CheckpointCorruptError: it is of a learner with other hooks.
+            CheckpointCorruptError: the state is from a learner with other hooks.
         """
         saved = {position: len(found) for position, found in state["hooks"].items()}
         if saved != {position: len(found) for position, found in self._hooks.items()}:
@@ -442,7 +440,7 @@ class BaseLearner(Configurable):
         self.logger.debug(text)
 
     def clear_log_buffer(self) -> None:
-        """Forget what the last iteration logged."""
+        """Clear the log variables of the last iteration."""
         self.log_buffer = {"scalar": {}, "scalars": {}, "histogram": {}}
 
     def _end(self) -> None:
@@ -471,7 +469,7 @@ class BaseLearner(Configurable):
                 self.log_buffer["histogram"][name.removeprefix("[histogram]")] = value
             elif name != "priority":
                 scalars[name] = value
-        # The answer is the caller's to keep; the hooks change and clear the buffer.
+        # The caller may keep the returned dict; the hooks change and clear the buffer.
         self.log_buffer["scalar"] = {**scalars, **timings}
         self.log_vars = MappingProxyType({**scalars, **timings})
         return scalars
@@ -487,14 +485,14 @@ class BaseLearner(Configurable):
             error.add_note(f"No checkpoint {EXCEPTION} was saved: {second}")
 
     def _release(self) -> None:
-        """Release logs and hooks, once, where it is closed and does not run."""
+        """Release logs and hooks once, if the learner is closed and does not run."""
         with self._state_lock:
             if self._is_released or self._is_running or not self._is_closed:
                 return
             self._is_released = True
         own, limit_s = self._own_tb_logger, self.hook_close_s
         until = None if limit_s is None else monotonic() + limit_s
-        with ExitStack() as stack:  # those of others are released too, even if one hangs
+        with ExitStack() as stack:  # the others are released even if one fails or hangs
             if own is not None:
                 stack.callback(own.close)
             stack.callback(self.logger.close)
@@ -514,14 +512,14 @@ class BaseLearner(Configurable):
 
 
 def to_batch(data: Any) -> Batch:
-    """Return what a data source gave as a train batch.
+    """Return data from a data source as a train batch.
 
     Args:
         data: SampleBatch, a list of rows, or a list of callables that each return a row
             (RowLoaders return all at once).
 
     Raises:
-        PolicyOutputTypeError: It is something else.
+        PolicyOutputTypeError: The data has another type.
     """
     if isinstance(data, RowLoaders):
         return data.batch()

@@ -1,7 +1,7 @@
-"""Learner hooks: what runs before and after a run and an iteration, chosen by config.
+"""Learner hooks: actions before and after a run or an iteration, chosen by config.
 
-*Chosen by config, ordered by priority, state per learner*: write a ``LearnerHook``. *Whole
-process, only observes*: write a hookimpl (see ``dingsdk.plugins``).
+Write a ``LearnerHook`` for an action that is chosen by config, ordered by priority and has state
+per learner. Write a hookimpl (see ``dingsdk.plugins``) to only observe the whole process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Hook(ABC):
     """A named action with a place in an order.
 
     Args:
-        name: For messages and for finding it again.
+        name: Name of the hook, for messages and to find it.
         priority: >= 0; lower runs earlier, equal ones in the order they were added.
 
     Raises:
@@ -71,12 +71,12 @@ class LearnerHook(Hook):
 
     Args:
         position: When it runs; one of ``positions``.
-        ext_args: What the config gives it: read as ``Args`` where the class declares that
-            section, as ``self.args``.
+        ext_args: Options from the config. If the class declares a section ``Args``, they are
+            read as that section into ``self.args``.
 
     Raises:
-        HookError: Another position.
-        ConfigError: ``ext_args`` are not those of ``Args``.
+        HookError: ``position`` is unknown.
+        ConfigError: ``ext_args`` do not fit ``Args``.
 
     Example:
         >>> class CountHook(LearnerHook):
@@ -115,19 +115,20 @@ class LearnerHook(Hook):
     def __call__(self, engine: BaseLearner) -> None:
         """Act on the learner.
 
-        ``engine.last_iter.val`` is the iteration just finished, ``engine.log_vars`` what it logged.
+        ``engine.last_iter.val`` is the iteration just finished, ``engine.log_vars`` its log
+        variables.
         """
 
     def close(self) -> None:
-        """Release what the hook holds: called when the learner is closed, maybe twice.
+        """Release the hook's resources; called when the learner is closed, possibly twice.
 
-        In a worker all hooks together have 4 s, each in a thread of its own, and are left behind
-        after that.
+        In a worker each hook is closed in a separate thread. All hooks together have 4 s; hooks
+        that take longer are abandoned.
         """
 
 
 def register_learner_hook(name: str, hook_type: type[LearnerHook]) -> None:
-    """Make ``hook_type`` available to configs as ``type: name``, replacing what has that name.
+    """Make ``hook_type`` available to configs as ``type: name``, replacing one of that name.
 
     Raises:
         HookError: It is not a subclass of ``LearnerHook``.
@@ -146,12 +147,12 @@ class HookEntry(Section, frozen=True, kw_only=True):
     """The full form of one hook in a config.
 
     Attributes:
-        type: Type key of the hook; must be named.
+        type: Type key of the hook; required.
         position: When it runs: ``before_run``, ``after_run``, ``before_iter`` or ``after_iter``;
-            must be named.
-        name: For messages; the key of the entry where it is left out.
-        priority: Place in the order, a number >= 0: hooks of a lower one run first.
-        ext_args: What the hook is given; the tables below have what each takes.
+            required.
+        name: Name for messages; the default is the key of the entry.
+        priority: Place in the order, a number >= 0: hooks with a lower priority run first.
+        ext_args: Options of the hook; the tables below list those of each hook.
         import_names: Modules to import first; they may register the type.
     """
 
@@ -163,7 +164,7 @@ class HookEntry(Section, frozen=True, kw_only=True):
     import_names: tuple[str, ...] = ()
 
 
-# The names that differ from the key are what callers of the reference look for.
+# Names that differ from the key are those that callers of DI-engine look for.
 SHORT_HOOKS: dict[str, tuple[str, str, str, int, str | None, type]] = {
     "load_ckpt_before_run": ("load_ckpt", "before_run", "load_ckpt", 20, "load_path", str),
     "log_show_after_iter": ("log_show", "after_iter", "log_show", 20, "freq", int),
@@ -171,8 +172,8 @@ SHORT_HOOKS: dict[str, tuple[str, str, str, int, str | None, type]] = {
     "save_ckpt_after_run": ("save_ckpt", "after_run", "save_ckpt_after_run", 20, None, bool),
     "log_reduce_after_iter": ("log_reduce", "after_iter", "log_reduce_after_iter", 10, None, bool),
 }
-"""Short entries: type, position, name, priority, key of ``ext_args`` that the value is for, and the
-value's type."""
+"""Short entries: type, position, name, priority, the key of ``ext_args`` that gets the value, and
+the value's type."""
 
 
 def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG_PATH) -> HookTable:
@@ -296,7 +297,7 @@ def _unknown(key: str, path: str) -> UnknownKeyError:
 
 
 class _LoadArgs(Section, frozen=True, kw_only=True):
-    """What ``load_ckpt`` is given.
+    """Options of ``load_ckpt``.
 
     Attributes:
         load_path: Path of a checkpoint; see ``load_checkpoint``; empty loads nothing.
@@ -306,10 +307,10 @@ class _LoadArgs(Section, frozen=True, kw_only=True):
 
 
 class PeriodArgs(Section, frozen=True, kw_only=True):
-    """What hooks are given that act now and then.
+    """Options of hooks that act every few iterations.
 
     Attributes:
-        freq: Acts in iterations that are divisible by it.
+        freq: The hook acts in iterations whose number is divisible by this.
     """
 
     freq: Count = 1
@@ -341,9 +342,9 @@ class LoadCkptHook(LearnerHook):
 class SaveCkptHook(LearnerHook):
     """Saves a checkpoint every ``freq`` iterations, from rank 0 alone.
 
-    It is named ``engine.ckpt_name``, or ``iteration_<n>`` where that is None; of the latter
-    the ``engine.keep_last_ckpt`` written last are kept. Where the disk is full after an iteration,
-    that checkpoint is left out with a warning; after the run it is an error.
+    The checkpoint is named ``engine.ckpt_name``, or ``iteration_<n>`` if that is None. Of the
+    ``iteration_<n>`` checkpoints only the last ``engine.keep_last_ckpt`` are kept. If the disk is
+    full after an iteration, the checkpoint is skipped with a warning; after the run it is an error.
     """
 
     Args = PeriodArgs
@@ -372,12 +373,12 @@ class SaveCkptHook(LearnerHook):
 
 
 class LogShowHook(LearnerHook):
-    """Follows the logged variables, and shows their moving averages every ``freq`` iterations.
+    """Records the logged variables, and shows their moving averages every ``freq`` iterations.
 
     Shown are the variables that the policy's ``monitor_vars()`` names, as a text table and as
     tensorboard curves ``{instance}_iter/{var}_avg`` over iterations and (where env steps are
     known) ``{instance}_step/{var}_avg`` over env steps; ``[scalars]name`` as
-    ``{instance}_iter/{name}/{key}`` (the reference never writes them), ``[histogram]name`` as
+    ``{instance}_iter/{name}/{key}`` (DI-engine never writes them), ``[histogram]name`` as
     ``{instance}/{name}``.
     """
 
@@ -417,9 +418,9 @@ class LogShowHook(LearnerHook):
 class LogReduceHook(LearnerHook):
     """Replaces the log variables by their mean over all ranks; one message an iteration.
 
-    Every rank must log the same variables. Names that begin with ``noreduce_`` are left as
-    they are, and histograms too. At world size 1 nothing happens. Works with any
-    torch.distributed backend (the reference needs CUDA).
+    Every rank must log the same variables. Histograms and names that begin with ``noreduce_``
+    are not changed. At world size 1 nothing happens. Works with any torch.distributed backend
+    (DI-engine needs CUDA).
     """
 
     Args = Section
@@ -443,7 +444,7 @@ class LogReduceHook(LearnerHook):
             if not key.startswith("noreduce_")
         ]
         numbers = [as_number(key, holder[key]) for holder, key in slots]
-        # NCCL reduces what is on a GPU, the one that this process has chosen.
+        # NCCL needs tensors on a GPU, the one that this process has chosen.
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         values = torch.tensor(numbers, dtype=torch.float64, device=device)
         dist.all_reduce(values)

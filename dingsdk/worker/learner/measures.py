@@ -1,4 +1,4 @@
-"""Learner hooks that measure the training and add what they find to ``engine.log_vars``."""
+"""Learner hooks that measure the training and add the results to ``engine.log_vars``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NormsHook(LearnerHook):
     """Logs ``param_norm/<part>`` and ``grad_norm/<part>`` of the policy's networks and optimizers.
 
     They are Euclidean norms over all parameters, and over the last gradient before it was clipped.
-    The policy gives them as its attribute ``norms``; every ``BasePolicy`` does.
+    They are read from the policy's attribute ``norms``, which every ``BasePolicy`` has.
     """
 
     positions = ("after_iter",)
@@ -43,10 +43,10 @@ class NormsHook(LearnerHook):
 
 
 class ThroughputHook(LearnerHook):
-    """Logs ``iterations_per_s``, ``samples_per_s`` and ``train_share`` since it last did.
+    """Logs ``iterations_per_s``, ``samples_per_s`` and ``train_share`` since the last time.
 
     ``train_share`` is the share of the time that was spent in the policy's training; the rest
-    went into waiting for data, collecting (serial mode) and hooks.
+    was spent waiting for data, collecting (serial mode) and in hooks.
     """
 
     positions = ("after_iter",)

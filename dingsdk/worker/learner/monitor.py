@@ -1,4 +1,4 @@
-"""Moving averages of what a learner logs."""
+"""Moving averages of a learner's log variables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dingsdk.errors import PolicyOutputTypeError
 class LearnerMonitor(Savable):
     """Named values over a sliding window of ticks, one tick an iteration. Not thread-safe.
 
-    A value counts while it was recorded within the last ``window`` ticks, so that a variable
-    that is logged rarely does not stand for ever.
+    Only values of the last ``window`` ticks count, so that a variable that is logged rarely
+    disappears.
 
     Args:
         names: Variables to show, in order; others may be recorded as well.
-        window: Ticks that the averages look back.
+        window: Length of the window in ticks.
 
-    Difference from the reference's logged model: any real number (int, bool, numpy scalar,
+    Difference from DI-engine's logged model: any real number (int, bool, numpy scalar,
     one-element tensor) is accepted and kept as a float.
     """
 

@@ -1,4 +1,4 @@
-"""Schedules of what a policy trains with."""
+"""A learner hook that schedules the learning rates."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SHAPES: Mapping[str, Callable[[float, float], float]] = {
 
 
 class _Args(Section, frozen=True, kw_only=True):
-    """What ``lr_schedule`` is given.
+    """Options of ``lr_schedule``.
 
     Attributes:
-        iterations: Train iteration from which on the rate is the final one.
-        kind: Its way there from the start, or from the end of the warm-up.
+        iterations: Train iteration at which the final rate is reached.
+        kind: How the rate changes, from the start or from the end of the warm-up on.
         final: The final rate, as a share of the one in the config; above 0 for ``exponential``.
-        warmup: Iterations in which it grows from 0 to the one in the config.
+        warmup: Iterations in which the rate grows from 0 to the one in the config.
     """
 
     iterations: Count
@@ -45,10 +45,10 @@ class _Args(Section, frozen=True, kw_only=True):
 
 
 class LearningRateHook(LearnerHook):
-    """Sets the policy's learning rates before each iteration, all by one factor.
+    """Multiplies all learning rates of the policy by a factor, set before each iteration.
 
-    The policy takes it as its attribute ``learning_rate_factor``; every ``BasePolicy`` does. What
-    it was set to follows from the iteration alone, so that a resumed run goes on as it was.
+    It sets the policy's attribute ``learning_rate_factor``, which every ``BasePolicy`` has. The
+    factor depends only on the iteration, so that a resumed run continues with the same rates.
 
     Source: linear warm-up as in Goyal et al. 2017, section 2.2; ``cosine`` is Loshchilov & Hutter
     2017, equation 5, with one cycle.
@@ -71,7 +71,7 @@ class LearningRateHook(LearnerHook):
             ) from error
 
     def factor(self, iteration: int) -> float:
-        """Return the factor of an iteration, the first being 0."""
+        """Return the factor of an iteration; the first iteration is 0."""
         args = self.args
         if iteration < args.warmup:
             return float((iteration + 1) / args.warmup)

@@ -31,11 +31,11 @@ class _Args(PeriodArgs, frozen=True, kw_only=True):
 
 
 class _WandbArgs(_Args, frozen=True, kw_only=True):
-    """What ``wandb`` is given.
+    """Options of ``wandb``.
 
     Attributes:
-        project: The project.
-        name: Name of the run; that of the run folder where empty.
+        project: Name of the project.
+        name: Name of the run; if empty, that of the run folder.
         mode: ``offline`` writes to the log folder, for ``wandb sync``; ``online`` to the server.
     """
 
@@ -45,12 +45,12 @@ class _WandbArgs(_Args, frozen=True, kw_only=True):
 
 
 class _MlflowArgs(_Args, frozen=True, kw_only=True):
-    """What ``mlflow`` is given.
+    """Options of ``mlflow``.
 
     Attributes:
-        experiment: The experiment, made where absent.
-        name: Name of the run; that of the run folder where empty.
-        tracking_uri: Where to; the file ``mlflow.db`` in the log folder where empty.
+        experiment: Name of the experiment; it is created if absent.
+        name: Name of the run; if empty, that of the run folder.
+        tracking_uri: MLflow's tracking URI; if empty, the file ``mlflow.db`` in the log folder.
     """
 
     experiment: str = "dingsdk"
@@ -59,9 +59,9 @@ class _MlflowArgs(_Args, frozen=True, kw_only=True):
 
 
 class Tracker(LearnerHook):
-    """Gives every ``freq``-th iteration's log variables, as numbers, to ``write``; rank 0 alone.
+    """Passes the log variables of every ``freq``-th iteration to ``write``; on rank 0 only.
 
-    A tracker that cannot write is named in one warning; the training goes on without it.
+    If a tracker fails to write, it is disabled with one warning, and the training continues.
     """
 
     positions = ("after_iter",)
@@ -75,7 +75,7 @@ class Tracker(LearnerHook):
         try:
             self.write(engine, values)
         except Exception as error:
-            # Each tracker has errors of its own, and logs never stop a run.
+            # Each tracker raises different errors, and logs never stop a run.
             self._has_failed = True
             _log.warning("the learner hook %r ends here, the run goes on: %s", self.name, error)
 
@@ -122,8 +122,8 @@ class JsonlHook(_FileTracker):
 class CsvHook(_FileTracker):
     """Appends one line an iteration to ``metrics.csv`` in the learner's log folder.
 
-    A variable that is logged later than others gets a column at the end, empty in earlier lines:
-    the file is then written anew.
+    A variable that is first logged later gets a column at the end, which is empty in earlier
+    lines; the file is rewritten for it.
     """
 
     _columns: Sequence[str] = ()
@@ -188,7 +188,7 @@ class WandbHook(Tracker):
 
 
 class MlflowHook(Tracker):
-    """Logs to MLflow (extra ``mlflow``): to an SQLite file, or where ``tracking_uri`` says."""
+    """Logs to MLflow (extra ``mlflow``): to an SQLite file, or to ``tracking_uri``."""
 
     Args = _MlflowArgs
 
