@@ -1,4 +1,4 @@
-"""Environments: the env manager contract, the managers of the core, and their making."""
+"""Environments: the env manager interface, the built-in managers, and functions to make them."""
 
 from __future__ import annotations
 

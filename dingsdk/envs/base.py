@@ -47,8 +47,8 @@ class Timestep(NamedTuple):
     failed and was restarted, ``obs`` is the first of its new episode, ``reward`` is 0,
     ``done`` is False and ``info['error']`` says what happened.
 
-    Of an env of several players ``obs`` and ``reward`` have an axis of players, and ``info`` is a
-    list of one dict a player, each with the keys above.
+    For an env of several players ``obs`` and ``reward`` have a player axis, and ``info`` is a
+    list of one dict per player, each with the keys above.
     """
 
     obs: Any
@@ -58,9 +58,9 @@ class Timestep(NamedTuple):
 
 
 class StepColumns(NamedTuple):
-    """Result of one ``step_batch``: one row per env stepped, in the order asked.
+    """Result of one ``step_batch``: one row per stepped env, in the order of ``env_ids``.
 
-    The arrays are the caller's: no later call writes into them, but ``final_obs`` may be
+    The arrays belong to the caller: no later call writes into them, but ``final_obs`` may be
     ``obs``. A named tuple, because building a frozen dataclass of eight fields costs 1 us.
 
     Attributes:
@@ -69,16 +69,16 @@ class StepColumns(NamedTuple):
         final_obs: The observation that the action led to; equal to ``obs`` except at
             episode ends, where it is the true last one. May be the same object as ``obs``
             when no episode ended.
-        reward: float32[n]; float32[n, players] of envs of several players.
+        reward: float32[n]; float32[n, players] for envs of several players.
         terminated: bool[n], the task ended (no bootstrap).
         truncated: bool[n], the episode was cut (bootstrap from ``final_obs``).
-        valid: bool[n], or None for all True. False rows are no transitions: the env spent
+        valid: bool[n], or None for all True. False rows are not transitions: the env spent
             the step on its reset, failed and was rebuilt (see ``abnormal``), or is finished.
             Their ``reward``, ``terminated`` and ``truncated`` are 0 and False.
         abnormal: bool[n], or None for all False. True: the env failed in this step; drop the
             unfinished trajectory of that env, ``obs`` is the first of a fresh episode.
-        episode_info: for env rows whose episode ended and that report extra statistics,
-            ``{row: dict}``.
+        episode_info: ``{row: dict}``, the extra statistics that envs report for episodes that
+            ended in this step.
     """
 
     obs: Obs
@@ -131,7 +131,7 @@ class Capabilities:
         reset_takes_step: an env spends one step on its reset after an episode end
             (gymnasium's next-step autoreset); that row has ``valid=False``.
         asynchronous: ``step`` may return fewer envs than it was given, and ``ready_obs`` leaves
-            out those that are not back yet.
+            out envs whose step has not ended.
     """
 
     per_env_seed: bool = True
@@ -146,24 +146,24 @@ class EnvManager(Configurable, ABC):
 
     A class registered under ``env_managers`` is built as ``cls(cfg, env_fns)``, where ``cfg``
     is its whole config (its defaults with the user's values merged in). Seeds, spaces and
-    counts of episodes and failures are kept here; a subclass makes the envs (``_open``),
+    counts of episodes and failures are handled here; a subclass makes the envs (``_open``),
     resets and steps them. To wrap a gymnasium vector env, see ``VectorEnvs``.
 
     Source: the env managers of DI-engine. Different here: ``max_retry`` counts failures in a
     row (2, not 1), a failed env is rebuilt by default, and a failed step is never repeated,
-    since an env that raised may have moved; its episode is dropped instead.
+    since the state of an env that raised may have changed; its episode is dropped instead.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Section ``env_manager``.
 
         Attributes:
-            episode_num: Episodes per env before it is DONE.
+            episode_num: Number of episodes after which an env is DONE; inf for no limit.
             auto_reset: Whether an env starts its next episode by itself.
-            max_retry: Failures of an env in a row, without a finished episode, that do not end the
-                run.
-            retry_type: ``renew`` builds a failed env anew, ``reset`` only resets it.
-            retry_waiting_time: Seconds to wait before a failed env is built or reset again.
+            max_retry: Number of failures of an env in a row, without a finished episode between
+                them, that are allowed; one more ends the run.
+            retry_type: ``renew`` makes a failed env again, ``reset`` only resets it.
+            retry_waiting_time: Seconds to wait before a failed env is made or reset again.
         """
 
         episode_num: Annotated[float, Meta(ge=1)] = math.inf
@@ -230,13 +230,13 @@ class EnvManager(Configurable, ABC):
         """Env failures (each one dropped episode) since launch.
 
         Failures of one env are in a row while it completes no episode between them; by
-        default the third in a row raises EnvError (``max_retry`` of them are forgiven).
+        default the third in a row raises EnvError (``max_retry`` of them are allowed).
         """
         return self._failure_count
 
     @property
     def player_num(self) -> int:
-        """How many players an env has; with several, rewards and spaces have an axis of them."""
+        """Number of players of an env; with several, rewards and spaces have a player axis."""
         _ = self._spaces
         return self._player_num
 
@@ -261,7 +261,7 @@ class EnvManager(Configurable, ABC):
             raise EnvError("launch() needs a closed env manager; call close() first", env_id=None)
         self._failure_count = 0
         self._episodes[:] = 0
-        # New envs know no seed yet, also those of a manager that was seeded and closed.
+        # New envs have no seed yet, even if the manager was seeded before it was closed.
         self._unapplied[:] = [seed is not None for seed in self._seeds]
         self._check_ids(reset_param or {})
         try:
@@ -280,8 +280,8 @@ class EnvManager(Configurable, ABC):
     def reset(self, reset_param: Mapping[int, Any] | None = None) -> None:
         """Reset all envs, or only those named by ``{env_id: None | kwargs}``.
 
-        The kwargs go to the env's own ``reset`` and are remembered for its later resets;
-        None keeps what is remembered. Episode counters are untouched.
+        The kwargs are passed to the env's own ``reset`` and are remembered for its later resets;
+        None keeps the remembered ones. Episode counters do not change.
         """
         self._check_open()
         if reset_param is None:
@@ -299,10 +299,10 @@ class EnvManager(Configurable, ABC):
             seed: int ``s``: env ``i`` gets ``s + i``; a sequence: one for each env; a dict: only
                 the envs it names.
             dynamic_seed: True (the default of a new manager): a seed starts a random stream that
-                runs on from episode to episode; False: every episode starts from the seed;
+                continues from episode to episode; False: every episode starts from the seed;
                 None: as before.
 
-        An env that was rebuilt after its ``k``-th failure since it was seeded goes on with
+        An env that was rebuilt after its ``k``-th failure since it was seeded continues with
         the seed ``derive_seed(seed, "rebuild", k)``: it repeats neither its own episodes nor
         those of another env. With ``dynamic_seed=False`` it starts from the seed again.
         """
@@ -325,10 +325,10 @@ class EnvManager(Configurable, ABC):
             self._dynamic_seed = dynamic_seed
 
     def get_state(self) -> dict[str, Any]:
-        """Return all that decides what the envs do next, as plain data.
+        """Return the full state of the manager and its envs, as plain data.
 
         Raises:
-            NotSavableError: an env keeps something else than data, or the manager cannot ask it.
+            NotSavableError: an env has state that is not plain data, or the manager cannot read it.
         """
         self._check_open()
         envs = self._envs_state()  # may wait for steps under way, which change the rest
@@ -336,10 +336,10 @@ class EnvManager(Configurable, ABC):
         return {"manager": own, "envs": envs}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, of a manager of the same envs; requires a launched manager.
+        """Restore the state of a manager of the same envs; requires a launched manager.
 
         Raises:
-            CheckpointCorruptError: it is of other envs.
+            CheckpointCorruptError: the state is of other envs.
         """
         self._check_open()
         self._set_envs_state(state["envs"])
@@ -356,8 +356,8 @@ class EnvManager(Configurable, ABC):
         """Let an env change the rewards of a finished episode in place, by its ``reward_shaping``.
 
         Raises:
-            ConfigError: the env has no such method, or the manager cannot call it. So do the next
-                two.
+            ConfigError: the env has no such method, or the manager cannot call it.
+                ``enable_save_figure`` and ``enable_save_replay`` raise it too.
         """
         shaped = self._call(env_id, "reward_shaping", transitions)
         if shaped is not None and shaped is not transitions:
@@ -383,9 +383,9 @@ class EnvManager(Configurable, ABC):
 
     @abstractmethod
     def current_obs(self) -> Obs:
-        """Columns ``[env_num, ...]`` of the observations that the next action answers.
+        """Return columns ``[env_num, ...]`` of the observations for the next actions.
 
-        The arrays are the caller's: no later call writes into them.
+        The arrays belong to the caller: no later call writes into them.
         """
 
     @abstractmethod
@@ -399,25 +399,25 @@ class EnvManager(Configurable, ABC):
             env_ids: int64[n] without repeats, or None for all in order.
 
         Raises:
-            PolicyOutputError: the actions have the wrong shape or are outside the space; the
-                envs are untouched.
-            EnvError: an env failed for the third time in a row; its error is the cause.
+            PolicyOutputError: the actions have the wrong shape or are outside the space; no
+                env was stepped.
+            EnvError: an env failed more than ``max_retry`` times in a row; its error is the cause.
         """
 
     @abstractmethod
     def _open(self) -> None:
-        """Make the envs and set ``_spaces``; ``_discard`` undoes it, also half-way."""
+        """Make the envs and set ``_spaces``; ``_discard`` undoes it, even if it failed half-way."""
 
     @abstractmethod
     def _discard(self) -> None:
-        """Close the envs that there are."""
+        """Close all envs that were made."""
 
     @abstractmethod
     def _reset_envs(self, env_ids: Sequence[int], kwargs: Mapping[int, Any]) -> None:
-        """Reset ``env_ids``; ``kwargs`` holds what the caller gave for some of them."""
+        """Reset ``env_ids``; ``kwargs`` holds the caller's arguments for some of them."""
 
     def _envs_state(self) -> Any:
-        """Return the state of the envs; managers that can, override it."""
+        """Return the state of the envs; overridden by managers that support it."""
         name = type(self).__name__
         raise NotSavableError(
             f"{name} cannot save its envs; in_process, subprocess, async_subprocess and vector "
@@ -427,10 +427,10 @@ class EnvManager(Configurable, ABC):
         )
 
     def _set_envs_state(self, state: Any) -> None:
-        """Take over what ``_envs_state`` returned."""
+        """Restore the envs from the result of ``_envs_state``."""
 
     def _call(self, env_id: int, name: str, *args: Any) -> Any:
-        """Call a method of one env; managers that can, override it."""
+        """Call a method of one env; overridden by managers that support it."""
         raise ConfigError(
             f"env_manager.type: {type(self).__name__} cannot call {name} of one env; in_process, "
             "subprocess, async_subprocess and vector with vectorization_mode sync can",
@@ -440,7 +440,7 @@ class EnvManager(Configurable, ABC):
 
     @cached_property
     def _spaces(self) -> tuple[ObservationSchema, ActionChecker]:
-        # Before the launch only a probe can tell.
+        # Before the launch the spaces are read from a temporary env.
         probe = self._env_fns[0]()
         self._set_players(player_num(probe))
         close_quietly(probe)
@@ -492,7 +492,7 @@ class EnvManager(Configurable, ABC):
         return seeds
 
     def _count_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """Count a finished episode for each, and park those that start no other."""
+        """Count a finished episode for each env, and park those that start no other episode."""
         self._episodes[env_ids] += 1
         if not self.section.auto_reset:
             self._parked[env_ids] = True
@@ -502,7 +502,7 @@ class EnvManager(Configurable, ABC):
     def _timestep(self, env_id: int, obs: Any, reward: Any, info: dict[str, Any]) -> Timestep:
         """Return one env's step in dict form, and add its reward to the episode's return.
 
-        ``info`` holds ``terminated`` and ``truncated``, it is the caller's to change.
+        ``info`` holds ``terminated`` and ``truncated``; it is changed in place.
         """
         done = info["terminated"] or info["truncated"]
         self._returns[env_id] = 0.0 if info.get(ABNORMAL) else self._returns[env_id] + reward

@@ -34,7 +34,7 @@ _UNUSUAL = frozenset((ABNORMAL, FAILURES, EPISODE_INFO))
 class BaseVectorEnvManager(EnvManager):
     """Drives any ``gymnasium.vector.VectorEnv``: a subclass writes ``make_vector_env``.
 
-    All envs move in one call, in columns, in whatever autoreset mode the vector env has. They
+    All envs are stepped in one call, in columns, in the autoreset mode of the vector env. They
     share one random stream and are reset together. When the vector env fails, all envs are
     rebuilt and all rows of that step are abnormal. An env that takes no actions (DONE, or
     waiting for the caller's reset) gets a placeholder action, and its rows are not valid.
@@ -57,9 +57,9 @@ class BaseVectorEnvManager(EnvManager):
     )
 
     _instead = "env_manager.type to in_process"
-    """What to set for what only single envs can do."""
+    """The setting that errors suggest for features that only single envs have."""
     _per_env = False
-    """Whether every env is a ``GuardedEnv``, which is seeded, reset and rebuilt alone."""
+    """Whether every env is a ``GuardedEnv``, which can be seeded, reset and rebuilt alone."""
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
         super().__init__(cfg, env_fns)
@@ -70,17 +70,17 @@ class BaseVectorEnvManager(EnvManager):
         self._resetting: NDArray[np.bool_] | None = None
         # Whether an env may have to stop after an episode.
         self._may_park = not self.section.auto_reset or not math.isinf(self.episode_num)
-        # No step was made since all envs were reset.
+        # True if no step was made since all envs were reset.
         self._is_fresh = False
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
         self._failures_in_row = self._rebuilds = 0
-        # Infos of the last step, and where the infos of the ended episodes are.
+        # Infos of the last step, and the infos that include those of the ended episodes.
         self._infos: Mapping[str, Any] = {}
         self._final_infos: Mapping[str, Any] = {}
 
     @abstractmethod
     def make_vector_env(self) -> Any:
-        """Make a ``gymnasium.vector.VectorEnv`` of ``env_num`` envs; its own to close."""
+        """Make a ``gymnasium.vector.VectorEnv`` of ``env_num`` envs; the manager closes it."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -165,10 +165,10 @@ class BaseVectorEnvManager(EnvManager):
         return {row: part_of(self._obs, row) for row in self._ready()}
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
-        """Step the envs; all that are ready must be named.
+        """Step the envs; ``actions`` must name all that are ready.
 
         An env whose reset takes a step (``capabilities.reset_takes_step``) is not ready for
-        one round; when none is left, the round is spent here.
+        one round; if no env is ready, this method steps that round too.
         """
         self._check_open()
         ready, checker = self._ready(), self._spaces[1]
@@ -230,7 +230,7 @@ class BaseVectorEnvManager(EnvManager):
         is_all = len(env_ids) == self._env_num
         if not self._per_env and (given or not is_all):
             if self._is_fresh and not given:
-                return  # a restart after a failure has done it
+                return  # a restart after a failure has already reset them
             raise ConfigError(
                 f"these envs are reset all together and without arguments, asked for "
                 f"{dict(kwargs)}; set {self._instead}",
@@ -265,13 +265,13 @@ class BaseVectorEnvManager(EnvManager):
         seeds: Sequence[int | None],
         kwargs: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        """Reset rows of the vector env, those in ``kwargs`` with arguments of their own."""
+        """Reset rows of the vector env, each with its arguments in ``kwargs`` if there are any."""
         if not self._per_env:
             keep = None if self._dynamic_seed else self._seeds[0]
             self._reset_rows(None, seeds[0] if seeds[0] is not None else keep)
             return
         self._vec.set_attr("keep_seed", not self._dynamic_seed)
-        # A vector env that was never reset needs all rows once before it can do some.
+        # A vector env must be reset as a whole before it can reset some rows.
         rows = None if len(env_ids) == self._env_num else self._mask(env_ids)
         self._reset_rows(rows, list(seeds))
         for env_id, given in kwargs.items():
@@ -293,7 +293,7 @@ class BaseVectorEnvManager(EnvManager):
         """Count a failure of the whole vector env, build a new one and reset it.
 
         Raises:
-            EnvError: too many failures in a row, of the whole or of one guarded env.
+            EnvError: too many failures in a row, of the vector env or of one guarded env.
         """
         while True:
             if isinstance(error, EnvError) and self._per_env:
@@ -315,7 +315,7 @@ class BaseVectorEnvManager(EnvManager):
             try:
                 self._open()
                 keep = not self._dynamic_seed
-                # Not the name that a guarded env takes for a rebuild of its own.
+                # A guarded env uses another name for its own rebuilds.
                 seeds = [
                     restart_seed(seed, self._rebuilds, keep, "rebuild_all") for seed in self._seeds
                 ]
@@ -363,7 +363,7 @@ class BaseVectorEnvManager(EnvManager):
         )
 
     def _restart(self, error: Exception) -> StepColumns:
-        """Answer a failed step: all envs begin a new episode."""
+        """Return the result of a failed step, in which all envs begin a new episode."""
         self._recover(error)
         count = self._env_num
         text = f"{type(error).__name__}: {error}"

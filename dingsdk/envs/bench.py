@@ -1,4 +1,4 @@
-"""``bench_env``: which env manager steps an env fastest on this machine, and how many of it."""
+"""``bench_env``: find the fastest env manager and number of envs on this machine."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from dingsdk.errors import DingError, EnvError
 
 KINDS = ("vector", "in_process", "subprocess")
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-"""Envs that a manager steps together, as they are tried."""
+"""Numbers of envs that are tried."""
 TURN_S = 0.15
-"""How long a choice is stepped at a time."""
+"""Seconds of one measurement (turn) of a choice."""
 FIRST_TURNS, TURNS = 2, 10
-"""How often a choice is stepped, at first and in the last comparison. Its speed is that of the best
-turn, which other programs have disturbed least."""
+"""Measurements of a choice, at first and in the last comparison. The fastest one counts, as other
+programs have disturbed it least."""
 FINALISTS = 4
 """Choices that are compared at the end."""
 FASTEST_SHARE = 0.97
-"""The choice with the fewest envs is taken whose speed is this share of the best."""
+"""Of the choices with at least this share of the best speed, the one with the fewest envs wins."""
 _SEARCH_SHARE = 0.6
 """Share of the time for the search; the rest is for the last comparison."""
 _HOPELESS = 0.4
-"""The best choice of a manager is compared again if its speed is this share of the best."""
+"""The best choice of a manager is compared again if its speed is above this share of the best."""
 _DROP = 0.8
-"""Fewer envs are not tried where the speed has fallen to this share."""
+"""Fewer envs are not tried if the speed has fallen below this share of the manager's best."""
 _MAKING_S = 2.0
-"""The most time that making the envs of one choice may take."""
+"""Time limit for making the envs of one choice."""
 _POOL = 16
 """Sets of actions that are drawn beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpeed:
-    """How fast one choice is.
+    """Speed of one choice of env manager and number of envs.
 
     Attributes:
         manager: Type of the env manager.
-        env_num: Envs that it steps together.
-        steps_per_s: Env steps a second, of all envs together, with random actions; 0 where it
+        env_num: Number of envs that it steps together.
+        steps_per_s: Env steps a second, of all envs together, with random actions; 0 if it
             cannot step the env.
-        error: Why it cannot; else empty.
+        error: Why it cannot step the env; empty if it can.
     """
 
     manager: str
@@ -76,15 +76,15 @@ def bench_env(
     long as that is not much slower. The fastest choices are compared once more, in turns.
 
     Args:
-        env: As for ``check_env``, like the next two.
-        kwargs: What the env is made with.
-        wrappers: Its wrappers.
-        seconds: About how long it may take. A choice that was begun is ended, so that envs which
-            take seconds to make or to step take longer.
+        env: As for ``check_env``.
+        kwargs: As for ``check_env``.
+        wrappers: As for ``check_env``.
+        seconds: Approximate time limit. A measurement that has begun is finished, so that envs
+            which take seconds to make or to step take longer.
 
     Returns:
-        The fastest choice, with the fewest envs where several are as fast, and all that were
-        measured, the fastest first.
+        The fastest choice (if several are as fast, the one with the fewest envs), and all measured
+        choices, the fastest first.
 
     Raises:
         ConfigError: the env cannot be made as described.
@@ -124,7 +124,7 @@ def _finalists(found: Sequence[EnvSpeed]) -> list[EnvSpeed]:
 
 
 def _most_envs(env_fn: Callable[[], Any]) -> int:
-    """Return how many envs can be made in the time and in half the memory that there is."""
+    """Return how many envs can be made within ``_MAKING_S`` and half of the free memory."""
     before, started = _memory_bytes(), time.perf_counter()
     with closing(env_fn()):
         taken_s = time.perf_counter() - started
@@ -142,7 +142,7 @@ def _memory_bytes() -> int:
 def _measure_kind(
     kind: str, env_fn: Callable[[], Any], counts: Sequence[int], deadline: float
 ) -> list[EnvSpeed]:
-    """Measure a manager with the most envs, then with fewer as long as it is about as fast."""
+    """Measure a manager with the most envs, then with fewer while it is about as fast."""
     found: list[EnvSpeed] = []
     for count in reversed(counts):
         if found and time.perf_counter() > deadline:
@@ -191,7 +191,7 @@ def launched(kind: str, env_fn: Callable[[], Any], count: int) -> EnvManager:
 
 
 def step_for(manager: EnvManager, seconds: float) -> float:
-    """Return env steps a second over about so long, after one step that does not count."""
+    """Return env steps a second, measured over ``seconds`` after one step that does not count."""
     space, count = manager.action_space, manager.env_num
     pool = [np.array([space.sample() for _ in range(count)]) for _ in range(_POOL)]
     obs = manager.step_batch(nearest_legal(pool[0], manager.current_obs())).obs

@@ -1,4 +1,4 @@
-"""``check_env``: whether an env keeps the rules that workers rely on."""
+"""``check_env``: check that an env follows the rules that workers rely on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dingsdk.errors import ConfigError, DingError
 from dingsdk.plugins import default_manager
 
 STEPS = 100
-"""Steps by which two envs, or an env and its manager, are compared."""
+"""Number of steps for which two envs, or an env and its manager, are compared."""
 EPISODE_STEPS = 20_000
 """Steps to wait for the end of an episode."""
 EPISODE_S = 5.0
@@ -35,12 +35,12 @@ State = Literal["ok", "warning", "problem"]
 
 
 class EnvCheck(NamedTuple):
-    """What one check of an env found.
+    """Result of one check of an env.
 
     Attributes:
-        name: What was checked.
+        name: Name of the check.
         state: ``problem``: workers cannot use the env; ``warning``: they can, but look at it.
-        detail: What was found, and what to do.
+        detail: The result in words, and what to do.
     """
 
     name: str
@@ -53,7 +53,7 @@ class _Problem(Exception):  # noqa: N818 - ends one check
 
 
 class _Subject:
-    """The env that is checked, and what was noticed beside the problems."""
+    """The env that is checked, and the warnings of the current check."""
 
     def __init__(self, env_fn: Callable[[], Any], seed: int) -> None:
         self.env_fn, self.seed = env_fn, seed
@@ -108,7 +108,7 @@ class _Subject:
         return self.check_obs(obs, "step()"), numbers, bool(terminated), bool(truncated)
 
     def check_obs(self, obs: Any, where: str) -> Any:
-        """Return an observation as workers get it."""
+        """Check an observation, and return it as workers get it."""
         try:
             taken = ObservationSchema(self.observation_space).conform(obs)
         except DingError as error:
@@ -131,19 +131,19 @@ def check_env(
     wrappers: Sequence[Any] = (),
     seed: int = 0,
 ) -> list[EnvCheck]:
-    """Check an env against what workers rely on, by using it.
+    """Check that an env follows the rules that workers rely on, by using it.
 
     It is made several times, also in an env manager of this process and in one of a child process,
     so a script needs the ``__main__`` guard.
 
     Args:
         env: An env id, ``module:Class``, or a class or function that makes the env.
-        kwargs: What it is made with, as ``env.kwargs``.
-        wrappers: As ``env.wrappers``; of an id alone.
-        seed: Of the env and of the random actions.
+        kwargs: Keyword arguments of the env, as ``env.kwargs``.
+        wrappers: As ``env.wrappers``; only if ``env`` is an id.
+        seed: Seed of the env and of the random actions.
 
     Returns:
-        One result a check; those that need what an earlier one found missing are left out.
+        One result per check; after a problem, the checks that depend on it are left out.
     """
     subject = _Subject(env_maker(env, kwargs, wrappers), seed)
     found: list[EnvCheck] = []
@@ -166,10 +166,10 @@ def env_maker(
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Any] = (),
 ) -> Callable[[], Any]:
-    """Return what makes an env; arguments as ``check_env``.
+    """Return a function that makes the env; arguments as ``check_env``.
 
     Raises:
-        ConfigError: the arguments are others.
+        ConfigError: the arguments are invalid.
     """
     if isinstance(env, str):
         return EnvFn({"env_id": env, "kwargs": dict(kwargs or {}), "wrappers": list(wrappers)})
@@ -258,7 +258,7 @@ def _check_child(subject: _Subject) -> str:
 
 
 def _check_managed(subject: _Subject, manager: Any) -> str:
-    """Compare env 0 of two with one that is driven alone."""
+    """Compare env 0 of a manager of two envs with an env that is stepped without a manager."""
     actions = subject.actions(STEPS)
     alone = _play(subject, subject.seed)
     rows: list[Any] = []
@@ -313,7 +313,7 @@ _CHECKS: tuple[tuple[str, Callable[[_Subject], str], bool], ...] = (
 
 
 def _play(subject: _Subject, seed: int) -> list[Any]:
-    """Return what an env gives for a seed: its first observation, then (obs, reward, is over)."""
+    """Play an env with a seed; return the first observation, then (obs, reward, is over)."""
     with subject.made() as env:
         obs = subject.reset(env, seed)
         rows: list[Any] = [obs]

@@ -16,12 +16,12 @@ from dingsdk.errors import ConfigError
 
 
 class EnvpoolEnvManager(BaseVectorEnvManager):
-    """Type ``envpool``: all envs move in one call, by the threads of envpool (an extra).
+    """Type ``envpool``: the threads of envpool (an extra) step all envs in one call.
 
     ``env.env_id`` is an id of envpool, such as ``envpool:Pong-v5``, or one that gymnasium has as
     well; ``env.kwargs`` are envpool's options. All envs are reset together, an env spends a step
-    on its reset after an episode, and one seed gives each env a random stream of its own.
-    Refused are wrappers, envs of several players and functions that make envs.
+    on its reset after an episode, and one seed gives each env a separate random stream.
+    Wrappers, envs of several players and functions that make envs are refused.
     envpool's asynchronous mode is not used.
     """
 
@@ -29,7 +29,7 @@ class EnvpoolEnvManager(BaseVectorEnvManager):
         """Section ``env_manager``.
 
         Attributes:
-            num_threads: Threads that step the envs; 0 for one a core.
+            num_threads: Threads that step the envs; 0 for one per core.
         """
 
         num_threads: Whole = 0
@@ -56,12 +56,12 @@ class EnvpoolEnvManager(BaseVectorEnvManager):
         name = self._env.env_id.removeprefix(PREFIX)
         return PooledEnvs(name, self.env_num, self.section.num_threads, **self._env.kwargs)
 
-    # Its state is in C++.
+    # The state of the envs is in C++, where it cannot be read.
     _envs_state = EnvManager._envs_state
 
     @cached_property
     def _spaces(self) -> tuple[ObservationSchema, ActionChecker]:
-        # Those of an env that gymnasium has as well may have another dtype there.
+        # gymnasium's spaces of an env that it has as well may have another dtype.
         envs = self.make_vector_env()
         self._set_players(1)
         return (

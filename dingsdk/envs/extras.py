@@ -15,8 +15,8 @@ class Extra(NamedTuple):
     """An extra that an env needs.
 
     Attributes:
-        name: As in pyproject.toml.
-        module: What it installs.
+        name: Name of the extra in pyproject.toml.
+        module: Module that it installs.
     """
 
     name: str
@@ -24,12 +24,12 @@ class Extra(NamedTuple):
 
     @property
     def is_installed(self) -> bool:
-        """Whether the module can be imported; it is not."""
+        """Whether the module can be imported; does not import it."""
         return importlib.util.find_spec(self.module) is not None
 
     @property
     def install(self) -> str:
-        """What to type to install it."""
+        """The command that installs it."""
         return install_extra_command(self.name)
 
 
@@ -41,11 +41,12 @@ _EXTRAS: Mapping[str, Extra] = {
     "gymnasium.envs.mujoco": Extra("mujoco", "mujoco"),
     "pettingzoo": Extra("multiagent", "pettingzoo"),
 }
-"""Namespace of an env id, module before its colon, or module that gymnasium makes it from."""
+"""The keys are a namespace of env ids, the module before their colon, or the module of gymnasium's
+entry point."""
 
 
 def extra_of(env_id: str) -> Extra | None:
-    """Return the extra that an env needs, or None; imports nothing of it."""
+    """Return the extra that an env needs, or None; does not import it."""
     module, _, name = env_id.rpartition(":")
     spec = None if module else gym.registry.get(name)
     entry = spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
@@ -61,7 +62,7 @@ def extra_of(env_id: str) -> Extra | None:
 
 
 def missing_extra_hint(env_id: str) -> str:
-    """Return how to install what an env needs, for an error message; empty where it is there."""
+    """Return how to install a missing extra of an env, for an error message; else an empty text."""
     extra = extra_of(env_id)
     if extra is None or extra.is_installed:
         return ""

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from dingsdk.envs.base import EnvManager
 
 ABNORMAL = "abnormal"
-"""Info key, True: the env failed in this step and stands at the start of a new episode."""
+"""Info key, True: the env failed in this step and is at the start of a new episode."""
 ERROR = "error"
 """Info key of an abnormal step: the error in one line."""
 FAILURES = "env_failures"
 """Info key, int: failures in this call of ``step`` or ``reset``; absent if there were none."""
 EPISODE_INFO = "episode_info"
-"""Info key of an episode's last step: statistics of the env's own, a dict."""
+"""Info key of an episode's last step: a dict of the env's own statistics."""
 
 _FAULTS = (Exception, SystemExit)
-"""What counts as a failure of the env. An env that calls sys.exit() ends itself, not the run."""
+"""Exceptions that count as a failure of the env. ``sys.exit()`` in an env does not end the run."""
 
 _MAX_REWARD = float(np.finfo(np.float32).max)
 
@@ -47,8 +47,8 @@ _log = logging.getLogger(__name__)
 class GuardedEnv(gym.Env[Any, Any]):
     """One env whose results are checked and copied, and that is rebuilt when it fails.
 
-    A failure is an exception out of the env, an observation or reward that does not fit, or
-    ``info['abnormal']`` set by the env itself. It costs the episode: the step returns the
+    A failure is an exception that the env raises, an observation or reward that does not fit, or
+    ``info['abnormal']`` set by the env itself. The episode is dropped: the step returns the
     first observation of a new one, and ``info[ABNORMAL]``. Failures are in a row while no
     episode is completed between them.
 
@@ -71,7 +71,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         self.player_num = player_num(self.env)
         self._schema = ObservationSchema(self.observation_space)
         self.keep_seed = False
-        """True: every reset starts from the seed; False: the stream runs on."""
+        """True: every reset starts from the seed; False: the random stream continues."""
         self._seed: int | None = None
         self._rebuilds = 0
         self._reset_kwargs: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         return self._reset(seed, self._failures)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env; where it fails, restart it and return an abnormal step.
+        """Step the env; if it fails, restart it and return an abnormal step.
 
         Raises:
             EnvError: too many failures in a row; the env's last error is the cause.
@@ -147,7 +147,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         return {"guard": guard, "env": env_state(self.env)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over such a state; errors as ``set_env_state``."""
+        """Restore a state from ``get_state``; errors as ``set_env_state``."""
         set_env_state(self.env, state["env"])
         set_attributes(self, state["guard"])
 
@@ -200,8 +200,8 @@ class GuardedEnvFn:
         self._args = (env_fn, env_id, section)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Wrappers are made by type key: the child must know the types registered here.
-        # Transports would bring torch along: 200 MB and seconds for each process of envs.
+        # Wrappers are made by type key: the child needs the types that are registered here.
+        # Transports are left out, as they import torch: 200 MB and seconds for each process.
         return {**vars(self), "_snapshot": default_manager().snapshot(without=COMM_KINDS)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ def ctrl_c_blocked() -> Iterator[None]:
 def restart_seed(
     seed: int | None, rebuilds: int, keep_seed: bool, name: str = "rebuild"
 ) -> int | None:
-    """Return the seed that an env goes on with after its ``rebuilds``-th failure."""
+    """Return the seed that an env continues with after its ``rebuilds``-th failure."""
     if seed is None or keep_seed:
         return seed
     return derive_seed(seed, name, rebuilds)
@@ -269,13 +269,14 @@ def count_failure(
 
 
 CLOSE_S = 5.0
-"""How long the ``close`` of an env may take in this process; then it is left behind."""
+"""How long closing envs may take in this process; then they are abandoned."""
 
 
 def close_quietly(*envs: Any) -> None:
-    """Close envs that are not used any more; what goes wrong then is only logged.
+    """Close envs that are not used any more; errors are only logged.
 
-    Those that do not end within ``CLOSE_S`` all together are left behind.
+    All together have ``CLOSE_S``; envs that take longer are abandoned. Envs that render have no
+    limit.
     """
     # The window or GL context of an env that renders belongs to the thread that made it.
     rendering = [env for env in envs if getattr(env, "render_mode", None) is not None]
@@ -296,7 +297,7 @@ def _close_all(envs: Sequence[Any]) -> None:
 
 
 def check_spaces(env: Any) -> None:
-    """Raise EnvError unless an env says what it takes and gives."""
+    """Raise EnvError unless an env has an observation space and an action space."""
     for name in ("observation_space", "action_space"):
         found = getattr(env, name, None)
         if not isinstance(found, gym.Space):
@@ -309,9 +310,9 @@ def check_spaces(env: Any) -> None:
 
 
 def _plain_reward(reward: Any, players: int) -> Any:
-    """Return a reward as a float, where an array of one element is taken as well.
+    """Return a reward, which may be an array of one element, as a float.
 
-    Of several players: float32[players].
+    For several players: float32[players].
     """
     if players > 1:
         with np.errstate(over="ignore"):
@@ -334,7 +335,7 @@ def _plain_reward(reward: Any, players: int) -> Any:
 
 
 def _plain_flag(name: str, flag: Any) -> bool:
-    """Return ``terminated`` or ``truncated`` as a bool; an array of one number is taken as well."""
+    """Return ``terminated`` or ``truncated``, which may be an array of one number, as a bool."""
     if isinstance(flag, bool):
         return flag
     array = np.asarray(flag)
@@ -344,7 +345,7 @@ def _plain_flag(name: str, flag: Any) -> bool:
 
 
 def _checked(method: str, answer: Any, parts: str) -> Sequence[Any]:
-    """Return what the env's ``method`` returned, which must be these ``parts``."""
+    """Check that the env's ``method`` returned these ``parts``, and return them."""
     if not isinstance(answer, tuple | list) or len(answer) != parts.count(",") + 1:
         found, advice = type(answer).__name__, ""
         if isinstance(answer, tuple | list):

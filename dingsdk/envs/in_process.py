@@ -157,7 +157,7 @@ class InProcessEnvManager(EnvManager):
         self._failure_count += info.get(FAILURES, 0)
 
     def _step_one(self, env_id: int, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step an env, and reset it where its episode ends; return what the step gave."""
+        """Step an env, reset it if its episode ends, and return the result of the step."""
         step = obs, _, terminated, truncated, info = self._envs[env_id].step(action)
         self._obs[env_id] = obs
         self._failure_count += info.get(FAILURES, 0)

@@ -1,4 +1,4 @@
-"""From a config section to envs and env managers."""
+"""Make envs and env managers from config sections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dingsdk.plugins.discovery import install_extra_command
 
 
 class _EnvKeys(Section, frozen=True, kw_only=True):
-    """What EnvFn reads of the section ``env``.
+    """Keys of the section ``env`` that EnvFn reads.
 
     Attributes:
         env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
@@ -59,8 +59,8 @@ class EnvFn:
             types of kind ``env_wrappers`` or classes of ``gymnasium.wrappers``, or sections
             ``{type, ...}`` whose other keys go to the wrapper. A PettingZoo env, such as
             ``pettingzoo.classic.tictactoe_v3:env``, has several players (``PlayersEnv``), or one
-            where ``eval_opponent`` names who plays the others. Other keys are ignored.
-            ``module:`` imports code, so the config must be one's own, never a received one.
+            if ``eval_opponent`` names the opponent that plays the others. Other keys are ignored.
+            ``module:`` imports code, so never use a config that you do not trust.
 
     Raises:
         ConfigError: a section of the wrong form.
@@ -145,7 +145,7 @@ _PACKAGES = {
     "BabyAI-": ("minigrid", "pip install minigrid"),
     "MiniGrid-": ("minigrid", "pip install minigrid"),
 }
-"""Beginning of an env id -> the module that registers it, and how to get that."""
+"""Beginning of an env id -> the module that registers it, and how to install that."""
 
 
 def find_spec(env_id: str) -> Any:
@@ -177,7 +177,7 @@ def find_spec(env_id: str) -> Any:
     except gym.error.Error as error:
         nearest = nearest_name(name, gym.registry)
         package = next((p for prefix, p in _PACKAGES.items() if name.startswith(prefix)), None)
-        # gymnasium suggests a name too, but knows only those of the same namespace.
+        # gymnasium suggests a name too, but only from the same namespace.
         hint = f"did you mean {nearest!r}?" if nearest else f"{error}"
         if package is not None and not module:
             nearest = f"{package[0]}:{name}"
@@ -218,14 +218,14 @@ def make_env(cfg: Mapping[str, Any]) -> gym.Env[Any, Any]:
 def get_vec_env_setting(
     cfg: Mapping[str, Any], collect: bool = True, eval_: bool = True
 ) -> tuple[Callable[..., gym.Env[Any, Any]], list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return what DI-engine's users build env managers from, one entry an env.
+    """Return a function that makes envs, and one section per env, as in DI-engine.
 
     ``create_env_manager(manager_cfg, [partial(env_fn, cfg=c) for c in collector_cfgs])``
 
     Args:
         cfg: The env section, with ``collector_env_num`` and ``evaluator_env_num``.
-        collect: Whether envs to collect in are wanted.
-        eval_: Whether envs to evaluate in are wanted.
+        collect: Whether to return sections for envs that collect.
+        eval_: Whether to return sections for envs that evaluate.
 
     Returns:
         ``env_fn``, the sections of the collector's envs, and those of the evaluator's.
@@ -248,7 +248,7 @@ def create_env_manager(
 
     Args:
         manager_cfg: The ``env_manager`` section; absent keys take the class's defaults.
-        env_fns: One maker of an env each, such as EnvFn; any picklable callable will do.
+        env_fns: One callable per env that makes it, such as EnvFn; it must be picklable.
 
     Raises:
         UnknownPluginError: no such type.
@@ -264,7 +264,7 @@ def seed_envs(manager: EnvManager, seed: int, role: str) -> None:
     """Seed the envs of a manager for its next reset, from one branch of the seed tree.
 
     Args:
-        manager: Gets one seed in all where its envs share a random stream, else one an env.
+        manager: Gets one seed if its envs share a random stream, else one seed per env.
         seed: Root of the seed tree.
         role: Name of the branch, so that no two managers of a run play the same episodes.
     """

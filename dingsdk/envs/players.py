@@ -2,7 +2,7 @@
 
 An env of several players has an attribute ``player_num``. Its observations and actions are arrays
 ``[player_num, ...]``, a step's reward is an array ``[player_num]``, and ``info["players"]`` may
-hold a dict a player with any of
+hold one dict per player with any of
 
 - ``acted``: whether the player's action was used in this step;
 - ``acts_next``: whether it will be used in the next one;
@@ -30,7 +30,7 @@ from dingsdk.errors import ConfigError, EnvError
 from dingsdk.plugins.named import find_function
 
 PLAYERS = "players"
-"""Info key: a dict a player."""
+"""Info key: a list of one dict per player."""
 
 Opponent = Callable[[Any, Any, NDArray[np.bool_] | None, np.random.Generator], Any]
 """``opponent(obs, action_space, action_mask, rng)`` returns an action; the mask is bool[actions],
@@ -38,18 +38,18 @@ or None where observations have none: then all are legal."""
 
 
 class PlayersEnv(gym.Env[Any, Any]):
-    """A PettingZoo env, parallel or by turns (AEC), with one axis of players.
+    """A PettingZoo env, parallel or turn-based (AEC), as a gymnasium env with a player axis.
 
-    Player ``i`` has another seat in each episode, so that who begins is no advantage of one of
-    them. Of an env by turns each step is the turn of one player; the actions of the others are
-    ignored, and a reward comes with the player's next turn. The ``action_mask`` of a player whose
-    action is ignored allows all actions.
+    Players change their agents (seats) in each episode, so that no player always begins. In a
+    turn-based env each step is the turn of one player; the actions of the others are ignored, and
+    a player's reward comes with its next turn. The ``action_mask`` of a player whose action is
+    ignored allows all actions.
 
     Args:
         env: A PettingZoo env whose agents have equal spaces.
 
     Raises:
-        ConfigError: their spaces differ.
+        ConfigError: the spaces of the agents differ.
     """
 
     def __init__(self, env: Any) -> None:
@@ -61,7 +61,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
         self._has_mask = _is_masked(env.observation_space(self._agents[0]))
         if self._has_mask:
-            # Two lines for each illegal action: a policy that learns makes thousands.
+            # It logs two lines for each illegal action, and a policy that learns takes thousands.
             logging.getLogger("pettingzoo.utils.env_logger").setLevel(logging.ERROR)
         for name in ("observation_space", "action_space"):
             spaces = {agent: getattr(env, name)(agent) for agent in self._agents}
@@ -118,7 +118,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         self._env.close()
 
     def _round(self, given: Mapping[Any, Any]) -> Any:
-        """All who play act at once."""
+        """Let all agents that are in the game act at once."""
         acted = set(self._env.agents)
         actions = {agent: given[agent] for agent in self._env.agents}
         seen, rewards, terminations, truncations, infos = self._env.step(actions)
@@ -127,7 +127,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         return rewards, ends, infos, acted, set(self._env.agents)
 
     def _turn(self, given: Mapping[Any, Any]) -> Any:
-        """One player acts; then those that have left leave, up to the next turn."""
+        """Let one agent act; then remove agents that are done, up to the next turn."""
         env = self._env
         mover = env.agent_selection
         env.step(given[mover])
@@ -167,10 +167,10 @@ class PlayersEnv(gym.Env[Any, Any]):
 
 
 class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """One player of an env of several; an opponent plays all others.
+    """One player of an env of several players; an opponent plays all others.
 
-    A step is one action of that player: where players act by turns, the opponent's turns up to
-    its next one belong to it.
+    A step is one action of that player. In a turn-based env it includes the opponent's turns up to
+    the player's next turn.
 
     Args:
         env: An env of several players.
@@ -207,7 +207,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
             if self._players[0].get("terminated") or self._players[0].get("truncated"):
                 terminated = bool(self._players[0].get("terminated"))
                 truncated = not terminated
-                break  # the others may go on without the player
+                break  # the others may continue without the player
             reward, terminated, truncated, info = self._step_all(self.action_space.sample())
             total += reward
         return part_of(self._all_obs, 0), total, terminated, truncated, self._own(info)
@@ -236,8 +236,8 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
 class FlattenPlayers(gym.ObservationWrapper[Any, Any, Any]):
     """Type ``flatten_players``: the observation of each player as a float vector.
 
-    gymnasium's ``FlattenObservation`` would join the players. Of an observation with an
-    ``action_mask`` all but the mask becomes the vector ``observation``.
+    gymnasium's ``FlattenObservation`` would join the players. If an observation has an
+    ``action_mask``, all its other parts become the vector ``observation``.
     """
 
     contract_env: ClassVar[str] = "pettingzoo.classic.tictactoe.tictactoe:env"
@@ -279,7 +279,7 @@ def adapted(make: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def player_num(env: Any) -> int:
-    """Return how many players an env has; 1 of one that does not say."""
+    """Return the number of players of an env; 1 if it has no ``player_num``."""
     find = getattr(env, "get_wrapper_attr", partial(getattr, env))
     try:
         return int(find("player_num"))

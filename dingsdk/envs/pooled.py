@@ -1,6 +1,7 @@
-"""Envs of envpool, which are written in C++: as a vector env, and one by one.
+"""Envs of envpool, which are written in C++, as vector envs and as single envs.
 
-An env id names them as ``envpool:Pong-v5``. envpool is imported when one is made.
+Their env ids begin with ``envpool:``, as ``envpool:Pong-v5``. envpool is imported when an env is
+made.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class PooledEnvs(VectorEnv[Any, Any, Any]):
     """Envs of envpool that are stepped together, by threads.
 
     Args:
-        name: As envpool calls the env.
-        num_envs: How many.
-        num_threads: That step them; 0 for one a core.
+        name: envpool's name of the env.
+        num_envs: Number of envs.
+        num_threads: Threads that step them; 0 for one per core.
         **kwargs: Options of envpool for this env, such as ``frame_skip`` and ``stack_num``.
 
     Raises:
@@ -67,7 +68,7 @@ class PooledEnvs(VectorEnv[Any, Any, Any]):
         """Begin new episodes; a seed makes new envs, each with a stream derived from it."""
         if seed is not None or self._pool is None:
             self.close()
-            # envpool's own default would be the same streams each time.
+            # By default envpool would use the same streams each time.
             root = np.random.SeedSequence().generate_state(1)[0] if seed is None else seed
             seeds = [derive_seed(int(root), "envpool", index) for index in range(self.num_envs)]
             self._pool = _make_pool(self._name, env_seed=seeds, **self._options)
@@ -107,7 +108,7 @@ class PooledEnv(gym.Env[Any, Any]):
 
 
 def pooled_spec(name: str) -> EnvSpec:
-    """Return an entry as of gymnasium's registry for an env of envpool."""
+    """Return an entry for gymnasium's registry for an env of envpool."""
     return EnvSpec(
         id=name,
         entry_point=partial(PooledEnv, name),
@@ -121,7 +122,7 @@ def _own_info(info: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Let gymnasium not warn of bounds with a higher precision than the dtype of their space."""
+    """Silence gymnasium's warnings of bounds with more precision than their space's dtype."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -132,7 +133,7 @@ def _make_pool(name: str, **options: Any) -> Any:
 
     with _quietly():
         pool = envpool.make_gymnasium(name, **options)
-        _ = pool.observation_space, pool.action_space  # made when they are first asked for
+        _ = pool.observation_space, pool.action_space  # made at the first access
     return pool
 
 

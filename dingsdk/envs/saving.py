@@ -2,7 +2,7 @@
 
 An env can be saved if it has ``get_state()`` and ``set_state(state)``, or if all that it and its
 wrappers keep is plain data: numbers, text, arrays, random generators, and containers of them.
-gymnasium's classic control and toy text are of that kind. The state of MuJoCo and of the Arcade
+This is the case for gymnasium's classic control and toy text. The state of MuJoCo and of the Arcade
 Learning Environment is saved too. An env that keeps its state in another library, such as Box2D,
 needs the two methods.
 """
@@ -37,7 +37,7 @@ _CONSTANT = (
     pathlib.PurePath,
     logging.Logger,
 )
-"""What an env is made with, and does not change."""
+"""Types of attributes that an env does not change; they are not saved."""
 _SIMULATOR, _MEMBER = "@simulator", "@member"
 
 
@@ -45,16 +45,16 @@ def env_state(env: gym.Env[Any, Any]) -> dict[str, Any]:
     """Return the state of an env and its wrappers.
 
     Raises:
-        NotSavableError: it keeps something else than data, and has no ``get_state``.
+        NotSavableError: it has state that is not plain data, and no ``get_state``.
     """
     return {"layers": [_layer_state(layer) for layer in _layers(env)]}
 
 
 def set_env_state(env: gym.Env[Any, Any], state: Mapping[str, Any]) -> None:
-    """Take over the state of an env that was made in the same way.
+    """Restore the state of an env that was made in the same way.
 
     Raises:
-        CheckpointCorruptError: it is the state of another env.
+        CheckpointCorruptError: the state is of another env.
     """
     layers, saved = _layers(env), state["layers"]
     if [type(layer).__name__ for layer in layers] != [each["type"] for each in saved]:
@@ -70,10 +70,10 @@ def set_env_state(env: gym.Env[Any, Any], state: Mapping[str, Any]) -> None:
 
 
 def attributes_of(owner: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what an object keeps but constants, as plain data.
+    """Return the attributes of an object except constants, as plain data.
 
     Raises:
-        NotSavableError: an attribute is no data.
+        NotSavableError: an attribute is not plain data.
     """
     name = type(owner).__name__
     found: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def attributes_of(owner: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
             continue
         if functions := _SIMULATORS.get(_key(value)):
             if isinstance(owner, gym.Wrapper):
-                continue  # it is the env's
+                continue  # it belongs to the env
             if getattr(owner, "continuous", False):
                 raise NotSavableError(
                     f"{name} has continuous actions, one of which its emulator may repeat",
@@ -98,10 +98,10 @@ def attributes_of(owner: Any, skipped: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def set_attributes(owner: Any, state: Mapping[str, Any]) -> None:
-    """Take over what ``attributes_of`` returned.
+    """Set the attributes that ``attributes_of`` returned.
 
     Raises:
-        CheckpointCorruptError: it is of another object.
+        CheckpointCorruptError: they are of another object.
     """
     for key, value in state.items():
         tag = next(iter(value), None) if isinstance(value, dict) else None
@@ -127,7 +127,7 @@ def _layers(env: Any) -> list[Any]:
 
 def _layer_state(layer: Any) -> dict[str, Any]:
     kind = type(layer).__name__
-    # Not of a wrapper, which would find the methods of the env in it.
+    # Not for wrappers, where getattr would find the methods of the env inside.
     if not isinstance(layer, gym.Wrapper) and callable(getattr(layer, "get_state", None)):
         if not callable(getattr(layer, "set_state", None)):
             raise NotSavableError(f"{kind} has get_state but no set_state", path=kind, found=kind)
@@ -138,8 +138,8 @@ def _layer_state(layer: Any) -> dict[str, Any]:
 def _mujoco_state(data: Any) -> dict[str, Any]:
     """Return all arrays of an ``MjData``.
 
-    The physical state would not do: a step ends with positions of the moment after it, and
-    forces, velocities and inertias of the moment before it, which envs observe.
+    The physical state is not enough: when a step ends, the positions are those after it, but the
+    forces, velocities and inertias, which envs observe, are those before it.
     """
     if data.model.nplugin:
         raise NotSavableError(
@@ -156,7 +156,7 @@ def _set_mujoco_state(data: Any, state: Mapping[str, Any]) -> None:
     saved = revive(state["arrays"])
     mujoco.mj_resetData(data.model, data)
     for name, array in _arrays(data).items():
-        # Contacts and constraints, which a step begins with, have no rows after the reset.
+        # Contacts and constraints have no rows after the reset; each step computes them first.
         if not array.size:
             continue
         if name not in saved or saved[name].shape != array.shape:
@@ -172,8 +172,8 @@ def _emulator_state(emulator: Any) -> dict[str, Any]:
     """Return the state of an ALE emulator, with its random numbers and its sticky action.
 
     A sticky action is the one that the emulator may repeat in the next frame
-    (``repeat_action_probability``). It tells nobody which one that is, and its state does not
-    hold it, so it is found out by what the next frames are after each action.
+    (``repeat_action_probability``). Neither the emulator's interface nor its state contains it.
+    It is found by trying each action and comparing the next frames.
     """
     if emulator.getBool("sound_obs"):
         raise NotSavableError(
@@ -203,7 +203,7 @@ _NOOP = 0
 
 
 def _find_sticky_action(simulator: Any, state: Any) -> int:
-    """Return the action that may be repeated, or one that makes no difference from here on."""
+    """Return the action that may be repeated, or one with the same effect on the next frames."""
     if not 0 < simulator.getFloat("repeat_action_probability") < 1:
         return _NOOP
     expected = _next_frames(simulator, state)
@@ -219,17 +219,17 @@ def _find_sticky_action(simulator: Any, state: Any) -> int:
 
 
 def _set_sticky_action(simulator: Any, state: Any, action: int) -> None:
-    """Bring the emulator to a state, with an action that it may repeat."""
+    """Set the state of the emulator, and the action that it may repeat."""
     now = simulator.cloneState(include_rng=False)
     for _ in range(_sticky_frames(simulator)):
-        # From a state in which an action is taken, and with other random numbers each time.
+        # Act in a state that accepts actions, with different random numbers each time.
         simulator.restoreState(now)
         simulator.act(action)
     simulator.restoreState(state)
 
 
 def _next_frames(simulator: Any, state: Any) -> list[tuple[int, bytes]]:
-    """Play until the action before has surely been forgotten; return what happened."""
+    """Play until the previous action is surely not repeated any more; return all frames."""
     frames = []
     for _ in range(_sticky_frames(simulator)):
         reward = simulator.act(_NOOP)
@@ -239,7 +239,7 @@ def _next_frames(simulator: Any, state: Any) -> list[tuple[int, bytes]]:
 
 
 def _sticky_frames(simulator: Any) -> int:
-    """Return in how many frames an action is repeated throughout with a probability of 1e-12."""
+    """Return the number of frames that all repeat an action with a probability of at most 1e-12."""
     repeated = simulator.getFloat("repeat_action_probability")
     return math.ceil(-12 / math.log10(repeated)) if 0 < repeated < 1 else 0
 
@@ -263,6 +263,6 @@ _SIMULATORS: Mapping[tuple[str, str], tuple[Callable[..., Any], Callable[..., No
     ("mujoco", "MjData"): (_mujoco_state, _set_mujoco_state),
     ("ale_py", "ALEInterface"): (_emulator_state, _set_emulator_state),
 }
-"""By module and type of what an env keeps: what saves and restores a simulator, in place."""
+"""The functions that save and restore a simulator in place, by its module and type."""
 _OF_SIMULATORS = {("mujoco", "MjModel"), ("gymnasium", "MujocoRenderer"), ("ale_py", "Action")}
-"""What belongs to a simulator and does not change."""
+"""Types that belong to a simulator and do not change."""

@@ -1,4 +1,4 @@
-"""Spaces as plain data, for configs: what a saved policy takes and gives, without its env."""
+"""Spaces as plain data, for configs, so that a saved policy has them without its env."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 from dingsdk.errors import ConfigError
 
 _MOST_BOUNDS = 4096
-"""Most entries of a Box whose bounds differ; one with more has no description."""
+"""Largest number of entries of a Box whose bounds differ; a larger one has no description."""
 
 
 def describe_space(space: Any) -> dict[str, Any] | None:

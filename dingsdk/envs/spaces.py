@@ -25,13 +25,13 @@ _ARRAY_SPACES = (
 _FLOAT32, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 _MOST_VALUES = 4096
-"""Discrete spaces of more actions are checked by comparison, not from a set."""
+"""Discrete spaces with more actions are checked by comparison instead of with a set."""
 
 
 class ObservationSchema:
     """Checks, copies and stacks observations of one space.
 
-    Array spaces and (nested) Dict spaces of them can stand in columns. Other spaces (Tuple,
+    Array spaces and (nested) Dict spaces of them can be put into columns. Other spaces (Tuple,
     Text, Graph, ...) pass through single steps unchecked and have no columns.
 
     Args:
@@ -39,7 +39,7 @@ class ObservationSchema:
         key: Dotted name of this part of the observation, for errors.
 
     Attributes:
-        dtype: Of an array space; object for others.
+        dtype: Dtype of an array space; object for others.
     """
 
     def __init__(self, space: Any, key: str = "obs") -> None:
@@ -140,13 +140,13 @@ class ObservationSchema:
             )
 
     def own(self, columns: Obs) -> Obs:
-        """Return a copy of ``columns`` that nobody else holds."""
+        """Return an independent copy of ``columns``."""
         if self._children is not None:
             return {name: child.own(columns[name]) for name, child in self._children.items()}
         return np.array(columns, dtype=self.dtype)
 
     def require_columns(self) -> None:
-        """Raise ConfigError where the space cannot stand in columns."""
+        """Raise ConfigError if the space cannot be put into columns."""
         if self._children is not None:
             for child in self._children.values():
                 child.require_columns()
@@ -213,7 +213,7 @@ class ActionChecker:
         Raises:
             PolicyOutputError: the wrong shape or kind, or outside the space.
             NonFiniteError: NaN or infinity.
-            ConfigError: the space is none of arrays, so it has no batched form.
+            ConfigError: the space is not an array space, so it has no batched form.
         """
         if (
             self._valid is not None
@@ -287,7 +287,7 @@ class ActionChecker:
 def has_nan(array: NDArray[Any]) -> bool:
     """Whether a float array holds NaN; infinities do not count."""
     # Looking for a byte costs a fraction of any() on small arrays. "A": columns of a native vector
-    # env are often in Fortran's order, which "C" would first turn around.
+    # env are often in Fortran order, which "C" would convert first.
     return 1 in np.isnan(array).tobytes("A")
 
 
@@ -298,11 +298,11 @@ def are_fresh(obs: Any, reward: Any, terminated: Any, truncated: Any, dtype: np.
     reference counts tell which, exactly, and cost less than the copies that they may save.
 
     Args:
-        obs: Anything; fresh as an array of ``dtype``.
-        reward: Fresh as float32.
-        terminated: Fresh as bool.
-        truncated: Fresh as bool.
-        dtype: Of the observation space.
+        obs: Any value; only an array of ``dtype`` can be fresh.
+        reward: Only float32 can be fresh.
+        terminated: Only bool can be fresh.
+        truncated: Only bool can be fresh.
+        dtype: Dtype of the observation space.
     """
     most = _REFERENCES_OF_A_FRESH_ARRAY
     return (

@@ -1,4 +1,4 @@
-"""Env managers whose envs live in child processes, which share memory with this one."""
+"""Env managers whose envs run in child processes that share memory with this one."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from dingsdk.errors import ConfigError, DingError, EnvError
 _CLOSE_TIMEOUT_S = 4.0
 """How long the processes of envs may take to end; then they are killed."""
 IMPORT_S = 300.0
-"""How long a process may take to start and to import what makes its envs, on a busy machine."""
+"""How long a process may take to start and to import the code of its envs, on a busy machine."""
 
-# What a process is told, and what it answers. A step and its answer are one byte each way, unless
-# there are infos.
+# Commands to a process, and its answers. A step and its answer are one byte each, unless there are
+# infos.
 _STEP, _STEP_WITH_INFOS, _RESET, _CALL, _CLOSE = b"s", b"i", b"r", b"a", b"c"
 _DONE, _DONE_AND_MORE, _FAILED = b"d", b"m", b"f"
 # Columns of the board that say how a step ended.
@@ -53,24 +53,24 @@ _RESULTS = ("reward", "terminated", "truncated", "abnormal")
 class SubprocessEnvManager(EnvManager):
     """Type ``subprocess``: groups of envs in child processes; it supports everything.
 
-    Observations and actions lie in shared memory, so that a step pickles nothing; only what an
-    env puts into its ``info`` is sent, in the dict form. A process steps its envs one after the
-    other, all processes work at the same time, and ``step`` waits for all envs that it was given.
+    Observations and actions are in shared memory, so that a step pickles nothing; only the dict
+    form sends the contents of ``info``. A process steps its envs one after the other, all processes
+    work at the same time, and ``step`` waits for all envs that it was given.
 
-    A process that ends, or that takes longer than its timeout, costs its envs their episodes. It
-    is started again, up to ``max_retry`` times in a row. Processes are spawned: what makes the
-    envs must be importable, and a script needs the ``__main__`` guard.
+    If a process ends or takes longer than its timeout, the episodes of its envs are dropped. It
+    is started again, up to ``max_retry`` times in a row. Processes are spawned: the code that makes
+    the envs must be importable, and a script needs the ``__main__`` guard.
     """
 
     class Config(EnvManager.Config, frozen=True, kw_only=True):
         """Section ``env_manager``.
 
         Attributes:
-            envs_per_process: Envs of one child process; None: as many as spreads them over the
-                CPU cores that this process may use, one in ``async_subprocess``.
+            envs_per_process: Number of envs in each child process. None: the envs are spread over
+                the CPU cores that this process may use; in ``async_subprocess`` it is one.
             step_timeout: Seconds that one step of a process may take.
-            reset_timeout: Seconds that a process may take to make its envs, once it has imported
-                what makes them, or to reset them.
+            reset_timeout: Seconds that a process may take to make its envs (after its imports) or
+                to reset them.
         """
 
         envs_per_process: Count | None = None
@@ -92,9 +92,9 @@ class SubprocessEnvManager(EnvManager):
         self._busy: dict[int, _Group] = {}
         # True for envs that are in a step, up to the call that returns its result.
         self._under_way = np.zeros(self._env_num, dtype=np.bool_)
-        # Envs whose step has ended; its result lies on the board.
+        # Envs whose step has ended; its result is on the board.
         self._finished: set[int] = set()
-        # Envs that waited for an action when their process was lost; their next step says so.
+        # Envs that waited for an action when their process was lost; their next step reports it.
         self._lost: set[int] = set()
         self._infos: dict[int, dict[str, Any]] = {}
         self._reset_kwargs: dict[int, Mapping[str, Any]] = {}
@@ -156,7 +156,7 @@ class SubprocessEnvManager(EnvManager):
         self._send(np.array(list(actions), dtype=np.int64), _STEP_WITH_INFOS)
 
     def _send(self, env_ids: NDArray[np.int64], command: bytes) -> None:
-        """Start the steps of envs whose actions lie on the board."""
+        """Start the steps of envs whose actions are on the board."""
         self._under_way[env_ids] = True
         if self._lost:
             lost = self._lost.intersection(env_ids.tolist())
@@ -175,7 +175,7 @@ class SubprocessEnvManager(EnvManager):
             self._busy[group.ask(command, deadline)] = group
 
     def _wait(self, *, for_all: bool) -> None:
-        """Wait for the answers of all busy groups, or only till an env has ended its step."""
+        """Wait for the answers of all busy groups, or only until an env has ended its step."""
         while self._busy:
             wait_s = 0.0
             if for_all or not self._finished:
@@ -183,7 +183,7 @@ class SubprocessEnvManager(EnvManager):
                 wait_s = max(0.0, deadline - time.monotonic())
             answers = self._poll.poll(math.ceil(wait_s * 1000))
             for descriptor, _ in answers:
-                # A process that was not asked has ended.
+                # A process that is ready without having been asked has ended.
                 self._receive(self._by_descriptor[descriptor])
             if answers and for_all:
                 continue
@@ -194,7 +194,7 @@ class SubprocessEnvManager(EnvManager):
                 return
 
     def _receive(self, group: _Group) -> None:
-        """Take in what a group has answered."""
+        """Process the answer of a group."""
         self._busy.pop(group.connection.fileno(), None)
         try:
             self._infos.update(group.answer())
@@ -271,7 +271,7 @@ class SubprocessEnvManager(EnvManager):
             ) from error
 
     def _start(self, groups: Sequence[_Group]) -> None:
-        """Start the processes of groups, which make their envs; the first fixes the spaces."""
+        """Start the processes of groups, which make their envs; the first one sets the spaces."""
         deadline = time.monotonic() + IMPORT_S
         with ctrl_c_blocked():
             for group in groups:
@@ -283,7 +283,7 @@ class SubprocessEnvManager(EnvManager):
             try:
                 group.connection.send((self._env_num, dict(made)))
             except OSError:
-                continue  # it has ended, which its answer will tell
+                continue  # it has ended, as its answer will show
             except Exception as error:
                 raise ConfigError(
                     f"env_manager.type: the envs of {group} cannot be sent to a child process "
@@ -291,7 +291,7 @@ class SubprocessEnvManager(EnvManager):
                     path="env_manager.type",
                 ) from error
         for group in groups:
-            group.answer(wait=True)  # it has imported all, and goes on
+            group.answer(wait=True)  # it has finished its imports
             group.deadline = time.monotonic() + self.section.reset_timeout
         for group in groups:
             spaces = group.answer(wait=True)
@@ -315,7 +315,7 @@ class SubprocessEnvManager(EnvManager):
             self._memory = None
 
     def _end(self, groups: Sequence[_Group], timeout_s: float) -> None:
-        """End the processes of groups; those that are there after ``timeout_s`` are killed."""
+        """End the processes of groups; those that still run after ``timeout_s`` are killed."""
         deadline = time.monotonic() + timeout_s
         living = [group for group in groups if group.process is not None]
         for group in living:
@@ -342,7 +342,7 @@ class SubprocessEnvManager(EnvManager):
             }
             self._busy[self._ask_reset(group, given)] = group
         self._wait(for_all=True)
-        # A process that was lost on the way was reset as well.
+        # If a process was lost during this, its envs were reset as well.
         self._lost.difference_update(env_ids)
         for env_id in env_ids:
             self._infos.pop(env_id, None)
@@ -408,7 +408,7 @@ class SubprocessEnvManager(EnvManager):
             group.rebuilds += 1
             keep = not self._dynamic_seed
             kwargs = {
-                # Not the name that a guarded env takes for a rebuild of its own.
+                # A guarded env uses another name for its own rebuilds.
                 i: {
                     **self._reset_kwargs.get(i, {}),
                     "seed": restart_seed(self._seeds[i], group.rebuilds, keep, "rebuild_process"),
@@ -433,11 +433,11 @@ class SubprocessEnvManager(EnvManager):
 
 
 class AsyncSubprocessEnvManager(SubprocessEnvManager):
-    """Type ``async_subprocess``: ``step`` returns whatever env has ended its step.
+    """Type ``async_subprocess``: ``step`` returns the envs that have ended their step.
 
-    An env that is slow holds no other up: it is not in ``ready_obs`` while it steps, and a later
-    ``step``, for which the others may be named alone, returns its result. ``step`` waits until
-    an env is ready for an action. ``step_batch`` waits for all envs that it is given.
+    A slow env does not delay the others: it is not in ``ready_obs`` while it steps, and a later
+    ``step`` of the other envs returns its result. ``step`` waits until an env is ready for an
+    action. ``step_batch`` waits for all envs that it is given.
     """
 
     @property
@@ -445,7 +445,7 @@ class AsyncSubprocessEnvManager(SubprocessEnvManager):
         return Capabilities(asynchronous=True)
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
-        """Start the steps of the envs named; return those that have ended, of this call or before.
+        """Start the steps of these envs; return all ended steps, also those of earlier calls.
 
         An empty ``actions`` waits for a step that is under way.
         """
@@ -494,7 +494,7 @@ class _Group:
     def ask(self, command: bytes, deadline: float, more: Any = None) -> int:
         """Send a command; return the file descriptor that the answer comes from."""
         self.deadline = deadline
-        # A process that has ended is found out where its answer is awaited.
+        # If the process has ended, reading its answer reports it.
         with contextlib.suppress(OSError):
             self.connection.send_bytes(command)
             if more is not None:
@@ -502,15 +502,15 @@ class _Group:
         return self.connection.fileno()
 
     def answer(self, *, wait: bool = False) -> Any:
-        """Return what the process sent along with its answer, ``{}`` for nothing.
+        """Return the data that the process sent with its answer, ``{}`` if there is none.
 
         Args:
-            wait: Wait for it until the deadline; False: it is there.
+            wait: Wait for the answer until the deadline; False: it has arrived.
 
         Raises:
             ProcessLostError: the process has ended or is late.
             ConfigError: it would have run the user's script again.
-            DingError: what its envs raised.
+            DingError: an error that its envs raised.
         """
         if wait and not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
             raise ProcessLostError(f"{self} gave no answer in time")
@@ -545,8 +545,8 @@ class _Board:
     """Columns with a row for each env, in shared memory.
 
     Args:
-        reward_shape: Number of envs, and of the players of an env where there are several.
-        memory: Where they lie; None to learn their ``size`` in bytes alone.
+        reward_shape: Number of envs, and if an env has several players, their number.
+        memory: Memory for the columns; None to compute only their ``size`` in bytes.
     """
 
     def __init__(
@@ -566,8 +566,8 @@ class _Board:
         self.reward = self._column(reward_shape, np.dtype(np.float32))
         self.failures = self._column((env_num,), np.dtype(np.int32))
         flags = (self._column((env_num,), np.dtype(np.bool_)) for _ in range(6))
-        # Which envs are to step or to be reset; which begin another episode after one, and which
-        # begin every episode from their seed.
+        # The envs to step or to reset, those that begin another episode after this one, and those
+        # that begin every episode from their seed.
         self.asked, self.goes_on, self.keeps_seed, *ends = flags
         self.terminated, self.truncated, self.abnormal = ends
 
@@ -580,11 +580,11 @@ class _Board:
 
 
 def _serve(connection: Connection) -> None:
-    """Make the envs of a group, and do as the manager says; runs in the child process."""
+    """Make the envs of a group, and run the manager's commands; runs in the child process."""
     envs: dict[int, GuardedEnv] = {}
     memory = None
     try:
-        env_num, env_fns = connection.recv()  # with the imports that it takes
+        env_num, env_fns = connection.recv()  # imports the code of the envs
         connection.send_bytes(_DONE)
         for env_id, env_fn in env_fns.items():
             envs[env_id] = env_fn()
@@ -608,7 +608,7 @@ def _serve(connection: Connection) -> None:
                 env_id, name, args = connection.recv()
                 infos = _call(envs[env_id], name, args)
             else:
-                # Its own rows alone: those of other processes change in the meantime.
+                # Only its own rows: those of other processes change at the same time.
                 for env_id in [env_id for env_id in envs if board.asked[env_id]]:
                     info = _step(envs[env_id], env_id, schema, board)
                     if info and (command == _STEP_WITH_INFOS or EPISODE_INFO in info):
@@ -652,7 +652,7 @@ def _step(env: GuardedEnv, env_id: int, schema: ObservationSchema, board: _Board
 
 
 def _call(env: GuardedEnv, name: str, args: Sequence[Any]) -> dict[str, Any]:
-    """Call a method of an env; return its value, and what it has made of the first argument."""
+    """Call a method of an env; return its value, and its first argument after the call."""
     try:
         return {"value": env.call(name, *args), "changed": args[0] if args else None}
     except DingError as error:

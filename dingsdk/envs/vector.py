@@ -19,8 +19,9 @@ from dingsdk.errors import ConfigError
 
 
 class VectorEnvManager(BaseVectorEnvManager):
-    """Type ``vector``: all envs move in one call, in columns; ``capabilities`` says which
-    promises are kept.
+    """Type ``vector``: steps all envs in one call, in columns.
+
+    ``capabilities`` says which guarantees the chosen mode gives.
 
     An env that fails in sync or async mode is rebuilt alone. When a native vector env fails, or
     a child process dies or is late, all envs are rebuilt and all rows of that step are abnormal.
@@ -30,12 +31,12 @@ class VectorEnvManager(BaseVectorEnvManager):
         """Section ``env_manager``.
 
         Attributes:
-            vectorization_mode: ``native`` uses the env's own vector env (fast; one random stream
-                for all, reset all together, by most in a step of its own); ``sync`` loops in
-                this process; ``async`` has a child process for each env; ``auto`` is native
-                where possible, else sync.
-            autoreset_mode: That of gymnasium; ``auto`` is the native env's own, else
-                ``same_step``.
+            vectorization_mode: ``native`` uses the env's own vector env: it is fast, but all envs
+                share one random stream, are reset together, and mostly spend a step on each reset.
+                ``sync`` loops in this process; ``async`` has a child process for each env;
+                ``auto`` is native if possible, else sync.
+            autoreset_mode: Autoreset mode of gymnasium; ``auto`` is that of the native vector env,
+                else ``same_step``.
             step_timeout: Seconds that ``async`` waits for the slowest env to step.
             reset_timeout: Seconds that ``async`` waits for the slowest env to be reset.
         """
@@ -62,7 +63,7 @@ class VectorEnvManager(BaseVectorEnvManager):
             native_fn: Any = self._env_fns[0]  # an EnvFn, as _choose_mode has found
             return native_fn.make_native(self._env_num)
         guarded = [GuardedEnvFn(fn, index, self.section) for index, fn in enumerate(self._env_fns)]
-        # What is handed out is copied; gymnasium's own copy is a deepcopy.
+        # The manager copies the results itself; gymnasium's own copy is a deepcopy.
         if self._mode == "sync":
             return SyncVectorEnv(guarded, copy=False, autoreset_mode=self._autoreset)
         with ctrl_c_blocked():
@@ -105,7 +106,7 @@ class VectorEnvManager(BaseVectorEnvManager):
 
 
 def _end_processes(vec: Any, timeout_s: float = 4.0) -> None:
-    """End the processes of an AsyncVectorEnv, also of a failed one, and make it closed."""
+    """End the processes of an AsyncVectorEnv, even of a failed one, and mark it as closed."""
     deadline = time.monotonic() + timeout_s
     for pipe in vec.parent_pipes:
         # gymnasium replaces the pipe of a failed child by None.

@@ -1,4 +1,4 @@
-"""Wrappers of single envs, of kind ``env_wrappers``; gymnasium's own go by their class names."""
+"""Wrappers of single envs, of kind ``env_wrappers``; gymnasium's are named by their classes."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class NormalizeObservation(gym.ObservationWrapper[Any, Any, Any]):
 
     The statistics are fixed, so that collectors, evaluators and a policy in use see the same
     scale. ``measure_observations`` writes such a file. gymnasium's ``NormalizeObservation``
-    measures while it runs, each env for itself.
+    measures while it runs, separately for each env.
 
     Args:
-        env: Its observations are a Box.
+        env: An env whose observations are a Box.
         statistics: Path of an ``.npz`` file with ``mean`` and ``var`` of the observation's shape.
-        clip: Largest magnitude of what comes out.
+        clip: Largest magnitude of the new observations.
 
     Raises:
         ConfigError: the file cannot be read, or is for observations of another shape.
@@ -92,11 +92,11 @@ class SelectObservation(gym.ObservationWrapper[Any, Any, Any]):
     """Type ``select_obs``: keeps some entries of a vector, and hides the others.
 
     Args:
-        env: Its observations are a Box of one dimension.
-        indices: Of the entries to keep, in the order of the new observation.
+        env: An env whose observations are a Box of one dimension.
+        indices: Indices of the entries to keep, in the order of the new observation.
 
     Raises:
-        ConfigError: the observations are others, or have no such entry.
+        ConfigError: the observations are of another space, or have no such entry.
     """
 
     contract_config: ClassVar[Mapping[str, Any]] = {"indices": [0, 2]}
@@ -138,7 +138,7 @@ def measure_observations(
         env_fn: Makes the env, such as an ``EnvFn``; its observations are a Box.
         path: Where to write, an ``.npz`` file.
         steps: Env steps to take.
-        seed: Of the env and of the actions.
+        seed: Seed of the env and of the actions.
     """
     env = env_fn()
     env.action_space.seed(seed)
@@ -159,8 +159,8 @@ def record_video(
     """Type ``record_video``: writes episodes as mp4 files; ``env.kwargs.render_mode`` is needed.
 
     Args:
-        env: Made with ``render_mode: rgb_array``.
-        folder: Where the files go; each env has a name of its own in it.
+        env: An env made with ``render_mode: rgb_array``.
+        folder: Folder of the files; each env uses its own file names.
         every: The first episode is recorded, and each ``every``-th after it.
         length: Frames of a video; 0 for whole episodes.
     """

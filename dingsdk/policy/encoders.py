@@ -47,8 +47,8 @@ def make_encoder(
     too; these are divided by 255.
 
     Args:
-        obs_shape: As in ``policy.model.obs_shape``; in ``Normalized`` it adds a ``Scaled`` for
-            each vector.
+        obs_shape: As in ``policy.model.obs_shape``; ``Normalized(obs_shape)`` adds a ``Scaled``
+            for each vector.
         hidden_sizes: Width of each linear layer; an activation follows each. May be empty.
         is_tanh: tanh instead of ReLU after the linear layers.
 
@@ -247,7 +247,7 @@ class Convolutions(Features):
         shape: Shape of an image: ``[h, w]``, ``[c, h, w]``, ``[h, w, c]`` or ``[k, h, w, c]``.
 
     Source: Mnih et al. 2015, section "Model architecture", without the linear layers. The smaller
-    network is our own.
+    network is not from a paper.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
