@@ -248,7 +248,7 @@ def create_env_manager(
 
     Args:
         manager_cfg: The ``env_manager`` section; absent keys take the class's defaults.
-        env_fns: One callable per env that makes it, such as EnvFn; it must be picklable.
+        env_fns: One callable per env that makes it, such as EnvFn or another picklable callable.
 
     Raises:
         UnknownPluginError: no such type.

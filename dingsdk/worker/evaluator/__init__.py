@@ -1,1 +1,1 @@
-"""Evaluators: they measure a policy over a fixed number of episodes."""
+"""Evaluators, which measure a policy over a fixed number of episodes."""

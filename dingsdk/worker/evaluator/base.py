@@ -24,19 +24,19 @@ class ISerialEvaluator(SerialWorker):
     saved: ClassVar[tuple[str, ...]] = ("_best_result",)
 
     plays: ClassVar[bool] = True
-    """Whether it plays episodes in envs; a run gives one that does not no env."""
+    """Whether it plays episodes in envs; if not, a run passes no env to it."""
     tells_observers = True
-    """Whether observers are told of each evaluation here; in a worker its coordinator does."""
+    """Whether it notifies observers of each evaluation; for a worker its coordinator does."""
     _default_name = "evaluator"
     _best_result: tuple[bool, Any]
-    """Whether that policy was trained, and its result."""
+    """For the best evaluation: whether the policy was trained, and its result."""
 
     @abstractmethod
     def eval(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         """Evaluate the current policy; return (whether to stop training, result)."""
 
     def should_eval(self, train_iter: int, envstep: int = 0) -> bool:
-        """Whether it is time to evaluate; True also notes it as done.
+        """Return whether it is time to evaluate; if True, also record the evaluation as done.
 
         True the first time and when ``eval_freq`` iterations, ``eval_freq_env_steps`` env steps
         or ``eval_interval_s`` seconds have passed since the last, never twice for one iteration.
@@ -53,7 +53,7 @@ class ISerialEvaluator(SerialWorker):
         is_better: Callable[[Any, Any], bool],
         save_ckpt_fn: Callable[[str], Any] | None,
     ) -> None:
-        """Save the policy if it is the best one, or the first that was trained."""
+        """Save the policy if it is the best one, or the first trained one."""
         is_trained, (was_trained, best) = train_iter != 0, self._best_result
         is_best = is_better(result, best) if is_trained == was_trained else is_trained
         if is_best:
@@ -81,7 +81,7 @@ class ISerialEvaluator(SerialWorker):
         write_statistics(self._tb_logger, self._instance_name, statistics, train_iter, envstep)
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``Savable``; what is saved of the envs is up to their manager."""
+        """As ``Savable``; the state of the envs is left to their manager."""
         return {**super().state_dict(), "schedule": self._schedule.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,10 +95,10 @@ class ISerialEvaluator(SerialWorker):
 
 
 def returns_of(result: Any) -> list[float]:
-    """Return what a run records of the result of an evaluation: returns, or the metric alone.
+    """Return the numbers of an evaluation that a run records: its returns, or its metric.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the result is neither.
     """
     if isinstance(result, Mapping) and "eval_episode_return" in result:
         return [float(each) for each in result["eval_episode_return"]]

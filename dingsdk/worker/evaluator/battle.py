@@ -13,9 +13,9 @@ from dingsdk.worker.evaluator.monitor import VectorEvalMonitor
 
 
 class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
-    """Plays episodes with a list of eval modes, one a player; player 0 is the one evaluated.
+    """Plays episodes with a list of eval modes, one per player; player 0 is evaluated.
 
-    Its returns are what is logged, and what decides on the best checkpoint and on stopping.
+    Its returns are logged, and decide on the best checkpoint and on stopping.
     """
 
     not_for_runs: ClassVar[str] = "the evaluations of a run play against env.eval_opponents"
@@ -28,7 +28,7 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
         type: str = "battle_interaction"
         eval_freq: Count | None = 50
 
-    # The infos by player are what the reference returns.
+    # DI-engine returns the infos by player.
     def eval(  # type: ignore[override]
         self,
         save_ckpt_fn: Callable[[str], Any] | None = None,
@@ -38,7 +38,7 @@ class BattleInteractionSerialEvaluator(InteractionSerialEvaluator):
         force_render: bool = False,
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[bool, list[list[Mapping[str, Any]]]]:
-        """As ``InteractionSerialEvaluator.eval``, but for the second result.
+        """As ``InteractionSerialEvaluator.eval``, except for the second result.
 
         Returns:
             Whether training may stop, and for each player the last info of each of the

@@ -32,7 +32,7 @@ from dingsdk.worker.evaluator.monitor import (
 _log = logging.getLogger(__name__)
 
 _MANY_STEPS = 50_000
-"""Steps of each env without the end of an episode that are worth a warning."""
+"""Steps of each env without the end of an episode after which a warning is logged."""
 
 
 class RenderSection(Section, frozen=True, kw_only=True):
@@ -48,20 +48,21 @@ class RenderSection(Section, frozen=True, kw_only=True):
 
 
 class InteractionSerialEvaluator(ISerialEvaluator):
-    """Plays ``n_episode`` episodes, a number fixed per env up front, and takes the mean.
+    """Plays ``n_episode`` episodes, with a fixed number per env, and takes their mean return.
 
     An env that fails is restarted by its manager; its unfinished episode does not count and
-    is played again. Other than in DI-engine an env is not stepped beyond its quota (or, where
-    the manager cannot leave one out, what it does there does not count).
+    is played again. Unlike in DI-engine, an env is not stepped beyond its quota (or, if the
+    manager cannot skip single envs, the steps beyond it do not count).
     """
 
     class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
         """Section ``policy.eval.evaluator``.
 
         Attributes:
-            n_episode: Episodes of one evaluation; in a run ``env.n_evaluator_episode``, where that
-                is given.
-            stop_value: Mean return that ends the run; likewise ``env.stop_value``.
+            n_episode: Episodes of one evaluation; in a run ``env.n_evaluator_episode`` replaces it
+                if set.
+            stop_value: Mean return that ends the run; in a run ``env.stop_value`` replaces it if
+                set.
             render: When episodes are rendered.
             figure_path: Folder for the figures that envs draw; None for no figures.
         """
@@ -79,7 +80,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
     _config_path: ClassVar[str] = "policy.eval.evaluator"
 
     def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
-        """Reset env and policy (None: those that it has), forget the best result."""
+        """Reset env and policy (None: the current ones), and clear the best result."""
         super().reset(_policy, _env)
         self._last_render = -1
 
@@ -98,8 +99,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             save_ckpt_fn: Called with ``"ckpt_best"`` when the mean return is a new best; any
                 trained policy is better than the untrained one.
             train_iter: Version of the policy; the default never stops training.
-            envstep: Env steps collected so far, the other axis of the curves.
-            n_episode: None for the config's.
+            envstep: Env steps collected so far, the second x-axis of the curves.
+            n_episode: Number of episodes; None for the number in the config.
             force_render: Record videos of this evaluation: worst, median and best episode, in
                 tensorboard and as ``videos/<instance>-<step>-<number>.mp4`` of the run folder.
             policy_kwargs: Passed to the policy's forward.
@@ -112,7 +113,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         Raises:
             NotSetError: no env, no policy, or no ``n_episode``.
             ConfigError: fewer episodes than envs, or a video is due and cannot be made.
-            PolicyOutputError: the policy's answer cannot be used.
+            PolicyOutputError: the policy's output cannot be used.
             EnvError: an env failed three times in a row.
         """
         count = self._cfg.n_episode if n_episode is None else n_episode
@@ -166,7 +167,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         if math.isinf(env.episode_num):
             env.reset()
         else:
-            # Only a launch zeroes the episode counters of a manager that has a limit.
+            # If the manager has a limit of episodes, only a launch resets its counters.
             if env.episode_num < monitor.quota.max():
                 raise ConfigError(
                     f"the evaluator's env manager ends after {env.episode_num} episodes per env, "
@@ -212,7 +213,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
 
     def _check_can_render(self) -> None:
         path = "policy.eval.evaluator.render"
-        # Asked of the class: reading the property would render.
+        # The class is checked, as reading the property would render.
         if not hasattr(type(self.env), "ready_imgs"):
             raise ConfigError(
                 f"{type(self.env).__name__} cannot render: it has no ready_imgs; set {path}."

@@ -1,4 +1,4 @@
-"""The evaluator that measures a policy's answers on a data set."""
+"""The evaluator that measures a policy's outputs on a data set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dingsdk.worker.evaluator.base import ISerialEvaluator
 
 
 class IMetric(ABC):
-    """How good answers are: a number, or several by name."""
+    """Measures how good outputs are, as one number or several by name."""
 
     @abstractmethod
     def eval(self, inputs: Any, label: Any) -> Any:
-        """Return the result of one batch: ``inputs`` are the policy's answers."""
+        """Return the result of one batch: ``inputs`` are the policy's outputs."""
 
     @abstractmethod
     def reduce_mean(self, inputs: list[Any]) -> Any:
@@ -27,14 +27,14 @@ class IMetric(ABC):
 
     @abstractmethod
     def gt(self, metric1: Any, metric2: Any) -> bool:
-        """Whether ``metric1`` is at least as good as ``metric2``; True where that is None."""
+        """Whether ``metric1`` is at least as good as ``metric2``; True if ``metric2`` is None."""
 
 
 class MetricSerialEvaluator(ISerialEvaluator):
-    """Asks the policy about every batch of a data set; ``env`` is ``(dataloader, IMetric)``.
+    """Runs the policy on every batch of a data set; ``env`` is ``(dataloader, IMetric)``.
 
-    The data loader yields ``(inputs, label)``; both are handed on as tensors. In a run ``data``
-    gives them, and the result is one number, the larger the better.
+    The data loader yields ``(inputs, label)``; both are passed on as tensors. In a run the config
+    key ``data`` provides loader and metric, and the result must be one number.
     """
 
     plays = False
@@ -46,9 +46,10 @@ class MetricSerialEvaluator(ISerialEvaluator):
 
         Attributes:
             eval_freq: Train iterations between two evaluations.
-            stop_value: Result that ends the run, as the metric compares them; inf for none.
-            data: ``module:function`` that returns ``(dataloader, metric)``, where none are given; a
-                run needs it.
+            stop_value: The run ends when the metric rates the result at least as good as this; inf
+                for never.
+            data: ``module:function`` that returns ``(dataloader, metric)``, used if none are
+                passed; required in a run.
             multi_gpu: Whether results are averaged over the ranks of torch.distributed.
         """
 
@@ -64,7 +65,7 @@ class MetricSerialEvaluator(ISerialEvaluator):
 
     @property
     def env(self) -> Any:
-        """The data loader and the metric in use; NotSetError where there are none."""
+        """The data loader and the metric in use; raises NotSetError if there are none."""
         if self._data is None:
             if self._cfg.data is None:
                 raise self._not_set("env", "data loader and metric")
@@ -73,7 +74,7 @@ class MetricSerialEvaluator(ISerialEvaluator):
 
     @classmethod
     def check_config(cls, cfg: Mapping[str, Any], path: str) -> None:
-        """Raise ConfigError where a run could not find the data."""
+        """Raise ConfigError if a run could not find the data."""
         if cfg["data"] is None:
             raise ConfigError(
                 f"{path}.data is missing: an evaluator of type {cfg['type']!r} measures on data, "
@@ -83,14 +84,14 @@ class MetricSerialEvaluator(ISerialEvaluator):
         _find_data(cfg["data"])
 
     def reset_env(self, _env: Any = None) -> None:
-        """Take another ``(dataloader, IMetric)``; the current one needs no reset."""
+        """Use another ``(dataloader, IMetric)`` if given; the current one needs no reset."""
         if _env is not None:
             loader, metric = _env
             self._data = loader, metric
         _ = self.env
 
     def reset(self, _policy: Any = None, _env: Any = None) -> None:
-        """Reset the policy, take other data where given, forget the best result."""
+        """Reset the policy, use other data if given, and clear the best result."""
         if _env is not None:
             self.reset_env(_env)
         super().reset(_policy)
@@ -104,10 +105,10 @@ class MetricSerialEvaluator(ISerialEvaluator):
         """Measure the policy.
 
         Args:
-            save_ckpt_fn: Called with ``"ckpt_best"`` when the result is as good as the best, or
-                the first of a trained policy.
+            save_ckpt_fn: Called with ``"ckpt_best"`` when the result is at least as good as the
+                best, or is the first of a trained policy.
             train_iter: Version of the policy; the default never stops training.
-            envstep: Env steps collected so far, the other axis of the curves.
+            envstep: Env steps collected so far, the second x-axis of the curves.
 
         Returns:
             Whether training may stop (the result is as good as ``stop_value``, and

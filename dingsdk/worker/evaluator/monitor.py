@@ -1,4 +1,4 @@
-"""Unbiased episode statistics: how many episodes each env contributes is fixed up front."""
+"""Unbiased episode statistics: the number of episodes of each env is fixed in advance."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, episode_quota, retur
 def evaluation_statistics(
     returns: Sequence[float], envsteps: int, seconds: float
 ) -> dict[str, float]:
-    """Return what evaluations log, of one with at least one episode.
+    """Return the statistics that evaluations log; at least one episode is needed.
 
     Args:
         returns: Undiscounted return of each episode.
-        envsteps: Steps that they took together.
-        seconds: Wall time that they took.
+        envsteps: Number of steps of all episodes.
+        seconds: Wall time of all episodes.
     """
     count = len(returns)
     return {
@@ -37,7 +37,7 @@ def evaluation_statistics(
 
 
 def info_of(episode: EpisodeRecord) -> dict[str, Any]:
-    """Return what an episode told; ``eval_episode_return`` is its return, whatever the env says."""
+    """Return an episode's info; its return replaces the env's own ``eval_episode_return``."""
     info = {**episode.info, "eval_episode_return": episode.episode_return}
     return tensor_to_list(info)  # type: ignore[no-any-return]
 
@@ -45,7 +45,7 @@ def info_of(episode: EpisodeRecord) -> dict[str, Any]:
 def merge_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return each statistic as a list over episodes, and ``{key}_mean`` of numeric ones.
 
-    Keys that not every episode reported are lists of those that did.
+    If only some episodes report a key, its list is shorter.
     """
     keys = dict.fromkeys(key for info in infos for key in info)
     merged: dict[str, Any] = {k: [i[k] for i in infos if k in i] for k in keys}
@@ -63,7 +63,7 @@ def numbers_of(merged: Mapping[str, Any]) -> dict[str, float]:
 def write_returns(
     writer: Any, instance_name: str, returns: Sequence[float], train_iter: int
 ) -> None:
-    """Add the histogram ``{instance}_iter/return``; to no writer nothing."""
+    """Add the histogram ``{instance}_iter/return``, unless ``writer`` is None."""
     if writer is not None:
         writer.add_histogram(f"{instance_name}_iter/return", np.asarray(returns), train_iter)
 
@@ -72,7 +72,7 @@ def write_mp4(path: Path, frames: NDArray[Any], fps: int = 30) -> None:
     """Write an episode as an mp4 file; needs moviepy.
 
     Args:
-        path: Of the file; one that exists is replaced.
+        path: Path of the file; an existing one is replaced.
         frames: uint8[T, C, H, W].
         fps: Frames a second.
     """
@@ -124,7 +124,7 @@ class VectorEvalMonitor:
             self._infos[env_id].append(tensor_to_list(dict(info)))
 
     def update_video(self, imgs: Mapping[int, NDArray[Any]]) -> None:
-        """Append a frame ``[H, W, C]`` to the episode in progress of each env named."""
+        """Append a frame ``[H, W, C]`` to the episode in progress of each env in ``imgs``."""
         for env_id, img in imgs.items():
             if self._has_room(env_id):
                 self._videos[env_id][-1].append(np.asarray(img))

@@ -1,4 +1,4 @@
-"""When a policy is evaluated; the same in both modes."""
+"""The schedule of evaluations, for serial and parallel mode."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dingsdk.config import Count, NotNegative, PartSection
 
 
 class EvaluatorSection(PartSection, frozen=True, kw_only=True):
-    """Keys of ``policy.eval.evaluator`` that say when to evaluate; one that has passed suffices.
+    """Keys of ``policy.eval.evaluator`` that say when to evaluate: when any interval has passed.
 
     Attributes:
-        eval_freq: Train iterations between two evaluations; null not to count them.
+        eval_freq: Train iterations between two evaluations; None to ignore iterations.
         eval_freq_env_steps: Env steps between two evaluations.
         eval_interval_s: Seconds between two evaluations.
     """
@@ -29,7 +29,7 @@ class EvalSchedule:
     The first is due at once. No iteration is evaluated twice.
 
     Args:
-        section: Has the keys of ``EvaluatorSection``, or leaves them out.
+        section: May have the keys of ``EvaluatorSection``; missing ones take its defaults.
         clock: Monotonic seconds.
     """
 
@@ -42,7 +42,7 @@ class EvalSchedule:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: nothing is evaluated."""
+        """Forget the last evaluation, so that the next one is due at once."""
         self._last: tuple[float, float, float] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class EvalSchedule:
         return {"last": None if last is None else (*last[:2], self._clock() - last[2])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over such a state."""
+        """Restore a state from ``state_dict``."""
         last = state["last"]
         self._last = None if last is None else (*last[:2], self._clock() - last[2])
 
@@ -60,7 +60,7 @@ class EvalSchedule:
         return (float(train_iter), float(envstep), self._clock())
 
     def is_due(self, train_iter: int, envstep: int) -> bool:
-        """Whether to evaluate a policy after so many iterations and env steps."""
+        """Whether an evaluation is due after these numbers of iterations and env steps."""
         if self._last is None or train_iter == self._last[0]:
             return self._last is None
         now = self.now(train_iter, envstep)
@@ -70,5 +70,5 @@ class EvalSchedule:
         )
 
     def note(self, at: tuple[float, float, float]) -> None:
-        """Note an evaluation that has succeeded, as of when it began."""
+        """Record a successful evaluation; ``at`` is ``now`` when it began."""
         self._last = at

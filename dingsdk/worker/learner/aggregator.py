@@ -1,4 +1,4 @@
-"""Data-parallel training: a learner that stands for several processes, its ranks."""
+"""Data-parallel training of one policy by several processes, the ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dingsdk.worker.learner.remote_ranks import (
 START_S = 120.0
 """How long the ranks may take to start."""
 RANK_S = 60.0
-"""How long a rank waits for the others in the middle of an update; then one of them hangs."""
+"""How long a rank waits for the others within an update; then one of them is taken as hung."""
 NOTICE_S = 2.0
 """How long the other ranks may take to notice that one was lost."""
 CLOSE_S = 5.0
@@ -53,9 +53,9 @@ _FORWARD, _BEGIN, _END = "forward", "begin", "end"
 _DONE, _FAILED, _LOST = "done", "failed", "lost"
 _LOOPBACK = "127.0.0.1"
 _NOT_LEARNED = {"collect", "eval", "other"}
-"""Parts of section ``policy`` that other workers use."""
+"""Parts of section ``policy`` that only other workers use."""
 _NOTICE_STOP_S = 0.5
-"""How often a rank without work looks whether it is to stop."""
+"""How often a rank without work checks whether it has to stop."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class _RankSpec:
 
 
 class LearnerAggregator:
-    """Looks like one policy that learns, and trains it on several processes.
+    """Trains one policy on several processes, behind the interface of a learn mode.
 
     The caller's process is rank 0; it starts the others, unless they are ``remote``. Each rank
     has the policy's weights and takes an equal, consecutive part of every batch. Their gradients
@@ -86,12 +86,12 @@ class LearnerAggregator:
         policy_cfg: The config's ``policy`` section, to create the policies of the other ranks.
         world_size: Number of ranks, >= 1.
         rank_s: Seconds that a rank may wait for the others within an update.
-        remote: Ranks that others have started; they stay when this object is closed.
+        remote: Ranks that were started by others; they keep running when this object is closed.
 
     Attributes:
-        learn_mode: What the learner is given in place of the policy's own. Its ``forward`` takes
+        learn_mode: Learn mode for the learner, instead of the policy's own. Its ``forward`` takes
             batches whose length is a multiple of ``world_size``. Logged numbers are averaged over
-            the ranks, sequences such as ``priority`` joined in the order of the batch.
+            the ranks, sequences such as ``priority`` are joined in the order of the batch.
 
     Raises:
         WorkerCrashedError: a rank cannot start.
@@ -152,7 +152,7 @@ class LearnerAggregator:
         self.close()
 
     def close(self) -> None:
-        """End the other ranks, or what the remote ones do; idempotent, from any thread."""
+        """End the other ranks; remote ones only leave the group. Idempotent, from any thread."""
         if self._remote is not None and self._is_broken:
             self._remote.hang_up()
         deadline = time.monotonic() + CLOSE_S
@@ -164,7 +164,7 @@ class LearnerAggregator:
     def _train(self, data: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = data if isinstance(data, SampleBatch) else SampleBatch.from_rows(data)
         parts = split_batch(batch, len(self._ranks) + 1)
-        self._is_broken = True  # until all have done the same
+        self._is_broken = True  # until all ranks have made this update
         for rank, part in zip(self._ranks, parts[1:], strict=True):
             rank.send(_FORWARD, part)
         try:
@@ -177,7 +177,7 @@ class LearnerAggregator:
         return cast(dict[str, Any] | list[dict[str, Any]], merge_logs(found))
 
     def _find_lost(self, cause: Exception) -> Exception:
-        """Return an error that names the rank that the others waited for in vain."""
+        """Return an error that names the lost rank that the others waited for."""
         errors: dict[_Rank, WorkerCrashedError] = {}
         waiting = list(self._ranks)
         # A rank that noticed nothing yet may still wait for the one that was lost.
@@ -195,7 +195,7 @@ class LearnerAggregator:
         return next((errors[rank] for rank in waiting), cause)
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Do something on all ranks; first here, where it is refused if it cannot be done."""
+        """Call a method on all ranks; first on this one, which raises if the call is invalid."""
         done = getattr(self._policy, name)(*args)
         self._is_broken = True
         for rank in self._ranks:
@@ -208,20 +208,20 @@ class LearnerAggregator:
 
 
 class _Rank:
-    """The link to another rank, which may be silent in the middle of a message for ``rank_s``."""
+    """The link to another rank, which may pause in the middle of a message for ``rank_s``."""
 
     def __init__(self, number: int, link: Connection, rank_s: float) -> None:
         self.number = number
         self._link = link
         set_patience(link, rank_s)
         self.has_hung_up = False
-        """Whether it went without a word, as one whose process was killed."""
+        """Whether it closed the link without a message, as if its process was killed."""
 
     def send(self, name: str, value: Any) -> None:
-        """Tell it what to do; a rank that has ended is noticed when it has to answer.
+        """Send a command; if the rank has ended, ``answer`` raises the error.
 
         Raises:
-            WorkerCrashedError: it does not take what is sent.
+            WorkerCrashedError: the rank does not read the message.
         """
         try:
             _send(self._link, name, value)
@@ -231,7 +231,7 @@ class _Rank:
             pass
 
     def answer(self, deadline: float) -> Any:
-        """Return what it answers; raises WorkerCrashedError where it does not."""
+        """Return the rank's answer; raises WorkerCrashedError if there is none."""
         self._wait(deadline)
         why, trace, code = "did not answer in time", "", None
         try:
@@ -253,12 +253,12 @@ class _Rank:
         raise self._lost(why, code, trace)
 
     def end(self) -> None:
-        """Let it leave the group."""
+        """Tell the rank to leave the group."""
         with contextlib.suppress(OSError):
             _send(self._link, _END, None)
 
     def join(self, deadline: float) -> None:
-        """Wait for its process, where it is ours."""
+        """Wait for the rank's process, if it is a child process."""
 
     def _wait(self, deadline: float) -> None:
         wait([self._link], max(0.0, deadline - time.monotonic()))
@@ -276,7 +276,7 @@ class _Rank:
 
 
 class _ChildRank(_Rank):
-    """A rank in a process of ours."""
+    """A rank in a child process."""
 
     def __init__(self, spec: _RankSpec) -> None:
         context = spawn_context("system.learner_num")
@@ -304,7 +304,7 @@ class _ChildRank(_Rank):
         wait([self._link, self._process.sentinel], max(0.0, deadline - time.monotonic()))
 
     def _exit_code(self) -> int | None:
-        # A process that ends closes what it holds a moment before it has an exit code.
+        # A process that ends closes its link shortly before it has an exit code.
         if self.has_hung_up or wait([self._process.sentinel], 0.0):
             self._process.join(CLOSE_S)
             self.has_hung_up = False  # its exit code says more
@@ -312,20 +312,20 @@ class _ChildRank(_Rank):
 
 
 def rank_main(spec: _RankSpec, link: Connection) -> None:
-    """Run a rank until rank 0 hangs up; never returns."""
-    # Rank 0 decides what a Ctrl-C means.
+    """Run a rank until rank 0 closes the link; never returns."""
+    # Rank 0 handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 0
     try:
         with torch_threads(spec.threads):
             _serve(spec, link)
     except (EOFError, ConnectionError):
-        pass  # rank 0 hung up, or is gone
+        pass  # rank 0 has closed the link, or has died
     except BaseException as error:
         code = 1
         with contextlib.suppress(OSError):
             _send_failure(link, error)
-    # At once: the others, who may be in the middle of an update, notice it by the connection.
+    # Exit at once: other ranks in the middle of an update notice that the connection is closed.
     os._exit(code)
 
 
@@ -348,12 +348,12 @@ def _do_as_told(policy: LearnMode, link: Connection, name: str, value: Any) -> N
 def serve_remote(place: RankPlace, policy_cfg: Mapping[str, Any], stop: threading.Event) -> None:
     """Train as a rank that rank 0 has not started, until the run is over or ``stop`` is set.
 
-    Where another rank is lost, this one waits for rank 0 to form a new group. ``policy_cfg`` is
+    If another rank is lost, this one waits for rank 0 to form a new group. ``policy_cfg`` is
     section ``policy`` of this rank's own config.
 
     Raises:
         ConfigError: rank 0 has another ``policy`` section.
-        WorkerCrashedError: rank 0 is gone, or never came.
+        WorkerCrashedError: rank 0 cannot be reached.
     """
     while (link := dial(place, stop)) is not None:
         try:
@@ -418,12 +418,12 @@ def _begin(
 def join_ranks(
     policy: LearnMode, store: Any, rank: int, world_size: int, timeout_s: float, address: str
 ) -> None:
-    """Connect a policy with those of the other ranks, who must do the same.
+    """Connect a policy with those of the other ranks, which must call this too.
 
     Args:
-        store: A store of ``torch.distributed`` that all ranks have.
-        timeout_s: How long one may wait for the others.
-        address: To listen on.
+        store: A store of ``torch.distributed`` that all ranks share.
+        timeout_s: How long a rank may wait for the others.
+        address: Address to listen on.
 
     Raises:
         ConfigError: the policy has no optimizer that averages its gradients.
@@ -436,7 +436,7 @@ def join_ranks(
 
     def average(tensor: torch.Tensor) -> None:
         try:
-            # Given a timeout, nccl waits here too, and not only in what uses the result.
+            # With a timeout nccl waits here too, and not only when the result is used.
             group.allreduce([tensor]).wait(timeout)
         except RuntimeError as error:
             raise ConnectionError(f"a rank was lost: {error}") from error
@@ -454,20 +454,20 @@ def process_group(
     dist: Any, device: str, store: Any, rank: int, world_size: int, timeout: timedelta, address: str
 ) -> Any:
     """Return the group that averages gradients: of nccl on GPUs, of gloo on the CPU."""
-    # These constructors keep clear of the default group of the process, which is the user's.
+    # These constructors do not change the default group of the process, which is the user's.
     if device.startswith("cuda"):
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, world_size, options)
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
-    # By default it would listen on the address that the host's name stands for.
+    # By default it would listen on the address of the host's name.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, rank, world_size, options)
 
 
 def _take_gpu(policy_cfg: Mapping[str, Any], number: int) -> None:
-    """Let the policy of this process compute on a GPU of its own, if it is to use one."""
+    """Choose the GPU of this process, if its policy uses one."""
     if policy_cfg.get("cuda"):
         torch.cuda.set_device(number)
 
@@ -480,7 +480,7 @@ def split_batch(batch: SampleBatch, count: int) -> list[SampleBatch]:
     """Return equal, consecutive parts of a batch, as views.
 
     Raises:
-        ConfigError: a remainder would be left.
+        ConfigError: the batch cannot be split into equal parts.
     """
     size, rest = divmod(len(batch), count)
     if rest:
@@ -493,7 +493,7 @@ def split_batch(batch: SampleBatch, count: int) -> list[SampleBatch]:
 
 
 def merge_logs(logs: Sequence[Any]) -> Any:
-    """Return one log for those of all ranks: numbers averaged, sequences joined, dicts by key."""
+    """Merge the logs of all ranks: average numbers, join sequences, and merge dicts by key."""
     first = logs[0]
     if isinstance(first, Mapping):
         return {key: merge_logs([log[key] for log in logs]) for key in first}

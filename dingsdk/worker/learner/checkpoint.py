@@ -1,11 +1,11 @@
-"""Checkpoints: one safetensors file each, replaced whole.
+"""Checkpoints: one safetensors file each, replaced atomically.
 
-A checkpoint named *stem* is ``<stem>.safetensors``; what is no tensor stands in its metadata (see
-``dingsdk.data.container``). ``latest.json`` names the newest checkpoint of the folder. A process
-that dies at any moment leaves the old checkpoint or the new one.
+A checkpoint named *stem* is ``<stem>.safetensors``; data other than tensors is in its metadata (see
+``dingsdk.data.container``). ``latest.json`` names the newest checkpoint of the folder. If a process
+dies at any moment, the file is the complete old checkpoint or the complete new one.
 
-Nothing is ever unpickled. One writer a folder is expected; with more, a checkpoint is still one
-writer's or the other's.
+Nothing is ever unpickled. One writer per folder is expected; with several, each checkpoint is still
+the complete file of one of them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from dingsdk.plugins import ask, observe
 
 LATEST = "latest"
 EXCEPTION = "ckpt_exception"
-"""Stem of what a failing learner saves: never chosen as the newest, its weights may be bad."""
+"""Stem of the checkpoint of a failed learner; never chosen as the newest, as it may be bad."""
 SUFFIX = ".safetensors"
 MAX_BYTES = 64 << 30
-"""The largest checkpoint to look at."""
+"""The largest checkpoint that is read."""
 
 _KIND, _POINTER_KIND = "checkpoint", "newest-checkpoint"
 _POINTER = f"{LATEST}.json"
@@ -57,28 +57,28 @@ _POINTER_BYTES = 4096
 _REFERENCE_ENDINGS = (".pth.tar", ".pth", ".pt", ".ckpt")
 _STEM = r"[A-Za-z0-9_-]{1,128}"
 _PICKLES = (b"PK\x03\x04", b"\x80")
-"""How files of torch.save and pickles of protocol 2 and later begin."""
+"""First bytes of files of torch.save, and of pickles of protocol 2 and later."""
 _logger = logging.getLogger(__name__)
 
 
 class _Pointer(msgspec.Struct, kw_only=True):
-    """What ``latest.json`` holds."""
+    """Contents of ``latest.json``."""
 
     stem: Annotated[str, msgspec.Meta(pattern=rf"^{_STEM}\Z")]
     iteration: int
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
-    """What ``load_checkpoint`` read.
+    """A checkpoint from ``load_checkpoint``.
 
     Attributes:
         iteration: Train iteration of the learner.
         envstep: Environment steps collected so far; -1 if unknown.
         state: The policy's state dict, tensors on the CPU.
-        meta: What else the writer put in.
+        meta: Further data from the writer.
         path: The file.
-        skipped: Why newer checkpoints of the folder were passed over; empty unless a folder
-            or ``latest`` was asked for and its newest checkpoint is damaged.
+        skipped: Errors of newer checkpoints in the folder that were skipped; empty unless a
+            folder or ``latest`` was asked for and its newest checkpoint is damaged.
     """
 
     iteration: Annotated[int, msgspec.Meta(ge=0)]
@@ -101,27 +101,27 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint, replacing one of the same name, and point ``latest`` at it.
 
-    It survives a power cut once this returns. ``dingsdk_write_checkpoint`` may write it
-    instead, and ``dingsdk_after_checkpoint`` fires afterwards.
+    It survives a power cut once this returns. The hook ``dingsdk_write_checkpoint`` may write it
+    instead, and the hook ``dingsdk_after_checkpoint`` is called afterwards.
 
     Args:
-        directory: Folder, created where absent; or one that is open.
+        directory: Path of a folder, created if absent, or an open folder.
         stem: Name, ``[A-Za-z0-9_-]{1,128}``; ``ckpt_best.pth.tar`` is taken as ``ckpt_best``.
         state: Policy state: nested dicts, lists and tuples of tensors, numeric arrays, numbers,
             text and None.
         iteration: Train iteration, >= 0.
         envstep: Environment steps collected so far; -1 if unknown.
-        meta: More to keep, of the same types.
-        is_latest: False leaves ``latest`` where it points, for a state that nobody can resume
-            from (weights alone).
+        meta: Further data, of the same types.
+        is_latest: False does not change ``latest``; for a state that a run cannot resume from
+            (only weights).
 
     Returns:
         Path of the file.
 
     Raises:
-        CheckpointError: The state holds something else than data, or the name is not valid.
+        CheckpointError: The state holds other types than these, or the name is not valid.
         RunFolderError: The folder cannot be written.
-        StorageFullError: There is no room now; the old checkpoint stays.
+        StorageFullError: There is no room; the old checkpoint stays.
     """
     stem = _stem_of(stem)
     path = (directory.path if isinstance(directory, Folder) else Path(directory)) / (stem + SUFFIX)
@@ -182,8 +182,8 @@ def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
     Args:
         path: A checkpoint's file, a name without ending, a name such as ``ckpt_best.pth.tar``
             (taken as ``ckpt_best``), or a folder or ``<folder>/latest`` for its newest
-            checkpoint; an open folder too. Only where the newest one was asked for and is damaged
-            is the one before it read instead, with a warning and ``skipped`` set.
+            checkpoint; an open folder too. If the newest one was asked for and is damaged, the
+            one before it is read instead, with a warning and ``skipped`` set.
 
     Raises:
         CheckpointMissingError: There is none at that path.
@@ -208,7 +208,7 @@ def load_checkpoint(path: str | Path | Folder) -> Checkpoint:
 
 
 def can_resume(directory: Path) -> bool:
-    """Whether a folder has a checkpoint that a learner saved, not the weights of one alone."""
+    """Whether a folder has a checkpoint that a learner saved, and not only weights."""
     if (directory / _POINTER).is_file():
         return True
     return directory.is_dir() and any(_number_of(path.name) >= 0 for path in directory.iterdir())
@@ -219,7 +219,7 @@ def prune_checkpoints(
 ) -> None:
     """Remove all but the ``keep_last`` checkpoints written last whose name is prefix + number.
 
-    Whatever ``latest`` names stays, and so do all other names (``ckpt_best``).
+    The checkpoint that ``latest`` names is kept, and so are all other names (``ckpt_best``).
     """
     with _opened(directory) as folder:
         try:
@@ -231,7 +231,7 @@ def prune_checkpoints(
             number = _number_of(name, prefix)
             found = folder.stat(name) if number >= 0 and name != newest else None
             if found is not None:
-                # By time, not number: a run that was resumed from further back counts again.
+                # By time, not number: a run resumed from an old checkpoint uses numbers again.
                 written.append((found.st_mtime_ns, number, name))
         is_newest_numbered = newest is not None and _number_of(newest, prefix) >= 0
         written.sort(reverse=True)
@@ -268,7 +268,7 @@ def _missing(directory: Path) -> CheckpointMissingError:
 
 
 def _newest_first(folder: Folder, skipped: list[CheckpointError]) -> Iterator[str]:
-    """Yield the names to try: what ``latest`` names, then by iteration."""
+    """Yield the names to try: first that in ``latest``, then the others by iteration."""
     newest = None
     try:
         newest = _read_pointer(folder)
@@ -313,7 +313,7 @@ def _load(path: Path, folder: Folder | None = None) -> Checkpoint:
 
 @contextmanager
 def _checkpoint_errors(path: Path) -> Iterator[None]:
-    """Raise what reading a container raises as errors of the checkpoint at ``path``."""
+    """Convert errors of reading a container to errors of the checkpoint at ``path``."""
     try:
         yield
     except DataMissingError as error:
@@ -340,7 +340,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
 
 
 def _stem_of(name: str) -> str:
-    """Return the name without its ending, ours or one that callers of the reference give it."""
+    """Return the name without its ending, ``.safetensors`` or one that DI-engine's users write."""
     for ending in (SUFFIX, *_REFERENCE_ENDINGS):
         if name.endswith(ending):
             return name.removesuffix(ending)

@@ -25,31 +25,31 @@ JOIN_S = 120.0
 RETRY_S = 0.5
 """Pause before ranks that did not find each other try again."""
 _HANDSHAKE_S = 5.0
-"""How long a rank on another host may take to greet."""
+"""How long the handshake with a rank on another host may take."""
 _KEEPALIVE_S = 5
-"""How long a connection may be silent before the system asks whether it is alive."""
+"""How long a connection may be silent before the system checks whether it is alive."""
 _FRONT = "front"
 OVER = "over"
-"""What rank 0 says last."""
+"""The last message of rank 0."""
 
 _log = logging.getLogger(__name__)
 
 
 def torch_distributed() -> Any:
-    """Return the module, which declares no types for what is used of it, and imports slowly."""
+    """Import and return the module, which is untyped here; its import is slow."""
     return importlib.import_module("torch.distributed")
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """The place of this process among the ranks of a learner, as torchrun tells it.
+    """The place of this process among the ranks of a learner, as set by torchrun.
 
     Attributes:
         rank: Number of this process, 0 for the one that joins the run.
         world_size: Number of ranks, >= 2.
         host: A name or address of rank 0's host.
-        port: Of the store that the ranks find each other in.
-        has_agent: Whether torchrun keeps that store; else rank 0 does.
+        port: Port of the store through which the ranks find each other.
+        has_agent: Whether torchrun runs that store; else rank 0 does.
         attempt: How often torchrun has started the ranks again.
         local_rank: Number of this process on its host, and of the GPU that it uses.
     """
@@ -100,7 +100,7 @@ class RankPlace:
         return place
 
     def check(self, learner_num: int) -> None:
-        """Raise ConfigError unless the config says as many learners."""
+        """Raise ConfigError unless the config has the same number of learners."""
         if learner_num != self.world_size:
             raise ConfigError(
                 f"system.learner_num is {learner_num}, but WORLD_SIZE is {self.world_size}: the "
@@ -111,7 +111,7 @@ class RankPlace:
             )
 
     def own_address(self) -> str:
-        """Return the address of this host that others on the way to rank 0 see."""
+        """Return the address of this host that it uses to reach rank 0."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((self.host, self.port))  # sends nothing
             return str(probe.getsockname()[0])
@@ -140,13 +140,13 @@ class RankPlace:
 
 
 class RemoteRanks:
-    """What rank 0 has of the other ranks: links, which they dial; close it."""
+    """Rank 0's links to the other ranks, which connect to it; close it after use."""
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place
         self.store = place.store(JOIN_S)
         self.groups = 0
-        """Groups that were formed; each has a name of its own in the store."""
+        """Number of groups that were formed; each has its own name in the store."""
         self._links: dict[int, Connection] = {}
         self._changed = threading.Condition()
         self._key = secrets.token_bytes(32)
@@ -158,7 +158,7 @@ class RemoteRanks:
         self._thread.start()
 
     def new_group(self) -> Any:
-        """Return the store of one more group."""
+        """Begin another group and return its store."""
         self.groups += 1
         return torch_distributed().PrefixStore(str(self.groups), self.store)
 
@@ -166,7 +166,7 @@ class RemoteRanks:
         """Return the links to all other ranks, waiting for those that are missing.
 
         Raises:
-            WorkerCrashedError: some do not come.
+            WorkerCrashedError: some do not connect in time.
         """
         wanted = set(range(1, self.place.world_size))
         with self._changed:
@@ -182,7 +182,7 @@ class RemoteRanks:
             return dict(self._links)
 
     def hang_up(self) -> None:
-        """Close all links. Ranks that are alive dial again."""
+        """Close all links. Ranks that are alive connect again."""
         with self._changed:
             while self._links:
                 self._links.popitem()[1].close()
@@ -226,7 +226,7 @@ class RemoteRanks:
 
 
 def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
-    """Connect another rank with rank 0; None where ``stop`` was set meanwhile.
+    """Connect this rank with rank 0; returns None if ``stop`` is set before that.
 
     Raises:
         WorkerCrashedError: rank 0 does not answer in time.
@@ -256,7 +256,7 @@ def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
 
 
 def _link(peer: socket.socket) -> Connection:
-    """Return a connection that notices a host that is gone, and waits a few seconds at first."""
+    """Return a connection that detects a dead host, with the timeout of the handshake."""
     peer.setblocking(True)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
