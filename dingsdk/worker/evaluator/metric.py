@@ -34,7 +34,7 @@ class MetricSerialEvaluator(ISerialEvaluator):
     """Runs the policy on every batch of a data set; ``env`` is ``(dataloader, IMetric)``.
 
     The data loader yields ``(inputs, label)``; both are passed on as tensors. In a run the config
-    key ``data`` provides loader and metric, and the result must be one number.
+    key ``data`` provides loader and metric; the result must be one number, and larger is better.
     """
 
     plays = False

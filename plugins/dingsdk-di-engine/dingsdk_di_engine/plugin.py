@@ -1,4 +1,4 @@
-"""What the plugin registers under the type key ``di_engine``."""
+"""Registers the policy under the type key ``di_engine``."""
 
 from __future__ import annotations
 

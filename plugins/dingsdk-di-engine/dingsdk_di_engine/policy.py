@@ -1,4 +1,4 @@
-"""DI-engine's own policies, unchanged, behind the four modes."""
+"""DI-engine's own policies, unchanged, with the four modes of dingsdk's policies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class DIEnginePolicy(Configurable):
     """Type ``di_engine``: the policy of DI-engine that ``name`` names.
 
     Networks, losses and transitions are DI-engine's. The keys that dingsdk's workers read are
-    where every policy has them; what else DI-engine's policy takes is under ``config``.
+    in the same places as for other policies; all other keys of DI-engine's policy are under
+    ``config``.
 
     Args:
         cfg: The config's ``policy`` section.
-        enable_field: Modes to serve; None for all.
-        seed: Of the initial weights and of the exploration. DI-engine draws from the global
+        enable_field: Modes to make; None for all.
+        seed: Seed of the initial weights and of the exploration. DI-engine draws from the global
             random states of torch, numpy and Python, which this sets.
 
     Raises:
@@ -39,7 +40,8 @@ class DIEnginePolicy(Configurable):
             name: DI-engine's name of the policy, such as ``rainbow`` or ``td3``.
             discount_factor: As in every policy; None for DI-engine's default.
             nstep: As in every policy; None for DI-engine's default.
-            config: What else DI-engine's policy takes, in its shape: merged over its defaults.
+            config: All other keys of DI-engine's policy, nested as in DI-engine; they are merged
+                over its defaults.
         """
 
         name: str = "dqn"
@@ -99,7 +101,7 @@ class DIEnginePolicy(Configurable):
 
     @property
     def learn_mode(self) -> LearnMode:
-        """What a learner may call."""
+        """Functions for learners."""
         fields = self._policy.learn_mode._asdict()
         train = fields.pop("forward")
         # DI-engine collates lists of dicts of tensors itself.
@@ -107,7 +109,7 @@ class DIEnginePolicy(Configurable):
 
     @property
     def collect_mode(self) -> CollectMode:
-        """What a collector may call."""
+        """Functions for collectors."""
         fields = self._policy.collect_mode._asdict()
         act, record = fields.pop("forward"), fields.pop("process_transition")
         return CollectMode(
@@ -118,14 +120,14 @@ class DIEnginePolicy(Configurable):
 
     @property
     def eval_mode(self) -> EvalMode:
-        """What an evaluator may call."""
+        """Functions for evaluators."""
         fields = self._policy.eval_mode._asdict()
         act = fields.pop("forward")
         return EvalMode(forward=lambda obs, **kw: with_plain_actions(act(obs, **kw)), **fields)
 
     @property
     def command_mode(self) -> CommandMode:
-        """What a commander may call; a policy of DI-engine that has none asks for nothing."""
+        """Functions for commanders; they return no settings if DI-engine's policy has none."""
         if hasattr(self._policy, "command_mode"):
             return CommandMode(**self._policy.command_mode._asdict())
         return CommandMode(lambda info: {}, lambda info: {}, lambda info: {})
@@ -141,7 +143,7 @@ def as_tensor_rows(data: Any) -> Any:
 
 
 def with_plain_actions(outputs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return what a policy answered, with discrete actions of shape [], not [1]."""
+    """Return the outputs of a policy with discrete actions of shape [] instead of [1]."""
     for output in outputs.values():
         action = output["action"]
         if action.shape == (1,) and not action.is_floating_point():
@@ -156,7 +158,7 @@ def with_reward(timestep: Any) -> Any:
 
 
 def _shared(section: Any) -> dict[str, Any]:
-    """Return the keys that dingsdk and DI-engine both read, where DI-engine has them."""
+    """Return the keys that dingsdk and DI-engine both read, nested as in DI-engine."""
     shared = {
         "cuda": section.cuda,
         "priority": section.priority,
@@ -176,7 +178,7 @@ def _shared(section: Any) -> dict[str, Any]:
 
 
 def _find(name: str) -> Any:
-    """Return DI-engine's class of a policy, that with schedules where there is one."""
+    """Return DI-engine's class of a policy; the variant with schedules if there is one."""
     try:
         import ding.policy  # noqa: F401 - it registers the policies
         from ding.utils import POLICY_REGISTRY

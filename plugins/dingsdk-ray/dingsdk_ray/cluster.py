@@ -21,26 +21,26 @@ from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledErr
 LEAST_VERSION = (2, 54)
 """The oldest Ray that works."""
 NAMESPACE = "dingsdk"
-"""Of the actors of all runs."""
+"""Ray's namespace of the actors of all runs."""
 AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _GCS_TIMEOUT, _LOCAL_GCS_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "10"
-"""When Ray ends processes that its GCS is lost to; that of a local Ray is not started again."""
+"""How long Ray's processes live after losing their GCS; the GCS of a local Ray is not restarted."""
 REACH_S = 10.0
-"""How long a cluster that is joined may take to answer."""
+"""How long a cluster may take to answer when it is joined."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of a GCS, which speaks HTTP/2, says first; the server answers with SETTINGS."""
+"""The first bytes of a client of a GCS, which uses HTTP/2; the server answers with SETTINGS."""
 _FRAME_BYTES, _SETTINGS = 9, 4
 """The head of an HTTP/2 frame, and the number of the kind SETTINGS."""
 _INIT_ERRORS = (ConnectionError, RuntimeError, ValueError, OSError)
 _lock = threading.RLock()
 _users = 0
 _started: dict[str, str | None] | None = None
-"""Where this process started or joined Ray: the environment variables from before."""
+"""If this process started or joined Ray, the environment variables from before."""
 
 
 def check_ray() -> None:
-    """Raise PluginNotInstalledError unless a Ray that serves is installed."""
+    """Raise PluginNotInstalledError unless a usable version of Ray is installed."""
     try:
         found = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
@@ -63,20 +63,20 @@ def connect(
     object_store_bytes: int = 0,
     shows_logs: bool = False,
 ) -> str:
-    """Join a cluster, or start one of this process; return its address. Call ``disconnect`` after.
+    """Join a cluster, or start one; return its address. Call ``disconnect`` afterwards.
 
-    A process is in one cluster at a time: where it has joined before, it stays there.
+    A process is in one cluster at a time: if it has already joined one, it stays in that one.
 
     Args:
         address: ``host:port``, ``auto`` for the cluster of this host, or ``local`` for a new one.
-        allow_insecure: Whether a cluster of several hosts may do without tokens.
-        num_cpus: Of a new one; a number to count with, whatever the host has.
-        object_store_bytes: Of a new one; 0 for Ray's own choice.
+        allow_insecure: Whether a cluster of several hosts may work without tokens.
+        num_cpus: CPUs of a new cluster; Ray only counts with the number, the host may have others.
+        object_store_bytes: Object store of a new cluster; 0 for Ray's own choice.
         shows_logs: Whether the output of actors is shown here.
 
     Raises:
-        ConfigError: there is no such cluster, or it refuses us.
-        InsecureBindError: it does without tokens.
+        ConfigError: there is no such cluster, or it refuses the connection.
+        InsecureBindError: the cluster works without tokens.
     """
     global _users, _started
     check_ray()
@@ -87,7 +87,7 @@ def connect(
             os.environ.setdefault(name, value)
         is_new = address == "local"
         if is_new and _started is None:
-            # Ray listens on all addresses of the host, whatever it is told.
+            # Ray always listens on all addresses of the host.
             os.environ[AUTH_MODE] = "token"
             os.environ[AUTH_TOKEN] = secrets.token_hex(32)
             os.environ.setdefault(_GCS_TIMEOUT, _LOCAL_GCS_S)
@@ -114,7 +114,7 @@ def connect(
                             namespace="dingsdk",
                         )
                     except Exception as error:
-                        # Ray raises Exception itself where its processes do not start in time.
+                        # Ray raises a plain Exception if its processes do not start in time.
                         if type(error) is not Exception and not isinstance(error, _INIT_ERRORS):
                             raise
                         line = " ".join(str(error).split())[:300]
@@ -129,7 +129,7 @@ def connect(
 
 
 def _await_gcs(address: str) -> None:
-    """Wait until a GCS answers; Ray itself gives up after minutes.
+    """Wait until a GCS answers; Ray itself would give up only after minutes.
 
     Raises:
         OSError, ValueError: none did in time.
@@ -158,7 +158,7 @@ def _await_gcs(address: str) -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster with the last user, or stop it, if ``connect`` has joined or started it."""
+    """For the last user, leave or stop the cluster that ``connect`` has joined or started."""
     global _users, _started
     with _lock:
         _users -= 1
@@ -182,14 +182,14 @@ def _restore(environ: Mapping[str, str | None]) -> None:
 
 
 def _read_tokens_again() -> None:
-    """Have Ray look at the environment, which it does once, at its import."""
+    """Make Ray read the environment variables again; by itself it reads them only at import."""
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def check_tokens(address: str, *, allow_insecure: bool) -> None:
-    """Raise InsecureBindError for a cluster that others reach and that does without tokens."""
+    """Raise InsecureBindError for a cluster that other hosts reach and that has no tokens."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         is_local = address == "local" or ipaddress.ip_address(host).is_loopback

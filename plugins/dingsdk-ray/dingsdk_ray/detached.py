@@ -28,7 +28,7 @@ class DetachedRun:
 
     Args:
         command: Arguments of ``dingsdk``.
-        folder: Where it runs.
+        folder: Working directory of the command.
         log: File that its output is appended to.
     """
 
@@ -44,7 +44,7 @@ class DetachedRun:
         threading.Thread(target=self._end_with_it, daemon=True).start()
 
     def stop(self) -> None:
-        """Have the command end as by Ctrl-C."""
+        """Interrupt the command, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
     def _end_with_it(self) -> None:
@@ -87,7 +87,7 @@ def stop(name: str) -> None:
     """Stop a command.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no command of that name runs.
     """
     import ray
 
@@ -99,7 +99,7 @@ def stop(name: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m dingsdk_ray.detached", description=__doc__)
     parser.add_argument("--address", default="auto", help="as system.transport.address")
     parser.add_argument("--allow-insecure-ray", action="store_true")

@@ -1,4 +1,4 @@
-"""What a worker on another node than the coordinator has: calls of the run's gateway."""
+"""The link and stores of workers on other nodes than the coordinator: calls of the gateway."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from dingsdk_ray.cluster import NAMESPACE
 from dingsdk_ray.frames import POLICY, joined
 
 LONGEST_WAIT_S = 5.0
-"""How long one call to the gateway waits for something new; longer waits ask again."""
+"""Longest wait of one call to the gateway; for longer waits the call is repeated."""
 UNSENT_BYTES = 1 << 20
-"""Payloads that may wait for the next flush."""
+"""Largest size of all payloads that wait for the next flush."""
 _RETRY_S = 0.2
-"""Pause before a gateway that cannot be reached is asked again."""
+"""Pause before a gateway that cannot be reached is called again."""
 _WAITING = ("join", "turn")
 
 
 class GatewayGoneError(Exception):
-    """A call brought no answer; whether it was done is not known."""
+    """A call got no answer; it is unknown whether the gateway has executed it."""
 
 
 class GatewayCalls:
@@ -50,7 +50,7 @@ class GatewayCalls:
     repeated.
 
     Args:
-        name: Of its actor.
+        name: Name of the gateway's actor.
     """
 
     def __init__(self, name: str) -> None:
@@ -68,13 +68,13 @@ class GatewayCalls:
         waits: bool = False,
         owner: object = None,
     ) -> Any:
-        """Return what a method of the gateway returns; its errors pass through.
+        """Call a method of the gateway and return its result; its errors are raised here.
 
         Args:
-            method: Its name.
-            *args: Its arguments.
+            method: Name of the method.
+            *args: Arguments of the method.
             timeout_s: How long to wait for the answer.
-            waits: Whether the method waits.
+            waits: Whether the method may block while it waits for something.
             owner: The object that may cancel the call.
 
         Raises:
@@ -111,7 +111,7 @@ class GatewayCalls:
             ) from error
         except (ray.exceptions.RayError, ValueError) as error:
             if isinstance(error, ray.exceptions.ActorDiedError | ValueError):
-                self._actor = None  # another may take its place
+                self._actor = None  # another actor may replace it
             raise GatewayGoneError(f"{method}: {_line(error)}") from error
         finally:
             with self._lock:
@@ -120,7 +120,7 @@ class GatewayCalls:
         raise GatewayGoneError(f"the gateway did not answer {method} in time")
 
     def insist(self, method: str, *args: Any, timeout_s: float, waits: bool = False) -> Any:
-        """Call until there is an answer, as ``call``; while the gateway is started again, too."""
+        """As ``call``, but repeat the call until there is an answer, or ``timeout_s`` is over."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -132,7 +132,7 @@ class GatewayCalls:
                 self._closed.wait(_RETRY_S)
 
     def fetch(self, reference: Any, timeout_s: float) -> Any:
-        """Return an object of the gateway's. Raises GatewayGoneError."""
+        """Return the object of a reference from the gateway. Raises GatewayGoneError."""
         import ray
 
         try:
@@ -141,14 +141,14 @@ class GatewayCalls:
             raise GatewayGoneError(f"an object is lost: {_line(error)}") from error
 
     def cancel(self, owner: object) -> None:
-        """End the calls under way of an owner with GatewayGoneError."""
+        """End an owner's calls in progress with GatewayGoneError."""
         with self._lock:
             for done, found in self._waits.items():
                 if found is owner:
                     done.set()
 
     def close(self) -> None:
-        """End all calls under way with ClosedError."""
+        """End all calls in progress with ClosedError."""
         with self._lock:
             self._closed.set()
             for done in self._waits:
@@ -160,7 +160,7 @@ class GatewayCalls:
 
 
 class FarLink(Link[bool]):
-    """A worker's connection. Requests are not signed: Ray's tokens say who may call the gateway."""
+    """A worker's connection. Requests are not signed: Ray's tokens protect the gateway."""
 
     def __init__(self, calls: GatewayCalls) -> None:
         self._calls = calls
@@ -194,10 +194,10 @@ class FarDataStore(StepDataStore):
     """Payloads on the coordinator's node. Safe for use from many threads.
 
     Args:
-        calls: Of the gateway.
+        calls: Calls of the gateway.
         timeout_s: How long the gateway may take to answer, or to be started again.
         max_payload_bytes: Largest payload to write.
-        algorithm: Of the digests, as the coordinator's node has it.
+        algorithm: Algorithm of the digests, as on the coordinator's node.
     """
 
     def __init__(
@@ -215,18 +215,18 @@ class FarDataStore(StepDataStore):
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._unsent: dict[str, Any] = {}
-        """Frames that ``put_soon`` has taken, by id."""
+        """Frames from ``put_soon`` that are not sent yet, by id."""
         self._unsent_bytes = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         """Store a payload; storing the same again changes nothing.
 
         Raises:
-            ProtocolError: the id is none.
+            ProtocolError: the id is not valid.
             ConflictError: another payload has this id; it stays.
-            StorageFullError: there is no room, here for the way or on the coordinator's node.
+            StorageFullError: there is no room on this node or on the coordinator's node.
             WorkerLostError: the gateway does not answer.
-            ConfigError: the payload is larger than any reader takes.
+            ConfigError: the payload is larger than readers accept.
             SchemaMismatchError: a container cannot hold the batch.
         """
         frame, info = self._encode(data_id, batch)
@@ -234,10 +234,10 @@ class FarDataStore(StepDataStore):
         return info
 
     def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Take a payload for the next ``flush``, which is now where many bytes have come together.
+        """Keep a payload for the next ``flush``; first flush if too many bytes are waiting.
 
         Raises:
-            Exception: as ``put``, for a payload taken before; this one was not taken.
+            Exception: as ``put``, for an earlier payload; this one was not taken.
         """
         frame, info = self._encode(data_id, batch)
         if self._unsent_bytes + info.size_bytes > UNSENT_BYTES:
@@ -248,7 +248,7 @@ class FarDataStore(StepDataStore):
         return info
 
     def flush(self) -> None:
-        # A second caller returns once what the first one sends is stored.
+        # A second caller returns once the payloads of the first one are stored.
         with self._sending:
             with self._lock:
                 unsent, self._unsent, self._unsent_bytes = self._unsent, {}, 0
@@ -305,7 +305,7 @@ class FarDataStore(StepDataStore):
         )
 
     def _wait(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Ask until the deadline, at least once, a while at a time."""
+        """Repeat a call, with a limited wait each time, until the deadline; at least once."""
         deadline = time.monotonic() + timeout_s
         while True:
             wait_s = max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT_S))
@@ -325,7 +325,7 @@ class FarPolicyStore(PolicyStore):
     """Policies on the coordinator's node. Safe for use from many threads.
 
     Args:
-        calls: Of the gateway.
+        calls: Calls of the gateway.
         timeout_s: How long the gateway may take to answer, or to be started again.
     """
 
@@ -334,12 +334,12 @@ class FarPolicyStore(PolicyStore):
         self._timeout_s = timeout_s
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        """Make a version the newest one, if it is: an older one changes nothing.
+        """Publish a version; no effect if a newer one is published.
 
         Raises:
-            ProtocolError: the id is none.
-            SchemaMismatchError: the state is no mapping of tensors or arrays.
-            StorageFullError: there is no room, here for the way or on the coordinator's node.
+            ProtocolError: the id is not valid.
+            SchemaMismatchError: the state is not a mapping of tensors or arrays.
+            StorageFullError: there is no room on this node or on the coordinator's node.
             WorkerLostError: the gateway does not answer.
         """
         check_id(policy_id, "policy_id")
@@ -350,7 +350,7 @@ class FarPolicyStore(PolicyStore):
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, tensors of its own), or None when there is none newer.
+        """Return (version, state), or None if there is none newer.
 
         Raises:
             WorkerLostError: the gateway does not answer.
@@ -363,7 +363,7 @@ class FarPolicyStore(PolicyStore):
         try:
             frame = memoryview(self._calls.fetch(reference, self._timeout_s)).toreadonly()
         except GatewayGoneError:
-            return None  # replaced or lost since; to ask again finds it, or the next one
+            return None  # replaced or lost meanwhile; the next call finds it or a newer one
         return version, dict(decode_frame(POLICY, frame, max_bytes=len(frame)))
 
     def discard(self, policy_id: str) -> None:
@@ -385,10 +385,10 @@ def _line(error: Exception) -> str:
 
 
 class LateDataStore(StepDataStore):
-    """A store of which a worker learns where it is when it joins.
+    """A data store that is found only after the worker has joined.
 
     Args:
-        find: Returns it.
+        find: Function that returns the store.
     """
 
     def __init__(self, find: Callable[[], StepDataStore]) -> None:

@@ -1,4 +1,4 @@
-"""Frames of payloads and policies, as calls of a gateway carry them."""
+"""Frames of payloads and policies, in the form in which calls of a gateway send them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from dingsdk.data import Buffer
 
 SMALL_BYTES = 64 << 10
-"""Frames up to this size travel in calls; larger ones as arrays, which Ray shares."""
+"""Frames up to this size are sent as bytes; larger ones as arrays, which Ray shares."""
 POLICY = "policy"
 
 
 def joined(buffers: list[Buffer], size_bytes: int) -> Any:
-    """Return a frame as one object: bytes where it is small, else an array that Ray shares."""
+    """Return a frame as one object: bytes if it is small, else an array that Ray shares."""
     if size_bytes <= SMALL_BYTES:
         return b"".join(buffers)
     frame = np.empty(size_bytes, np.uint8)

@@ -1,7 +1,7 @@
 """The gateway of a run: an actor on the coordinator's node, for workers on other nodes.
 
 It passes requests on to the coordinator's socket, and payloads and policies to and from the shared
-memory of its node. It keeps nothing, so that its end costs nothing but the calls under way.
+memory of its node. It has no state of its own: if it ends, only the calls in progress are lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAITING_CALLS = 128
 QUICK_CALLS = 16
 """Most calls at the same time that do not wait."""
 LOOK_S, ORPHANED_LOOKS = 20.0, 3
-"""How often a gateway looks whether its run is under way, and how often in vain before it ends."""
+"""Interval at which a gateway checks that its run is active; after this many failures it ends."""
 
 
 class Gateway:
@@ -52,14 +52,17 @@ class Gateway:
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._newest: dict[str, tuple[tuple[str, int], int, Any]] = {}
-        """Of each policy what was the latest, the version that was read then, and its frame."""
+        """For each policy: the latest version seen, the number that was read then, and its frame.
+
+        The first one is a result of ``SharedPolicyStore.latest``.
+        """
         threading.Thread(target=self._watch, name="gateway-watch", daemon=True).start()
 
     def request(self, target: str, body: bytes, wait_s: float) -> Answer:
         """Return the coordinator's answer to a worker's request.
 
         Raises:
-            LinkError: there was none.
+            LinkError: there was no answer.
         """
         key = self._transport.secret()
         if key is None:
@@ -86,7 +89,7 @@ class Gateway:
         return joined(buffers, info.size_bytes)
 
     def has(self, data_id: str, wait_s: float) -> bool:
-        """Whether a payload is there, or comes within ``wait_s``."""
+        """Whether a payload is stored, or is stored within ``wait_s``."""
         return self._data.has(data_id, wait_s)
 
     def delete(self, data_ids: Iterable[str]) -> None:
@@ -98,14 +101,14 @@ class Gateway:
         return len(self._data)
 
     def publish(self, policy_id: str, version: int, frame: Any) -> None:
-        """Make a version of a policy the newest one, if it is."""
+        """Publish a version of a policy; no effect if a newer one is published."""
         state = decode_frame(POLICY, memoryview(frame), max_bytes=len(frame))
         self._policies.publish(policy_id, state, version)
 
     def newest(self, policy_id: str, newer_than: int | None) -> tuple[int, list[Any]] | None:
-        """Return the newest version and a reference to its frame; None where none is newer.
+        """Return the newest version and a reference to its frame; None if none is newer.
 
-        It is in the object store: each node fetches it once, for all of its workers.
+        The frame is in Ray's object store: each node fetches it once, for all of its workers.
         """
         import ray
 
@@ -127,7 +130,7 @@ class Gateway:
         return version, [reference]
 
     def discard(self, policy_id: str) -> None:
-        """Forget a policy."""
+        """Remove a policy."""
         with self._lock:
             self._newest.pop(policy_id, None)
             self._policies.discard(policy_id)
@@ -146,10 +149,10 @@ class Gateway:
 def start_gateway(
     name: str, transport: type[RayTransport], section: Mapping[str, Any], run_dir: Path
 ) -> Any:
-    """Start the gateway of a run on this node, unless it is there; return its actor.
+    """Start the gateway of a run on this node, unless it runs already; return its actor.
 
     The actor is detached: it outlives the coordinator that started it, and the next one uses it.
-    Whoever ends the run has to kill it.
+    It must be killed at the end of the run.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -1,4 +1,4 @@
-"""What the plugin registers under the type key ``ray``."""
+"""Registers the transport under the type key ``ray``."""
 
 from __future__ import annotations
 

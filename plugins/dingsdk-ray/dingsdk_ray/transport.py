@@ -1,6 +1,6 @@
 """The ray transport: workers as actors of a cluster, payloads on the coordinator's node.
 
-On that node it is the shared_memory transport. Workers on other nodes go through the run's gateway.
+On that node it is the shared_memory transport. Workers on other nodes use the run's gateway.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ FAR_SCHEME = "ray://"
 
 
 class RoleResources(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one worker of a role takes of the cluster.
+    """Resources of the cluster that one worker of a role uses.
 
     Attributes:
-        num_cpus: CPUs, a number to count with.
-        num_gpus: GPUs; those that the worker gets are the ones that it sees.
-        custom: Other resources of Ray by name.
+        num_cpus: Number of CPUs; Ray only counts with it.
+        num_gpus: Number of GPUs; the worker sees only these.
+        custom: Amounts of Ray's custom resources, by name.
     """
 
     num_cpus: Annotated[float, Meta(ge=0)] = 1.0
@@ -63,13 +63,13 @@ class RayTransport(SharedMemoryTransport):
 
         Attributes:
             address: ``local`` starts a Ray on this host and stops it after the run; ``auto`` joins
-                the cluster of this host, ``host:port`` the one of that GCS.
-            allow_insecure_ray: Whether a cluster that other hosts reach may do without
+                the cluster of this host; ``host:port`` joins the cluster whose GCS is there.
+            allow_insecure_ray: Whether a cluster that other hosts reach may work without
                 RAY_AUTH_MODE=token.
-            resources: What one worker takes, by role: ``num_cpus``, ``num_gpus``, and ``custom``
-                resources of Ray by name; one CPU where a role is not named.
-            placement: How the actors of a run are spread over nodes, as Ray's placement groups
-                have it; empty: wherever there is room, as nodes come and go.
+            resources: Resources of one worker, by role: ``num_cpus``, ``num_gpus``, and
+                ``custom`` resources of Ray by name. A role that is not listed uses one CPU.
+            placement: Strategy of Ray's placement groups that spreads the actors of a run over
+                nodes. Empty: actors start wherever there is room, also on nodes that join later.
             object_store_bytes: Object store of a local Ray, in bytes; 0 for Ray's own choice.
             start_timeout_s: Seconds for a placement group to find room.
         """
@@ -111,7 +111,7 @@ class RayTransport(SharedMemoryTransport):
 
         Raises:
             ConfigError: there is no cluster, or it has no room for one worker of each role.
-            InsecureBindError: it does without tokens.
+            InsecureBindError: the cluster works without tokens.
         """
         from dingsdk_ray.workers import Workers
 
@@ -163,7 +163,7 @@ class RayTransport(SharedMemoryTransport):
     def release(self) -> None:
         super().release()
         with self._lock:
-            far = self._far  # kept: its stores refuse, and none of this node is made
+            far = self._far  # kept: its stores raise errors, and no store of this node is made
             workers, self._workers = self._workers, None
             was_connected, self._is_connected = self._is_connected, False
         if far is not None:
@@ -174,14 +174,14 @@ class RayTransport(SharedMemoryTransport):
             cluster.disconnect()
 
     def is_on(self, node_id: str) -> bool:
-        """Whether this process is on a node of the cluster, which it joins."""
+        """Join the cluster, and return whether this process is on that node."""
         import ray
 
         self._connect()
         return bool(ray.get_runtime_context().get_node_id() == node_id)
 
     def open_gateway(self, until_close: ExitStack) -> str:
-        """Start the run's gateway on this node; return the address that workers dial."""
+        """Start the run's gateway on this node; return the address that workers connect to."""
         import ray
 
         from dingsdk_ray.gateway import start_gateway
@@ -198,7 +198,7 @@ class RayTransport(SharedMemoryTransport):
         return Connection(self._own_memory().socket, self.cfg.max_message_bytes)
 
     def secret(self) -> Secret | None:
-        """Return the secret of the run, None before a coordinator of it has opened."""
+        """Return the secret of the run, or None before its coordinator has opened."""
         return find_secret(self._own_memory().folder)
 
     def _find_data_store(self) -> StepDataStore:
@@ -258,7 +258,7 @@ def parse_address(address: str) -> tuple[str, str]:
     """Return node id and name of ``ray://<node id>/<name>``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the address is not valid.
     """
     node_id, _, name = address.removeprefix(FAR_SCHEME).partition("/")
     if address.startswith(FAR_SCHEME) and node_id.isalnum() and name and "/" not in name:

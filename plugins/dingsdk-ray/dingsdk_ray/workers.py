@@ -14,11 +14,11 @@ from dingsdk.worker.comm import WorkerHandle
 _log = logging.getLogger(__name__)
 
 KILLED = -9
-"""What stands for the exit code of an actor that died; its process is elsewhere."""
+"""Exit code that is reported for an actor that died; the real one is unknown."""
 
 
 class RoleActor:
-    """One worker in a process of its own, which Ray has started."""
+    """One worker, in a process that Ray has started."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -40,11 +40,11 @@ class RoleActor:
             self._joined.set()
 
     def wait_joined(self) -> None:
-        """Return once the coordinator knows the worker, or it has ended."""
+        """Wait until the worker has joined the coordinator or has ended."""
         self._joined.wait()
 
     def stop(self) -> None:
-        """Have the worker leave."""
+        """Tell the worker to leave the run."""
         self._stop.set()
 
 
@@ -53,7 +53,7 @@ class RayWorker(WorkerHandle):
 
     Args:
         actor: A ``RoleActor``.
-        spec: What it is told.
+        spec: Specification of the worker.
     """
 
     def __init__(self, actor: Any, spec: WorkerSpec) -> None:
@@ -112,7 +112,7 @@ class Workers:
     """Starts the workers of a run.
 
     Args:
-        demands: Id of each worker, and the resources that it takes.
+        demands: Id of each worker, and the resources that it uses.
         placement: Strategy of a placement group for all; empty for none.
         timeout_s: How long such a group may wait for room.
 
@@ -133,7 +133,7 @@ class Workers:
             _check_room(dict(zip(self._options, bundles, strict=True)))
 
     def start(self, spec: WorkerSpec) -> RayWorker:
-        """Start a worker; where no node has room, it starts when one comes."""
+        """Start a worker; if no node has room, it starts as soon as one has."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -147,7 +147,7 @@ class Workers:
         return RayWorker(actor.remote(), spec)
 
     def close(self) -> None:
-        """Give the room back."""
+        """Release the placement group, if there is one."""
         if self._group is not None:
             from ray.util import remove_placement_group
 
@@ -177,7 +177,7 @@ def _reserve(bundles: Sequence[Mapping[str, float]], placement: str, timeout_s: 
 def _check_room(bundles: Mapping[str, Mapping[str, float]]) -> None:
     """Raise ConfigError unless one worker of each role has room now.
 
-    The others may start when nodes come.
+    The others may start later, when nodes join.
     """
     import ray
 

@@ -22,7 +22,7 @@ import time
 from dingsdk.worker.comm.requests import ForeignAnswerError, LinkError, Secret
 
 GREETING = b"dingsdk shared_memory 1\n"
-"""The number is the version of what follows."""
+"""The number is the version of the protocol."""
 NONCE_BYTES = MAC_BYTES = 32
 """The random number, and the signature, by which each end proves that it knows the secret."""
 _LENGTH = struct.Struct("<I")
@@ -54,8 +54,8 @@ class Channel:
         """Return the next message.
 
         Args:
-            deadline: By ``time.monotonic``. None: wait for the first byte without end.
-            timeout_s: Without a deadline, how long the rest may take.
+            deadline: By ``time.monotonic``. None: wait for the first byte without a limit.
+            timeout_s: Without a deadline, how long the rest of the message may take.
 
         Raises:
             OSError: the other end closed, or did not send in time.
@@ -81,7 +81,7 @@ class Channel:
         return content
 
     def shut_down(self) -> None:
-        """End whatever waits here, from another thread."""
+        """End calls that wait here in other threads."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -92,10 +92,10 @@ class Channel:
         self._sock.close()
 
     def greet(self, secret: Secret, deadline: float) -> bool:
-        """Do the master's part of the handshake; False for a peer that is none of ours.
+        """Do the master's part of the handshake; False if the peer does not know the secret.
 
         Raises:
-            OSError: the peer went, or was too slow.
+            OSError: the peer closed the connection, or was too slow.
         """
         self._check_peer()
         key, nonce = secret.reveal(), secrets.token_bytes(NONCE_BYTES)

@@ -16,10 +16,10 @@ STATUS = struct.Struct("<H")
 
 
 class Connection:
-    """Thread safe: requests on one connection wait for each other.
+    """A connection to the master. Thread safe: its requests wait for each other.
 
     Args:
-        path: Of the socket.
+        path: Path of the socket.
         max_bytes: The largest answer that is read.
     """
 
@@ -32,10 +32,10 @@ class Connection:
         self._is_closed = False
 
     def post(self, target: str, body: bytes, key: Secret, deadline: float) -> Answer:
-        """Send a request, return its answer; dial first where there is no connection.
+        """Send a request and return its answer; connect first if there is no connection.
 
         Raises:
-            LinkError: there was none before the deadline (monotonic).
+            LinkError: there was no answer before the deadline (monotonic).
             ForeignAnswerError: the master does not know the secret, or is another user's.
         """
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -60,7 +60,7 @@ class Connection:
             self._is_closed = True
             if self._channel is not None:
                 self._channel.shut_down()
-        # Whoever is in a request closes the descriptor itself; it may not be reused before.
+        # A thread in a request closes the descriptor itself; it must not be reused before that.
         if self._lock.acquire(timeout=1.0):
             self._hang_up()
             self._lock.release()

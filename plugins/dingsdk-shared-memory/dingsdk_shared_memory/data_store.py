@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 def encode_payload(
     batch: SampleBatch, algorithm: str, max_bytes: int
 ) -> tuple[list[Buffer], FrameInfo]:
-    """Return a payload's frame as it is stored, in parts, and what it is announced with.
+    """Return the parts of a payload's frame as it is stored, and the facts that announce it.
 
     Raises:
-        ConfigError: the payload is larger than any reader takes.
+        ConfigError: the payload is larger than readers accept.
         SchemaMismatchError: a container cannot hold the batch.
     """
     if algorithm == "head" and batch.nbytes < INLINE_BYTES:
-        # What is copied has a digest: it costs little, and finds what was read too early.
+        # Copied payloads get a digest: it costs little, and shows if one was read too early.
         algorithm = "xxh3-128"
     buffers, info = encode_batch(batch, algorithm=algorithm)
     if info.size_bytes > max_bytes:
@@ -49,9 +49,9 @@ class SharedDataStore(StepDataStore):
     """Payloads of one host. Safe for use from many threads.
 
     Args:
-        segments: Where they are; closed with the store.
+        segments: Memory of the payloads; closed with the store.
         max_payload_bytes: Largest payload to write or read.
-        algorithm: Of the digests; ``head`` holds for payloads that are not copied.
+        algorithm: Algorithm of the digests; ``head`` is only used for payloads that are not copied.
 
     """
 
@@ -72,10 +72,10 @@ class SharedDataStore(StepDataStore):
         """Store a payload; storing the same again changes nothing.
 
         Raises:
-            ProtocolError: the id is none.
+            ProtocolError: the id is not valid.
             ConflictError: another payload has this id; it stays.
             StorageFullError: no room now; nothing was stored, and the call may be repeated.
-            ConfigError: the payload is larger than any reader takes.
+            ConfigError: the payload is larger than readers accept.
             SchemaMismatchError: a container cannot hold the batch.
         """
         check_id(data_id, "data_id")
@@ -110,14 +110,14 @@ class SharedDataStore(StepDataStore):
 
     @property
     def corrupt_count(self) -> int:
-        """Number of damaged payloads met, in their frames or in the table of payloads."""
+        """Number of damaged payloads found, in their frames or in the table of payloads."""
         return self._damaged_frames + self.segments.damaged_count
 
     def __len__(self) -> int:
         return len(self.segments.ids())
 
     def close(self) -> None:
-        """Let go of the memory; calls that wait end with ClosedError."""
+        """Release the memory; calls that wait end with ClosedError."""
         self._closed.set()
         self.segments.close()
 

@@ -30,7 +30,7 @@ _MASTER_LOCK = "master"
 
 
 class SocketMasterEnd(RequestMasterEnd):
-    """Listens once opened, on ``unix:<path of the socket>``.
+    """The coordinator's end; once opened, it listens on ``unix:<path of the socket>``.
 
     Args:
         cfg: ``system.transport``, complete.
@@ -45,12 +45,12 @@ class SocketMasterEnd(RequestMasterEnd):
     def listen(
         self, listener: MasterListener, until_close: ExitStack
     ) -> tuple[RequestHandler, SocketServer, str]:
-        """Begin to serve, and remove what dead runs left on this host.
+        """Begin to serve, and remove the folders of dead runs on this host.
 
         Raises:
             AuthError: the secret cannot be used.
             PortInUseError: the socket cannot be bound.
-            RunDirLockedError: another master of the run is at work.
+            RunDirLockedError: another master of the run is running.
         """
         cfg, folder = self._cfg, self._memory.folder
         until_close.callback(os.close, self._be_the_only_one())

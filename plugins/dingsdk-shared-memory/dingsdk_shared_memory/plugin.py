@@ -1,4 +1,4 @@
-"""What the plugin registers under the type key ``shared_memory``."""
+"""Registers the transport under the type key ``shared_memory``."""
 
 from __future__ import annotations
 

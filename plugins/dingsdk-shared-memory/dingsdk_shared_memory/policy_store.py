@@ -1,4 +1,4 @@
-"""Policies in shared memory: a version is one copy into memory that was written before."""
+"""Policies in shared memory: publishing a version is one copy into memory that is reused."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from dingsdk.worker.comm.files import Returned, check_policy, decode_policy, enc
 from dingsdk_shared_memory.segments import Segments
 
 _MOVED_ON_TRIES = 1000
-"""How often a reader follows policies that are replaced while it opens them."""
+"""How often a reader tries again when policies are replaced while it opens them."""
 _REST = re.compile(r"([0-9a-f]{16})-([0-9]{12})")
 _log = logging.getLogger(__name__)
 
 
 class _Version(NamedTuple):
-    """``life`` is drawn when a policy is first published, and again after it was discarded."""
+    """A version; ``life`` is a random id, drawn when a policy is first published.
+
+    It is drawn again when the policy is published after it was discarded.
+    """
 
     number: int
     life: str
@@ -33,16 +36,16 @@ class _Version(NamedTuple):
 
 
 class SharedPolicyStore(PolicyStore):
-    """One process publishes a policy, any number read it. Safe for use from many threads.
+    """One process publishes a policy, others read it. Safe for use from many threads.
 
     A version is a payload ``<hash of the policy's id>-<life>-<version>``. Each store object counts
-    as one reader: what it returns of a policy never gets older.
+    as one reader: the versions that it returns of a policy never get older.
 
     Args:
-        segments: Where they are; closed with the store.
-        keep_versions: How many versions stay, at least 2: a damaged one has others to fall back to.
+        segments: Memory of the policies; closed with the store.
+        keep_versions: Number of versions to keep, at least 2: if one is damaged, another is used.
         max_policy_bytes: Largest version to write or read.
-        algorithm: Of the digests, as for payloads.
+        algorithm: Algorithm of the digests, as for payloads.
     """
 
     def __init__(
@@ -62,12 +65,12 @@ class SharedPolicyStore(PolicyStore):
         self._damaged: set[str] = set()
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        """Make a version the newest one, if it is: an older one changes nothing.
+        """Publish a version; no effect if it is not newer than the newest one.
 
         Raises:
-            ProtocolError, SchemaMismatchError: it is no policy.
-            StorageFullError: no room now; the newest version is the one it was.
-            ConfigError: it is larger than any reader takes.
+            ProtocolError, SchemaMismatchError: it is not a valid policy.
+            StorageFullError: no room now; the newest version does not change.
+            ConfigError: it is larger than readers accept.
         """
         check_policy(policy_id, state, version)
         with self._publishing:
@@ -82,17 +85,17 @@ class SharedPolicyStore(PolicyStore):
             self.segments.add(name, buffers, info.size_bytes)
             for old in there[self._keep_versions - 1 :]:
                 self.segments.delete(old.name)
-            self.segments.clear_dead()  # publishers of before
+            self.segments.clear_dead()  # earlier publishers
 
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, tensors of its own), or None when there is none newer.
+        """Return (version, tensors that are a copy), or None if there is none newer.
 
-        Where the newest version is damaged, the one before it is returned, and the damage counted.
+        If the newest version is damaged, it is counted, and the one before it is returned.
 
         Raises:
-            DataCorruptError: something is published and none of it is whole.
+            DataCorruptError: all published versions are damaged.
         """
         check_id(policy_id, "policy_id")
         for _ in range(_MOVED_ON_TRIES):
@@ -126,26 +129,26 @@ class SharedPolicyStore(PolicyStore):
         raise DataCorruptError(f"policy {policy_id!r} never holds still", where=policy_id)
 
     def latest(self, policy_id: str) -> tuple[str, int] | None:
-        """Return life and number of the newest version, damaged or not, None where there is none.
+        """Return life and number of the newest version, even if damaged; None if there is none.
 
-        A life is drawn for each policy; what is published after a discard has another one.
+        A policy that is published again after a discard has another life.
         """
         there = self._versions(check_id(policy_id, "policy_id"))
         return (there[0].life, there[0].number) if there else None
 
     def discard(self, policy_id: str) -> None:
         check_id(policy_id, "policy_id")
-        for version in reversed(self._versions(policy_id)):  # an older one is never the newest
+        for version in reversed(self._versions(policy_id)):  # so that an old one is never newest
             self.segments.delete(version.name)
         self._returned.forget(policy_id)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.segments.close()
 
     @property
     def corrupt_count(self) -> int:
-        """Number of damaged versions met."""
+        """Number of damaged versions found."""
         return len(self._damaged) + self.segments.damaged_count
 
     def _versions(self, policy_id: str) -> list[_Version]:
@@ -158,12 +161,12 @@ class SharedPolicyStore(PolicyStore):
         return sorted(found, reverse=True)
 
     def _load(self, policy_id: str, version: _Version) -> dict[str, Any] | None:
-        """Return the tensors of a version, None where it was removed."""
+        """Return the tensors of a version, or None if it was removed."""
         frame = self.segments.read(version.name)
         if frame is None:
             return None
         content = np.frombuffer(frame, np.uint8).copy().data
-        del frame  # an error keeps what its frames hold, and this the slot
+        del frame  # the traceback of an error would keep it, and so keep the slot in use
         return decode_policy(policy_id, version.number, content, self._max_bytes)
 
 

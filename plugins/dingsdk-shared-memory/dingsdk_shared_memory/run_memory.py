@@ -1,12 +1,12 @@
-"""A run's folder in shared memory: whose it is, who uses it, and what dead runs left.
+"""A run's folder in shared memory: its owner and users, and the removal of stale folders.
 
-``/dev/shm/dingsdk-<user>-<hash of the run folder>/``: files there are segments of shared memory,
-which live until they are unlinked, whichever processes end. Every process of the run holds a shared
-lock on ``lock``. A folder whose lock nobody holds, and whose run folder no run holds, is *stale*:
-the next master on this host removes it.
+Files in ``/dev/shm/dingsdk-<user>-<hash of the run folder>/`` are segments of shared memory. They
+exist until they are unlinked, even if all processes end. Every process of the run holds a shared
+lock on ``lock``. If no process holds that lock and no run holds the run folder, the folder is
+*stale*: the next master on this host removes it.
 
-Payloads of a run that can be resumed move to ``transport/`` in its run folder, on the disk, when it
-ends or is found stale. The master of the resumed run moves them back.
+Payloads of a run that can be resumed are moved to ``transport/`` in its run folder, on the disk,
+when it ends or is found stale. The master of the resumed run moves them back.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from dingsdk_shared_memory.segments import Segments
 ROOT = Path("/dev/shm")
 LOCK, OWNER, SOCKET = "lock", "run.json", "socket"
 FORMAT = 5
-"""Version of the folder; another one belongs to another version of this package."""
+"""Version of the folder's format; other versions of this package may use another one."""
 DATA, KEPT, JOURNAL = "data", "transport", "journal"
 UNCLAIMED_S = 60.0
-"""Age at which a folder without an owner is stale: its maker writes it at once."""
+"""Age at which a folder without an owner is stale: the process that makes it writes the owner."""
 SWEPT_S = 5.0
-"""How long the removal of what a dead run left in the same folder may take."""
+"""How long the removal of a dead run's files in the same folder may take."""
 _KIND, _OWNER_BYTES = "shared-memory-run", 64 << 10
 """The kind of the file that names the owner of a folder, and its largest size."""
 _LONGEST_SOCKET = 107
@@ -69,7 +69,7 @@ class RunMemory:
     """The folder of a run, in use by this process until it is closed.
 
     Args:
-        path: The folder; made where missing.
+        path: The folder; created if missing.
         run_dir: Folder of the run on disk.
 
     Attributes:
@@ -78,7 +78,7 @@ class RunMemory:
 
     Raises:
         ConfigError: there is no shared memory, or the path is too long for a socket.
-        RunDirLockedError: it is another run's.
+        RunDirLockedError: the folder belongs to another run.
         DataVersionError: another version of this package made it.
         RunFolderError, StorageFullError: it cannot be made, or others can write to it.
     """
@@ -122,7 +122,7 @@ class RunMemory:
             self._lock = -1
 
     def _begin(self) -> bool:
-        """Open the folder and say that it is in use; False while somebody removes it."""
+        """Open the folder and lock it as in use; False while another process removes it."""
         self.folder = PrivateDir(self.path)
         try:
             self._lock = _lock_file(self.path, fcntl.LOCK_SH)
@@ -135,7 +135,7 @@ class RunMemory:
         return False
 
     def _claim(self) -> None:
-        """Note whose folder it is, or see that it is this run's."""
+        """Write this run as the owner of the folder, or check that it is the owner."""
         try:
             owner = _owner_of(self.folder)
         except DataMissingError:
@@ -151,7 +151,7 @@ class RunMemory:
 
 
 def remove(path: Path) -> None:
-    """Remove a run's folder, whoever uses it.
+    """Remove a run's folder, even if it is in use.
 
     Raises:
         RunFolderError: something cannot be removed, or the folder is not ours.
@@ -165,7 +165,7 @@ def remove(path: Path) -> None:
                 folder.remove_tree(name)
             elif name != LOCK:
                 folder.unlink(name)
-        folder.unlink(LOCK)  # last: who dies before it leaves a folder that is known as stale
+        folder.unlink(LOCK)  # last: if this process dies before, the folder still counts as stale
     with contextlib.suppress(OSError):  # not empty: it has files that are not ours
         path.rmdir()
 
@@ -174,7 +174,7 @@ def keep(path: Path, run_dir: Path) -> None:
     """Move the payloads of a run from its memory to its folder on the disk; remove the memory.
 
     Raises:
-        StorageFullError, RunFolderError: they stay in memory.
+        StorageFullError, RunFolderError: it failed; the payloads stay in memory.
     """
     if not path.is_dir():
         return
@@ -193,7 +193,7 @@ def bring_back(segments: Segments, run_dir: Path) -> None:
     """Move the payloads that ``keep`` moved to the disk back to memory.
 
     Raises:
-        StorageFullError, RunFolderError: they stay on the disk, too.
+        StorageFullError, RunFolderError: it failed; the payloads stay on the disk.
     """
     if not (run_dir / KEPT).exists():
         return
@@ -207,16 +207,16 @@ def bring_back(segments: Segments, run_dir: Path) -> None:
 
 
 def forget_kept(run_dir: Path) -> None:
-    """Remove what ``keep`` moved to the disk."""
+    """Remove the payloads that ``keep`` moved to the disk."""
     if (run_dir / KEPT).is_dir():
         with Folder(run_dir) as folder:
             folder.remove_tree(KEPT)
 
 
 def remove_stale(root: Path = ROOT) -> int:
-    """Remove the folders of this user's runs of which no process lives; return how many.
+    """Remove the folders of this user's runs that have no living process; return their number.
 
-    Payloads of a run that can be resumed move to its run folder.
+    Payloads of a run that can be resumed are moved to its run folder.
     """
     count = 0
     for path in sorted(root.iterdir()):
@@ -230,7 +230,7 @@ def remove_stale(root: Path = ROOT) -> int:
                     _log.info("removed %s, which a dead run left", path)
                     count += 1
         except (OSError, DingError) as error:
-            # As text: a record that somebody keeps would keep all that the callers hold open.
+            # As text: the error in a stored log record would keep the callers' files open.
             _log.warning("what a dead run left stays in %s: %s", path, str(error))
     return count
 
@@ -247,7 +247,7 @@ def _clear(path: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Whether nobody uses a folder; nobody can begin to as long as this lasts."""
+    """Yield whether no process uses a folder; none can begin to use it within the block."""
     with contextlib.ExitStack() as stack:
         try:
             lock = _lock_file(path, fcntl.LOCK_EX, create=False)
@@ -262,7 +262,7 @@ def _alone(path: Path) -> Iterator[bool]:
 
 
 def _is_run_held(path: Path) -> bool:
-    """Whether a run is under way whose processes that used the folder died, and will be back."""
+    """Whether the folder's run is active, although its processes that used the folder died."""
     try:
         with PrivateDir(path, create=False) as folder:
             run_dir = _owner_of(folder).run_dir
@@ -272,7 +272,7 @@ def _is_run_held(path: Path) -> bool:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a run is under way in a folder."""
+    """Whether an active run holds the folder ``run_dir``."""
     try:
         descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -1,32 +1,32 @@
 """Payloads in shared memory: where they are written, and how readers find them.
 
-A file for each payload costs a dozen system calls, and new memory costs more than the copy: the
-first use of 3.6 MB takes 10 ms, a copy of it 0.15 ms. So a writer (one process) keeps files that it
-writes to again and again. ``<writer>-<number>.seg`` is a *segment*, which it appends to::
+One file per payload would cost a dozen system calls, and new memory costs more than the copy: the
+first use of 3.6 MB takes 10 ms, a copy of it 0.15 ms. So a writer (one process) reuses its files.
+``<writer>-<number>.seg`` is a *segment*, which it appends to::
 
     header   64 bytes: magic, generation, number of entries, and these two again
-    entries  of each payload its id, size, place, a check of these, and a mark of its deletion
+    entries  for each payload its id, size, place, a check of these, and a mark of its deletion
     frames   of payloads of up to 16 KiB, at places that are multiples of 64
 
 A larger frame is alone in a *slot*, ``<writer>-<number>.slot``; its place is minus that number.
 
-The number of entries is written last: what a writer that is killed had not finished is seen by
-nobody. Whoever deletes a payload marks its entry with the generation. A writer whose segment is
-full begins the next generation of one in which all payloads are deleted, or makes another one. It
-writes to a slot again once its payload is deleted and nobody views it.
+The number of entries is written last, so that readers do not see an entry that a killed writer has
+not finished. To delete a payload, a process marks its entry with the generation. When its segment
+is full, a writer begins the next generation of a segment whose payloads are all deleted, or makes
+another segment. It reuses a slot once its payload is deleted and no process views it.
 
-The check of an entry depends on the generation. A reader computes it when it learns the entry. A
-payload whose entry is damaged is lost; the first reader to find that deletes and counts it.
-Generation and number of entries are words of 64 bits that hold a check of their own. A reader that
-finds one damaged counts that and takes the second one; with both damaged, payloads that it did not
-know before are lost to it.
+The check of an entry depends on the generation. A reader computes it when it first reads the entry.
+A payload whose entry is damaged is lost; the first reader that finds this deletes and counts it.
+Generation and number of entries are 64-bit words that include their own check. A reader that finds
+one damaged counts that and uses its copy; if both are damaged, the reader does not find payloads
+that it did not know before.
 
-Readers copy a frame out of a segment, and look again afterwards whether it is still that of the
-payload. They view a frame in a slot. A view holds a shared lock on its slot (``flock``), which goes
-with the process; a writer that cannot lock a slot alone uses another one.
+Readers copy a frame out of a segment, and check afterwards that it still belongs to the payload.
+A frame in a slot is viewed, not copied. A view holds a shared lock on its slot (``flock``) until
+the view or the process ends; a writer that cannot lock a slot exclusively uses another one.
 
-A writer holds a lock on ``<writer>.lock``, which goes with its process. Without one, its files are
-removed once their payloads are deleted.
+A writer holds a lock on ``<writer>.lock`` until its process ends. The files of a writer without a
+lock are removed once their payloads are deleted.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from dingsdk_shared_memory.streaming import copy
 INLINE_BYTES = 16 << 10
 """Largest frame in a segment."""
 SEGMENT_BYTES = 1 << 20
-"""A segment, which holds the small frames of one writer."""
+"""Size of a segment, which holds small frames of one writer."""
 MOST_ENTRIES = 256
 """Most frames in a segment."""
 MAGIC = b"DINGSEG4"
 SETTLED_NS = 100_000_000
-"""Age of a folder's last change from which no other falls into the same tick of the clock."""
+"""If a folder's last change is older, a new change cannot have the same time stamp."""
 MOST_MAPS = 256
-"""Slots that a process keeps mapped; each map has a descriptor."""
+"""Largest number of slots that a process keeps mapped; each map has a descriptor."""
 FREE_BYTES = 128 << 20
-"""Slots that a writer keeps to be written again."""
+"""Largest size of all free slots that a writer keeps for reuse."""
 _STATE = struct.Struct("<QQ")  # generation, number of entries
 _NUMBER = struct.Struct("<Q")
 _GENERATION_AT, _COUNT_AT, _STATE_BYTES = len(MAGIC), 16, 16
@@ -75,7 +75,7 @@ ENTRY_BYTES = _ENTRY.size
 _PLACE = struct.Struct("<64sQq")
 _CHECK_AT, _MARK_AT = 80, 88
 _DELETED = 0x9E3779B97F4A7C15
-"""Exclusive or the generation: the mark. No flipped bit turns the 0 of a payload into one."""
+"""The mark is this xor the generation. One flipped bit cannot turn the 0 of a payload into it."""
 _ENTRIES_AT = 64
 _FRAMES_AT = _ENTRIES_AT + MOST_ENTRIES * ENTRY_BYTES
 _ALIGNMENT = 64
@@ -86,7 +86,7 @@ _log = logging.getLogger(__name__)
 
 
 def _word(number: int) -> int:
-    """Return a number below 2**32 with a check of it, as headers have it."""
+    """Return a number below 2**32 with its check, as stored in headers."""
     return number | xxhash.xxh3_64_intdigest(_NUMBER.pack(number)) >> 32 << 32
 
 
@@ -102,15 +102,15 @@ class _Segment:
     """A mapped segment.
 
     Args:
-        name: Of its file.
+        name: Name of its file.
         map_: Its memory.
-        is_own: Whether this process writes it; its header is written then.
+        is_own: Whether this process writes it; then its header is written now.
         on_damage: Called with its name when its header is found damaged.
 
     Attributes:
-        generation: That this process knows, as the word in the header.
+        generation: Last generation that this process has seen, as the word in the header.
         seen: How many entries of ``generation`` this process knows.
-        ids: Those of the entries that it knows, in order.
+        ids: Ids of the entries that it knows, in order.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class _Segment:
         self._words = self._state = (0, 0)
         if is_own:
             self.begin_generation()
-            map_[: len(MAGIC)] = MAGIC  # last: readers may look from now on
+            map_[: len(MAGIC)] = MAGIC  # last: readers may use the segment from now on
 
     def state(self) -> tuple[int, int]:
         """Return generation and number of entries."""
@@ -139,7 +139,7 @@ class _Segment:
         return self._state
 
     def _checked(self, generation: int, count: int) -> tuple[int, int]:
-        """Return the state that the words of the header stand for, or else their copies."""
+        """Return the state from the words of the header, or from their copies if damaged."""
         copies = _STATE.unpack_from(self.map, _GENERATION_AT + _STATE_BYTES)
         found = next(filter(_is_whole, (generation, copies[0])), self.generation)
         counts = _COUNT_OF.get(count), _COUNT_OF.get(copies[1])
@@ -163,7 +163,7 @@ class _Segment:
         self._store(_entry_at(number) + _MARK_AT, self.generation ^ _DELETED)
 
     def live_slots(self) -> list[int]:
-        """Return the place of each payload that was not deleted: a slot's, or 0."""
+        """Return the place of each payload that was not deleted; 0 if it is in no slot."""
         generation, count = self.state()
         columns = np.frombuffer(self.map, _COLUMNS, count, _ENTRIES_AT)
         places = columns["place"][columns["mark"] != generation ^ _DELETED]
@@ -185,7 +185,7 @@ class _Segment:
     def learn(self, count: int) -> Iterator[tuple[str, _Entry, bool]]:
         """Yield id and entry of each new payload up to ``count``, and whether the entry is whole.
 
-        An entry of a generation that has begun since is left out.
+        A damaged entry is left out if it is deleted, or if a new generation has begun.
         """
         first, generation = self.seen, self.generation
         table = self.map[_entry_at(first) : _entry_at(count)]
@@ -198,7 +198,7 @@ class _Segment:
         self.seen = count
 
     def begin_generation(self) -> None:
-        """Forget all payloads, which are deleted."""
+        """Begin the next generation, without payloads; all old ones must be deleted."""
         self._write(_COUNT_AT, _COUNTS[0])
         self.generation = _word((self.generation & 0xFFFF_FFFF) + 1)
         self._write(_GENERATION_AT, self.generation)
@@ -209,7 +209,7 @@ class _Segment:
         self._store(at + _STATE_BYTES, word)
 
     def _store(self, at: int, word: int) -> None:
-        # At once: ``pack_into`` writes zeros first, which others may read.
+        # In one step: ``pack_into`` writes zeros first, which others may read.
         self.map[at : at + _NUMBER.size] = _NUMBER.pack(word)
 
 
@@ -218,7 +218,7 @@ _Entry = tuple[_Segment, int, int, int, int]
 
 
 class _Slot:
-    """A slot of this writer; ``entry`` is that of the payload in it."""
+    """A slot of this writer; ``entry`` is the entry of the payload in it."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
@@ -238,13 +238,13 @@ class Segments:
     """Frames by id. Safe for use from many threads.
 
     Args:
-        folder: That all processes of the run share; closed with this object.
-        min_free_bytes: What to leave free.
+        folder: Folder that all processes of the run share; closed with this object.
+        min_free_bytes: Bytes of memory to leave free.
         clock: Seconds, monotonic.
 
     Attributes:
-        damaged: Ids in the damaged entries met; damaged themselves, maybe.
-        damaged_count: How many entries that were, and how many headers.
+        damaged: Ids from damaged entries; the ids may be damaged too.
+        damaged_count: Number of damaged entries and headers that were found.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Segments:
             return
         slot, target = self._take_slot(size)
         try:
-            _fill(target, 0, buffers)  # without the lock: other threads go on
+            _fill(target, 0, buffers)  # without the lock, so that other threads can run
             with self._lock:
                 own = self._segment_for(0)
                 self._index[data_id] = slot.entry = own.append(data_id, size, -slot.number)
@@ -298,12 +298,12 @@ class Segments:
             raise
 
     def read(self, data_id: str, is_new: bool = False) -> Buffer | None:
-        """Return a frame, None where there is none: a copy of a small one, else a read-only view.
+        """Return a frame, or None: a copy of a small one, a read-only view of a larger one.
 
         Args:
-            data_id: Of the payload.
-            is_new: Whether it is enough to look at what this process knows: its own payloads,
-                and those of others that were there when it looked first.
+            data_id: Id of the payload.
+            is_new: Whether to search only the payloads that this process knows: its own, and
+                those of others that it has seen before.
         """
         with self._lock:
             found = self._find(data_id, is_new)
@@ -329,7 +329,7 @@ class Segments:
                 del self._index[data_id]
 
     def sweep(self, is_live: Callable[[str], bool], grace_s: float) -> int:
-        """Delete payloads without an owner, as ``StepDataStore.sweep_orphans`` has it.
+        """Delete payloads without an owner; see ``StepDataStore.sweep_orphans``.
 
         Files of dead writers without payloads are removed.
         """
@@ -343,14 +343,14 @@ class Segments:
         return len(ripe)
 
     def clear_dead(self) -> None:
-        """Remove what writers that died left, but for payloads."""
+        """Remove the files of dead writers that hold no payloads."""
         with self._lock:
             for name in self._folder.names():
                 if name.endswith(".lock") and name != f"{self._writer}.lock":
                     self._clear_dead(name.removesuffix(".lock"))
 
     def ids(self, prefix: str = "") -> list[str]:
-        """Return the ids of all payloads that begin so."""
+        """Return the ids of all payloads that begin with ``prefix``."""
         with self._lock:
             self._refresh()
             self._index = {
@@ -359,7 +359,7 @@ class Segments:
             return [name for name in self._index if name.startswith(prefix)]
 
     def close(self) -> None:
-        """Let go of the memory; views that are in use stay valid."""
+        """Release the memory; views that are in use stay valid."""
         with self._lock:
             for segment in self._segments.values():
                 segment.map.close()
@@ -390,7 +390,7 @@ class Segments:
         segment, number, generation, size, place = entry
         name = f"{segment.writer}-{-place}.slot"
         lock = self._locked(name, fcntl.LOCK_SH)
-        if lock is None:  # its writer takes it, or it is gone: the payload was deleted
+        if lock is None:  # its writer has locked it, or it is removed: the payload was deleted
             return None
         try:
             if not segment.is_live(number, generation):
@@ -407,7 +407,7 @@ class Segments:
         return pinned.data.toreadonly()
 
     def _locked(self, name: str, how: int) -> int | None:
-        """Return a descriptor that holds a lock on a slot, None where it cannot."""
+        """Return a descriptor that holds a lock on a slot, or None if there is no lock to get."""
         try:
             descriptor = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -420,13 +420,13 @@ class Segments:
         return descriptor
 
     def _refresh(self) -> None:
-        """Learn the entries that were added since the last look."""
+        """Read the entries that were added since the last call."""
         try:
             changed_ns = os.stat(self._path).st_mtime_ns  # noqa: PTH116 - a third of the time
         except FileNotFoundError:  # the run is over
-            changed_ns = -2  # not the -1 of a look that is to be repeated
+            changed_ns = -2  # not -1, which means that the folder must be listed again
         if changed_ns != self._listed_ns:
-            # Another change within a tick of the file system's clock would not show.
+            # Another change within a tick of the file system's clock has the same time stamp.
             is_settled = time.time_ns() - changed_ns > SETTLED_NS
             self._listed_ns = changed_ns if is_settled else -1
             self._list()
@@ -483,7 +483,7 @@ class Segments:
     # Writers.
 
     def _segment_for(self, size: int) -> _Segment:
-        """Return a segment of our own that has room."""
+        """Return a segment of this writer that has room for ``size`` bytes."""
         if self._own is None or not self._own.has_room(size):
             for segment in self._segments.values():
                 if segment.is_own and not segment.live_slots():
@@ -507,17 +507,17 @@ class Segments:
                     if size <= slot.size <= 2 * size:
                         lock = self._locked(slot.name, fcntl.LOCK_EX)
                         if lock is not None:
-                            # Who opens it from now on finds that its payload was deleted.
+                            # A process that opens it from now on finds its payload deleted.
                             os.close(lock)
                             del self._free[index]
                             return slot, self._map(slot.name)
-            # Slots are of few sizes, so that one of about the size fits.
+            # Slots have few different sizes, so that a free one often fits.
             step = max(mmap.PAGESIZE, 1 << (size.bit_length() - 4))
             slot_size = -(-size // step) * step
             try:
                 name, found = self._make("slot", slot_size)
             except StorageFullError:
-                self._drop_free(0)  # their room may do
+                self._drop_free(0)  # this may free enough room
                 name, found = self._make("slot", slot_size)
             slot = _Slot(name, slot_size)
             self._slots.add(slot)
@@ -525,7 +525,7 @@ class Segments:
         return slot, found
 
     def _find_free(self) -> None:
-        """Move the slots of deleted payloads to the free ones."""
+        """Add the slots of deleted payloads to the free ones."""
         for slot in self._slots:
             if slot.is_free:
                 slot.entry = None
@@ -533,7 +533,7 @@ class Segments:
         self._drop_free(FREE_BYTES)
 
     def _drop_free(self, most_bytes: int) -> None:
-        """Remove free slots until they have at most so many bytes."""
+        """Remove free slots until they have at most ``most_bytes``."""
         left = sum(slot.size for slot in self._free)
         while left > most_bytes:
             slot = self._free.pop(0)
@@ -543,7 +543,7 @@ class Segments:
             self._folder.unlink(slot.name)
 
     def _make(self, kind: str, size: int) -> tuple[str, mmap.mmap]:
-        """Make a file of our own; return its name and its memory."""
+        """Make a file of this writer; return its name and its memory."""
         check_free(self._folder, size, self._min_free_bytes)
         name = ""
         try:
@@ -567,12 +567,12 @@ class Segments:
             ) from error
 
     def _begin_writing(self) -> None:
-        """Take a name as a writer, and the lock that says that we live."""
+        """Choose a name as a writer, and take the lock that shows that this process lives."""
         while self._writer_lock < 0:
             self._writer = secrets.token_hex(8)
             path = f"{self._path}/{self._writer}.lock"
             lock = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            with contextlib.suppress(BlockingIOError):  # it is being swept, as a dead writer's
+            with contextlib.suppress(BlockingIOError):  # another process is removing it as dead
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(lock).st_nlink:
                     self._writer_lock = lock
@@ -580,12 +580,12 @@ class Segments:
             os.close(lock)
 
     def _clear_dead(self, writer: str) -> None:
-        """Remove what a writer without a lock left, but for payloads."""
+        """Remove the files of a writer without a lock that hold no payloads."""
         with contextlib.suppress(OSError):
             lock = open_private(f"{self._path}/{writer}.lock", os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._listed_ns = -1  # what it made last has to be known
+                self._listed_ns = -1  # its last files must be listed too
                 self._refresh()
                 kept = set()
                 for segment in self._segments.values():
@@ -600,7 +600,7 @@ class Segments:
                 os.close(lock)
 
     def _map(self, name: str) -> mmap.mmap:
-        """Return the memory of a slot; the first use of a map costs, so it is kept."""
+        """Return the memory of a slot; the map is kept, as the first use of one is slow."""
         found = self._maps.pop(name, None)
         if found is None:
             is_own = name.startswith(f"{self._writer}-")
@@ -614,7 +614,7 @@ class Segments:
             self._maps.popitem(last=False)
 
     def _map_file(self, name: str, flags: int) -> mmap.mmap:
-        # Opened for the map alone: it would keep a lock of the same open file.
+        # Opened only for the map, which would keep a lock of the same open file.
         descriptor = os.open(f"{self._path}/{name}", flags | os.O_NOFOLLOW)
         try:
             access = mmap.ACCESS_READ if flags == os.O_RDONLY else mmap.ACCESS_WRITE
@@ -628,7 +628,7 @@ def _fill(target: mmap.mmap, start: int, buffers: Sequence[Buffer]) -> None:
         size = memoryview(buffer).nbytes
         if size <= INLINE_BYTES:
             target[start : start + size] = buffer
-        else:  # unlike the other one, this copy lets other threads go on
+        else:  # unlike the assignment above, this copy lets other threads run
             copy(np.frombuffer(target, np.uint8, size, start), np.frombuffer(buffer, np.uint8))
         start += size
 

@@ -1,4 +1,4 @@
-"""A local socket that requests come in by, a thread for each connection."""
+"""A server for requests on a local socket, with one thread per connection."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ HANDSHAKE_S = 2.0
 BACKLOG = 256
 """Connections that wait to be accepted."""
 _TARGET_BYTES = 64
-"""Longest name of what a message is for, which precedes it."""
+"""Largest size of the target, which precedes the body of a request."""
 
 
 class SocketServer:
     """Serves until it is closed.
 
     Args:
-        path: Of the socket; one that a dead master left is replaced.
+        path: Path of the socket; the socket of a dead master is replaced.
         serve: (kind of request, body) -> answer; called from many threads.
-        secret: What peers must know.
+        secret: Secret that peers must know.
         connections: Connections that may be open at once; others are closed.
         max_bytes: Largest request.
         timeout_s: How long a request may take to come in, and an answer to leave.

@@ -1,7 +1,7 @@
-"""Copies that go past the caches, for what is too large to stay in them.
+"""Copies that bypass the CPU caches, for data that is too large to stay in them.
 
-An ordinary copy reads each line of the target before it writes it, and puts out of the caches what
-was there. Non-temporal stores do neither: 3.6 MB into memory that was not used for a while take
+An ordinary copy reads each line of the target before it writes it, and evicts other data from the
+caches. Non-temporal stores do neither: 3.6 MB into memory that was not used for a while take
 175 us instead of 310 (AMD EPYC, 2026-11). No library that we need has such a copy, so LLVM compiles
 one at the first use, which takes 60 ms with the import.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_BYTES = 512 << 10
-"""Smallest copy that goes past the caches; what is smaller is still there when it is read."""
+"""Smallest copy that bypasses the caches; smaller data is still cached when it is read."""
 _LINE_BYTES = 64
 """A cache line."""
 _CODE = """
@@ -44,7 +44,7 @@ done:
 
 
 def copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy bytes to as many elsewhere; other threads go on meanwhile."""
+    """Copy ``source`` to ``target``, of the same size; other threads can run during the copy."""
     to, copied = target.ctypes.data, 0
     if source.size >= LEAST_BYTES and to % _LINE_BYTES == 0:
         if target.size != source.size:

@@ -36,10 +36,10 @@ TYPE_KEY = "shared_memory"
 
 
 class SharedMemoryTransport(RequestTransport):
-    """Workers as processes of one host: a local socket, and shared memory for what is large."""
+    """Workers as processes of one host: a local socket, and shared memory for large data."""
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
-    """What `dingsdk check` holds it to beyond the rules for all transports."""
+    """What `dingsdk check` tests in addition to the rules for all transports."""
 
     class Config(Transport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``.
@@ -51,9 +51,9 @@ class SharedMemoryTransport(RequestTransport):
             max_payload_bytes: Largest payload that is written or read, in bytes.
             max_policy_bytes: Largest policy that is written or read, in bytes.
             min_free_bytes: Free bytes of shared memory below which collectors wait.
-            keep_policy_versions: Versions of a policy that stay.
-            digest: Digest of payloads and policies: of the head alone (kind, dtypes, shapes); xxh3
-                finds damage, sha256 also finds forgeries.
+            keep_policy_versions: Number of versions of a policy to keep.
+            digest: Digest of payloads and policies. ``head`` covers only the head (kind, dtypes,
+                shapes); ``xxh3-128`` detects damage, ``sha256`` also forgeries.
             max_message_bytes: Largest message, in bytes.
             request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
             lost_after_s: Seconds of silence after which a worker gives up its coordinator.
@@ -79,7 +79,7 @@ class SharedMemoryTransport(RequestTransport):
         self._policy_store: SharedPolicyStore | None = None
 
     def make_master_end(self) -> SocketMasterEnd:
-        # Before the coordinator looks which payloads of its journal are there.
+        # Before the coordinator checks which payloads of its journal are stored.
         bring_back(self._own_data_store().segments, self.run_dir)
         return SocketMasterEnd(self.cfg, self._own_memory())
 

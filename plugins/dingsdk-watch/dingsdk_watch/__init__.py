@@ -1,1 +1,1 @@
-"""A live page for runs: a read-only server of its own, which reads the files of run folders."""
+"""A live page for runs: a separate read-only server that reads the files of run folders."""

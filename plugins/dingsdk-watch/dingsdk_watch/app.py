@@ -1,4 +1,4 @@
-"""The Flask application: the page, its files, and what they show as JSON and for Prometheus."""
+"""The Flask application: the page, its files, and the data as JSON and for Prometheus."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def create_app(runs: Sequence[Run], guard: Guard, session: str) -> flask.Flask:
     """Return the WSGI application.
 
     Args:
-        runs: What it shows.
+        runs: The runs that it shows.
         guard: Checks each request.
         session: Value of the cookie.
     """
@@ -50,7 +50,7 @@ def create_app(runs: Sequence[Run], guard: Guard, session: str) -> flask.Flask:
     def admit() -> flask.Response | None:
         if not guard.check(flask.request):
             return None
-        # The token leaves the address bar, and with it the history.
+        # The redirect removes the token from the address bar and from the history.
         response = flask.Response(status=303, headers={"Location": "/"})
         response.set_cookie(guard.cookie, session, httponly=True, samesite="Strict", path="/")
         return response

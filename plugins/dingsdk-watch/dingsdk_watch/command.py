@@ -48,7 +48,7 @@ def watch(
 
     It reads their files and changes nothing. Ctrl-C ends it.
     """
-    # Not earlier: the list of commands imports this module.
+    # Imported here and not above, as the list of commands imports this module.
     from dingsdk_watch.runs import Run
     from dingsdk_watch.server import Server
 
@@ -65,7 +65,7 @@ def watch(
 
 
 def _wait_for_end_of_input(ended: threading.Event) -> None:
-    # Whoever started this process holds the other end, whichever way it dies.
+    # The process that started this one holds the other end, which is closed when that one dies.
     while os.read(sys.stdin.fileno(), 1024):
         pass
     ended.set()

@@ -1,4 +1,4 @@
-"""Who may see the page: requests are let through here, or refused with a status and a reason."""
+"""Access to the page: requests are accepted here, or refused with a status and a reason."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Refusal(Exception):  # noqa: N818 - an answer, not an error
 
 
 class Guard:
-    """Checks each request before anything else looks at it.
+    """Checks each request before anything else reads it.
 
     Args:
-        token: What lets somebody in: once in the address of the page, or as a bearer token.
-        session: Value of the cookie that takes the token's place.
-        hosts: What ``Host`` may be: ``name:port``, and ``name`` alone on port 80.
-        port: Where the server listens.
+        token: Secret that gives access: once in the address of the page, or as a bearer token.
+        session: Value of the cookie that replaces the token.
+        hosts: Names that the header ``Host`` may have: as ``name:port``, on port 80 also ``name``.
+        port: Port of the server.
     """
 
     def __init__(self, token: str, session: str, hosts: Iterable[str], port: int) -> None:
@@ -40,14 +40,14 @@ class Guard:
         self.hosts = frozenset(f"{host}:{port}" for host in hosts)
         if port == 80:
             self.hosts |= frozenset(hosts)
-        # Cookies know no ports: two servers on one host each have their own.
+        # Cookies do not depend on ports, so that each server on a host needs its own name.
         self.cookie = f"dingsdk_watch_{port}"
 
     def check(self, request: Request) -> bool:
-        """Let a request through, or refuse it.
+        """Accept a request, or refuse it.
 
         Returns:
-            Whether it has the token in its address, so that it is to get the cookie.
+            Whether it has the token in its address, so that the answer must set the cookie.
 
         Raises:
             Refusal: 403 for a foreign host, origin or site, 401 without token or cookie.
@@ -76,7 +76,7 @@ def _is_same(given: str, expected: str) -> bool:
 
 
 def allowed_hosts(host: str, names: Iterable[str]) -> list[str]:
-    """Return the names under which a server that listens on ``host`` may be asked.
+    """Return the host names that requests to a server on ``host`` may use.
 
     Raises:
         InsecureBindError: it listens beyond this machine, and no name is given.

@@ -1,4 +1,4 @@
-"""The status of runs in Prometheus' text format, by its own client."""
+"""The status of runs in Prometheus' text format, written with its client library."""
 
 from __future__ import annotations
 

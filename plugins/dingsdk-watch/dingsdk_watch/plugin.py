@@ -1,4 +1,4 @@
-"""What the plugin registers: the command ``dingsdk watch``."""
+"""Registers the command ``dingsdk watch``."""
 
 from __future__ import annotations
 

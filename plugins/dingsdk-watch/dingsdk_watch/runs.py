@@ -1,4 +1,4 @@
-"""What the files of a run folder say about a run. Nothing is written, no link is followed."""
+"""The state of a run, read from the files in its folder; no file is written or link followed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MAX_BYTES = 64 << 20
 SILENT_S = 30.0
 """Age of a status beyond which its run was probably killed."""
 POINTS = 400
-"""Most points of a curve that the page gets."""
+"""Largest number of points of a curve that are sent to the page."""
 TAIL_BYTES = 16 << 10
-"""How much of the end of a log the page shows."""
+"""Number of bytes at the end of a log that the page shows."""
 
 
 class Run:
@@ -60,14 +60,15 @@ class Run:
 
         Returns:
             ``name``; ``state``: ``not begun``, ``under way``, ``over`` or ``silent`` (killed or
-            suspended); ``reason`` it ended; ``age_s`` of the status; ``status``, what the run wrote
-            (empty before it began); ``evaluations``; ``error``, why a file cannot be read.
+            suspended); ``reason`` why it ended; ``age_s`` of the status; ``status``, the contents
+            of the status file (empty before the run began); ``evaluations``; ``error``, why a file
+            cannot be read.
         """
         status, error = self._read(STATUS)
         result, result_error = self._read(RESULT)
         reason = status.get("reason") or result.get("reason")
         age_s = max(0.0, self._clock() - status["written_at"]) if status else None
-        # A run that is resumed has the result of its first part.
+        # A resumed run still has the result file of its first part.
         if status and status.get("reason") is None:
             state, reason = "under way" if age_s is None or age_s <= SILENT_S else "silent", None
         else:
@@ -83,7 +84,7 @@ class Run:
         }
 
     def curves(self, points: int = POINTS) -> dict[str, list[Any]]:
-        """Return what the run wrote now and then, by name; at most ``points`` values each, evenly.
+        """Return the values of the progress file by name, at most ``points`` each, evenly spaced.
 
         Nested values are named ``exploration/eps``, ``policy_lag/mean`` and ``columns/<name>``;
         a value that is missing is None.
@@ -96,7 +97,7 @@ class Run:
         return {name: [row.get(name) for row in flat] for name in names}
 
     def logs(self) -> list[str]:
-        """Return the text logs, relative to the folder ``log``, the one written last first."""
+        """Return the paths of the text logs, relative to the folder ``log``, newest first."""
         root = self.path / "log"
         found: list[tuple[float, str]] = []
         for folder, below, names in os.walk(root):
@@ -109,7 +110,7 @@ class Run:
         return [name for _, name in sorted(found, reverse=True)]
 
     def tail(self, name: str) -> str | None:
-        """Return the end of a log, from the start of a line; None where ``logs`` lacks it."""
+        """Return the end of a log, from the start of a line; None if it is not in ``logs``."""
         if name not in self.logs():
             return None
         descriptor = os.open(self.path / "log" / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -150,7 +151,7 @@ class Run:
                 elapsed_s = float(row["elapsed_s"])
             except (ValueError, TypeError, KeyError):
                 continue
-            # A run that was resumed from a save does again what came after it.
+            # A run that was resumed from a save repeats the rows after that save.
             while self._rows and self._rows[-1]["elapsed_s"] >= elapsed_s:
                 self._rows.pop()
             self._rows.append(row)
@@ -176,7 +177,7 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
 
 
 def _from_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a result tells of the status of a run that wrote none."""
+    """Return the status of a run without a status file, taken from its result."""
     names = (
         "env_steps",
         "train_iter",

@@ -27,14 +27,14 @@ class Server:
     """Serves the page of some runs; use as a context manager, or close it.
 
     Args:
-        runs: What it shows.
+        runs: The runs that it shows.
         host: Address to listen on.
-        port: 0 chooses a free one.
-        token: What lets somebody in; None draws one.
-        allow_hosts: Further names by which it may be asked.
+        port: Port to listen on; 0 chooses a free one.
+        token: Secret that gives access; None draws one.
+        allow_hosts: Further host names that requests may use.
 
     Attributes:
-        port: Where it listens.
+        port: Port that it listens on.
         url: The address of the page, with the token.
 
     Raises:
@@ -54,7 +54,7 @@ class Server:
         self.token = token or secrets.token_urlsafe(24)
         apps: list[Any] = []  # made once the port is known
         self._map: dict[int, Any] = {}
-        # Bound before waitress starts threads, so that a failure leaves none behind.
+        # Bound before waitress starts threads, so that no threads remain after a failure.
         listener = _bind(host, port)
         self.port = int(listener.getsockname()[1])
         self._server: Any = create_server(
@@ -82,7 +82,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """End; idempotent."""
+        """Stop the server; idempotent."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()

@@ -1,4 +1,4 @@
-// The live page: asks for the status of the runs, and draws it. All text is set as text, never as
+// The live page: requests the status of the runs, and draws it. All text is set as text, never as
 // markup, as names and logs come from runs.
 "use strict";
 
@@ -149,7 +149,7 @@ function drawComparison() {
   }));
 }
 
-// Round values for about four lines of a grid.
+// Returns round values for about four grid lines.
 function ticks(low, high) {
   const span = high - low || Math.abs(high) || 1;
   const power = 10 ** Math.floor(Math.log10(span / 4));
@@ -166,7 +166,7 @@ function shape(name, attributes, ...classes) {
   return made;
 }
 
-// The width inside a figure: page.css makes columns of at least 22rem with gaps of 0.75rem.
+// Returns the width inside a figure: page.css has columns of at least 22rem with gaps of 0.75rem.
 function chartWidth() {
   const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
   const all = byId("charts").clientWidth, gap = 0.75 * rem;
@@ -174,7 +174,7 @@ function chartWidth() {
   return Math.max(200, (all - gap * (columns - 1)) / columns - rem - 2);
 }
 
-// A chart of series {colour, points: [[x, y]], band: [[x, low, high]]}.
+// Returns a chart of series {colour, points: [[x, y]], band: [[x, low, high]]}.
 function chart(title, series, goal) {
   const figure = element("figure");
   figure.append(element("figcaption", title));
