@@ -122,7 +122,7 @@ def step_columns(
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a manager supports; not every vectorised env can support all of it.
+    """Features that a manager supports; some vectorised envs cannot support all of them.
 
     Attributes:
         per_env_seed: env ``i`` has a random stream of its own, set by ``seed``.
@@ -160,8 +160,8 @@ class EnvManager(Configurable, ABC):
         Attributes:
             episode_num: Number of episodes after which an env is DONE; inf for no limit.
             auto_reset: Whether an env starts its next episode by itself.
-            max_retry: Number of failures of an env in a row, without a finished episode between
-                them, that are allowed; one more ends the run.
+            max_retry: How often an env may fail in a row, without a finished episode in between;
+                one more failure ends the run.
             retry_type: ``renew`` makes a failed env again, ``reset`` only resets it.
             retry_waiting_time: Seconds to wait before a failed env is made or reset again.
         """
@@ -406,7 +406,7 @@ class EnvManager(Configurable, ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Make the envs and set ``_spaces``; ``_discard`` undoes it, even if it failed half-way."""
+        """Make the envs and set ``_spaces``; if it fails half-way, ``_discard`` must undo it."""
 
     @abstractmethod
     def _discard(self) -> None:

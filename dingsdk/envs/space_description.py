@@ -49,8 +49,8 @@ def make_space(description: Mapping[str, Any], path: str) -> Any:
     """Return the space that ``describe_space`` described.
 
     Args:
-        description: What it returned, perhaps read from a file.
-        path: Where that stands in the config, for the message.
+        description: Result of ``describe_space``, perhaps read from a file.
+        path: Path of the description in the config, for the message.
 
     Raises:
         ConfigError: it describes no space.

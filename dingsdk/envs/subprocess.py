@@ -183,7 +183,7 @@ class SubprocessEnvManager(EnvManager):
                 wait_s = max(0.0, deadline - time.monotonic())
             answers = self._poll.poll(math.ceil(wait_s * 1000))
             for descriptor, _ in answers:
-                # A process that is ready without having been asked has ended.
+                # If the process was not asked for anything, this means that it has ended.
                 self._receive(self._by_descriptor[descriptor])
             if answers and for_all:
                 continue

@@ -254,8 +254,8 @@ class BasePolicy(Configurable, ABC):
         Returns:
             Numpy columns ``[n, ...]`` with at least ``action``; all of them are recorded with the
             transitions. A recurrent policy also returns ``next_state``, ``float32[n, state_size]``,
-            which it receives as ``state`` at the next step of these envs. Recorded is ``state``,
-            not ``next_state``.
+            which it receives as ``state`` at the next step of these envs. ``state`` is recorded,
+            ``next_state`` is not.
         """
 
     @abstractmethod
@@ -537,7 +537,7 @@ class BasePolicy(Configurable, ABC):
 
     def _staged(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the GPU; it is copied while the host prepares the next one."""
-        # CUDA copies in the background only from pinned memory; small copies it stages anyway.
+        # CUDA copies in the background only from pinned memory; it stages small copies anyway.
         if leaf.nbytes >= _LEAST_PINNED_BYTES:
             leaf = leaf.pin_memory()
         return leaf.to(self.device, non_blocking=True)

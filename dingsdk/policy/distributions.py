@@ -1,4 +1,4 @@
-"""Distributions of actions: what a network's outputs mean for each kind of action space."""
+"""Distributions of actions, given by a network's outputs, for each kind of action space."""
 
 from __future__ import annotations
 

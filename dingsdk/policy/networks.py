@@ -51,7 +51,7 @@ def frozen(module: Module) -> Module:
 
 
 def without_illegal(outputs: Tensor, obs: Any) -> Tensor:
-    """Return action values or logits, very low ones for actions that ``action_mask`` forbids.
+    """Return action values or logits, very low for the actions that ``action_mask`` forbids.
 
     Rows without a legal action, as after an episode's end, are unchanged.
 

@@ -213,7 +213,7 @@ class PPOPolicy(BasePolicy):
         count = max(1, round(size / self.section.learn.batch_size))
         drawn = size if sequences is None else len(sequences[0])
         order = torch.from_numpy(self.rng.permutation(drawn)).to(self.device)
-        # Minibatches of almost equal sizes, as one of a few leftover rows would be a noisy step.
+        # Minibatches have almost equal sizes: a step on a few leftover rows would be noisy.
         for part in torch.tensor_split(order, min(count, drawn)):
             if sequences is None:
                 yield (part,)

@@ -185,7 +185,7 @@ class R2D2Policy(DQNPolicy):
                 trajectory); and perhaps the importance weights ``IS`` [n].
 
         Returns:
-            As ``DQNPolicy.learn``, errors too; ``priority`` is one number a sequence.
+            As ``DQNPolicy.learn``, and the same errors; ``priority`` has one number per sequence.
         """
         learn, action = self.section.learn, batch["action"].long()
         burn_in = learn.burn_in

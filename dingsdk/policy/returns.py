@@ -70,7 +70,7 @@ def nstep_returns(
 def nstep_samples(
     columns: dict[str, Any], ends: NDArray[np.int64], *, gamma: float, nstep: int
 ) -> SampleBatch:
-    """Return one n-step sample per row of whole trajectory pieces; arguments as above.
+    """Return one n-step sample per row of trajectory pieces; arguments as ``nstep_returns``.
 
     Returns:
         The columns, where ``reward`` is the n-step sum, ``next_obs`` is that of the last step

@@ -170,7 +170,7 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
 
     Attributes:
         cuda: Whether the networks run on the GPU.
-        compile: Whether ``torch.compile`` compiles the networks. In each process the first use
+        compile: Whether ``torch.compile`` compiles the networks. The first use in each process
             then takes up to a minute longer. Small networks on the CPU become slower.
         on_policy: Whether training uses only data that the newest policy collected.
         priority: Whether training gives the replay buffer a priority for each sample; for buffers

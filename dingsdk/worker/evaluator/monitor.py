@@ -142,7 +142,7 @@ class VectorEvalMonitor:
         return sum(len(returns) for returns in self._returns)
 
     def get_episode_info(self) -> dict[str, Any] | None:
-        """Return the statistics of all episodes, merged by ``merge_infos``; None without any."""
+        """Return the merged statistics of all episodes, or None; see ``merge_infos``."""
         return merge_infos([info for of_env in self._infos for info in of_env]) or None
 
     def get_video(self) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from dingsdk.config import Count, NotNegative, PartSection
 
 
 class EvaluatorSection(PartSection, frozen=True, kw_only=True):
-    """Keys of ``policy.eval.evaluator`` that say when to evaluate: when any interval has passed.
+    """Keys of ``policy.eval.evaluator`` for the time of evaluations: when any interval has passed.
 
     Attributes:
         eval_freq: Train iterations between two evaluations; None to ignore iterations.

@@ -453,7 +453,7 @@ def join_ranks(
 def process_group(
     dist: Any, device: str, store: Any, rank: int, world_size: int, timeout: timedelta, address: str
 ) -> Any:
-    """Return the group that averages gradients: of nccl on GPUs, of gloo on the CPU."""
+    """Return the group that averages gradients, with nccl on GPUs and gloo on the CPU."""
     # These constructors do not change the default group of the process, which is the user's.
     if device.startswith("cuda"):
         options = dist.ProcessGroupNCCL.Options()

@@ -318,7 +318,7 @@ class BaseLearner(Configurable):
         self._draw = partial(source, batch_size)
 
     def start(self) -> None:
-        """Train on ``train_iterations`` batches; the end of the data or ``close()`` ends it too.
+        """Train on ``train_iterations`` batches, or until the data ends or ``close()`` is called.
 
         At the end it sets ``learn_info["learner_done"]`` to True and runs the hooks after the
         run. On a closed learner it returns at once.

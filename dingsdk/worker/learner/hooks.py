@@ -187,7 +187,7 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
             ``position``, and optionally ``name`` (the key), ``priority`` (100), ``ext_args``
             and ``import_names``; under a simplified key ``type`` and ``position`` may be left
             out as well. ``{"hook": section}`` is taken as the section.
-        config_path: Where ``cfg`` stands in the whole config, for messages.
+        config_path: Path of ``cfg`` in the whole config, for messages.
 
     Returns:
         All four positions, each with its hooks in calling order.
@@ -340,7 +340,7 @@ class LoadCkptHook(LearnerHook):
 
 
 class SaveCkptHook(LearnerHook):
-    """Saves a checkpoint every ``freq`` iterations, from rank 0 alone.
+    """Saves a checkpoint every ``freq`` iterations, on rank 0 only.
 
     The checkpoint is named ``engine.ckpt_name``, or ``iteration_<n>`` if that is None. Of the
     ``iteration_<n>`` checkpoints only the last ``engine.keep_last_ckpt`` are kept. If the disk is

@@ -66,7 +66,7 @@ class RankPlace:
     def of(cls, env: Mapping[str, str]) -> RankPlace | None:
         """Read ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; None for one rank.
 
-        ``LOCAL_RANK`` is ``RANK`` where it is not set.
+        ``LOCAL_RANK`` defaults to ``RANK``.
 
         Raises:
             ConfigError: some of them are missing or no numbers.

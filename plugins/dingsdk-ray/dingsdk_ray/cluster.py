@@ -158,7 +158,7 @@ def _await_gcs(address: str) -> None:
 
 
 def disconnect() -> None:
-    """For the last user, leave or stop the cluster that ``connect`` has joined or started."""
+    """Undo one ``connect``; the last one leaves or stops the cluster that it joined or started."""
     global _users, _started
     with _lock:
         _users -= 1

@@ -185,7 +185,7 @@ class FarLink(Link[bool]):
         return Answer(*answer)
 
     def close(self) -> None:
-        """End the request that is under way, and every later one, with LinkError."""
+        """End the request in progress, and every later one, with LinkError."""
         self._is_closed = True
         self._calls.cancel(self)
 

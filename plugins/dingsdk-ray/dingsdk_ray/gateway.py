@@ -80,7 +80,7 @@ class Gateway:
             self._data.put(data_id, decode_batch(memoryview(frame)))
 
     def get(self, data_id: str, digest: str | None, wait_s: float) -> Any:
-        """Return the frame of a payload; errors are those of the store."""
+        """Return the frame of a payload; raises the errors of the store."""
         if digest is None:
             batch = self._data.get(data_id, wait_s)
         else:

@@ -1,4 +1,4 @@
-"""Workers as actors: started where the cluster has room, watched, and ended."""
+"""Workers as Ray actors: they are started where the cluster has room, watched, and ended."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Workers:
     Args:
         demands: Id of each worker, and the resources that it uses.
         placement: Strategy of a placement group for all; empty for none.
-        timeout_s: How long such a group may wait for room.
+        timeout_s: How long the placement group may wait for room.
 
     Raises:
         ConfigError: there is no room.

@@ -55,7 +55,7 @@ class Connection:
             self._lock.release()
 
     def close(self) -> None:
-        """End the request that is under way, and every later one, with LinkError."""
+        """End the request in progress, and every later one, with LinkError."""
         with self._state:
             self._is_closed = True
             if self._channel is not None:

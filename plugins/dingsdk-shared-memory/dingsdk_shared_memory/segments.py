@@ -407,7 +407,7 @@ class Segments:
         return pinned.data.toreadonly()
 
     def _locked(self, name: str, how: int) -> int | None:
-        """Return a descriptor that holds a lock on a slot, or None if there is no lock to get."""
+        """Return a descriptor that holds a lock on a slot, or None if it cannot be locked."""
         try:
             descriptor = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -497,7 +497,7 @@ class Segments:
         return self._own
 
     def _take_slot(self, size: int) -> tuple[_Slot, mmap.mmap]:
-        """Return a slot that nobody else will use, and its memory."""
+        """Return a slot that no other thread or process uses, and its memory."""
         with self._lock:
             for is_again in (False, True):
                 if is_again:
