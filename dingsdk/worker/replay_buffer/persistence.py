@@ -242,8 +242,8 @@ class _Save:
                     continue
                 copy_rows = list if is_there or start >= stop else source.rows(start, stop)
                 if is_last:
-                    # Copied under the lock: these rows must not be replaced. Earlier rows that
-                    # were replaced have left.
+                    # Copied under the lock, so that no row is replaced. Rows of other segments may
+                    # be replaced during their copy, but then they have left the buffer.
                     rows, state = copy_rows(), now.state(copy)
                     if ordered is not None:
                         ordered.end()

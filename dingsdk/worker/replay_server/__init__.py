@@ -1,8 +1,8 @@
-"""A replay buffer in a process of its own, served to any number of clients over a socket.
+"""A replay buffer in its own process, served to any number of clients over a socket.
 
-The server owns table, rows and ledger: :mod:`.served_buffer` is a replay buffer whose inserts are
-in a log before they are acknowledged, :mod:`.server` serves it, :mod:`.client` is what collectors
-and learners call, and :mod:`.link` is what the two say to each other. Nothing here imports torch.
+The server holds the buffer and its rows. :mod:`.served_buffer` is a replay buffer that writes
+inserts to a log before they are acknowledged, :mod:`.server` serves it, collectors and learners use
+:mod:`.client`, and :mod:`.link` is the protocol between the two. Nothing here imports torch.
 """
 
 from __future__ import annotations

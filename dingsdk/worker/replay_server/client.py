@@ -45,20 +45,20 @@ FOLDER = "replay"
 """Folder of the server of a run, in the run folder."""
 ADDRESS_NAME = "address"
 PAUSE_S = (0.05, 1.0)
-"""Pause before a server that cannot be reached is tried again: at first, and at most."""
+"""First and longest pause before another attempt to reach a server."""
 
 
 class ReplayClient:
     """Inserts into a replay server and samples from it, over one connection.
 
-    Thread safe: the calls of several threads take turns, so that one that waits for rows keeps the
-    others waiting; give each thread a client of its own.
+    Thread-safe, but only one call runs at a time: a call that waits for rows blocks the calls of
+    other threads. Use a separate client for each thread.
 
-    A call whose connection is lost connects again and is repeated until ``timeout_s`` is over. An
-    insert is repeated under its number, and done once. A sample whose answer was lost is drawn
-    anew, and counts twice with the limiter. Every call may raise ServerLostError (also a
-    ConnectionError), where no server answers in time, AuthError where it has another secret,
-    ProtocolError where something else listens, and ClosedError after :meth:`close`.
+    If the connection is lost, a call connects again and is repeated until ``timeout_s`` is over. A
+    repeated insert adds its rows only once. A sample whose answer was lost is drawn again, and the
+    limiter counts both draws. Every call may raise ServerLostError (also a ConnectionError) if no
+    server answers in time, AuthError if the server has another secret, ProtocolError if the
+    address is not a replay server, and ClosedError after :meth:`close`.
 
     Example:
         >>> with ReplayClient("127.0.0.1:7000", "replay") as client:
@@ -66,16 +66,17 @@ class ReplayClient:
         ...     batch = client.sample(256, timeout_s=5.0)
 
     Args:
-        address: ``host:port`` of the server; empty: what the server of the folder has written
-            there, looked up at each connection.
-        path: The server's folder, on a disk that both share, where the secret lies if no
-            environment variable names one.
-        timeout_s: Seconds for a call, beyond those that it waits for the limiter or for rows.
+        address: ``host:port`` of the server. Empty: read at each connection from the file that the
+            server writes to its folder.
+        path: The server's folder, on a shared disk. The secret is read from it if no environment
+            variable names one.
+        timeout_s: Seconds for a call, in addition to the time that it waits for the limiter or
+            for rows.
         max_message_bytes: Largest answer that is read, in bytes.
 
     Raises:
         AuthError: there is no secret.
-        ProtocolError: it is no address, or there is neither address nor folder.
+        ProtocolError: the address is not valid, or there is neither address nor folder.
     """
 
     def __init__(
@@ -100,18 +101,19 @@ class ReplayClient:
         self._is_closed = False
 
     def insert(self, rows: Any, *, env_step: int = 0, timeout_s: float = 0.0) -> None:
-        """Add rows; when this returns they survive the death of the server, if it has a folder.
+        """Add rows; once this returns, they survive a crash of the server, if it has a folder.
 
         Args:
-            rows: A SampleBatch or a list of samples. One call is one message: give it 64 or more.
+            rows: A SampleBatch or a list of samples. Each call sends one message, so pass 64 rows
+                or more.
             env_step: Env steps taken so far.
             timeout_s: Seconds to wait for the limiter.
 
         Raises:
-            BufferFullError: the limiter did not admit them in time; nothing was inserted.
-            SchemaMismatchError: they do not fit; nothing was inserted.
+            BufferFullError: the limiter did not admit the rows in time; nothing was inserted.
+            SchemaMismatchError: the rows do not fit; nothing was inserted.
             StorageFullError: the server's disk is full; nothing was inserted.
-            ServerLostError: whether they were inserted is not known.
+            ServerLostError: the rows may or may not have been inserted.
         """
         frame = encode_value(ROWS_KIND, rows)
         with self._lock:
@@ -129,12 +131,12 @@ class ReplayClient:
     def sample(
         self, size: int, *, train_iter: int = 0, timeout_s: float = 0.0
     ) -> SampleBatch | list[Any] | None:
-        """Return ``size`` rows as the caller's own; None where they cannot be had in time.
+        """Return ``size`` rows as the caller's own copies, or None if that is impossible in time.
 
         Args:
-            size: Rows, or sequences or episodes of a buffer of these.
-            train_iter: Iteration of the learner, for staleness.
-            timeout_s: Seconds to wait for the rows, and for the limiter.
+            size: Number of rows; of sequences or episodes, if the buffer holds these.
+            train_iter: Iteration of the learner, to compute the staleness.
+            timeout_s: Seconds to wait for the rows and for the limiter.
 
         Raises:
             ConfigError: the size is negative.
@@ -151,14 +153,14 @@ class ReplayClient:
                 return None
 
     def update(self, info: Mapping[str, Any]) -> None:
-        """Set the priorities of sampled rows, for a buffer that keeps any.
+        """Set the priorities of sampled rows, if the buffer uses priorities.
 
         Args:
             info: ``replay_unique_id``, ``replay_buffer_idx`` and ``priority``: arrays of equal
                 length.
 
         Raises:
-            InvalidPriorityError: one of them is malformed; nothing was changed.
+            InvalidPriorityError: one of the arrays is malformed; nothing was changed.
         """
         self._call(Update(), encode_value(INFO_KIND, dict(info)))
 
@@ -168,15 +170,15 @@ class ReplayClient:
         return dict(decode_value(INFO_KIND, frame))
 
     def save(self, timeout_s: float = 60.0) -> None:
-        """Have the server write a checkpoint, and wait for it.
+        """Let the server write a checkpoint, and wait for it.
 
         Raises:
-            StorageFullError, RunFolderError: it cannot be written.
+            StorageFullError, RunFolderError: the checkpoint cannot be written.
         """
         self._call(Save(), wait_s=timeout_s)
 
     def close(self) -> None:
-        """Close the connection; a call of another thread ends by ClosedError. Idempotent."""
+        """Close the connection; running calls of other threads raise ClosedError. Idempotent."""
         self._is_closed = True
         link = self._link
         if link is not None:
@@ -199,7 +201,7 @@ class ReplayClient:
     def _exchange(
         self, request: Request, frame: Sequence[Buffer], wait_s: float
     ) -> tuple[Done, memoryview]:
-        """Send a request and return its answer, over as many connections as that needs."""
+        """Send a request and return its answer; connect again as often as needed."""
         deadline = time.monotonic() + wait_s + self._timeout_s
         pause_s = PAUSE_S[0]
         while True:
@@ -212,7 +214,7 @@ class ReplayClient:
             except OSError as error:
                 self._disconnect()
                 if isinstance(error, AuthError) and self.address:
-                    raise  # else another server has the port of one that died
+                    raise  # else another server may have the port of a dead one: read it again
                 if self._is_closed:
                     raise ClosedError("the client is closed", what="replay client") from error
                 pause_s = min(PAUSE_S[1], 2 * pause_s)
@@ -247,14 +249,14 @@ class ReplayClient:
 
 
 def _error_of(answer: Refused) -> DingError:
-    """Return the error that a server has named; nothing but an error is looked up."""
+    """Return the error that the server named; only names of error classes are looked up."""
     kind = getattr(errors, answer.code, None) if answer.code in errors.__all__ else None
     found: DingError = (kind or DingError)(answer.text)
     return found
 
 
 def _address_in(path: Path | None) -> str:
-    assert path is not None  # else there is an address
+    assert path is not None  # without a path, the address is set
     if path.is_dir():
         with PrivateDir(path) as folder, suppress(DataMissingError):
             return bytes(folder.read(ADDRESS_NAME, 300)).decode()

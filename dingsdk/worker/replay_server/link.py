@@ -1,12 +1,12 @@
-"""What a replay server and its clients say to each other, and the connection that carries it.
+"""The protocol between a replay server and its clients, and its connections.
 
 A message is ``magic, 4 bytes | head length, uint32 | frame length, uint64 | head | frame``. The
-head is one of the types below as strict JSON, filled up with spaces to a multiple of 64 bytes, so
+head is one of the types below as strict JSON, padded with spaces to a multiple of 64 bytes, so
 that the arrays of the frame are aligned. The frame is empty, or a container with rows, priorities
-or figures, whose digest is checked. Nothing that arrives is executed.
+or counts, whose digest is checked. Received data is never executed.
 
 A connection begins with a handshake: both sides prove by HMAC-SHA256 over two nonces that they
-know the secret. Until then at most 4 KiB are read.
+know the secret. Before that, at most 4 KiB are read.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 
 MAGIC = b"DRS1"
 LONGEST_WAIT_S = 10.0
-"""How long a server may take to answer: clients that want to wait longer ask again."""
+"""The longest time that a request may wait; clients that want to wait longer repeat it."""
 ROWS_KIND, INFO_KIND = "replay-rows", "replay-info"
 """Kinds of frames."""
 
 _FIXED = struct.Struct("<4sIQ")
 _ALIGNMENT = 64
 _HEAD_BYTES = 16 << 10
-"""Largest JSON of a message to or from a server."""
+"""Largest head of a message."""
 _GREETING_BYTES = 4 << 10
 """Largest message before the peer has proved that it knows the secret."""
 
@@ -59,7 +59,7 @@ class Welcome(Head, frozen=True):
 
 
 class Hello(Head, frozen=True):
-    """The client's answer: ``client`` names it over all of its connections."""
+    """The client's answer; ``client`` is its name in all of its connections."""
 
     client: _Nonce
     nonce: _Nonce
@@ -67,7 +67,7 @@ class Hello(Head, frozen=True):
 
 
 class Accepted(Head, frozen=True):
-    """The server's proof."""
+    """The server's proof that it knows the secret."""
 
     mac: _Mac
 
@@ -89,11 +89,11 @@ class Sample(Head, frozen=True):
 
 
 class Update(Head, frozen=True):
-    """Take the priorities of the frame over."""
+    """Set the priorities in the frame."""
 
 
 class Ask(Head, frozen=True):
-    """Tell the figures."""
+    """Return the counts of the buffer."""
 
 
 class Save(Head, frozen=True):
@@ -101,13 +101,13 @@ class Save(Head, frozen=True):
 
 
 class Done(Head, frozen=True):
-    """It is done; of a sample that could not be served, ``is_served`` is False."""
+    """The request succeeded; ``is_served`` is False for a sample that was not possible in time."""
 
     is_served: bool = True
 
 
 class Refused(Head, frozen=True):
-    """An error by the name of its class; nothing was changed."""
+    """The request failed; ``code`` is the name of the error class. Nothing was changed."""
 
     code: str
     text: str
@@ -119,19 +119,19 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def encode_value(kind: str, value: Any) -> list[Buffer]:
-    """Return the frame of rows, priorities or figures."""
+    """Return the frame of rows, priorities or counts."""
     return encode_frame(kind, value)[0]
 
 
 def decode_value(kind: str, frame: memoryview) -> Any:
-    """Return what a frame holds, its arrays as views; raises DataCorruptError."""
+    """Return the content of a frame, its arrays as views; raises DataCorruptError."""
     return decode_frame(kind, frame, len(frame))
 
 
 class Link:
-    """One end of a connection; not thread safe. Takes the socket over.
+    """One end of a connection; owns the socket. Not thread-safe.
 
-    ``max_bytes`` is the largest frame that is read.
+    ``max_bytes`` is the size of the largest frame that is read.
     """
 
     def __init__(self, sock: socket.socket, max_bytes: int) -> None:
@@ -158,7 +158,7 @@ class Link:
         """Do the server's part of the handshake; return the client's name.
 
         Raises:
-            AuthError: the peer does not know the secret; it was told so.
+            AuthError: the peer does not know the secret; a refusal was sent to it.
         """
         mine = secrets.token_hex(16)
         self.send(Welcome(mine), timeout_s=timeout_s)
@@ -178,7 +178,7 @@ class Link:
         """Do the client's part of the handshake.
 
         Raises:
-            AuthError: the server does not know the secret, or says that we do not.
+            AuthError: the server does not know the secret, or refused the client's proof.
         """
         welcome, _ = self.receive(Welcome, timeout_s)
         mine = secrets.token_hex(16)
@@ -198,7 +198,7 @@ class Link:
         """Send a message.
 
         Raises:
-            OSError: the connection is gone, or the peer does not take it in time.
+            OSError: the connection is lost, or the peer does not read the message in time.
         """
         text = msgspec.json.encode(head)
         text += b" " * (-len(text) % _ALIGNMENT)
@@ -206,7 +206,7 @@ class Link:
         self._sock.settimeout(timeout_s)
         parts = [memoryview(_FIXED.pack(MAGIC, len(text), size) + text)]
         parts += [memoryview(each).cast("B") for each in frame]
-        # A small message is one packet, and one call.
+        # Sends a small message in one packet, by one call.
         sent = self._sock.sendmsg(parts[:64])
         for part in parts:
             if sent >= len(part):
@@ -222,12 +222,12 @@ class Link:
 
         Args:
             kind: The types that the head may have.
-            timeout_s: Seconds for the message to arrive, once it has begun.
-            idle_s: Seconds until it begins; None for ``timeout_s``.
+            timeout_s: Seconds for the rest of the message to arrive, after its first byte.
+            idle_s: Seconds to wait for the first byte; None for ``timeout_s``.
 
         Raises:
-            OSError: the connection is gone (ConnectionError), or late (TimeoutError).
-            ProtocolError: it is no message, or one that is too large.
+            OSError: the connection is lost (ConnectionError), or too slow (TimeoutError).
+            ProtocolError: the message is not valid, or too large.
         """
         self._sock.settimeout(timeout_s if idle_s is None else idle_s)
         fixed = bytearray(_FIXED.size)
@@ -262,7 +262,7 @@ class Link:
 
     @contextlib.contextmanager
     def served(self) -> Iterator[None]:
-        """Log what ends the service of this connection; nothing is raised to the thread."""
+        """Log the error that ends the ``with`` block, and do not raise it."""
         try:
             yield
         except AuthError as error:
@@ -272,12 +272,12 @@ class Link:
         except ProtocolError as error:
             _log.warning("a connection was closed: %s", error)
         except Exception:
-            # A defect, or a value that nobody expects here: only who sent it is cut off.
+            # A bug, or an unexpected value: only the connection that sent it is closed.
             _log.exception("a connection was closed")
 
     def shut_down(self) -> None:
         """End the calls of other threads that are in progress."""
-        with contextlib.suppress(OSError):  # it is closed already
+        with contextlib.suppress(OSError):  # the socket is closed already
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -297,10 +297,10 @@ class Link:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``, ``[v6]:port`` included.
+    """Return host and port of ``host:port`` or ``[v6]:port``.
 
     Raises:
-        ProtocolError: it is no such address.
+        ProtocolError: it is not such an address.
     """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -312,7 +312,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """Return what ``parse_address`` reads."""
+    """Return the address as text, in the form that ``parse_address`` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

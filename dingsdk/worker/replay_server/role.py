@@ -17,7 +17,7 @@ from dingsdk.worker.replay_server.server import ReplayServer
 
 
 class ReplayWorker(Slave):
-    """Serves the replay buffer of a run from its start to its end, and gets no tasks.
+    """Serves the replay buffer of a run from its start to its end; receives no tasks.
 
     Args:
         transport: The run's transport.
@@ -44,7 +44,7 @@ class ReplayWorker(Slave):
         super().start(address, timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Leave, and end the server; raises as ``ReplayServer.close``."""
+        """Leave the run and close the server; raises as ``ReplayServer.close``."""
         has_ended = super().close(timeout_s)
         if self._server is not None:
             self._server.close(has_checkpoint=self._is_kept)

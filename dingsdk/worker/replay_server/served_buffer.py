@@ -1,9 +1,9 @@
-"""A replay buffer whose inserts are in a log before they are acknowledged.
+"""A replay buffer that writes each insert to a log before the insert is acknowledged.
 
 A file of the log holds records ``checksum, client, number, first, rows, env step, frame length |
-frame``, one after another. ``first`` is how many rows were pushed before. The rows of a record
-count where the next record begins after them, and those of the last record always: a record whose
-rows the table then refused is followed by one with the same ``first``.
+frame``, one after another. ``first`` is how many rows were pushed before. If the table refused the
+rows of a record after it was written, the next record has the same ``first``: then the rows do not
+count. The rows of the last record always count.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ ROWS_FOLDER = "rows"
 POINTER_NAME = "checkpoint.json"
 _POINTER_KIND = "replay-server"
 _POINTER_BYTES = 4 << 20
-"""Largest file that names the newest checkpoint of a served buffer."""
+"""Largest size of ``checkpoint.json``."""
 SEGMENT_ROWS, SEGMENT_BYTES = 16_384, 4 << 20
-"""Inserts wait while so much of a checkpoint is copied: 1 ms of small rows, 2 ms of large ones."""
+"""Size of a segment of a checkpoint. Inserts wait while one is copied: 1 to 2 ms."""
 LOG_BYTES = 512 << 20
 """Size of the log at which a checkpoint is due."""
 CLIENTS_KEPT = 16_384
-"""Clients whose last insert is remembered, so that it is not taken twice."""
+"""Clients whose last insert number is stored, so that no insert is added twice."""
 _FIXED = struct.Struct("<Q16sQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _LOG_NAME = re.compile(r"inserts-([0-9]{6,18})\.log")
 _LOG_MAX_BYTES = 1 << 50
-"""Largest log of inserts: more than a disk has room for."""
+"""Largest size of a log file; more than any disk holds."""
 
 
 class Record(NamedTuple):
-    """An insert: whose, which rows, and their frame."""
+    """An insert: its client and number, its rows and their frame."""
 
     client: str
     number: int
@@ -71,14 +71,14 @@ class Record(NamedTuple):
 
 
 class InsertLog:
-    """The files of a log, one of which is being written. The caller locks.
+    """The files of a log, one of which is being written. The caller must hold a lock.
 
     Args:
-        folder: Where they are.
+        folder: The folder of the files.
 
     Attributes:
-        number: Of the file that is being written.
-        size_bytes: Of that file.
+        number: Number of the file that is being written.
+        size_bytes: Size of that file.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -88,7 +88,7 @@ class InsertLog:
         self._descriptor = self._open(self.number)
 
     def append(self, record: Record) -> None:
-        """Write a record, which then outlives the process, or nothing (StorageFullError)."""
+        """Write a record, which then outlives the process; on StorageFullError write nothing."""
         client, size = bytes.fromhex(record.client), len(record.frame)
         fixed = bytearray(_FIXED.pack(0, client, *record[1:-1], size))
         _CHECKSUM.pack_into(fixed, 0, xxhash.xxh3_64_intdigest(fixed))
@@ -105,9 +105,10 @@ class InsertLog:
 
     @contextmanager
     def next_file(self) -> Iterator[Callable[[], int]]:
-        """Make another file, and yield what begins to use it and returns its number.
+        """Create the next file, and yield a function that switches to it and returns its number.
 
-        To make and to close a file may take long, so the caller locks for the call alone.
+        Creating and closing a file may take long, so the caller holds the lock only while it calls
+        the function.
         """
         spare = self._open(self.number + 1)
 
@@ -123,13 +124,13 @@ class InsertLog:
             os.close(spare)
 
     def remove_before(self, number: int) -> None:
-        """Delete the files before one."""
+        """Delete the files with a lower number."""
         for old in self._numbers():
             if old < number:
                 self._folder.unlink(_log_name(old))
 
     def records(self, first_number: int) -> Iterator[Record]:
-        """Yield the records of the files from one on, without the torn end that a file may have."""
+        """Yield the records of the files from ``first_number`` on; skip a torn end of a file."""
         numbers = sorted(each for each in self._numbers() if first_number <= each < self.number)
         if numbers != list(range(first_number, self.number)):
             path = str(self._folder.path)
@@ -142,7 +143,7 @@ class InsertLog:
             yield from _records(self._folder.view(_log_name(number), _LOG_MAX_BYTES))
 
     def close(self) -> None:
-        """Close the file; once."""
+        """Close the file; call it only once."""
         os.close(self._descriptor)
 
     def _open(self, number: int) -> int:
@@ -172,33 +173,37 @@ def _log_name(number: int) -> str:
 
 
 class _Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint has besides rows: the first file of the log that it does not cover."""
+    """The data of a checkpoint besides rows.
+
+    ``log`` is the number of the first log file that the checkpoint does not cover; ``numbers``
+    holds the last insert number of each client.
+    """
 
     log: int
     numbers: dict[str, int]
 
 
 class ServedBuffer(RowListener):
-    """A table, and what makes its inserts happen once and survive the process. Thread safe.
+    """A table whose inserts happen only once and survive the process. Thread-safe.
 
-    An insert is acknowledged once it is in the table and, where there is a folder, in the log: it
-    then survives the end of the process, by any signal. What a power cut takes is what the
-    operating system had not written yet; a checkpoint is waited for. Priorities, uses and the
-    counts of the limiter are those of the last checkpoint after a restart.
+    An insert is acknowledged when it is in the table and, if there is a folder, in the log. It then
+    survives if the process is killed. A power cut loses inserts that the operating system had not
+    yet written to disk, but no checkpoint. After a restart, priorities, uses and the counts of the
+    limiter are those of the last checkpoint.
 
-    A repeated insert, one with a number that is not above the last of its client, changes nothing.
+    A repeated insert (its number is not above the last number of its client) changes nothing.
 
     Args:
         cfg: Config of the replay buffer, as ``policy.other.replay_buffer``.
-        path: Folder of log and checkpoints, used by one process at a time; None keeps nothing.
+        path: Folder of log and checkpoints, used by one process at a time; None stores nothing.
 
     Attributes:
         table: The replay buffer.
 
     Raises:
         ConfigError: the buffer cannot be served.
-        CheckpointCorruptError, CheckpointVersionError: what is in the folder cannot be used.
-        RunFolderError: it is in use, or cannot be written.
+        CheckpointCorruptError, CheckpointVersionError: the files in the folder cannot be used.
+        RunFolderError: the folder is in use, or cannot be written.
     """
 
     def __init__(self, cfg: Mapping[str, Any], path: str | Path | None) -> None:
@@ -211,7 +216,7 @@ class ServedBuffer(RowListener):
             )
         self.table: Table = buffer
         self._numbers: OrderedDict[str, int] = OrderedDict()
-        """The last insert of each client, the client that was heard last at the end."""
+        """The last insert number of each client; the most recently active client is last."""
         self._entering = threading.local()
         self._saving = threading.Lock()
         self._folder: Folder | None = None
@@ -234,10 +239,10 @@ class ServedBuffer(RowListener):
         """Add the rows of a frame of kind ``replay-rows``, once; raises as ``ReplayClient.insert``.
 
         Args:
-            client: 32 hex digits.
-            number: Of the insert, above the last one of its client; else nothing happens.
+            client: Name of the client, 32 hex digits.
+            number: Number of the insert; if it is not above the client's last one, nothing happens.
             env_step: Env steps taken so far.
-            frame: What ``Table.push`` takes.
+            frame: The encoded rows for ``Table.push``.
             timeout_s: Seconds to wait for the limiter.
         """
         rows = decode_value(ROWS_KIND, frame)
@@ -259,14 +264,14 @@ class ServedBuffer(RowListener):
         """Write the insert that this thread pushes to the log; called under the table's lock."""
         record: Record = self._entering.record
         if self._is_known(record.client, record.number):
-            raise _RepeatedInsertError  # by another connection, while this one waited
+            raise _RepeatedInsertError  # another connection inserted it while this one waited
         if self._log is not None:
             self._log.append(record._replace(first=self.table.push_count))
 
     def on_insert(self, rows: Any) -> None:
-        """Note that the rows are in the table; called under its lock."""
+        """Record that the insert is in the table; called under the table's lock."""
         record: Record | None = getattr(self._entering, "record", None)
-        if record is not None:  # else they were there before this listener
+        if record is not None:  # None: the rows were stored before this listener was added
             self._note(record.client, record.number)
 
     def figures(self) -> dict[str, Any]:
@@ -276,18 +281,18 @@ class ServedBuffer(RowListener):
 
     @property
     def is_save_due(self) -> bool:
-        """Whether the log has grown so long that a checkpoint is worth it."""
+        """Whether the log is so large that a checkpoint should be written."""
         return self._log is not None and self._log.size_bytes >= LOG_BYTES
 
     def save(self) -> None:
-        """Write a checkpoint, while others insert and sample; delete the log that it covers.
+        """Write a checkpoint, and delete the log files that it covers; others may use the buffer.
 
-        Inserts wait for the copy of one segment, or of as many priorities, at a time: 2 ms at most.
-        The state of a remover that is not ``fifo`` is copied at once.
+        Inserts wait at most 2 ms at a time, for the copy of one segment or of as many priorities.
+        The state of a remover that is not ``fifo`` is copied in one step.
 
         Raises:
-            StorageFullError, RunFolderError: it cannot be written; log and checkpoint before it
-                stay.
+            StorageFullError, RunFolderError: the checkpoint cannot be written; the log and the
+                previous checkpoint stay.
         """
         folder, log = self._folder, self._log
         if folder is None or log is None:
@@ -304,7 +309,7 @@ class ServedBuffer(RowListener):
             log.remove_before(number)
 
     def close(self) -> None:
-        """Close table and log; calls that wait end with BufferClosedError. Idempotent."""
+        """Close table and log; waiting calls raise BufferClosedError. Idempotent."""
         self.table.close()
         with self._saving:
             self._until_close.close()
@@ -325,7 +330,7 @@ class ServedBuffer(RowListener):
             self._numbers.popitem(last=False)
 
     def _recover(self, folder: Folder, log: InsertLog) -> None:
-        """Load the checkpoint, then what the log has after it."""
+        """Load the checkpoint, then push the newer rows of the log."""
         begun = time.monotonic()
         folder.sweep()
         pointer = _read_pointer(folder)
@@ -340,7 +345,7 @@ class ServedBuffer(RowListener):
                 at = self._push_again(waiting, at)
             waiting = record
         if waiting is not None:
-            # Nobody can tell whether the table took the last one; its client may ask again.
+            # It is not known whether the table accepted the last insert; its client may repeat it.
             with suppress(SchemaMismatchError):
                 at = self._push_again(waiting, at)
         if at:
@@ -348,7 +353,7 @@ class ServedBuffer(RowListener):
             _log.info("%d rows are back from %s after %.1f s", rows, folder.path, seconds)
 
     def _push_again(self, record: Record, at: int) -> int:
-        """Push the rows of a record unless the checkpoint has them; return the new count."""
+        """Push the rows of a record unless the checkpoint contains them; return the new count."""
         if record.first > at or record.first < at < record.first + record.rows:
             raise CheckpointCorruptError(
                 f"the log of the replay server goes on after {record.first} rows, and its "

@@ -45,20 +45,20 @@ _log = logging.getLogger(__name__)
 GREETING_S = 5.0
 """How long a client may take to prove that it knows the secret."""
 IDLE_S = 3600.0
-"""How long a client may say nothing before its connection is closed; it makes another."""
+"""A connection without a request for this long is closed; the client then connects again."""
 CLOSE_S = 5.0
-"""How long a save that is under way, and the connections, may take to end."""
+"""How long to wait for a running save and for the connections to end."""
 
 
 class ReplayServerSection(Section, frozen=True, kw_only=True):
-    """How a replay server listens and keeps what it has.
+    """Settings of a replay server.
 
     Attributes:
         host: Address to listen on.
-        port: TCP port to listen on; 0 for any free one.
-        max_connections: Connections that may be open at once.
-        max_message_bytes: Largest message, in bytes: a batch that is inserted or sampled.
-        request_timeout_s: Seconds for a message that has begun to arrive, or to be taken.
+        port: TCP port to listen on; 0 for any free port.
+        max_connections: Largest number of open connections.
+        max_message_bytes: Largest message (an inserted batch) that is read, in bytes.
+        request_timeout_s: Seconds to receive the rest of a request, or to send an answer.
         save_every_s: Seconds between two checkpoints, while rows are inserted.
     """
 
@@ -81,18 +81,18 @@ class ReplayServer(Configurable):
     Args:
         cfg: Section of the server, see ``ReplayServerSection``.
         buffer_cfg: Config of the replay buffer, as ``policy.other.replay_buffer``.
-        path: Folder of the log, the checkpoints and the secret; None keeps nothing, and needs a
-            secret by environment variable.
+        path: Folder of the log, the checkpoints and the secret. None: nothing is stored, and an
+            environment variable must give the secret.
 
     Attributes:
         address: ``host:port``, for clients.
-        secret: What clients have to know.
+        secret: The secret that clients must know.
 
     Raises:
-        ConfigError: a config that cannot work.
-        AuthError: there is no secret, or one that cannot be used.
-        InsecureBindError: others could reach the address, and no secret was chosen.
-        PortInUseError: the address is taken.
+        ConfigError: a config is not valid.
+        AuthError: there is no secret, or it cannot be used.
+        InsecureBindError: other machines could reach the address, and no secret was set.
+        PortInUseError: the address is in use.
         CheckpointError, RunFolderError: as ``ServedBuffer``.
     """
 
@@ -120,7 +120,7 @@ class ReplayServer(Configurable):
                 folder.write_atomic(ADDRESS_NAME, [self.address.encode()])
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        # Counted here: rows that come before the thread runs are to be saved too.
+        # Counted before the thread starts, so that rows inserted in between are saved too.
         counted = (self.buffer.table.push_count,)
         self._saver = threading.Thread(
             target=self._save, args=counted, name="replay-save", daemon=True
@@ -138,10 +138,11 @@ class ReplayServer(Configurable):
         """End all connections, write a checkpoint and close the buffer. Idempotent.
 
         Args:
-            has_checkpoint: Whether to write one; without, the next start reads more of the log.
+            has_checkpoint: Whether to write a checkpoint; without one, the next start reads more
+                of the log.
 
         Raises:
-            StorageFullError, RunFolderError: the checkpoint cannot be written; the log stays.
+            StorageFullError, RunFolderError: the checkpoint cannot be written; the log is kept.
         """
         with self._lock:
             if self._stop.is_set():
@@ -191,7 +192,7 @@ class ReplayServer(Configurable):
             if isinstance(request, Insert):
                 buffer.insert(client, request.number, request.env_step, frame, request.timeout_s)
             elif isinstance(request, Sample):
-                # Unlike an insert, a sample counts with the limiter, and is lost with its answer.
+                # If the answer is lost, so are the rows, but the limiter has counted the sample.
                 rows = buffer.table.sample(
                     request.size,
                     cur_learner_iter=request.train_iter,

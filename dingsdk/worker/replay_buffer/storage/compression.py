@@ -17,43 +17,43 @@ if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.storage.mapped_folder import SlotFile
 
 PAGE_BYTES = 4096
-"""A page of memory: slots of packed rows have whole ones."""
+"""Size of a memory page; a slot of a packed row is a whole number of pages."""
 LEAST_BYTES = 256
-"""Smaller arrays gain nothing by it."""
+"""Smaller arrays are not compressed, because they gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The content of an array: compressed, or as it is where that is no longer."""
+    """The content of an array: compressed, or uncompressed if compression does not shrink it."""
 
     data: bytes
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     size_bytes: int
-    """Of the array."""
+    """Size of the array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A way to compress; ``unpack`` gives at most as many bytes as it is told."""
+    """A compression method; ``unpack(data, size)`` returns at most ``size`` bytes."""
 
     pack: Callable[[bytes | memoryview], bytes]
     unpack: Callable[[bytes, int], bytes]
 
     def shrink(self, raw: bytes | memoryview) -> bytes | memoryview:
-        """Return the bytes compressed, or as they are where that is no longer."""
+        """Return the bytes compressed, or unchanged if compression does not shrink them."""
         packed = self.pack(raw)
         return packed if len(packed) < len(raw) else raw
 
     def restore(self, data: bytes, size_bytes: int) -> bytes:
-        """Return the bytes that :meth:`shrink` was given, or raise DataCorruptError."""
+        """Return the original bytes of :meth:`shrink`, or raise DataCorruptError."""
         raw = data if len(data) == size_bytes else self.unpack(data, size_bytes)
         if len(raw) != size_bytes:
             raise _damaged(f"{len(raw)} bytes, not {size_bytes}")
         return raw
 
     def pack_array(self, value: Any) -> Any:
-        """Return a numeric array of 256 bytes or more packed, anything else as it is."""
+        """Pack a numeric array of 256 bytes or more; return anything else unchanged."""
         if type(value) is not np.ndarray or value.nbytes < LEAST_BYTES:
             return value
         if value.dtype.kind not in NUMERIC_KINDS:
@@ -61,7 +61,7 @@ class Codec:
         return Packed(bytes(self.shrink(value.tobytes())), value.dtype, value.shape, value.nbytes)
 
     def unpack_array(self, value: Any) -> Any:
-        """Return what :meth:`pack_array` packed as a new array, anything else as it is."""
+        """Unpack a packed array into a new array; return anything else unchanged."""
         if type(value) is not Packed:
             return value
         raw = bytearray(self.restore(value.data, value.size_bytes))
@@ -69,25 +69,25 @@ class Codec:
 
 
 def slot_bytes(row_bytes: int) -> int:
-    """Return the bytes between the starts of two rows: those of a row, up to whole pages."""
+    """Return the bytes of a slot: the bytes of a row, rounded up to whole pages."""
     return -(-row_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class PackedColumn:
-    """Rows of a sparse file, each compressed at the start of a slot that has room for all of it.
+    """A column of compressed rows in a sparse file, each in a slot that fits an uncompressed row.
 
-    It has of an array what a storage asks of its columns. Rows that do not shrink lie there as
-    they are, which their length tells. Pages of a slot that are never written to take no space.
+    It has the methods of an array that a storage uses. A row that compression does not shrink is
+    stored uncompressed, at its full length. Pages of a slot that were never written take no space.
 
-    One thread does it all: two took as long (512 rows of 28 KB: 9.5 ms either way, lz4, 2 cores,
-    2026-11), as each call of a codec is too short to hand over the interpreter lock.
+    It uses one thread. Two threads took as long (512 rows of 28 KB: 9.5 ms either way, lz4,
+    2 cores, 2026-11), because each call of a codec is too short to hand over the interpreter lock.
 
     Args:
         tail: The shape of a row.
-        dtype: Of its numbers.
+        dtype: The dtype of a row.
         codec: Compresses rows.
-        lengths: int32[capacity], the bytes of each row as it lies there.
-        file: Of ``capacity * slot_bytes(...)`` bytes.
+        lengths: int32[capacity], the stored bytes of each row.
+        file: A file of ``capacity * slot_bytes(...)`` bytes.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class PackedColumn:
             self._lengths[position] = len(data)
 
     def take(self, where: Any, axis: int = 0) -> NDArray[Any]:
-        """Return the rows at positions (or at one, without the dimension) as a new array.
+        """Return the rows at positions, or the row at one position, as a new array.
 
         Raises:
-            DataCorruptError: the bytes of one do not give a row.
+            DataCorruptError: the stored bytes of a row are damaged.
         """
         where = np.asarray(where)
         taken = np.empty((*where.shape, *self.shape[1:]), self.dtype)
@@ -184,7 +184,7 @@ def _zstd() -> Codec:
 
     def unpack(data: bytes, size: int) -> bytes:
         try:
-            # The frame's own word for its size would be believed, and allocated.
+            # Otherwise zstandard would allocate the size that the frame claims.
             if zstandard.frame_content_size(data) != size:
                 raise _damaged("another size")
             return unpacker.decompress(data, max_output_size=size)

@@ -1,4 +1,4 @@
-"""Episodes of any length: their rows in columns, or each episode as an object."""
+"""Storages of episodes of any length, as columns of rows or as objects."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dingsdk.worker.replay_buffer.storage import Storage, Where, one_by_one, sui
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 _LEAST_ROWS = 64
-"""Rows that there is room for at first."""
+"""Initial capacity in rows."""
 
 
 class EpisodeStorage(Storage):
     """Holds an episode at each position.
 
-    An episode comes as a SampleBatch or a list of rows. It is returned as a SampleBatch, or as a
-    list where its rows are no dicts of numbers and arrays.
+    An episode is pushed as a SampleBatch or a list of rows. It is returned as a SampleBatch, or as
+    a list if its rows are not dicts of numbers and arrays.
     """
 
     @abstractmethod
@@ -32,7 +32,7 @@ class EpisodeStorage(Storage):
 
 
 def is_episode(row: Any) -> bool:
-    """Whether it is a list of rows or a SampleBatch, and not empty."""
+    """Whether ``row`` is a list of rows or a SampleBatch, and not empty."""
     return isinstance(row, (SampleBatch, list, tuple)) and len(row) > 0
 
 
@@ -45,7 +45,7 @@ def _check_episodes(rows: SampleBatch | Sequence[Any]) -> None:
 
 
 class EpisodeObjects(EpisodeStorage):
-    """Each episode is one object of a storage that takes any."""
+    """Stores each episode as one object of an object storage."""
 
     holds_objects = True
 
@@ -65,7 +65,7 @@ class EpisodeObjects(EpisodeStorage):
 
     def take(self, where: Where) -> list[Any]:
         episodes = self._objects.take(where)
-        # The object is a copy, the arrays in it are not.
+        # The dict is a copy already, but its arrays are not.
         return [SampleBatch(e).copy() if isinstance(e, dict) else e for e in episodes]
 
     def lengths(self, where: Where) -> list[int]:
@@ -80,20 +80,20 @@ class EpisodeObjects(EpisodeStorage):
 
 
 def _as_object(episode: Any) -> Any:
-    # A dict, as a storage of objects looks into these.
+    # A batch becomes a dict, because an object storage copies and compresses the values of dicts.
     if isinstance(episode, SampleBatch):
         return episode.copy().columns
     return SampleBatch.from_rows(episode).columns if suits_arrays(episode) else list(episode)
 
 
 class EpisodeColumns(EpisodeStorage):
-    """The rows of all episodes are in columns, which double when they are full.
+    """Stores the rows of all episodes in columns, which double in size when they are full.
 
-    All episodes have the same columns; lengths differ. There is room for as many rows as all
-    episodes ever had at once, with those of the newest push beside all of before.
+    All episodes have the same columns; their lengths differ. The rows of a push are stored before
+    the episodes that they replace are freed, so the columns need room for both.
 
-    Over columns on disk each push is there whole or not at all after a kill. (Of a push of more
-    episodes than the capacity, a part may be there.)
+    With columns on disk, a push is stored completely or not at all if the process is killed. (Of a
+    push of more episodes than the capacity, a part may be stored.)
     """
 
     def __init__(self, rows: ArrayStorage, capacity: int) -> None:
@@ -104,9 +104,9 @@ class EpisodeColumns(EpisodeStorage):
         self._forget()
 
     def _forget(self) -> None:
-        # Where the rows of the episode at each position are, in their order.
+        # For each position, the places of the episode's rows in the columns, in order.
         self._places: list[Where] = []
-        # A stack of unused places; those that were never used are below all others.
+        # A stack of unused places; places that were never used are below all others.
         self._free = np.empty(0, np.int64)
         self._n_free = 0
         self._next = 1
@@ -144,7 +144,7 @@ class EpisodeColumns(EpisodeStorage):
         left: list[Where] = []
         for position, (length, episode) in zip(one_by_one(where).tolist(), rows, strict=True):
             self._n_free -= length
-            # Ascending, because that is the only order of rows which a storage on disk keeps.
+            # Ascending, because rows recovered from disk are ordered by their place.
             place = _as_slice(np.sort(self._free[self._n_free : self._n_free + length]))
             self._rows.put(place, episode)
             self._rows.mark(place, self._next)
@@ -155,7 +155,7 @@ class EpisodeColumns(EpisodeStorage):
                 ahead = position + 1 - len(self._places)
                 self._places += [slice(0, 0)] * ahead
             self._places[position] = place
-        # Only now, so that a call that is cut off has overwritten no row of an older episode.
+        # Freed last, so that an interrupted call has overwritten no row of an older episode.
         for places in map(one_by_one, left):
             self._free[self._n_free : self._n_free + len(places)] = places[::-1]
             self._n_free += len(places)

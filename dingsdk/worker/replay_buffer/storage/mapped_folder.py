@@ -1,9 +1,9 @@
-"""A folder of files of rows that one process uses at a time, and finds again after a crash.
+"""A folder of files of rows, which one process uses at a time and can reopen after a crash.
 
-``header.json``, written last, says what the files are; ``cursor.bin`` holds the last two records
-of what is in them. A record is a store to memory that outlives the process: a process that is
-killed at any point leaves either record whole. (What a power cut leaves of files that were never
-synced is not promised.) ``spare.bin`` is disk space held back.
+``header.json``, written last, describes the files. ``cursor.bin`` holds the last two records, each
+of which says where the files hold rows. A record is written to mapped memory, which the system
+keeps when the process dies: a process that is killed at any point leaves at least one record
+intact. (Nothing is guaranteed after a power cut.) ``spare.bin`` is reserved disk space.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from dingsdk.data.files import FULL, close_reader, file_error, locked_folder, op
 from dingsdk.errors import CheckpointCorruptError, DataMissingError, DingError
 
 How = Literal["create", "open", "extend"]
-"""How to map a file: a new one of zeros, in place of that of an unfinished creation; that of an
-earlier process; one in use that becomes longer, whose earlier maps stay valid."""
+"""How to map a file: ``create`` makes a new file of zeros, and replaces a file that an unfinished
+creation left; ``open`` maps the file of an earlier process; ``extend`` makes a file in use longer,
+and its earlier maps stay valid."""
 
 _KIND = "mapped-rows"
 _HEADER = "header.json"
 _HEADER_MAX_BYTES = 1 << 20
-"""Largest file that describes the columns of a mapped folder."""
+"""Largest size of the header."""
 _CURSOR, _SPARE = "cursor.bin", "spare.bin"
 _FULL = FULL | {errno.EFBIG}
 _RECORD_BYTES = 4096
-"""Each of the two records that say how far a mapped folder is filled."""
+"""Size of each of the two records in the cursor."""
 _PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length of the text
 
 
@@ -49,11 +50,11 @@ class MappedFolder:
     """Files of arrays in a private folder, locked against other buffers.
 
     Args:
-        path: The folder; made with mode 0700 where missing.
+        path: The folder; created with mode 0700 if missing.
 
     Raises:
-        RunFolderError: it cannot be used, is not ours alone, or another buffer uses it.
-        StorageFullError: the system has no room or no descriptor for it.
+        RunFolderError: the folder cannot be used, is not private, or another buffer uses it.
+        StorageFullError: the system has no disk space or no file descriptor for it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,8 +84,8 @@ class MappedFolder:
         """Map a sparse file as an array.
 
         Raises:
-            CheckpointCorruptError: there is none to open, it is a link, or it is shorter.
-            StorageFullError: the system has no room for it.
+            CheckpointCorruptError: the file to open is missing, a link, or too short.
+            StorageFullError: the system has no room for the file.
         """
         size = math.prod(shape) * dtype.itemsize
         descriptor = self._open(name, size, how)
@@ -99,7 +100,7 @@ class MappedFolder:
         finally:
             os.close(descriptor)
         if len(shape) > 1:
-            # Rows are drawn from all over: reading ahead would fetch what nobody asked for.
+            # Rows are drawn at random, so reading ahead would fetch rows that are not needed.
             mapped.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapped, dtype).reshape(shape)
 
@@ -137,17 +138,17 @@ class MappedFolder:
         return 0 if found is None else found.st_size
 
     def reserve(self, sizes: Mapping[str, int]) -> None:
-        """Have the first bytes of files (by name) on disk, or raise StorageFullError.
+        """Allocate disk space for the given sizes of files (by name), or raise StorageFullError.
 
-        Writing to a map of a full disk would kill the process.
+        Without it, writing to a mapped file on a full disk would kill the process.
         """
         files = {name: size for name, size in sizes.items() if size}
         found = {name: self._folder.stat(name) for name in files}
         held = {name: each.st_blocks * 512 for name, each in found.items() if each}
         missing = sum(max(0, size - held.get(name, 0)) for name, size in files.items())
         disk = os.statvfs(self.path)
-        # Asked first, as ext4 keeps what it could get of a reservation that fails. Some systems
-        # without a limit tell that they have nothing at all.
+        # Checked first, because ext4 keeps the part that it allocated of a failed reservation. Some
+        # file systems without a limit report a size of 0.
         if disk.f_blocks and missing > disk.f_bavail * disk.f_frsize:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise self.error("reserve", next(iter(files)), full)
@@ -155,15 +156,15 @@ class MappedFolder:
             self._allocate(name, size)
 
     def hold_spare(self, size_bytes: int) -> None:
-        """Hold back so much disk space, or more, for writes that find no other.
+        """Reserve at least this much disk space for writes that find no other space.
 
         Raises:
-            StorageFullError: there is not so much; what was held back still is.
+            StorageFullError: there is not enough space; the earlier reserve is kept.
         """
         if size_bytes <= self._spare_bytes:
             return
         if not self._spare_bytes:
-            self._folder.unlink(_SPARE)  # that of a process that was killed
+            self._folder.unlink(_SPARE)  # the reserve of a process that was killed
         try:
             self._allocate(_SPARE, size_bytes)
         except DingError:
@@ -183,17 +184,17 @@ class MappedFolder:
             raise self.error("reserve", name, error) from error
 
     def release_spare(self) -> None:
-        """Let writes have the space that was held back."""
+        """Free the reserved space, so that writes can use it."""
         if self._spare_bytes:
             self._folder.unlink(_SPARE)
             self._spare_bytes = 0
 
     def error(self, action: str, name: str, error: OSError) -> DingError:
-        """Return the typed form of a failed file operation."""
+        """Return the error class of dingsdk for a failed file operation."""
         return file_error(action, self.path / name, error, _FULL)
 
     def write_header(self, facts: dict[str, Any]) -> None:
-        """Begin the folder's cursor, and say what its files are; from now on it holds rows."""
+        """Create the cursor, then write the header; from now on the folder holds rows."""
         self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "create")
         self.reserve({_CURSOR: 2 * _RECORD_BYTES})
         self._number = 0
@@ -201,11 +202,11 @@ class MappedFolder:
         self._folder.write_atomic(_HEADER, [encode_json(_KIND, facts)])
 
     def read_header(self) -> dict[str, Any] | None:
-        """Return the facts of :meth:`write_header`, None where there is no header.
+        """Return the facts of :meth:`write_header`, or None if there is no header.
 
         Raises:
-            CheckpointCorruptError: it is damaged.
-            CheckpointVersionError: it was written by a version that this one does not read.
+            CheckpointCorruptError: the header is damaged.
+            CheckpointVersionError: this version does not read the format of the header.
         """
         advice = "delete the folder or choose another storage.path"
         with contextlib.suppress(DataMissingError), checkpoint_errors(self.path / _HEADER, advice):
@@ -214,7 +215,7 @@ class MappedFolder:
         return None
 
     def erase(self) -> None:
-        """Delete header and files; without its header the folder is empty at any point."""
+        """Delete the header, then the other files; without a header the folder counts as empty."""
         self._close_slots()
         self._spare_bytes = 0
         for name in sorted(self._folder.names(), key=lambda name: name != _HEADER):
@@ -233,10 +234,10 @@ class MappedFolder:
         self._cursor[start : start + len(record)] = np.frombuffer(record, np.uint8)
 
     def read_record(self) -> dict[str, int]:
-        """Return the newer of the records that are whole.
+        """Return the newer of the intact records.
 
         Raises:
-            CheckpointCorruptError: neither is.
+            CheckpointCorruptError: neither record is intact.
         """
         self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "open")
         newest: tuple[int, Any] = 0, None
@@ -265,17 +266,17 @@ class MappedFolder:
             self._slot_files.popitem()[1].close()
 
     def close(self) -> None:
-        """Let others use the folder; idempotent."""
+        """Release the folder for other buffers; idempotent."""
         self._close_slots()
         self.release_spare()
         self._until_close.close()
 
 
 class SlotFile:
-    """A file that is read and written by system calls: a disk that is full makes them fail.
+    """A file that is read and written by system calls, which fail if the disk is full.
 
-    Writing to a map there would kill the process. It also keeps what was read out of its
-    resident memory.
+    Writing to a mapped file on a full disk would kill the process. Also, the data that was read
+    does not stay in the process's resident memory.
     """
 
     def __init__(self, folder: MappedFolder, name: str, descriptor: int) -> None:
@@ -285,17 +286,17 @@ class SlotFile:
         self._close = weakref.finalize(self, close_reader, descriptor)
 
     def resize(self, size_bytes: int) -> None:
-        """Have this length; what is added takes no space until it is written to."""
+        """Set the length; the added part takes no disk space until it is written."""
         try:
             os.ftruncate(self._descriptor, size_bytes)
         except OSError as error:
             raise self._folder.error("make", self.path.name, error) from error
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write all of the bytes, with the space held back if there is no other.
+        """Write all bytes; use the reserved space if there is no other.
 
         Raises:
-            StorageFullError: there is still too little.
+            StorageFullError: even then there is not enough space.
         """
         for is_last in (False, True):
             try:
@@ -309,14 +310,14 @@ class SlotFile:
                 self._folder.release_spare()
 
     def read(self, length: int, offset: int) -> bytes:
-        """Return so many bytes, or fewer where the file ends."""
+        """Return ``length`` bytes, or fewer at the end of the file."""
         try:
             return os.pread(self._descriptor, length, offset)
         except OSError as error:
             raise self._folder.error("read", self.path.name, error) from error
 
     def close(self) -> None:
-        """Give the descriptor back; idempotent."""
+        """Close the descriptor; idempotent."""
         self._descriptor = -1
         self._close()
 

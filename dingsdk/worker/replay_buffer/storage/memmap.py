@@ -1,4 +1,4 @@
-"""Columns on disk, which may be larger than memory and outlive the process."""
+"""Storage of rows as columns on disk, which may be larger than memory and outlive the process."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ _MARKS = "marks.bin"
 _STEP_BYTES = 64 << 20
 """Disk space is reserved in steps of about this size."""
 _SPARE_BYTES = 64 << 10
-"""Room on the disk that is held for the next record, beyond what its rows need."""
+"""Disk space that is reserved for the next push, in addition to the size of its rows."""
 _MOST_PACKED_BYTES = 1 << 30
-"""Codecs take rows up to about two of these."""
+"""Larger rows are not compressed; codecs support up to about twice this size."""
 
 
 class MemmapStorage(ArrayStorage):
     """One mapped file per column in a private folder, made at the first push (type ``memmap``).
 
-    Rows in use stay in the system's page cache, the others are only on disk. After a kill,
-    ``reopen`` finds the rows of every push that returned; the oldest rows, which a push was just
-    replacing, are lost. Rows that left a prioritized buffer early stay removed, and the uses of
-    others are known if rows leave by them; priorities start again. Power cuts are not covered.
+    Rows in use stay in the system's page cache, the others are only on disk. If the process is
+    killed, ``reopen`` restores the rows of every push that returned, except the oldest rows if an
+    unfinished push was replacing them. Rows that left a prioritized buffer early stay removed. The
+    uses of the others are restored if ``max_use`` or ``max_staleness`` is set; priorities are not
+    restored. Rows may be lost after a power cut.
     """
 
     class Config(ArrayStorage.Config, frozen=True, kw_only=True):
         """Section ``storage`` of type ``memmap``.
 
         Attributes:
-            path: The folder; one buffer at a time uses it.
-            reopen: Continue with the rows that the folder holds, if any. Without it a folder that
+            path: The folder; only one buffer at a time can use it.
+            reopen: Continue with the rows that the folder holds, if any. If False, a folder that
                 holds rows is refused.
-            compress: Compress columns of two pages a row (8192 bytes) and more. Rows take whole
-                pages, in a full ring as many as the longest row that was at their position. Space
-                for the longest push stays reserved beside them. Rows for which ``next_of`` finds
-                no follower are not compressed. ``pip install lz4 zstandard``.
+            compress: Compress columns of two pages a row (8192 bytes) and more. A row takes whole
+                pages, as many as the longest row that was stored at its position. Space for the
+                longest push is reserved in addition. ``next_obs`` values that ``next_of`` cannot
+                share are not compressed. Requires ``pip install lz4 zstandard``.
         """
 
         type: str = "memmap"
@@ -65,7 +66,7 @@ class MemmapStorage(ArrayStorage):
 
     is_durable: ClassVar[bool] = True
     least_packed_bytes: ClassVar[int] = 2 * PAGE_BYTES
-    """Smaller rows of a column are not compressed: rows take whole pages, so it would save none."""
+    """Columns with smaller rows are not compressed: rows take whole pages, so it would not help."""
 
     @classmethod
     def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,13 +97,13 @@ class MemmapStorage(ArrayStorage):
 
     def _clear(self) -> None:
         super()._clear()
-        # Bytes a row, of each file that is reserved, and of the compressed columns together.
+        # Bytes a row: of each file with reserved space, and of all compressed columns together.
         self._plain_bytes: dict[str, int] = {}
         self._packed_bytes = 0
         self._marks: NDArray[np.int64] | None = None
         self._state: dict[str, int] | None = None
         self._n_used = self._n_reserved = 0
-        # After a push to a full ring was cut off, row 0 is at this position of the files.
+        # Position of row 0 in the files; not 0 after a push to a full ring was interrupted.
         self._shift = 0
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class MemmapStorage(ArrayStorage):
         self._n_used = max(self._n_used, stop)
         state, holds_episodes = self._state, self._made_with["episodes"]
         if state is not None and not holds_episodes and start < state["valid_count"]:
-            # From here until the push is complete, these rows are neither the old nor the new ones.
+            # From here until the push is complete, these rows may mix old and new values.
             self._record({**state, "cut": n})
         physical = self._physical(where)
         super().put(physical, rows)
@@ -150,7 +151,7 @@ class MemmapStorage(ArrayStorage):
         self._record(self._state)
 
     def _record(self, state: dict[str, int]) -> None:
-        # A storage without rows has no files, so there is no place for the state.
+        # A storage without rows has no files to write the state to.
         if self._folder is not None and self._layout is not None:
             self._folder.write_record({**state, "shift": self._shift})
 
@@ -196,7 +197,7 @@ class MemmapStorage(ArrayStorage):
         folder = cast(MappedFolder, self._folder)
         file = folder.slots(f"column-{number}.bin", self.capacity * slot, self._how)
         self._packed_bytes += slot
-        # It is used as an array.
+        # It is used like an array.
         return cast("NDArray[Any]", PackedColumn(tail, dtype, self._codec, lengths, file))
 
     def _map(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -211,7 +212,7 @@ class MemmapStorage(ArrayStorage):
 
     @contextmanager
     def _mapping(self, how: How) -> Iterator[None]:
-        """Map files like this meanwhile."""
+        """Map files in the given way during the ``with`` block."""
         before, self._how = self._how, how
         try:
             yield
@@ -246,7 +247,7 @@ class MemmapStorage(ArrayStorage):
         super().grow(capacity)
         if self._keeps_marks:
             try:
-                # Last, because reopening the folder reads the capacity from its length.
+                # Last, because reopening the folder takes the capacity from this file's length.
                 self._map_marks("extend")
             except BaseException:
                 self.capacity = before
@@ -268,7 +269,7 @@ class MemmapStorage(ArrayStorage):
         if needed > self._n_reserved:
             self._reserve_rows(needed)
         if self._packed_bytes:
-            # Rows may not shrink, and the file system needs some for its own records of them.
+            # Rows may fail to shrink, and the file system needs space for its metadata.
             size = min(rows, self.capacity) * self._packed_bytes
             folder = cast(MappedFolder, self._folder)
             folder.hold_spare(size + size // 64 + _SPARE_BYTES)
@@ -283,7 +284,7 @@ class MemmapStorage(ArrayStorage):
         try:
             reserve(min(self.capacity, rows + _STEP_BYTES // a_row))
         except StorageFullError:
-            # The rest of the disk may be enough for this push.
+            # The free space may still be enough for this push.
             reserve(rows)
 
     def _refuse_taken(self) -> None:
@@ -330,12 +331,12 @@ class MemmapStorage(ArrayStorage):
                     # New rows would match stale entries.
                     folder.discard(_MARKS)
                 else:
-                    # A folder of a buffer that kept none has no such file.
+                    # If the earlier buffer kept no marks, there is no such file.
                     self._map_marks("open" if folder.size_bytes(_MARKS) else "create")
             live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
             if holds_episodes:
                 marks = cast("NDArray[np.int64]", self._marks)
-                # Of a push that was cut off: the next one has its numbers.
+                # Clear the marks of an interrupted push, because the next push reuses its numbers.
                 marks[marks >= state.get("next", 0)] = 0
                 live = marks >= max(state.get("first", 0), 1)
             else:
@@ -354,7 +355,7 @@ class MemmapStorage(ArrayStorage):
         return dict(state) if live.any() else None
 
     def _place_ring(self, folder: MappedFolder, state: dict[str, int]) -> int:
-        """Repair the ring after a push that was cut off; return how many rows it has."""
+        """Repair the ring after an interrupted push; return its number of rows."""
         cut, shift = state.pop("cut", 0), state.pop("shift", -1)
         count, tail, capacity = state.get("valid_count", -1), state.get("tail", -1), self.capacity
         if not (0 <= count <= capacity and 0 <= tail < capacity and 0 <= shift < capacity):
@@ -386,7 +387,7 @@ class MemmapStorage(ArrayStorage):
             for file, array in files.values()
             if row_bytes(array)
         ]
-        # A process that was killed while they grew leaves some longer than others.
+        # If the process was killed while the files grew, some are longer than others.
         count = min(rows, default=self.capacity)
         return {
             name: folder.map(file, (count, *array.shape[1:]), array.dtype, "open")

@@ -1,11 +1,11 @@
-"""Following observations stored once: as a link to the row whose observation they are.
+"""Stores the ``next_obs`` of a row as a link to the row whose ``obs`` is equal, if there is one.
 
-In an unbroken trajectory the ``next_obs`` of a row is the ``obs`` of a later one. Rows whose
-follower never comes (the last of an episode), or has not come yet, keep a copy of their own.
-Followers are found by fingerprint among the rows of the same push and those that still wait,
-in whatever order the envs take turns, and linked only after comparing every byte.
+In a complete trajectory the ``next_obs`` of a row is the ``obs`` of a later row, its *follower*.
+Rows that have no follower (the last of an episode), or none yet, keep their own copy in a slot.
+Followers are found by fingerprint among the rows of the same push and the stored rows without a
+follower, so envs may take turns in any order. Rows are linked only after comparing every byte.
 
-Rows must leave oldest first: a follower is then always younger than the row linked to it.
+Rows must leave oldest first, so that a follower never leaves before the row linked to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dingsdk.worker.replay_buffer.storage import Where, one_by_one
 from dingsdk.worker.replay_buffer.storage.schema import row_bytes
 
 _UNSEEN = np.iinfo(np.int32).min
-"""The mark of a new row before it is processed; then new row ``i`` has ``_UNSEEN + 1 + i``."""
+"""Mark of a new row that is not processed yet; processed new row ``i`` has ``_UNSEEN + 1 + i``."""
 
 _WAYS = 4
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
@@ -32,21 +32,21 @@ _OTHER = np.uint64(0xC4CEB9FE1A85EC53)
 _HALF = np.uint64(32)
 
 MOST_ROWS = 1 << 30
-"""Capacity of a buffer with ``next_of``: positions are kept in 32 bits."""
+"""Largest capacity of a buffer with ``next_of``, because positions are stored in 32 bits."""
 _TABLE_ENTRIES = 4096
-"""Entries of the table in which the step before a pushed one is looked up."""
+"""Entries of the table in which the previous step of a pushed row is looked up."""
 
 NewArray = Callable[[str, tuple[int, ...], np.dtype[Any], NDArray[Any] | None], NDArray[Any]]
-"""Makes an array by name, shape and dtype; of a shorter one that is given it keeps the rows."""
+"""Makes an array from name, shape, dtype and, if given, a shorter array whose rows it keeps."""
 
 
 class NextOf:
     """The following observations of all rows of a storage.
 
     Args:
-        observed: The (nested) columns of observations ``[capacity, ...]`` of the storage, which
-            rows are written to before :meth:`put` hears of them.
-        new_array: Makes the arrays; the names are ``links`` and ``own.<leaf>``.
+        observed: The (nested) columns of observations ``[capacity, ...]`` of the storage. Rows are
+            written to them before :meth:`put` is called.
+        new_array: Makes the arrays; their names are ``links`` and ``own.<leaf>``.
 
     Raises:
         ConfigError: the capacity is above 2**30.
@@ -56,7 +56,7 @@ class NextOf:
         self._new_array = new_array
         self._links: NDArray[np.int32] = np.empty(0, np.int32)
         self.observe(observed)
-        # The widest unsigned integer that divides a row; 8 bytes of a row of none.
+        # The widest unsigned integer whose size divides that of a row (8 bytes for empty rows).
         self._words: dict[str, np.dtype[Any]] = {}
         for name, array in self._stored.items():
             size_bytes = row_bytes(array)
@@ -72,9 +72,9 @@ class NextOf:
         self._table_rows = np.full(entries, -1, np.int32)
 
     def observe(self, observed: Any) -> None:
-        """Go on with longer columns of observations, which hold the rows that there are.
+        """Switch to longer columns of observations, which hold the same rows.
 
-        Raises as ``NextOf``; MemoryError, OSError: there is no room for more; nothing changed.
+        Raises as ``NextOf``; MemoryError, OSError: there is no room; nothing changed.
         """
         stored = dict(leaves({"": observed}))
         capacity = len(next(iter(stored.values())))
@@ -90,23 +90,24 @@ class NextOf:
 
     @property
     def own_count(self) -> int:
-        """Rows that keep a following observation of their own."""
+        """Number of rows that keep their own copy of the following observation."""
         return self._n_slots - self._n_free
 
     def reserve(self, rows: int) -> None:
-        """Make room for as many own observations, or raise MemoryError or OSError."""
+        """Make room for the own copies of ``rows`` more rows, or raise MemoryError or OSError."""
         capacity = len(self._links)
         if self._n_free >= rows or self._n_slots == capacity:
             return
         wanted = min(capacity, self.own_count + rows)
-        # Untouched pages cost nothing, so growing by half wastes none; more are never in use.
+        # Pages never written cost nothing, so growing by half wastes no memory. At most one slot a
+        # row is ever in use.
         n_slots = max(wanted, min(capacity, self._n_slots + (self._n_slots >> 1)))
         own = {}
         for name, array in self._stored.items():
             shape = (n_slots, *array.shape[1:])
             own[name] = self._new_array(f"own.{name}", shape, array.dtype, self._own.get(name))
         free = np.empty(n_slots, np.int32)
-        # The lowest are used first, as those that were used already are in memory.
+        # Slots that were used before are used first, because their pages are in memory already.
         added = n_slots - self._n_slots
         free[added : added + self._n_free] = self._free[: self._n_free]
         free[:added] = np.arange(n_slots - 1, self._n_slots - 1, -1)
@@ -115,17 +116,17 @@ class NextOf:
         self._n_slots = n_slots
 
     def recover(self, live: NDArray[np.bool_], own: dict[str, NDArray[Any]]) -> None:
-        """Take over the links of an interrupted process, which lie in the arrays already.
+        """Restore the links of an interrupted process, which are in the arrays already.
 
-        Rows whose follower was being written get its observation for their own: it is there,
-        as it was written before they were linked to it.
+        A row whose follower was not committed gets its own copy of the follower's observation.
+        That observation is stored, because it was written before the row was linked to it.
 
         Args:
             live: bool[capacity], the positions that hold rows.
-            own: The arrays of own observations, by leaf.
+            own: The arrays of own copies, by leaf.
 
         Raises:
-            ValueError: a link leads nowhere.
+            ValueError: a link is not valid.
             MemoryError, OSError: there is no room.
         """
         capacity = len(live)
@@ -154,12 +155,12 @@ class NextOf:
             self._links[row] = -1 - slot
 
     def put(self, where: Where, observed: Any, following: Any) -> None:
-        """Add rows, oldest first; room for them was reserved, and ``observed`` is stored.
+        """Add rows, oldest first; room was reserved, and their observations are stored already.
 
         Args:
-            where: Their positions.
-            observed: Their (nested) columns of observations ``[n, ...]``.
-            following: Those of their following observations.
+            where: Positions of the rows.
+            observed: The (nested) columns of their observations ``[n, ...]``.
+            following: The (nested) columns of their following observations.
         """
         where = one_by_one(where)
         n = len(where)
@@ -200,7 +201,8 @@ class NextOf:
         links = self._links[where]
         (alone,) = np.nonzero(links < 0)
         places = -1 - links[alone]
-        # Slots look up their own row, for a moment; others may hold what a killed process left.
+        # Rows with a slot first gather their own observation, which is then overwritten. Other
+        # rows may hold data of a killed process.
         followers = np.where(links < 0, where, links) if len(alone) else links
         names = iter(self._stored)
 
@@ -217,19 +219,19 @@ class NextOf:
         return rows if rows.flags.aligned else rows.copy()
 
 
-# Compiled loops. Observations come as ``words``: their bytes as unsigned integers ``[n, words a
-# row]``. A *link* is what a row knows of its following observation: the position (>= 0) of the row
-# that holds it, ``-1 - slot`` for a slot of its own, or, during a push only, a mark that says which
-# of the new rows it is. Marks count up from the least int32, slots down from -1; with at most
-# 2**30 rows they never meet.
+# Compiled loops. Observations are passed as ``words``: their bytes as unsigned integers ``[n, words
+# a row]``. The *link* of a row says where its following observation is: a position (>= 0) is the
+# row that holds it, and ``-1 - slot`` is the row's own slot. During a push, a link may also be a
+# mark with the number of a new row. Marks count up from the least int32, and slots down from -1;
+# with at most 2**30 rows they never overlap.
 
 
 @compiled()
 def _fingerprint(words: NDArray[Any], prints: NDArray[np.uint64]) -> None:
-    """Mix each row into its fingerprint; equal rows have equal ones, others hardly ever."""
+    """Mix each row into its fingerprint; different rows hardly ever have equal fingerprints."""
     width = words.shape[1]
     for row in range(words.shape[0]):
-        # Four chains, as one would wait for its last product at every step.
+        # Four independent chains, because a single chain would wait for each product.
         a, b, c, d = prints[row] ^ _FIRST, _FIRST, _PRIME, _OTHER
         at = 0
         while at + 4 <= width:
@@ -237,7 +239,7 @@ def _fingerprint(words: NDArray[Any], prints: NDArray[np.uint64]) -> None:
             b = (b ^ np.uint64(words[row, at + 1])) * _PRIME
             c = (c ^ np.uint64(words[row, at + 2])) * _PRIME
             d = (d ^ np.uint64(words[row, at + 3])) * _PRIME
-            # Products carry upwards only, so the upper half has to come down.
+            # Products carry only to higher bits, so mix the upper half into the lower one.
             a ^= a >> _HALF
             b ^= b >> _HALF
             c ^= c >> _HALF
@@ -284,20 +286,22 @@ def _propose(
     slots: NDArray[np.int64],
     inside: NDArray[np.int64],
 ) -> None:
-    """Find for each new row the row that it may follow, and remember what it is followed by.
+    """Find for each new row the row that it may follow, and add the new row to the table.
 
-    The table of fingerprints is small and forgets; an entry may also be of a row that is gone.
-    Links say whether what it leads to can be a predecessor, and the bytes are compared after.
+    The table of fingerprints is small and drops entries; an entry may also be of a row that has
+    left. The link of a found row shows whether it can be a predecessor. The bytes are compared
+    afterwards.
 
     Args:
-        positions: int64[n], of the new rows, in the order of their age.
+        positions: int64[n], of the new rows, oldest first.
         observed: uint64[n], fingerprints of their observations.
-        following: uint64[n], those of their following observations.
+        following: uint64[n], fingerprints of their following observations.
         links: int32[capacity], :data:`_UNSEEN` at the new positions.
-        table_prints: uint64[m], fingerprints of following observations that were not met yet.
-        table_rows: int32[m], the positions of the rows that they are of, or -1.
-        rows: Set to the position of the row that each may follow, or -1; its following
-            observation is in ``slots``, or is that of the new row in ``inside`` (else -1).
+        table_prints: uint64[m], fingerprints of following observations without a follower yet.
+        table_rows: int32[m], the position of the row of each fingerprint, or -1.
+        rows: Set to the position of the row that each new row may follow, or -1.
+        slots: Set to the slot with the following observation of that row, or -1.
+        inside: Set to the number of that row if it is a new row, or -1.
     """
     buckets = np.uint64(table_rows.shape[0] // _WAYS - 1)
     for new in range(positions.shape[0]):
@@ -309,7 +313,7 @@ def _propose(
             if row < 0 or table_prints[entry] != wanted:
                 continue
             link = np.int64(links[row])
-            # A row that is yet to come holds this place now; a follower must be the newer one.
+            # _UNSEEN: a later row of this push took the position, but a follower must be newer.
             if link < 0 and link != _UNSEEN:
                 rows[new] = row
                 if link <= _UNSEEN + positions.shape[0]:
@@ -340,14 +344,14 @@ def _settle(
     n_free: int,
     own: NDArray[np.int64],
 ) -> int:
-    """Link ``rows`` to the new ones that follow them, where ``equal``; give other new rows slots.
+    """Link ``rows`` to the new rows that follow them, if ``equal``; give other new rows slots.
 
     Sets ``own`` to the slot of each new row, or -1. Returns the new height of the stack ``free``.
     """
     lowest = _UNSEEN + positions.shape[0]
     for new in range(positions.shape[0]):
         row = rows[new]
-        # Two may have found the same row, by an entry of before and one of now.
+        # Two new rows may have found the same row, by an old and a new entry of the table.
         if row < 0 or not equal[new] or links[row] >= 0:
             continue
         if links[row] > lowest:
