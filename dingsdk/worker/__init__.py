@@ -1,7 +1,7 @@
-"""Every worker class and function of the public contract, imported when first named.
+"""All public worker classes and functions, imported on first use.
 
-Names that a plugin owns are found through its distribution's metadata; without the plugin
-they raise an ImportError that says how to get it.
+Names that belong to a plugin are found through the metadata of its distribution. Without the
+plugin they raise an ImportError that says how to get it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer import SequenceReplayBuffer as SequenceReplayBuffer
 
     def __getattr__(name: str) -> Any:
-        """A name that a plugin owns."""
+        """Return an object that belongs to a plugin."""
 else:
 
     def _owned_by_a_plugin(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""The factories: a config section with a ``type`` in, the part that it names out.
+"""Factories, which build the part that the ``type`` of a config section names.
 
-Each imports ``import_names`` first, then builds what is registered under ``type``; an
-unknown type is an ``UnknownPluginError`` that lists the known ones. See
+Each imports ``import_names`` first, then builds the class registered under ``type``. An
+unknown type raises an ``UnknownPluginError`` that lists the known types. See
 ``dingsdk.plugins.PluginManager.create``.
 """
 
@@ -36,10 +36,10 @@ def create_buffer(cfg: Cfg, *args: Any, **kwargs: Any) -> IBuffer:
 
 
 def reopening_storage(cfg: Cfg) -> dict[str, Any]:
-    """Return the section of a storage that takes over what the one of ``cfg`` left on disk.
+    """Return the section of a storage that reopens the rows which the storage of ``cfg`` kept.
 
-    A section of type ``auto`` leaves nothing there; one without ``type`` is of somebody else's
-    buffer.
+    A section of type ``auto`` is returned unchanged, because it keeps nothing on disk. So is a
+    section without ``type``, because it belongs to a buffer from outside the package.
     """
     if cfg.get("type", "auto") == "auto":
         return dict(cfg)

@@ -14,7 +14,7 @@ def player_folder(run_dir: Path, player: str | None) -> Path:
 
     Args:
         run_dir: The run folder.
-        player: Its id; None for the first player, or the only one, whose folder is ``run_dir``.
+        player: Id of the player; None for the first or only player, whose folder is ``run_dir``.
 
     Raises:
         ProtocolError: the id cannot be part of a file name.

@@ -1,6 +1,6 @@
 """The log files of a run: one text file and one tensorboard folder per component.
 
-Logs never stop a run: where a file cannot be written (full disk), its log ends with one warning.
+Logs never stop a run: if a file cannot be written (full disk), its log ends with one warning.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dingsdk.data.files import ensure_dir, open_private
 from dingsdk.errors import ClosedError, RunFolderError
 
 MAX_TEXT_BYTES = 8 << 20
-"""Size from which on a text log continues in a new file; three older ones stay."""
+"""Size at which a text log continues in a new file; three older files are kept."""
 _OLD_FILES = 3
-"""Text logs that stay beside the newest."""
+"""Number of older text logs that are kept."""
 _FLUSH_S = 30.0
 """Longest time that scalars wait to be written."""
 _LINE_FORMAT = "[%(asctime)s][%(levelname)s] %(message)s"
@@ -33,8 +33,8 @@ _logger = logging.getLogger(__name__)
 class RunLogger(logging.Logger):
     """The text log of one component; ``close()`` releases its file.
 
-    It is not registered with :mod:`logging` (two runs in one process never share handlers);
-    records also reach whatever handlers the user put on the ``dingsdk`` logger.
+    It is not registered with :mod:`logging`, so two runs in one process never share handlers.
+    Records also reach the handlers that the user added to the ``dingsdk`` logger.
 
     Args:
         name: Shown to handlers as the logger's name.
@@ -65,13 +65,13 @@ class RunLogger(logging.Logger):
         return format_table([("name", "value"), *((k, _cell(v)) for k, v in variables.items())])
 
     def get_tabulate_vars_hor(self, variables: Mapping[str, Any], columns: int = 5) -> str:
-        """Return ``variables`` as text tables of a heading and a line, ``columns`` wide."""
+        """Return ``variables`` as text tables of ``columns`` names above their values."""
         cells = [(name, _cell(value)) for name, value in variables.items()]
         groups = (cells[start : start + columns] for start in range(0, len(cells), columns))
         return "\n".join(format_table(list(zip(*group, strict=True))) for group in groups)
 
     def close(self) -> None:
-        """Close the text file; idempotent. Records logged later go nowhere but up."""
+        """Close the text file; idempotent. Later records reach only the parent logger."""
         handler, self._file_handler = self._file_handler, None
         if handler is not None:
             self.removeHandler(handler)
@@ -79,7 +79,7 @@ class RunLogger(logging.Logger):
 
 
 class _TextFile(logging.handlers.RotatingFileHandler):
-    """Appends to a file for us alone, and ends with one warning where it cannot be written."""
+    """Appends to a private file; logs one warning and stops if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._has_failed = False
@@ -102,7 +102,7 @@ class _TextFile(logging.handlers.RotatingFileHandler):
             super().handleError(record)
 
     def close(self) -> None:
-        # What could not be written is tried once more, and given up.
+        # Closing tries once more to write the buffered text; then the text is lost.
         with contextlib.suppress(OSError):
             super().close()
 
@@ -114,11 +114,11 @@ def _warn_of_end(path: str, error: OSError) -> None:
 class TensorboardLogger:
     """A tensorboard writer that opens its event file at the first write.
 
-    Everybody who builds a logger for one folder gets the same instance; the file is closed
-    when the last of them has called ``close()``; what is added after that is dropped (a
-    component may log its last words while the run shuts down). Other methods of
-    ``tensorboardX.SummaryWriter`` are reachable by name. Thread-safe as far as
-    tensorboardX is: scalars and histograms may be added from several threads.
+    All callers that build a logger for the same folder get the same instance. The file is closed
+    when the last of them has called ``close()``. Data added after that is dropped, because a
+    component may still log while the run shuts down. Other methods of
+    ``tensorboardX.SummaryWriter`` can be called by name. Scalars and histograms may be added
+    from several threads; other methods are as thread-safe as in tensorboardX.
     """
 
     def __init__(self, logdir: Path) -> None:
@@ -140,12 +140,12 @@ class TensorboardLogger:
             writer.add_histogram(tag, values, global_step)
 
     def flush(self) -> None:
-        """Bring what was added to disk."""
+        """Write all added data to disk."""
         if (writer := self._writer) is not None:
             writer.flush()
 
     def close(self) -> None:
-        """Give up one use; the last one closes the event file."""
+        """End one caller's use of the log; the last call closes the event file."""
         with _writers_lock:
             self._users -= 1
             if self._users > 0:
@@ -159,7 +159,7 @@ class TensorboardLogger:
             writer.close()
 
     def _open(self) -> Any:
-        """Return the writer, opened now if need be; None after the last close."""
+        """Return the writer, and open it if needed; None after the last ``close``."""
         if self._writer is not None:
             return self._writer
         with self._lock:
@@ -178,10 +178,10 @@ class TensorboardLogger:
 
 
 class _EventFile:
-    """The file of a tensorboard writer, written by whoever adds to it. Thread-safe.
+    """The event file of a tensorboard writer, written in the thread that adds data. Thread-safe.
 
-    tensorboardX has a thread write it. A full disk ends that thread, and whoever adds to its queue
-    then waits for ever.
+    tensorboardX uses a separate thread to write the file. A full disk ends that thread, and then
+    adding data to its queue blocks forever.
     """
 
     def __init__(self, folder: str) -> None:
@@ -223,7 +223,7 @@ class _EventFile:
 
 
 def _open_writer(folder: str) -> Any:
-    # It takes a while to import, which components that never write do without.
+    # Imported here because it is slow, and components that never write do not need it.
     from tensorboardX import SummaryWriter
     from tensorboardX.writer import FileWriter
 
@@ -234,7 +234,7 @@ def _open_writer(folder: str) -> Any:
 
     class Writer(SummaryWriter):  # type: ignore[misc]
         def _get_file_writer(self) -> Any:
-            # Called for each point; the base makes one that writes in a thread.
+            # Called for each point. The base class would make a writer with its own thread.
             if not self.all_writers:
                 self.file_writer: Any = EventWriter()
                 self.all_writers: Any = {folder: self.file_writer}
@@ -257,12 +257,11 @@ def build_logger(
     """Open the logs of one component below ``path``.
 
     Args:
-        path: Folder, created where absent.
+        path: Folder, created if missing.
         name: Stem of the text file ``{name}_logger.txt`` and of the tensorboard folder
             ``{name}_tb_logger``; ``default`` if None.
         need_tb: Whether to return a tensorboard logger.
-        need_text: Whether to write the text file. Without it the returned logger has no file
-            of its own.
+        need_text: Whether to write the text file. If False, the returned logger has no file.
         level: Lowest level that is logged.
 
     Returns:
@@ -308,8 +307,8 @@ def write_statistics(
 
     Args:
         writer: A tensorboard writer, or None to write nothing.
-        instance_name: Whose statistics they are, such as ``collector``.
-        statistics: Values by name; total_envstep_count, an axis itself, has one curve only.
+        instance_name: Name of the component, such as ``collector``.
+        statistics: Values by name; ``total_envstep_count`` is an axis, so it has only one curve.
         train_iter: Train iterations so far.
         envstep: Env steps collected so far.
     """
@@ -322,7 +321,7 @@ def write_statistics(
 
 
 def floats_of(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Return what can be drawn of the arguments of a collect policy, e.g. ``eps``."""
+    """Return the float arguments of a collect policy, such as ``eps``, which are logged."""
     return {key: value for key, value in settings.items() if isinstance(value, float)}
 
 

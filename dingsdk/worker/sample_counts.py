@@ -1,4 +1,4 @@
-"""What became of the samples of a run, in figures."""
+"""Counts of the samples of a run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dingsdk.errors import SamplesLostError
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """The samples of a run, from the collectors to the learner.
+    """Counts of the samples of a run, from the collectors to the learner.
 
-    Those that were collected and not acknowledged wait for room in the replay buffer, or their
-    collector was lost before they were acknowledged. Each acknowledged sample is in the buffer, or
-    left it for a reason that is counted.
+    Samples that were collected but not acknowledged wait for room in the replay buffer, or their
+    collector was lost before. Each acknowledged sample is in the buffer, or is counted in
+    ``evicted`` with the reason why it left.
 
     Attributes:
         collected: Samples that collectors have announced.
-        acknowledged: Of these, the ones that were made available for training.
-        trained: How often samples were trained on in all; replay trains on each several times.
-        live: Samples in the replay buffer; of a closed one, those that it held at its end.
+        acknowledged: Collected samples that were made available for training.
+        trained: Trained samples; a sample counts each time that it is trained on.
+        live: Samples in the replay buffer; if it is closed, the samples that it held before.
         evicted: Samples that left the buffer, by reason.
     """
 
@@ -44,7 +44,7 @@ class SampleCounts:
 
     @property
     def unacknowledged(self) -> int:
-        """Collected samples that were not acknowledged, or not yet."""
+        """Collected samples that are not acknowledged (yet)."""
         return self.collected - self.acknowledged
 
     def check(self) -> None:

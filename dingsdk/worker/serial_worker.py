@@ -16,17 +16,17 @@ from dingsdk.worker.run_logger import build_logger
 
 
 def expect_answer(part: Any, method: str, answer: Any, is_fit: bool, expected: str) -> None:
-    """Check what a part, maybe a plugin's, returned to the training loop.
+    """Check the value that a part, which may come from a plugin, returned to the training loop.
 
     Args:
-        part: Whose ``method`` was called.
-        method: Its name.
-        answer: What it returned.
-        is_fit: Whether the loop can use that.
-        expected: What it can use, for the error.
+        part: The object whose ``method`` was called.
+        method: Name of the method.
+        answer: The returned value.
+        is_fit: Whether the loop can use the value.
+        expected: Description of a valid value, for the error.
 
     Raises:
-        SchemaMismatchError: it is not fit.
+        SchemaMismatchError: ``is_fit`` is False.
     """
     if not is_fit:
         name, found = type(part).__qualname__, f"{type(answer).__qualname__} {answer!r:.80}"
@@ -55,23 +55,23 @@ def samples_of(collector: Any, **kwargs: Any) -> Any:
 
 
 class SerialWorker(Configurable, Savable, ABC):
-    """Runs in the caller's thread; not safe for concurrent callers.
+    """Base class of collectors and evaluators that run in the caller's thread. Not thread-safe.
 
-    Env and policy may be given later, by ``reset_env`` and ``reset_policy``.
+    Env and policy may also be set later, with ``reset_env`` and ``reset_policy``.
 
     Args:
         cfg: See ``config`` of the class.
-        env: An env manager; launched here unless it runs already.
+        env: An env manager; it is launched unless it is running already.
         policy: A collect or eval mode.
         tb_logger: Writer for scalars; it stays open at ``close()``. None: one is opened.
         exp_name: The run folder; logs go to ``{exp_name}/log/{instance_name}``.
-        instance_name: Prefix of the scalars' tags; None for that of the class.
+        instance_name: Prefix of the scalars' tags; None for the default of the class.
     """
 
     not_for_runs: ClassVar[str] = ""
-    """Why no config can give what the class needs; empty for those that a run can use."""
+    """Why a run cannot build the class from its config; empty if it can."""
     resumes: ClassVar[bool] = False
-    """Whether a worker with the state of another does exactly what that one would have done."""
+    """Whether a worker that loads the state of another one continues exactly as that one would."""
     _config_path: ClassVar[str]
     _default_name: ClassVar[str] = "worker"
 
@@ -99,14 +99,14 @@ class SerialWorker(Configurable, Savable, ABC):
 
     @property
     def env(self) -> EnvManager:
-        """The env manager in use; NotSetError where none was ever given."""
+        """The env manager in use; raises NotSetError if there is none."""
         if self._env is None:
             raise self._not_set("env", "env manager")
         return self._env
 
     @property
     def policy(self) -> Any:
-        """The policy mode in use; NotSetError where none was ever given."""
+        """The policy mode in use; raises NotSetError if there is none."""
         if self._policy is None:
             raise self._not_set("policy", "policy")
         return self._policy
@@ -119,10 +119,10 @@ class SerialWorker(Configurable, Savable, ABC):
         )
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
-        """Take and launch another manager, or reset the envs of the current one.
+        """Use and launch another manager, or reset the envs of the current one.
 
         Raises:
-            NotSetError: no manager was ever given.
+            NotSetError: there is no manager.
         """
         if _env is not None:
             self._env = _env
@@ -132,19 +132,19 @@ class SerialWorker(Configurable, Savable, ABC):
         self.env.reset()
 
     def detach_env(self) -> None:
-        """Forget the env manager, so that ``close`` leaves it open."""
+        """Release the env manager, so that ``close`` does not close it."""
         self._env = None
 
     def reset_policy(self, _policy: Any = None) -> None:
-        """Take another policy mode, or reset the current one.
+        """Use another policy mode, or reset the current one.
 
         Raises:
-            NotSetError: no policy was ever given.
+            NotSetError: there is no policy.
         """
         self._take_policy(_policy)
 
     def reset(self, _policy: Any = None, _env: EnvManager | None = None) -> None:
-        """Reset env and policy (None: those that it has), and zero all counters and caches."""
+        """Reset env and policy (None: the current ones), and all counters and caches."""
         if _env is not None or self._env is not None:
             self.reset_env(_env)
         if _policy is not None or self._policy is not None:
@@ -158,7 +158,7 @@ class SerialWorker(Configurable, Savable, ABC):
 
     @abstractmethod
     def _zero(self) -> None:
-        """Zero what this kind of worker counts; also called by the constructor."""
+        """Reset all counters and caches; also called by the constructor."""
 
     def close(self) -> None:
         """Close the env manager and the logs that were opened here; idempotent."""
@@ -175,7 +175,7 @@ class SerialWorker(Configurable, Savable, ABC):
                 stack.callback(self._env.close)
 
     def __del__(self) -> None:
-        # The constructor may have failed before it set anything; at the end of the interpreter
-        # files may be closed already ("flush of closed file"), and nobody could handle an error.
+        # The constructor may have failed before it set any attribute. At interpreter exit, files
+        # may be closed already ("flush of closed file"). No caller could handle an error here.
         with suppress(Exception):
-            SerialWorker.close(self)  # that of a subclass may be the one that hung
+            SerialWorker.close(self)  # not self.close(): that of a subclass might hang

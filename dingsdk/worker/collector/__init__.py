@@ -1,1 +1,1 @@
-"""Collectors: they step envs with a policy and hand out train samples."""
+"""Collectors step envs with a policy and return train samples."""

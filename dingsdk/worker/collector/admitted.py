@@ -1,4 +1,4 @@
-"""How a collector of an on-policy learner takes the env steps that this one admits."""
+"""Collecting for an on-policy learner, which decides how many env steps may be taken."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 
 class AdmittedCollecting(ABC):
-    """Takes admitted env steps alone, and has the steps of one policy version in a payload.
+    """Takes only admitted env steps; a payload has steps of only one policy version.
 
     A collector derives from it and calls ``_is_admitted`` before each round of steps.
 
     Attributes:
         send_metadata: Reports payloads and progress; may block.
-        get_policy_update_info: Returns a policy newer than the last one, None without any.
-        await_admission: Waits until more steps than a number are admitted; returns how many in
-            all, and the train iteration of the policy to take them with. None at the end.
+        get_policy_update_info: Returns a policy that is newer than the last one, or None.
+        await_admission: Called with the number of steps taken; waits until more are admitted.
+            Returns the total number of admitted steps, and the train iteration of the policy that
+            must take them; None if the task is over.
     """
 
     send_metadata: Callable[[dict[str, Any]], None]
@@ -24,34 +25,34 @@ class AdmittedCollecting(ABC):
     await_admission: Callable[[int], tuple[int, int] | None]
     _admitted_steps = 0
     _policy_iter = 0
-    """Train iteration of the policy that acts."""
+    """Train iteration of the current policy."""
 
     @property
     @abstractmethod
     def _is_closed(self) -> bool:
-        """Whether the task is to end."""
+        """Whether the task must end."""
 
     @abstractmethod
     def _send_all(self) -> None:
-        """Cut all trajectories here, and send what was collected."""
+        """Cut all trajectories now, and send the collected samples."""
 
     @abstractmethod
     def _load(self, path: str, update: Mapping[str, Any]) -> None:
-        """Act with a policy from now on."""
+        """Load a policy, and act with it from now on."""
 
     @abstractmethod
     def _update_one(self, path: str, is_needed: Callable[[], bool] = lambda: True) -> None:
-        """Wait for a newer policy and load it; returns without one where it is needed no more."""
+        """Wait for a newer policy and load it; stop waiting when ``is_needed`` returns False."""
 
     @abstractmethod
     def _progress(self) -> dict[str, Any]:
-        """Return how far the task is, as it is reported."""
+        """Return the progress of the task, as it is reported."""
 
     def _is_admitted(self, path: str, steps: int) -> bool:
-        """Wait until the next round may be taken; False where the task is over.
+        """Wait until the next round may be taken; return False if the task is over.
 
         Args:
-            path: Of the policy whose rows are trained on.
+            path: Path of the policy that is trained.
             steps: Env steps that the task has taken.
         """
         update = self.get_policy_update_info(path)
@@ -66,7 +67,7 @@ class AdmittedCollecting(ABC):
             return True
 
         def lacks_policy() -> bool:
-            # Asked each time: a learner that was restarted goes back, and so does what is admitted.
+            # Asked each time, because both values may decrease when the learner restarts.
             admission = self.await_admission(steps)
             if admission is None:
                 return False

@@ -22,9 +22,9 @@ class CollectorSection(PartSection, frozen=True, kw_only=True):
 
     Attributes:
         deepcopy_obs: Whether observations are copied when they are recorded.
-        transform_obs: Whether the policy is given observations as float32 tensors; in parallel
-            mode it always is.
-        collect_print_freq: Least number of train iterations between two logs.
+        transform_obs: Whether the policy receives observations as float32 tensors; in parallel
+            mode it always does.
+        collect_print_freq: Fewest train iterations between two logs.
     """
 
     deepcopy_obs: bool = False
@@ -33,7 +33,7 @@ class CollectorSection(PartSection, frozen=True, kw_only=True):
 
 
 class ISerialCollector(SerialWorker):
-    """A collector in the caller's thread; arguments as ``SerialWorker``."""
+    """A collector that runs in the caller's thread; arguments as ``SerialWorker``."""
 
     saved: ClassVar[tuple[str, ...]] = (
         "_total_envstep_count",
@@ -50,7 +50,7 @@ class ISerialCollector(SerialWorker):
     last_episodes: Sequence[EpisodeRecord] = ()
     """Episodes that ended in the last ``collect``."""
     counts: ClassVar[str] = ""
-    """``n_sample`` or ``n_episode``: what a collect counts in; empty for something else."""
+    """Unit of the amount that ``collect`` collects: ``n_sample``, ``n_episode``; empty: another."""
     _config_path: ClassVar[str] = "policy.collect.collector"
 
     _default_name = "collector"
@@ -60,12 +60,12 @@ class ISerialCollector(SerialWorker):
         """Collect data with the current policy."""
 
     def reset_policy(self, _policy: Any = None) -> None:
-        """As ``SerialWorker.reset_policy``; NotSetError also where there is no env yet."""
+        """As ``SerialWorker.reset_policy``; raises NotSetError also if there is no env yet."""
         _ = self.env
         super().reset_policy(_policy)
 
     def _count(self, given: int | None, default: int | None, name: str) -> int:
-        """Return how much is to be collected."""
+        """Return the number of samples or episodes to collect."""
         wanted = default if given is None else given
         if wanted is None:
             raise NotSetError(
@@ -76,7 +76,7 @@ class ISerialCollector(SerialWorker):
 
     @property
     def envstep(self) -> int:
-        """Env steps collected in total; may be set, to go on with an earlier run's count."""
+        """Total env steps collected; may be set to continue the count of an earlier run."""
         return self._total_envstep_count
 
     @envstep.setter
@@ -85,16 +85,16 @@ class ISerialCollector(SerialWorker):
 
     @property
     def dropped_sample_count(self) -> int:
-        """Samples and transitions that were collected and thrown away, in total."""
+        """Total number of samples and transitions that were collected and then dropped."""
         return self._dropped_sample_count
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``Savable``; what is saved of the envs is up to their manager."""
+        """As ``Savable``; the envs are not included, their manager saves them."""
         finished = [(*each[:3], dict(each.info)) for each in self._finished]
         return {**super().state_dict(), "finished": capture(finished, "finished")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As ``Savable``; the envs are to be where they were."""
+        """As ``Savable``; the envs must be in the state that they had when it was saved."""
         super().load_state_dict(state)
         self._finished[:] = [EpisodeRecord(*each) for each in revive(state["finished"])]
 
@@ -108,7 +108,7 @@ class ISerialCollector(SerialWorker):
         self._start_interval()
 
     def _start_interval(self) -> None:
-        """Zero what is counted from one log to the next."""
+        """Reset the counters of the interval between two logs."""
         self._finished: list[EpisodeRecord] = []
         self._logged_envsteps = 0
         self._logged_samples = 0
@@ -125,7 +125,7 @@ class ISerialCollector(SerialWorker):
         policy_kwargs: Mapping[str, Any] | None,
         is_recorded: bool = True,
     ) -> None:
-        """Count what one call of ``collect`` made, log it and tell the observers."""
+        """Count and log the results of one ``collect``, and call the observers."""
         self.last_episodes = tuple(episodes)
         self._total_envstep_count += envsteps
         self._total_sample_count += samples
@@ -146,7 +146,7 @@ class ISerialCollector(SerialWorker):
         )
 
     def _log(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
-        """Write statistics, and such as epsilon, when ``collect_print_freq`` iterations passed."""
+        """Log statistics and float settings, if ``collect_print_freq`` iterations have passed."""
         every = getattr(self._cfg, "collect_print_freq", 100)
         if train_iter - self._last_log_iter < every or not self._finished:
             return
@@ -178,5 +178,5 @@ class ISerialCollector(SerialWorker):
         }
 
     def _times(self) -> dict[str, float]:
-        """Seconds of collecting since the last log and in all, where collectors log them."""
+        """Seconds of collecting since the last log and in total, for collectors that log them."""
         return {"collect_time": self._duration_s, "total_duration": self._total_duration_s}

@@ -1,4 +1,4 @@
-"""Serial collectors of envs in which several players act at once, each with its own policy."""
+"""Serial collectors for envs with several players, each of which has its own policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Info = Mapping[str, Any]
 
 
 class Players:
-    """The modes of all players of an env, reset together."""
+    """The policy modes of all players of an env, which are reset together."""
 
     def __init__(self, modes: Sequence[Any]) -> None:
         self.modes = tuple(modes)
@@ -35,7 +35,7 @@ class Players:
 
 
 class _Turn(NamedTuple):
-    """What a player saw and did in its last turn, and what it got since then."""
+    """A player's observation and output in its last turn, and its reward since then."""
 
     obs: Any
     output: Any
@@ -44,18 +44,19 @@ class _Turn(NamedTuple):
 
 
 class BattleRollout(DictRollout):
-    """The rollout of envs whose obs, rewards and infos have one item a player.
+    """The rollout of envs whose obs, rewards and infos have one item per player.
 
-    Every player is asked in every step. Where an info says that a player's action was not used
-    (``acted``), or will not be in the next step (``acts_next``), its transition is from one of its
-    turns to the next, with the rewards between. Of an episode the return is that of player 0; its
-    record's info holds, under ``players``, the last info of each.
+    The policies of all players are called in every step. If an info says that a player's action
+    was not used (``acted``) or will not be used in the next step (``acts_next``), its transition
+    spans from one of its turns to the next, with the sum of the rewards in between. The return of
+    an episode is that of player 0. The info of its record has the key ``players``, with the last
+    info of each player.
 
-    Arguments beside these as ``DictRollout``.
+    The other arguments are those of ``DictRollout``.
 
     Args:
-        players: A collect or eval mode each.
-        writers: Where the transitions of each player go; None for one who only acts.
+        players: The collect or eval modes of the players.
+        writers: The writer of each player; None for a player whose transitions are not recorded.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class BattleRollout(DictRollout):
         self._players = players.modes
         self._writers = writers
         self._turns: list[dict[int, _Turn]] = [{} for _ in writers]
-        """Of each player those that are not over, by env."""
+        """For each player, the unfinished turns by env id."""
 
     def write_to(self, writers: Sequence[RowsWriter | None]) -> None:
-        """Write the transitions to these from now on."""
+        """Write transitions to these writers from now on."""
         for writer, former, turns in zip(writers, self._writers, self._turns, strict=True):
             if writer is None and former is not None:
                 former.clear()
@@ -82,7 +83,7 @@ class BattleRollout(DictRollout):
         self._writers = writers
 
     def forget_turns(self) -> int:
-        """Forget the turns that are not over, as of older policies; return how many."""
+        """Drop the unfinished turns, such as those of older policies; return how many."""
         count = sum(map(len, self._turns))
         for turns in self._turns:
             turns.clear()
@@ -131,7 +132,7 @@ class BattleRollout(DictRollout):
             obs = part_of(self._obs_pool[env_id], player)
             turn = _Turn(obs, self._output_pool[env_id][player], reward, train_iter)
         if turn is None:
-            return  # it had no turn yet, or has left
+            return  # the player had no turn yet, or has left the game
         has_left = bool(info.get("terminated") or info.get("truncated"))
         is_done = bool(timestep.done) or has_left
         if not (is_done or info.get("acts_next", True)):
@@ -158,7 +159,7 @@ def modes_of(policy: Any, name: str, path: str) -> list[Any]:
     """Return the modes of all players.
 
     Raises:
-        ConfigError: ``policy`` is the mode of one.
+        ConfigError: ``policy`` is the mode of a single player.
     """
     if not isinstance(policy, Sequence) or hasattr(policy, "forward"):
         raise ConfigError(
@@ -193,9 +194,9 @@ def game_statistics(
 
 
 class BattleCollector(ISerialCollector):
-    """What the collectors of several players share; ``policy`` is a list of collect modes.
+    """Base class of collectors for several players; ``policy`` is a list of collect modes.
 
-    Other than in DI-engine, an env that fails costs its unfinished episode alone.
+    Unlike in DI-engine, an env that fails loses only its own unfinished episode.
     """
 
     max_players: ClassVar[float]
@@ -254,9 +255,9 @@ class BattleCollector(ISerialCollector):
 
 
 class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
-    """Starts and finishes exactly ``n_episode`` episodes of two players a call.
+    """Plays exactly ``n_episode`` episodes of two players per call.
 
-    Envs begin episodes as ``EpisodeSerialCollector`` says.
+    Envs start episodes as described in ``EpisodeSerialCollector``.
     """
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"episodes", "players"})
@@ -265,7 +266,7 @@ class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
         """Section ``policy.collect.collector``.
 
         Attributes:
-            get_train_sample: Whether train samples are returned, not episodes.
+            get_train_sample: Whether to return train samples instead of episodes.
         """
 
         type: str = "episode_1v1"
@@ -280,11 +281,12 @@ class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
         train_iter: int = 0,
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[list[list[Any]], list[list[Info]]]:
-        """As ``EpisodeSerialCollector.collect``; ``n_episode`` is that of player 0's policy.
+        """As ``EpisodeSerialCollector.collect``; the default is player 0's ``n_episode``.
 
         Returns:
-            For each player its episodes (with ``get_train_sample`` the samples of all), and the
-            last info of each episode, in the order in which they ended.
+            Two lists with one item per player: its episodes (with ``get_train_sample``, the samples
+            of all episodes), and its last info of each episode. Episodes are in the order in which
+            they ended.
         """
         data, episodes = self._play(n_episode, train_iter, policy_kwargs)
         return data, self._infos_of(episodes)
@@ -299,10 +301,10 @@ class BattleEpisodeSerialCollector(WholeEpisodeCollector, BattleCollector):
 
 
 class BattleSampleSerialCollector(SampleCollector, BattleCollector):
-    """Collects ``n_sample`` train samples of each of two or more players a call.
+    """Collects ``n_sample`` train samples per call for each of two or more players.
 
-    A player whose mode has ``collect_data = False`` acts, and gets no data. Trajectories are cut,
-    and a surplus is kept, as ``SampleSerialCollector`` says.
+    A player whose mode has ``collect_data = False`` acts, but its data is not recorded.
+    Trajectories are cut, and extra samples kept, as described in ``SampleSerialCollector``.
     """
 
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"samples", "players"})
@@ -322,10 +324,11 @@ class BattleSampleSerialCollector(SampleCollector, BattleCollector):
         drop_extra: bool | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[list[list[Any]], list[list[Info]]]:
-        """As ``SampleSerialCollector.collect``; ``n_sample`` is that of player 0's policy.
+        """As ``SampleSerialCollector.collect``; the default is player 0's ``n_sample``.
 
         Returns:
-            For each player its samples, and the last info of each episode that ended.
+            Two lists with one item per player: its samples, and its last info of each episode that
+            ended.
         """
         wanted = self._start(n_sample, train_iter)
         data, episodes = self._take(wanted, train_iter, drop_extra, policy_kwargs)

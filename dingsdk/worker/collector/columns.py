@@ -22,7 +22,7 @@ from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions, check_columns, check_samples
 from dingsdk.worker.collector.rollout import NO_INFO, EpisodeRecord, Quota, Rollout, Writer
 
-# Far beyond any time, yet two of them still add up within int64.
+# Larger than any time; the sum of two still fits int64.
 _NEVER = 1 << 60
 
 _make_record = partial(tuple.__new__, EpisodeRecord)
@@ -34,7 +34,7 @@ Episodes = list[SampleBatch]
 class BatchedRollout(Rollout):
     """The rollout for policies with ``forward_batch``.
 
-    Arguments as ``Rollout``; with a writer the policy needs ``make_transitions``, too.
+    Arguments as ``Rollout``; with a writer, the policy must also have ``make_transitions``.
     """
 
     saved = (*Rollout.saved, "_time", "_returns", "_begun")
@@ -52,17 +52,17 @@ class BatchedRollout(Rollout):
         self._forward: Any = policy.forward_batch
         self._make_transitions: Any = getattr(policy, "make_transitions", None)
         self._env_ids = np.arange(self._env_num)
-        # What is passed to the manager: None is its fast path for all envs.
+        # The env ids passed to the manager; None is its fast path for all envs.
         self._subset: NDArray[np.int64] | None = None
         self._is_partial = False
         self._time = 0
         self._returns = np.zeros(self._env_num, np.float64)
-        # Time at which each env's episode began: lengths need no counting step by step.
+        # Time at which each env's episode began, so that lengths need no counter per step.
         self._begun = [0] * self._env_num
         self._obs = self._env.current_obs()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As ``Savable``; the envs are to be where they were."""
+        """As ``Savable``; the envs must be in the state that they had when it was saved."""
         super().load_state_dict(state)
         self._obs = self._env.current_obs()
 
@@ -103,7 +103,7 @@ class BatchedRollout(Rollout):
                 if len(idle) == self._env_num and self._env.done:
                     self._refuse_to_idle()
                 self._skip(idle)
-        # Looking for a byte costs a fraction of any() on arrays this small.
+        # On arrays this small, searching the bytes is much faster than any().
         if 1 not in ended.tobytes():
             if writer is not None:
                 writer.cut(())
@@ -111,7 +111,7 @@ class BatchedRollout(Rollout):
         env_ids: list[int] = ended.nonzero()[0].tolist()
         episodes: list[EpisodeRecord] = []
         returns, begun, time = self._returns, self._begun, self._time
-        # Few envs end in a round: cheaper than one numpy call for each of these columns.
+        # Few envs end in a round, so a loop is faster than one numpy call for each column.
         for env_id in env_ids:
             facts = (env_id, returns.item(env_id), time - begun[env_id], NO_INFO)
             episodes.append(_make_record(facts))
@@ -120,7 +120,7 @@ class BatchedRollout(Rollout):
             infos = {int(self._env_ids[row]): info for row, info in step.episode_info.items()}
             for k, each in enumerate(episodes):
                 info = infos.get(each.env_id) or {}
-                # The env may have an idea of the return of its own.
+                # The env may report its own return.
                 total = float(np.sum(info.get("eval_episode_return", each.episode_return)))
                 episodes[k] = each._replace(episode_return=total, info=info)
         if writer is not None:
@@ -130,7 +130,7 @@ class BatchedRollout(Rollout):
         self._end_episodes(env_ids, episodes)
 
     def _skip(self, env_ids: list[int]) -> None:
-        """Take back what a round counted for envs that made no transition in it."""
+        """Undo the counts of a round for envs that made no transition in it."""
         self.env_steps -= len(env_ids)
         for env_id in env_ids:
             self._begun[env_id] = self._time
@@ -138,7 +138,7 @@ class BatchedRollout(Rollout):
             self._writer.drop(env_ids)
 
     def _spread(self, rows: Any) -> Any:
-        """Return rows of the envs that were stepped as rows of all envs."""
+        """Expand rows of the stepped envs to rows of all envs, with zeros for the others."""
         if not isinstance(rows, np.ndarray):
             return rows  # the writer refuses it
         spread = np.zeros((self._env_num, *rows.shape[1:]), rows.dtype)
@@ -180,8 +180,8 @@ class BatchedRollout(Rollout):
 class ColumnsWriter(Writer):
     """Records rounds in columns and cuts them into trajectory pieces.
 
-    All envs share one time axis; an env's unfinished trajectory is the stretch from its
-    start to now. Pieces wait, in the order in which they were cut, until ``flush``.
+    All envs share one time axis; an env's unfinished trajectory is the range from its start to
+    the current time. Pieces are kept until ``flush``, in the order in which they were cut.
 
     Args:
         env_num: Number of envs.
@@ -212,13 +212,13 @@ class ColumnsWriter(Writer):
         self._starts = [0] * self._env_num
         self._time = 0
         self._next_full = self._traj_len
-        # (env, start, stop) of the pieces that wait, and the returns of their episodes.
+        # (env, start, stop) of the waiting pieces, and the returns of their episodes.
         self._pieces: list[tuple[int, int, int]] = []
         self._returns: list[float] = []
         self.pending_rows = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``Savable``, from the first round on that is still needed."""
+        """As ``Savable``; includes only the rounds that are still needed."""
         first, stop = self._first_needed(), self._time
         return {
             **super().state_dict(),
@@ -246,8 +246,8 @@ class ColumnsWriter(Writer):
         """Append one round of all envs.
 
         Args:
-            columns: What ``make_transitions`` gave, one row an env.
-            train_iter: Version of the behaviour policy, kept as the column ``collect_iter``.
+            columns: Result of ``make_transitions``, one row per env.
+            train_iter: Version of the behaviour policy, recorded as the column ``collect_iter``.
         """
         if self._time == self._store.capacity:
             self._make_room()
@@ -280,7 +280,7 @@ class ColumnsWriter(Writer):
             self._returns += [returns.get(env_id, math.nan) for env_id in ended]
             self.episode_returns = {}
         if is_filled:
-            # Starts only grow, so this is never late; between two times it may be early.
+            # Starts only grow, so this is never too late, but it may be too early.
             self._next_full = min(starts) + self._traj_len
 
     def cut_unfinished(self) -> None:
@@ -311,7 +311,7 @@ class ColumnsWriter(Writer):
         envs, starts, stops = map(np.array, zip(*pieces, strict=True))
         lengths = stops - starts
         ends = lengths.cumsum()
-        # The rows of a piece lie a round apart: one arange, shifted piece by piece.
+        # Consecutive rows of a piece are env_num apart: one arange, shifted for each piece.
         shifts = envs + (stops - ends) * env_num
         rows = np.arange(0, int(ends[-1]) * env_num, env_num) + shifts.repeat(lengths)
         columns = self._store.gather(rows)
@@ -334,7 +334,7 @@ class ColumnsWriter(Writer):
         self._returns.clear()
         self.pending_rows = 0
         if min(self._starts) == self._time:
-            # No trajectory is unfinished: start again at the front.
+            # No trajectory is unfinished: start again at time 0.
             self._starts = [0] * self._env_num
             self._time = 0
             self._store.clear()
@@ -344,7 +344,7 @@ class ColumnsWriter(Writer):
         return min([*self._starts, *(start for _, start, _ in self._pieces)])
 
     def _pieces_from(self, first: int) -> list[tuple[int, int, int]]:
-        """Return the pieces that wait as they are where time ``first`` is 0."""
+        """Return the waiting pieces, with times relative to ``first``."""
         return [(env, start - first, stop - first) for env, start, stop in self._pieces]
 
     def _make_room(self) -> None:
@@ -364,13 +364,13 @@ class ColumnsWriter(Writer):
 
 
 class ColumnStore:
-    """Arrays ``[capacity, env_num, ...]`` by column name; nested dicts are kept as such.
+    """Arrays ``[capacity, env_num, ...]`` by column name; nested dicts stay nested.
 
-    The first round fixes names, shapes and dtypes.
+    The first round sets names, shapes and dtypes.
 
     Args:
         env_num: Number of envs.
-        capacity: Rounds to make room for at first.
+        capacity: Initial capacity in rounds.
     """
 
     def __init__(self, env_num: int, capacity: int) -> None:
@@ -400,7 +400,7 @@ class ColumnStore:
         self._written = time + 1
 
     def gather(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Return rows of every column as new arrays; row ``time * env_num + env`` is of an env."""
+        """Return rows of every column as new arrays; a row number is ``time * env_num + env``."""
         row_num = self.capacity * self.env_num
         return nest(
             (path, array.reshape(row_num, *shape[1:]).take(rows, axis=0))
@@ -408,7 +408,7 @@ class ColumnStore:
         )
 
     def rounds(self, start: int, stop: int) -> dict[str, Any]:
-        """Return a copy of rounds, columns ``[stop - start, env_num, ...]``."""
+        """Return a copy of the rounds as columns ``[stop - start, env_num, ...]``."""
         flat = self.gather(np.arange(start * self.env_num, stop * self.env_num))
         shaped: dict[str, Any] = map_leaves(
             lambda column: column.reshape(stop - start, self.env_num, *column.shape[1:]), flat
@@ -420,7 +420,7 @@ class ColumnStore:
         self._written = 0
 
     def forget(self, first: int) -> None:
-        """Forget the rounds before ``first``, at least half of them: it becomes round 0."""
+        """Drop the rounds before ``first``, which must be at least half; it becomes round 0."""
         kept = self._written - first
         for *_, array in self._slots:
             array[:kept] = array[first : self._written]
@@ -451,7 +451,7 @@ class ColumnStore:
 
 
 class _Slot(NamedTuple):
-    """A column: where it is, what reads it there, what a round is like, and all rounds."""
+    """A column: its path, its reader, the shape and dtype of a round, and the array of rounds."""
 
     path: Path
     read: Callable[[Any], Any]
@@ -461,20 +461,20 @@ class _Slot(NamedTuple):
 
 
 def split_episodes(columns: Mapping[str, Any], ends: NDArray[np.int64]) -> Episodes:
-    """Return trajectories that were laid end to end, a batch each."""
+    """Split concatenated trajectories into one batch each."""
     rows = SampleBatch(columns)
     stops = ends.tolist()
     return [rows[start:stop] for start, stop in pairwise([0, *stops])]
 
 
 def _with_missing(samples: SampleBatch, extra: Mapping[str, NDArray[Any]]) -> SampleBatch:
-    """Add the columns that ``make_samples`` did not carry over, where rows still match."""
+    """Add the columns that ``make_samples`` left out, if their number of rows still matches."""
     missing = {key: value for key, value in extra.items() if key not in samples.columns}
     if not missing:
         return samples
     rows = len(samples)
     fitting = {
-        # Unrolled samples hold several rows each; the newest row's value stands for them.
+        # Unrolled samples hold several rows each; all samples get the value of the newest row.
         key: value if len(value) == rows else np.full(rows, value[-1])
         for key, value in missing.items()
         if len(value) == rows or key == "collect_iter"

@@ -1,4 +1,4 @@
-"""Env managers that outlive the tasks they are for."""
+"""Keeps env managers between tasks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ EnvKind = Literal["collector", "evaluator"]
 
 
 class Unfinished(NamedTuple):
-    """What a task hands on to the next one, which goes on with its episodes.
+    """The unfinished episodes of a task, which the next task continues.
 
     Attributes:
-        policy_cfg: Config of the policies that act; a task of others begins anew.
-        parts: What plays the episodes.
-        close: Called where no task goes on with them.
+        policy_cfg: Config of the policies; a task with other policies starts new episodes.
+        parts: The object that plays the episodes.
+        close: Called if no task continues the episodes.
     """
 
     policy_cfg: Any
@@ -28,8 +28,10 @@ class Unfinished(NamedTuple):
 
 
 class EnvPool:
-    """Keeps the env managers of a worker from task to task, one for collecting and one for
-    evaluating: building a simulator may take longer than a task. Thread safe.
+    """Keeps the env managers of a worker between tasks. Thread-safe.
+
+    There is one for collecting and one for evaluating. Building a simulator may take longer than a
+    task, so managers are reused.
     """
 
     def __init__(self) -> None:
@@ -46,17 +48,17 @@ class EnvPool:
         seed: int | None,
         policy_cfg: Any = None,
     ) -> tuple[EnvManager, Any]:
-        """Return a launched manager, a new one where its config changed, and what it goes on with.
+        """Return a launched manager, new if its config changed, and the parts to continue with.
 
-        Its envs are reset and that is None, unless a task of the same policies has left unfinished
-        episodes: then it is what plays them.
+        If a task with the same policies left unfinished episodes, the envs are not reset, and the
+        parts are those of ``Unfinished``. Otherwise the envs are reset, and the parts are None.
 
         Args:
-            kind: What for; ``<kind>_env_num`` of ``env_cfg`` is the number of envs.
+            kind: Use of the envs; ``<kind>_env_num`` of ``env_cfg`` is their number.
             manager_cfg: Section ``env_manager``.
             env_cfg: Section ``env``.
-            seed: Root of the seeds; None to leave the envs as they are.
-            policy_cfg: Of the policies that are to act; None to reset the envs in any case.
+            seed: Root of the seeds; None does not seed the envs.
+            policy_cfg: Config of the task's policies; None to always reset the envs.
         """
         section = (dict(manager_cfg), env_cfg)
         with self._lock:
@@ -92,12 +94,12 @@ class EnvPool:
     def give_back(
         self, manager: EnvManager, *, is_usable: bool, left: Unfinished | None = None
     ) -> None:
-        """Take a manager back; it is closed where it is not usable or not of this pool.
+        """Take a manager back; close it if it is not usable or not from this pool.
 
         Args:
-            manager: Of ``take``.
+            manager: A manager that ``take`` returned.
             is_usable: Whether another task can use it.
-            left: Of the episodes in progress, for the next task; None to end them.
+            left: The unfinished episodes, for the next task; None to end them.
         """
         with self._lock:
             kind, section = self._lent.pop(manager, (None, None))
@@ -110,7 +112,7 @@ class EnvPool:
         _close(manager)
 
     def close(self) -> None:
-        """Close the managers that nobody uses, and from now on each that comes back."""
+        """Close the idle managers now, and the others when they are given back."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, {}
@@ -121,5 +123,5 @@ class EnvPool:
 
 
 def _close(manager: EnvManager) -> None:
-    """Close a manager; a worker waits for one that hangs no longer than for any other part."""
+    """Close a manager; if it hangs, wait only for the time that every part has to close."""
     close_in_time(manager.close, "env_manager")

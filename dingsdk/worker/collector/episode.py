@@ -1,4 +1,4 @@
-"""The serial collector that hands out a given number of whole episodes."""
+"""The serial collector that returns a given number of whole episodes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dingsdk.worker.collector.rows import DictRollout, RowsWriter
 
 
 class WholeEpisodeCollector(ISerialCollector):
-    """What the collectors share that play a given number of whole episodes a call."""
+    """Base class of collectors that play a given number of whole episodes per call."""
 
     counts: ClassVar[str] = "n_episode"
     gives_episodes: ClassVar[bool] = True
-    """Whether ``collect`` returns whole episodes, or their samples one after another."""
+    """Whether ``collect`` returns whole episodes, and not a flat sequence of samples."""
     resumes = True
     saved = (*ISerialCollector.saved, "_is_at_start")
     _default_n_episode: int | None = None
     _is_at_start = True
-    """Whether every env waits for the first step of an episode."""
+    """Whether all envs are at the start of an episode."""
 
     def _statistics(self) -> dict[str, Any]:
         return {**super()._statistics(), **self._times()}
@@ -37,12 +37,12 @@ class WholeEpisodeCollector(ISerialCollector):
 
     @abstractmethod
     def _begin(self, n_episode: int) -> tuple[Rollout, Sequence[Writer]]:
-        """Return a rollout of so many episodes, and where each player's transitions go."""
+        """Return a rollout of ``n_episode`` episodes, and the writer of each player."""
 
     def _play(
         self, n_episode: int | None, train_iter: int, policy_kwargs: Mapping[str, Any] | None
     ) -> tuple[list[Any], list[EpisodeRecord]]:
-        """Play episodes; return what each writer made of them, and their records."""
+        """Play episodes; return the data of each writer, and the records of the episodes."""
         wanted = self._count(n_episode, self._default_n_episode, "n_episode")
         env = self.env
         check_episodes(wanted, env.env_num, "policy.collect.n_episode", "env.collector_env_num")
@@ -68,22 +68,22 @@ class WholeEpisodeCollector(ISerialCollector):
 
 
 class EpisodeSerialCollector(WholeEpisodeCollector):
-    """Starts and finishes exactly ``n_episode`` episodes a call.
+    """Plays exactly ``n_episode`` episodes per call.
 
-    An env begins another episode while fewer than ``n_episode`` have begun; then it waits for
-    the others (where the env manager cannot leave one out, it is stepped, and what it does does
-    not count). An env that fails begins its episode again.
+    Envs start further episodes until ``n_episode`` have started in total. Then an env that ends an
+    episode waits for the others. (If the env manager cannot step a subset, the env is stepped, but
+    its steps do not count.) An env that fails starts its episode again.
 
-    Behaviour kept from DI-engine's collector of this name; other than there:
+    It behaves as DI-engine's collector of this name, except:
     - an episode of a policy with the batched form is a SampleBatch instead of a list of dicts;
-    - ``reset()``, ``tb_logger`` and late binding as for ``SampleSerialCollector``.
+    - ``reset()``, ``tb_logger`` and late binding are as for ``SampleSerialCollector``.
     """
 
     class Config(CollectorSection, frozen=True, kw_only=True):
         """Section ``policy.collect.collector``.
 
         Attributes:
-            get_train_sample: Whether train samples are returned, not episodes.
+            get_train_sample: Whether to return train samples instead of episodes.
             reward_shaping: Whether the env manager's ``reward_shaping(env_id, transitions)``
                 may change each finished episode, a list of dicts, in place.
         """
@@ -103,19 +103,20 @@ class EpisodeSerialCollector(WholeEpisodeCollector):
         """Play ``n_episode`` episodes.
 
         Args:
-            n_episode: How many, at least one an env; None for the policy's ``n_episode``.
+            n_episode: Number of episodes, at least one per env; None for the policy's
+                ``n_episode``.
             train_iter: Version of the policy; recorded as the column ``collect_iter``.
             policy_kwargs: Passed to the policy's forward, e.g. ``{"eps": 0.1}``.
 
         Returns:
-            The episodes in the order in which they ended, the last transition of each is
-            ``done``: a SampleBatch each from a policy with the batched form, else a list of
-            transitions as tensors. With ``get_train_sample`` the train samples of all.
+            The episodes in the order in which they ended; the last transition of each is
+            ``done``. If the policy has the batched form, each is a SampleBatch, else a list of
+            transitions as tensors. With ``get_train_sample``, the train samples of all episodes.
 
         Raises:
             NotSetError: no env, no policy, or no ``n_episode``.
             ConfigError: fewer episodes than envs, or an env manager that cannot shape rewards.
-            PolicyOutputError: the policy's answer cannot be used.
+            PolicyOutputError: the policy's output is not valid.
             EnvError: an env failed three times in a row.
         """
         (data,), _ = self._play(n_episode, train_iter, policy_kwargs)

@@ -1,4 +1,4 @@
-"""Builds the control loop for a policy: in columns where it can, else in dicts."""
+"""Builds the rollout for a policy: in columns if the policy supports it, else in dicts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def in_columns(env: EnvManager, policy: CollectMode | EvalMode, *names: str) -> 
     """Whether a policy, which may be a user's own tuple, can act on these envs in columns.
 
     Args:
-        env: A manager; of one that returns envs one by one there are no columns.
+        env: A manager; an asynchronous one (which returns envs one by one) has no columns.
         policy: A collect or eval mode.
-        *names: Members of the batched form that are needed beside ``forward_batch``.
+        *names: Members of the batched form that are needed in addition to ``forward_batch``.
     """
     needed = ("forward_batch", *names)
     has_form = all(getattr(policy, name, None) is not None for name in needed)
@@ -36,16 +36,17 @@ def create_collecting_rollout(
     has_tensor_obs: bool = False,
     deepcopy_obs: bool = False,
 ) -> tuple[Rollout, Writer]:
-    """Build a rollout that records, and its writer.
+    """Build a rollout that records transitions, and its writer.
 
-    It is in columns where the policy can, unless the manager returns envs one by one.
+    It is in columns if the policy supports them, unless the manager is asynchronous.
 
     Args:
         env: A launched manager.
         policy: A collect mode.
         traj_len: A trajectory is cut when it holds this many transitions; None for only at
             its end.
-        has_tensor_obs: Of the dict form alone, as ``deepcopy_obs``; see ``DictRollout``.
+        has_tensor_obs: See ``DictRollout``; not used in columns.
+        deepcopy_obs: See ``DictRollout``; not used in columns.
     """
     if in_columns(env, policy, "make_transitions", "make_samples"):
         columns = ColumnsWriter(env.env_num, traj_len, policy.make_samples)  # type: ignore[arg-type]
@@ -58,7 +59,7 @@ def create_collecting_rollout(
 
 
 def added_columns(policy: CollectMode) -> list[str]:
-    """Return ``policy.collect.added_columns`` of the config that a policy was made with."""
+    """Return ``collect.added_columns`` of the policy's config."""
     collect = policy.get_attribute("cfg").get("collect") or {}
     return list(collect.get("added_columns") or ())
 

@@ -1,4 +1,4 @@
-"""The parallel collector with several players, one policy each."""
+"""The parallel collector for several players, with one policy each."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallel
 class MarineParallelCollector(ZerglingParallelCollector):
     """Plays the games of one collect task, or evaluates one player.
 
-    Its task has lists of one entry a player: ``policy`` (configs), ``policy_update_path`` and
-    ``policy_update_flag``, which says whether a player trains. Of players that train, samples are
-    sent, and newer policies are loaded between two rounds; of the others the policy is loaded once.
-    An evaluation has one player, and an env that brings its opponent. Games that a task goes on
-    with against another opponent are played to their end, but are no results of it.
+    The task has lists with one entry per player: ``policy`` (configs), ``policy_update_path`` and
+    ``policy_update_flag``, which says whether the player trains. For players that train, samples
+    are sent, and newer policies are loaded between two rounds. For the others, the policy is loaded
+    once. An evaluation has one player; the env provides the opponent. If a task with other players
+    started a game, this task plays it to its end, but does not count its result.
 
-    Other than in DI-engine, what an episode's end has cut short is sent too, and the policies of
-    all players are loaded.
+    Unlike in DI-engine, trajectories that the end of an episode cuts short are sent too, and the
+    policies of all players are loaded.
     """
 
     max_players = float("inf")
@@ -41,17 +41,17 @@ class MarineParallelCollector(ZerglingParallelCollector):
         type: str = "marine"
 
     _mixed: Set[int] = frozenset()
-    """Envs whose game was begun by others: its result is nobody's."""
+    """Envs whose current game was started with other players; its result does not count."""
 
     def __repr__(self) -> str:
         return f"Marine {'evaluator' if self._eval_flag else 'collector'} {self._uid}"
 
     def get_finish_info(self) -> dict[str, Any]:
-        """Return the result of the task: that of ``zergling``, for player 0, and two more.
+        """Return the result of the task: the keys of ``zergling``, for player 0, and two more.
 
-        ``player_returns`` of a collect task are the returns of the episodes, a list a player.
-        ``game_result`` lists ``wins``, ``draws`` and ``losses`` of player 0 by env; of an
-        evaluation by the sign of its return.
+        ``player_returns`` of a collect task has one list per player, with the returns of its
+        episodes. ``game_result`` has one list per env, with ``wins``, ``draws`` or ``losses`` for
+        each game of player 0. In an evaluation, the sign of the return decides.
         """
         returns = [list(each) for each in self._player_returns]
         return {
@@ -100,7 +100,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
             if self._paths != before._paths:
                 self._mixed = set(range(self._env_num))
             if self._paths[0] != before._paths[0]:
-                # Samples are another player's from here on.
+                # Player 0 is another player now; the unfinished turns are not its own.
                 self._games.forget_turns()
         training = [
             writer if trains else None
@@ -111,7 +111,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
 
     def _load(self, path: str, update: Mapping[str, Any]) -> None:
         if self._is_on_policy and path == self._paths[0]:
-            # Their rows would be of the older policy's actions.
+            # Their transitions would contain actions of the older policy.
             self._games.forget_turns()
         super()._load(path, update)
 

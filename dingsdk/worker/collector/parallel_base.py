@@ -30,24 +30,24 @@ def _not_attached(*args: Any) -> Any:
 
 
 class BaseParallelCollector(Configurable, ABC):
-    """A collector that a comm collector starts for one task; used once.
+    """A collector that a comm collector starts for one task; it is used only once.
 
-    Attached from outside before ``start()``: ``send_metadata(meta)`` and
-    ``send_stepdata(data_id, batch)``, which may block, ``get_policy_update_info(path)``,
-    which may not, ``await_admission(env_steps)``, which an on-policy collector calls when it has
-    taken all steps that it may, ``yield_turn()``, called once per round, and ``clock()``, which
-    tells the seconds between two updates of the policy.
+    The owner sets these functions as attributes before ``start()``: ``send_metadata(meta)`` and
+    ``send_stepdata(data_id, batch)``, which may block; ``get_policy_update_info(path)``, which must
+    not block; ``await_admission(env_steps)``, which an on-policy collector calls when it has
+    taken all admitted steps; ``yield_turn()``, called once per round; and ``clock()``, which
+    returns seconds and measures the time between two policy updates.
 
-    ``start`` runs in one thread; ``close`` and ``get_finish_info`` may be called from any.
-    Other than in DI-engine, ``close`` only sets a flag and there are no helper threads, a
-    ``close`` before ``start`` makes ``start`` return at once, and an exception leaves
-    ``start`` instead of being lost with its thread.
+    ``start`` runs in one thread; ``close`` and ``get_finish_info`` may be called from any thread.
+    Unlike in DI-engine, ``close`` only sets a flag, and there are no helper threads. ``start``
+    returns at once if ``close`` was called before, and it raises exceptions instead of losing them
+    in a thread.
 
     Args:
-        cfg: ``eval_flag``, ``exp_name`` and what ``config`` of the class names;
-            ``instance_name`` names the log file and is the source of its episodes; ``env_pool``
-            is where the envs of the task before may wait, and ``inference`` an ``InferenceClient``
-            that acts for collectors which can use one.
+        cfg: ``eval_flag``, ``exp_name`` and the keys of the class's ``config``. Optional keys:
+            ``instance_name`` is the name of the log file and the source of reported episodes;
+            ``env_pool`` may hold the envs of the previous task; ``inference`` is an
+            ``InferenceClient`` that acts for the collector, if the collector supports it.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class BaseParallelCollector(Configurable, ABC):
         self._cfg = cfg
         self._eval_flag = bool(cfg["eval_flag"])
         self._exp_name = str(cfg["exp_name"])
-        # A task's section has what is to be done beside what the class declares.
+        # The config of a task has more keys than the section that the class declares.
         own = {key: cfg[key] for key in fields_of(self.Config) if key in cfg}
         self._section: BaseParallelCollector.Config = self.read(own)
         self._print_freq = self._section.print_freq
@@ -75,7 +75,7 @@ class BaseParallelCollector(Configurable, ABC):
         self._env_pool: EnvPool | None = cfg.get("env_pool")
         self._are_envs_usable = self._is_released = False
         self._left: Unfinished | None = None
-        """For the next task; None where that begins anew."""
+        """Unfinished episodes for the next task; None if it must start new ones."""
         self.policy: Any = None
         """The collect or eval mode in use."""
         self._env_manager: EnvManager | None = None
@@ -94,7 +94,7 @@ class BaseParallelCollector(Configurable, ABC):
         """Collect until ``close()`` or until all episodes are played; blocks.
 
         Raises:
-            DingError: what the policy, the envs or the attached functions raise.
+            DingError: an error of the policy, the envs or the attached functions.
         """
         self._has_started = True
         self._start_time = time.time()
@@ -119,7 +119,7 @@ class BaseParallelCollector(Configurable, ABC):
             self._finish_task()
             self._are_envs_usable = True
         except ClosedError:
-            # The comm layer closes its ends first; whoever waits there is woken this way.
+            # The comm layer closes first, and wakes calls that wait in it with this error.
             if not self._is_closed:
                 raise
         finally:
@@ -128,7 +128,7 @@ class BaseParallelCollector(Configurable, ABC):
             self._release()
 
     def close(self) -> None:
-        """Ask ``start`` to return after the round under way; returns at once, idempotent.
+        """Ask ``start`` to return after the current round; does not wait, idempotent.
 
         A collector that was never started closes its envs here.
         """
@@ -137,7 +137,7 @@ class BaseParallelCollector(Configurable, ABC):
             self._release()
 
     def end_soon(self) -> None:
-        """Have ``start`` end the task after the round under way, as if it was its last one."""
+        """Let ``start`` end the task after the current round, as if it were the last one."""
         self._ends_soon = True
 
     def _release(self) -> None:
@@ -149,12 +149,12 @@ class BaseParallelCollector(Configurable, ABC):
         self._logger.close()
 
     def _take_envs(self, kind: EnvKind, policy_cfg: Any = None) -> Any:
-        """Launch envs, or take those of the task before where their sections are the same.
+        """Launch envs, or take the envs of the previous task if its config was the same.
 
-        With ``policy_cfg`` they may be amid episodes: then what that task has left is returned,
-        else None.
+        With ``policy_cfg``, these may be in the middle of episodes. Then the parts that the
+        previous task left for them are returned, else None.
         """
-        # Quotas count episodes; a limit of the manager would be used up by the first task.
+        # Quotas limit the episodes; a limit of the manager would be used up by the first task.
         manager_cfg = {**self._cfg["env_manager"], "episode_num": math.inf}
         pool, env_cfg = self._env_pool or EnvPool(), self._cfg["env"]
         self._env_manager, begun = pool.take(
@@ -200,7 +200,7 @@ class BaseParallelCollector(Configurable, ABC):
 
     @abstractmethod
     def get_finish_info(self) -> dict[str, Any]:
-        """Return the result of the task; complete at any time, also before the first step."""
+        """Return the result of the task so far; all keys exist even before the first step."""
 
     @abstractmethod
     def __repr__(self) -> str: ...
@@ -211,7 +211,7 @@ class BaseParallelCollector(Configurable, ABC):
 
     @abstractmethod
     def _policy_inference(self, obs: Any) -> Any:
-        """Ask the policy."""
+        """Call the policy."""
 
     @abstractmethod
     def _env_step(self, policy_output: Any) -> Any:
@@ -219,11 +219,11 @@ class BaseParallelCollector(Configurable, ABC):
 
     @abstractmethod
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
-        """Record one round, send what is ready."""
+        """Record one round, and send the samples that are ready."""
 
     @abstractmethod
     def _update_policy(self) -> None:
-        """Wait for the first policy and load it; return when closed meanwhile."""
+        """Wait for the first policy and load it; return early if the collector is closed."""
 
     @abstractmethod
     def _is_done(self) -> bool:
@@ -240,7 +240,7 @@ class BaseParallelCollector(Configurable, ABC):
         self._logger.log(logging.DEBUG, "cfg: %s", self._cfg)
 
     def _may_go_on(self) -> bool:
-        """Called before each round, and may wait; False: the collector was closed meanwhile."""
+        """Called before each round; may wait. False: end the task."""
         return True
 
     def _iter_after_hook(self) -> None:
@@ -253,4 +253,4 @@ class BaseParallelCollector(Configurable, ABC):
         """For subclasses with helper threads; called after the first policy was loaded."""
 
     def _join_thread(self) -> None:
-        """For subclasses with helper threads; called at the end of ``start``, whatever happened."""
+        """For subclasses with helper threads; called at the end of ``start``, also after errors."""

@@ -1,4 +1,4 @@
-"""Checks of what a policy answers, made before any env is touched, and random answers."""
+"""Checks of a policy's output, made before any env is stepped; and random actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dingsdk.errors import NonFiniteError, PolicyOutputError, PolicyOutputTypeEr
 
 
 def check_columns(output: Any, rows: int) -> None:
-    """Check a batched answer: an ``action``, ``rows`` rows each, finite floats.
+    """Check a batched output: it has an ``action``, ``rows`` rows per column, and finite floats.
 
     Raises:
         PolicyOutputError: no ``action``, or a column of the wrong length.
@@ -49,7 +49,7 @@ def check_columns(output: Any, rows: int) -> None:
 
 
 def check_dicts(outputs: Any, env_ids: list[int]) -> None:
-    """Check a dict-form answer: an ``action`` for every env asked about, finite floats.
+    """Check an output in dict form: an ``action`` for every env in ``env_ids``, finite floats.
 
     Raises:
         PolicyOutputError: an env or its ``action`` is missing.
@@ -65,10 +65,10 @@ def check_dicts(outputs: Any, env_ids: list[int]) -> None:
 
 
 def check_samples(samples: Any, method: str) -> list[Any]:
-    """Return what a policy made of transitions, as a list.
+    """Return the samples that a policy made of transitions, as a list.
 
     Raises:
-        PolicyOutputTypeError: it is no sequence of samples.
+        PolicyOutputTypeError: the value is not a sequence of samples.
     """
     if isinstance(samples, Iterable) and not isinstance(samples, Mapping | str):
         return list(samples)
@@ -108,8 +108,9 @@ class RandomActions(Savable):
         """Draw actions.
 
         Args:
-            count: How many.
-            legal: Of a Discrete space bool[count, actions], at least one true a row; None: all.
+            count: Number of actions.
+            legal: For a Discrete space, bool[count, actions] with the legal actions, at least one
+                per row; None: all are legal.
 
         Returns:
             ``[count, ...]`` with the dtype of the space.
@@ -130,7 +131,7 @@ class RandomActions(Savable):
 
 
 def _streams(space: Any) -> list[Any]:
-    """Return the random generators of a space and of those in it."""
+    """Return the random generators of a space and of its inner spaces."""
     return [space.np_random, *map(_streams, _inner(space))]
 
 

@@ -1,8 +1,8 @@
 """The control loop over all envs at once, shared by collectors and evaluators.
 
-One round is: read the observations, ask the policy, step the envs, record. The base class
-counts steps, episodes and quotas; ``BatchedRollout`` and ``DictRollout`` do the four steps in
-columns and in dicts.
+One round is: read the observations, call the policy, step the envs, record. The base class
+counts steps, episodes and quotas; ``BatchedRollout`` does the four steps in columns, and
+``DictRollout`` in dicts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EpisodeRecord(NamedTuple):
 
     Attributes:
         env_id: The env it ran in.
-        episode_return: Undiscounted sum of rewards, or what the env reports as such.
+        episode_return: Undiscounted sum of rewards, or the return that the env reports.
         length: Number of transitions, >= 1.
         info: Further statistics that the env reported at the end.
     """
@@ -65,24 +65,24 @@ def tell_observers(source: str, episodes: Iterable[EpisodeRecord]) -> None:
 def episode_quota(n_episode: int, env_num: int, path: str) -> NDArray[np.int64]:
     """Return int64[env_num], the episodes of each env: ``n_episode`` spread evenly.
 
-    How many each env contributes is fixed up front: taking the first ``n_episode`` episodes
-    to end over all envs would favour short ones.
+    The number for each env is fixed in advance, because taking the first ``n_episode`` episodes
+    to end in any env would favour short ones.
 
     Raises:
-        ConfigError: an env would have none to play; ``path`` is where the config says so.
+        ConfigError: an env would have no episode to play; ``path`` is the config key it names.
     """
     check_episodes(n_episode, env_num, path, "env.evaluator_env_num")
     return n_episode // env_num + (np.arange(env_num) < n_episode % env_num)
 
 
 def check_episodes(n_episode: int, env_num: int, path: str, instead: str) -> None:
-    """Raise ConfigError where an env would have no episode to play.
+    """Raise ConfigError if an env would have no episode to play.
 
     Args:
-        n_episode: Episodes in all.
+        n_episode: Total number of episodes.
         env_num: Number of envs.
-        path: Where the config says how many episodes.
-        instead: Where it says how many envs.
+        path: Config key of the number of episodes.
+        instead: Config key of the number of envs.
     """
     if n_episode < env_num:
         raise ConfigError(
@@ -97,9 +97,9 @@ class Writer(Savable, ABC):
     """Records transitions and cuts them into the pieces that train samples are made of.
 
     Attributes:
-        level_seeds: By env id, recorded as the column ``seed``; None for no such column.
-        added_columns: ``env_id`` and ``episode_return``, or those of them that samples shall have.
-        episode_returns: By env id, of the episodes that end in the round to be cut.
+        level_seeds: Seeds by env id, recorded as the column ``seed``; None for no such column.
+        added_columns: Columns to add to samples: any of ``env_id`` and ``episode_return``.
+        episode_returns: Returns by env id of the episodes that ended in the round to be cut.
         pending_rows: How many transitions or samples wait for ``flush``.
     """
 
@@ -117,42 +117,42 @@ class Writer(Savable, ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget all that was recorded."""
+        """Drop all recorded data."""
 
     @abstractmethod
     def drop(self, env_ids: Sequence[int]) -> None:
-        """Forget the unfinished trajectories of these envs, the newest round included."""
+        """Drop the unfinished trajectories of these envs, including the newest round."""
 
     @abstractmethod
     def cut_unfinished(self) -> None:
-        """Cut all trajectories here, as if full; without a ``traj_len`` they are left alone."""
+        """Cut all trajectories now, as if they were full; do nothing without a ``traj_len``."""
 
     @abstractmethod
     def flush(self) -> Any:
-        """Hand out the samples of all pieces that wait; None when there are none."""
+        """Return and remove the samples of all waiting pieces; None if there are none."""
 
     @abstractmethod
     def flush_each(self) -> list[Any]:
-        """Hand out the samples of each piece that waits, in the order in which they were cut."""
+        """Return and remove the samples of each waiting piece, in the order of the cuts."""
 
 
 Quota = NDArray[np.int64] | int | None
 
 
 class Rollout(Savable, ABC):
-    """Steps the envs of one manager with one policy; not safe for concurrent callers.
+    """Steps the envs of one manager with one policy; not thread-safe.
 
     Args:
-        env: A launched manager, which nobody else steps or resets meanwhile.
+        env: A launched manager; no other code may step or reset it.
         policy: A collect or eval mode.
-        writer: Where transitions go; None to measure only.
-        quota: int64[env_num], episodes to count per env; or an int >= env_num, episodes in all,
-            begun by whichever env is ready; None for no limit. What an env does beyond its quota
-            is not counted, and it is not even stepped where the manager can step a subset.
+        writer: Records the transitions; None to only count steps and episodes.
+        quota: Episodes to count: int64[env_num] for each env, or an int >= env_num in total, each
+            started by the next env that is ready; None for no limit. Steps of an env beyond its
+            quota are not counted, and not taken if the manager can step a subset.
 
     Attributes:
         env_steps: Transitions so far; resets and failed steps do not count.
-        episodes: Finished episodes; whoever owns the rollout drains the list.
+        episodes: Finished episodes; the owner of the rollout must empty the list.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("env_steps",)
@@ -182,13 +182,13 @@ class Rollout(Savable, ABC):
         policy_kwargs: Mapping[str, Any],
         random_actions: RandomActions | None = None,
     ) -> None:
-        """Do one round: every env that is live takes one step.
+        """Do one round: every live env takes one step.
 
-        The policy, of version ``train_iter``, is asked with ``policy_kwargs``, unless there are
-        ``random_actions`` to take.
+        ``random_actions``, if given, draws the actions. Otherwise the policy, of version
+        ``train_iter``, is called with ``policy_kwargs``.
 
         Raises:
-            PolicyOutputError: the policy's answer cannot be used; the envs are untouched.
+            PolicyOutputError: the policy's output is not valid; the envs were not stepped.
             EnvError: an env failed for the third time in a row.
         """
         obs = self.observe()
@@ -204,11 +204,11 @@ class Rollout(Savable, ABC):
 
     @abstractmethod
     def infer(self, obs: Any, policy_kwargs: Mapping[str, Any]) -> Any:
-        """Ask the policy and check its answer."""
+        """Call the policy and check its output."""
 
     @abstractmethod
     def random_output(self, obs: Any, actions: RandomActions) -> Any:
-        """Return random actions in the form of a policy's answer."""
+        """Return random actions in the form of a policy's output."""
 
     @abstractmethod
     def step_env(self, output: Any) -> Any:
@@ -219,7 +219,7 @@ class Rollout(Savable, ABC):
         """Record one round and count its steps and episodes."""
 
     def _refuse_to_idle(self) -> None:
-        """Raise when all envs are DONE: the rollout would never end."""
+        """Raise ConfigError: all envs are DONE, so the rollout would never end."""
         raise ConfigError(
             f"every env has used up the {self._env.episode_num:g} episodes that the env manager "
             "allows it, and more are to be played; leave env_manager.episode_num away",
@@ -252,4 +252,4 @@ class Rollout(Savable, ABC):
             self._on_retired()
 
     def _on_retired(self) -> None:
-        """Stop stepping the envs that are not live, where the manager allows it."""
+        """Stop stepping the envs that are not live, if the manager can step a subset."""

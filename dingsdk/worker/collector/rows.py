@@ -23,11 +23,12 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, Rollout, Writ
 class DictRollout(Rollout):
     """The rollout for any policy.
 
-    Arguments beside these as ``Rollout``.
+    The other arguments are those of ``Rollout``.
 
     Args:
-        has_tensor_obs: Give the policy float32 tensors; what is recorded stays raw.
-        deepcopy_obs: Cache copies, for envs that reuse the memory of their observations.
+        has_tensor_obs: Whether to pass float32 tensors to the policy; observations are recorded
+            unchanged.
+        deepcopy_obs: Whether to cache copies, for envs that reuse the memory of observations.
     """
 
     saved = (*Rollout.saved, "_lengths")
@@ -52,7 +53,7 @@ class DictRollout(Rollout):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if self._env.capabilities.asynchronous:
-            # What the envs observed whose steps are under way, and what they were told to do.
+            # The observations and outputs of envs whose steps are not finished yet.
             pools = (self._obs_pool, self._output_pool)
             items = [[pool[env_id] for env_id in range(self._env_num)] for pool in pools]
             state["pools"] = capture(items, "pools")
@@ -64,10 +65,10 @@ class DictRollout(Rollout):
             (self._obs_pool, self._output_pool)[index].update(dict(enumerate(revive(items))))
 
     def observe(self) -> dict[int, Any]:
-        """Return ``{env_id: obs}`` of the envs to step; none while all of them are in a step.
+        """Return ``{env_id: obs}`` of the envs to step; empty while all of them are stepping.
 
         Raises:
-            ConfigError: no env waits for an action, and none will.
+            ConfigError: no env waits for an action, and none will wait later.
         """
         obs = self._env.ready_obs
         if self._can_step_some and not self._is_live.all():
@@ -86,7 +87,7 @@ class DictRollout(Rollout):
         return outputs
 
     def _seen(self, obs: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Return observations as a policy is given them."""
+        """Return observations in the form that the policy receives."""
         if not self._has_tensor_obs:
             return obs
         import torch
@@ -141,12 +142,12 @@ class DictRollout(Rollout):
 
 
 def return_of(info: Mapping[str, Any]) -> float:
-    """Return the episode's return that the last info of an env or of a player tells."""
+    """Return the episode return from the last info of an env or a player."""
     return float(np.sum(np.asarray(torch_to_numpy(info["eval_episode_return"]))))
 
 
 def piece_only(make_samples: Callable[..., list[Any]]) -> Callable[[int, list[Any]], list[Any]]:
-    """Return a policy's ``get_train_sample`` as ``RowsWriter`` calls it."""
+    """Return a policy's ``get_train_sample`` with the signature that ``RowsWriter`` calls."""
     return lambda _, piece: make_samples(piece)
 
 
@@ -157,8 +158,8 @@ class RowsWriter(Writer):
         env_num: Number of envs.
         traj_len: A trajectory is cut when it holds this many transitions; None for only
             at its end.
-        make_samples: ``make_samples(env_id, transitions)`` of a trajectory.
-        deepcopy: Keep copies of the transitions, and let no two of them share an
+        make_samples: Called as ``make_samples(env_id, transitions)``; returns samples.
+        deepcopy: Whether to store copies of the transitions, no two of which share an
             observation.
     """
 
@@ -245,12 +246,12 @@ class RowsWriter(Writer):
 
 
 class CachePool:
-    """What was last stored for each env, until it is reset.
+    """Stores the last item of each env, until it is reset.
 
     Args:
-        name: What is cached, for error messages and ``repr``.
+        name: Name of the items, for error messages and ``repr``.
         env_num: Number of envs; valid indices are ``0 .. env_num - 1``.
-        deepcopy: Store copies, for envs that reuse the memory of their observations.
+        deepcopy: Whether to store copies, for envs that reuse the memory of observations.
     """
 
     def __init__(self, name: str, env_num: int, deepcopy: bool = False) -> None:
@@ -259,10 +260,10 @@ class CachePool:
         self._items: list[Any] = [None] * env_num
 
     def update(self, data: Mapping[int, Any] | Sequence[Mapping[int, Any]]) -> None:
-        """Store one item for each env, or for a sequence of mappings a list of items.
+        """Store one item for each env; from a sequence of mappings, store a list of items.
 
-        A sequence stores a list even when it has one element, so that the number of
-        players can be read back from what was stored (the reference stores the bare item).
+        A sequence with one element also stores a list, so that the number of players can be read
+        from the stored item (DI-engine stores the bare item).
         """
         if not isinstance(data, Mapping):
             data = {index: [each[index] for each in data] for index in data[0]}
@@ -273,7 +274,7 @@ class CachePool:
         return self._items[index]
 
     def reset(self, index: int) -> None:
-        """Forget what was stored for one env."""
+        """Remove the item of one env."""
         self._items[index] = None
 
     def __repr__(self) -> str:
@@ -285,9 +286,9 @@ class TrajBuffer(list[Any]):
     """A list of transitions that keeps the newest ``maxlen`` of them.
 
     Args:
-        maxlen: Bound on the length; None or infinity for none.
+        maxlen: Largest length; None or infinity for no limit.
         *args: As for ``list``.
-        deepcopy: Append copies.
+        deepcopy: Whether to append copies.
     """
 
     def __init__(self, maxlen: float | None, *args: Any, deepcopy: bool = False) -> None:
@@ -297,7 +298,7 @@ class TrajBuffer(list[Any]):
         self._evict()
 
     def append(self, item: Any) -> None:
-        """Append ``item``; evict from the front what exceeds ``maxlen``."""
+        """Append ``item``; remove the oldest items beyond ``maxlen``."""
         super().append(copy.deepcopy(item) if self._deepcopy else item)
         self._evict()
 
@@ -313,8 +314,8 @@ def to_tensor_transitions(
 
     Args:
         data: Transitions of one contiguous trajectory, oldest first.
-        shallow_copy_next_obs: Let ``next_obs`` of each transition be the ``obs`` object of
-            the one that follows, which halves the memory. Ignored without ``next_obs``.
+        shallow_copy_next_obs: Whether to use the ``obs`` object of the following transition as
+            ``next_obs``, which halves the memory. Ignored without ``next_obs``.
 
     Returns:
         New dicts, one for each transition; empty for empty ``data``.

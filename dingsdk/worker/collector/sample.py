@@ -1,4 +1,4 @@
-"""The serial collector that hands out a given number of train samples."""
+"""The serial collector that returns a given number of train samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dingsdk.worker.collector.policy_output import RandomActions
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 
 _MOST_STEPS_IN_VAIN = 20_000
-"""Steps without a first sample after which no more will give one."""
+"""Env steps without any sample after which collecting fails."""
 
 
 class SampleCollector(ISerialCollector):
-    """What the collectors share that hand out a given number of train samples a call."""
+    """Base class of collectors that return a given number of train samples per call."""
 
     _default_n_sample: int | None = None
     _last_train_iter: int | None = None
@@ -30,21 +30,21 @@ class SampleCollector(ISerialCollector):
     _on_policy: bool
     _rollout: Any = None
     _stocks: Sequence[list[Any]] = ()
-    """What the writers made and no call has returned yet."""
+    """Samples of each writer that no call has returned yet."""
     _truncates = False
-    """Whether trajectories are cut where there are enough transitions."""
+    """Whether trajectories are cut as soon as there are enough transitions."""
 
     @abstractmethod
     def _build(self, traj_len: int | None) -> tuple[Rollout, Sequence[Any]]:
-        """Return a rollout, and each player's writer; None of one who only acts."""
+        """Return a rollout, and each player's writer; None for a player who only acts."""
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``; unfinished trajectories and a surplus are dropped."""
+        """As ``SerialWorker.reset_env``; drops unfinished trajectories and extra samples."""
         super().reset_env(_env)
         self._rollout = None
 
     def _ready(self) -> None:
-        """Build the rollout, now that env and policy are both there."""
+        """Build the rollout; raise NotSetError if env or policy is missing."""
         if self._rollout is None:
             env_num, _ = self.env.env_num, self.policy
             n_sample, unroll_len = self._default_n_sample, self._unroll_len
@@ -55,7 +55,7 @@ class SampleCollector(ISerialCollector):
             self._stocks = [[] for _ in self._writers]
 
     def _start(self, n_sample: int | None, train_iter: int) -> int:
-        """Get ready to collect with policies of that version; return how many samples."""
+        """Prepare to collect with policy version ``train_iter``; return the number of samples."""
         wanted = self._count(n_sample, self._default_n_sample, "n_sample")
         self._ready()
         if self._on_policy and train_iter != self._last_train_iter:
@@ -64,7 +64,7 @@ class SampleCollector(ISerialCollector):
         return wanted
 
     def _discard(self) -> None:
-        """Throw away, and count, what older policies collected."""
+        """Drop, and count as dropped, the data that older policies collected."""
         for writer, stock in zip(self._writers, self._stocks, strict=True):
             self._dropped_sample_count += sum(map(len, stock))
             stock.clear()
@@ -106,7 +106,7 @@ class SampleCollector(ISerialCollector):
                     )
         data = []
         for writer, stock in pairs:
-            # One player's samples may have come while another's were waited for.
+            # More samples of one player may have been cut while collecting for another.
             samples = _join([*stock, *(writer.flush_each() if writer is not None else ())])
             stock.clear()
             if drop_extra is not False and len(samples) > wanted:
@@ -130,18 +130,18 @@ class SampleCollector(ISerialCollector):
 
 
 class SampleSerialCollector(SampleCollector):
-    """Collects ``n_sample`` train samples a call; what is beyond them waits for the next.
+    """Collects ``n_sample`` train samples per call, and keeps extra samples for the next call.
 
-    An on-policy collector cuts the trajectories where there are enough transitions, for the
-    policy to bootstrap, and throws away what is left of an older policy.
+    An on-policy collector cuts the trajectories as soon as there are enough transitions (the
+    policy bootstraps there), and drops remaining data of an older policy.
 
-    Behaviour kept from DI-engine's collector of this name; other than there:
-    - a surplus is returned by the next call, not discarded (see ``drop_extra``);
-    - policies with the batched form get a SampleBatch back instead of a list of dicts;
-    - ``reset()`` without arguments resets the env and the policy that it has;
+    It behaves as DI-engine's collector of this name, except:
+    - extra samples are returned by the next call, not discarded (see ``drop_extra``);
+    - with a batched policy, ``collect`` returns a SampleBatch instead of a list of dicts;
+    - ``reset()`` without arguments resets the current env and policy;
     - every second of collecting counts once in the statistics;
     - an external ``tb_logger`` is flushed at ``close()``, not closed;
-    - env and policy may come in either order, and later.
+    - env and policy may be set later, in either order.
     """
 
     class Config(CollectorSection, frozen=True, kw_only=True):
@@ -176,34 +176,34 @@ class SampleSerialCollector(SampleCollector):
 
         A trajectory becomes samples when its episode ends or when it holds ``traj_len``
         transitions: ``max(unroll_len, ceil(n_sample / env_num))`` of the *policy's*
-        ``n_sample``, whatever is asked here; without one, only at episode ends.
+        ``n_sample``, not of the argument. If the policy has none, only when its episode ends.
 
         Args:
-            n_sample: How many; None for the policy's ``n_sample``.
+            n_sample: Number of samples; None for the policy's ``n_sample``.
             train_iter: Version of the policy; recorded as the column ``collect_iter``.
             drop_extra: What to do with samples beyond ``n_sample``. None: the next call
-                returns them first, of an on-policy collector if its ``train_iter`` is the
-                same. True: discard them. False: return them too.
-            random_collect: Act at random instead of asking the policy.
-            record_random_collect: False keeps this call out of the episode statistics and
+                returns them first (an on-policy collector only if ``train_iter`` is the
+                same). True: discard them. False: return them too.
+            random_collect: Take random actions instead of calling the policy.
+            record_random_collect: False excludes this call from the episode statistics and
                 the log.
             policy_kwargs: Passed to the policy's forward, e.g. ``{"eps": 0.1}``.
-            level_seeds: One per env, recorded as the column ``seed``. A surplus without that
-                column is dropped where it is asked for, and the other way round.
+            level_seeds: One per env, recorded as the column ``seed``. Extra samples of earlier
+                calls are dropped if they lack the column, or have it and None is given here.
 
         Returns:
-            Samples in the order in which their trajectories were cut: a SampleBatch from a
-            policy with the batched form, else the list that the policy made.
+            Samples in the order in which their trajectories were cut: a SampleBatch if the
+            policy has the batched form, else a list of the samples that the policy made.
 
         Raises:
             NotSetError: no env, no policy, or no ``n_sample``.
-            PolicyOutputError: the policy's answer cannot be used.
+            PolicyOutputError: the policy's output is not valid.
             EnvError: an env failed three times in a row.
         """
         wanted = self._start(n_sample, train_iter)
         (writer,), (stock,) = self._writers, self._stocks
         if (level_seeds is None) != (writer.level_seeds is None):
-            # Rows with and without the column ``seed`` do not fit into one batch.
+            # A batch cannot hold both rows with and rows without the column ``seed``.
             self._dropped_sample_count += sum(map(len, stock))
             stock.clear()
         writer.level_seeds = level_seeds

@@ -1,4 +1,4 @@
-"""Serial collectors and evaluators as the tasks of a worker."""
+"""Runs serial collectors and evaluators as tasks of a worker."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from dingsdk.worker.serial_worker import evaluation_of, samples_of
 STEPS = ("step", "step_batch")
 """The methods that step the envs of a manager."""
 FORWARDS = ("forward", "forward_batch")
-"""The members of a policy's mode that ask it for actions."""
+"""The members of a policy's mode that compute actions."""
 
 
 class SerialTaskCollector(ZerglingParallelCollector):
     """Runs the serial collector or evaluator that the config names, in a worker.
 
-    A collecting task calls ``policy.collect.collector``, an evaluation ``policy.eval.evaluator``.
-    Of episodes each becomes a payload. A newer policy is loaded between two calls. A collecting
-    task ends after ``env.collector_episode_num`` episodes per env on average; where the collector
-    tells no ``last_episodes``, after as many calls.
+    A collect task calls ``policy.collect.collector``, an evaluation ``policy.eval.evaluator``.
+    If the collector returns episodes, each episode is one payload. A newer policy is loaded between
+    two calls. A collect task ends after ``env.collector_episode_num`` episodes per env on average;
+    if the collector does not set ``last_episodes``, after that number of calls.
     """
 
     class Config(ZerglingParallelCollector.Config, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         type: str = "serial"
 
     _evaluated: Mapping[str, Any] = {}
-    """What the evaluator returned."""
+    """Result of the evaluator."""
 
     def __repr__(self) -> str:
         return f"{type(self._serial).__name__} {self._uid}"
@@ -63,7 +63,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         return episodes, before
 
     def _with_turns(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Let others run before each step, and count its transitions."""
+        """Wrap a step method: let other tasks run before each step, and count its transitions."""
         counts = self._counts_of_rollout
 
         def stepped(actions: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,10 @@ class SerialTaskCollector(ZerglingParallelCollector):
         return stepped
 
     def _policy_with_turns(self) -> Any:
-        """Return the mode in use; others run before each of its calls, for those without a step."""
+        """Return the mode in use, wrapped so that other tasks can run before each call.
+
+        This is for collectors and evaluators that do not step envs.
+        """
         acting = self._acting
 
         def with_turns(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +95,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         )
 
     def _give_turn(self) -> None:
-        """Let others run; raises ClosedError where the task is over."""
+        """Let other tasks run; raise ClosedError if this task is over."""
         self.yield_turn()
         if self._is_closed:
             raise ClosedError("the task is over", what="collector")
@@ -118,7 +121,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
             if not getattr(get_serial_evaluator_cls(section), "plays", True):
                 parts["env"] = None
             evaluator: Any = create_serial_evaluator(section, **parts)
-            evaluator.tells_observers = False  # the coordinator does, of every evaluation
+            evaluator.tells_observers = False  # the coordinator calls them for all evaluations
             return evaluator
         section = to_easydict(policy_cfg["collect"]["collector"])
         if section.get("seed", 0) is None and seed is not None:
@@ -168,7 +171,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         section = self._cfg["policy"]["collect"]["collector"]
         gives = getattr(self._serial, "gives_episodes", False)
         is_whole = gives and not section.get("get_train_sample")
-        # A list of lists may also be samples that are lists.
+        # A list of lists is not always a list of episodes: samples may be lists too.
         return is_whole or isinstance(collected[0], SampleBatch)
 
     def _check_samples(self, samples: Any) -> None:
@@ -205,7 +208,7 @@ def _transition_count(made: StepColumns | Mapping[int, Timestep]) -> int:
 
 
 class _NoTensorboard:
-    """Drops what serial mode writes to tensorboard: a worker has tasks by the thousand."""
+    """Drops the tensorboard output of serial mode, because a worker runs thousands of tasks."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None

@@ -34,31 +34,29 @@ from dingsdk.worker.collector.rollout import (
 from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 
 MAX_RETURNS_KEPT = 10_000
-"""Returns of episodes kept: enough for any mean, and a task without an end must not grow."""
+"""Most episode returns that are kept, because a task without an end must not grow."""
 
 
 class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
     """Plays the episodes of one collect or evaluation task.
 
     Collecting ends after ``env.collector_episode_num`` episodes per env *on average*: envs
-    that finish early go on, so that none idles. The next task of the worker goes on with the
-    episodes that are unfinished then; if it began anew, long ones would never end.
+    that finish early continue, so that no env idles. The next task of the worker continues the
+    unfinished episodes; if it started new ones, long episodes would never end.
 
-    Evaluating plays a number of episodes that is fixed per env up front
-    (``env.evaluator_episode_num`` each where that is given, else ``env.n_evaluator_episode``
-    spread over the envs); what an env plays beyond it does not count.
+    Evaluating plays a fixed number of episodes per env: ``env.evaluator_episode_num`` if it is
+    given, else ``env.n_evaluator_episode`` spread over the envs. Further episodes do not count.
 
-    Other than in DI-engine a payload is a SampleBatch of about ``n_sample`` rows, or of one
-    episode with ``policy.traj_len_inf``, and not one sample; trajectories are cut as the
-    serial collector cuts them (``traj_len_of``); and a new policy is loaded between two rounds,
-    never while the old one acts.
+    Unlike in DI-engine, a payload is not one sample, but a SampleBatch of about ``n_sample`` rows,
+    or of one episode with ``policy.traj_len_inf``. Trajectories are cut as in the serial collector
+    (``traj_len_of``). A new policy is loaded between two rounds, never during one.
     """
 
     class Config(BaseParallelCollector.Config, frozen=True, kw_only=True):
         """Section ``policy.collect.parallel_collector``.
 
         Attributes:
-            compressor: Accepted from older configs, without effect: the transport compresses.
+            compressor: Has no effect, because the transport compresses; kept for older configs.
             update_policy_second: Seconds between two checks for a newer policy.
             policy_timeout_s: Seconds to wait for a policy; a learner may take
                 ``system.coordinator.start_timeout_s`` to start.
@@ -70,13 +68,13 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         policy_timeout_s: Positive = 180.0
 
     acts_remotely: ClassVar[bool] = True
-    """Whether an inference server can act for it."""
+    """Whether an inference server can compute the actions for it."""
     counts_one_of: ClassVar[tuple[str, ...]] = ("n_sample", "n_episode")
-    """Keys of ``policy.collect`` of which a run has to give one."""
+    """Keys of ``policy.collect``; a run must set one of them."""
     _section: Config
     _modes: list[Any]
     _acting: list[ZerglingParallelCollector]
-    """The task that the policies act for now, one item: they outlive it."""
+    """One item: the task that the policies act for now. Later tasks reuse the policies."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
@@ -90,7 +88,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._are_updated: list[bool] = list(are_updated)
         self._last_update = -math.inf
         self._returns: deque[float] = deque(maxlen=MAX_RETURNS_KEPT)
-        self._infos: list[Mapping[str, Any]] = []  # of an evaluation's episodes
+        self._infos: list[Mapping[str, Any]] = []  # infos of an evaluation's episodes
         self._episode_count = 0
         self._sample_count = 0
         self._payload_count = 0
@@ -114,8 +112,8 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         """Return the result of the task.
 
         Returns:
-            Counts, mean times in s (0 where nothing was counted), and the episode returns
-            (``reward_mean`` is NaN-free: 0 without an episode).
+            Counts, mean times in s (0 if nothing was counted), and the episode returns
+            (``reward_mean`` is 0 without an episode).
         """
         duration = self._duration_s or max(time.time() - self._start_time, 0.0)
         episodes, samples, steps = self._counts().values()
@@ -147,7 +145,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return info
 
     def _episode_info(self) -> Mapping[str, Any]:
-        """Return what the episodes of an evaluation told, merged."""
+        """Return the merged infos of the episodes of an evaluation."""
         return merge_infos(self._infos)
 
     def _create_policies(self, policy: Any) -> list[Any]:
@@ -157,7 +155,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
     def _create_policy(self, cfg: Mapping[str, Any], seed: int | None) -> Any:
         field = "eval" if self._eval_flag else "collect"
         if self._inference is not None:
-            cfg = {**cfg, "cuda": False}  # here it acts only where the server does not
+            cfg = {**cfg, "cuda": False}  # it acts here only if the server does not
         policy: Any = create_policy(cfg, enable_field=[field], seed=seed)
         if self._inference is not None:
             acting = self._acting
@@ -165,15 +163,18 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return policy.eval_mode if self._eval_flag else policy.collect_mode
 
     def _asked(self) -> tuple[str, int, bool]:
-        """Return what policy is to act: its id, its version, and whether no newer one will do."""
+        """Return the id and the version of the policy that must act, and whether it is exact.
+
+        If the version is exact, no newer one may act.
+        """
         return self._paths[0], self._policy_iter, self._is_on_policy
 
     def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:
         """Launch the envs.
 
         Returns:
-            How many episodes the task has (inf for no end), and the task whose unfinished ones it
-            goes on with.
+            The number of episodes of the task (inf for no end), and the earlier task whose
+            unfinished episodes it continues, or None.
         """
         env_cfg = cfg["env"]
         kind: EnvKind = "evaluator" if self._eval_flag else "collector"
@@ -204,9 +205,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._rows_per_payload: float = 1 if traj_len is None else int(n_sample)
         self._sends_episodes = bool(read("cfg").get("traj_len_inf"))
         if self._is_on_policy:
-            self._rows_per_payload = math.inf  # they are sent with the last step admitted
+            self._rows_per_payload = math.inf  # rows are sent after the last admitted step
         rollout, self._writers = self._collecting_rollout(traj_len, before)
-        rollout.env_steps = 0  # those of this task
+        rollout.env_steps = 0  # count only the steps of this task
         return rollout
 
     def _collecting_rollout(
@@ -264,7 +265,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return self._is_admitted(self._paths[0], self._rollout.env_steps)
 
     def _send_all(self) -> None:
-        """Cut all trajectories here, and send what was collected."""
+        """Cut all trajectories now, and send the collected samples."""
         for writer in self._writers:
             writer.cut_unfinished()
             if writer.pending_rows:
@@ -283,7 +284,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
                 self._load(path, update)
 
     def _finish_task(self) -> None:
-        # Once closed nobody waits for data, and sending might.
+        # After close, nothing reads the data, and sending could block.
         if not self._is_closed:
             self._send_all()
             if not self._eval_flag:
@@ -291,7 +292,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self.info(f"finished: {self._episode_count} episodes, {self._rollout.env_steps} steps")
 
     def _end_unfinished(self) -> None:
-        """Called where no task goes on with the episodes that this one has left."""
+        """Called if no later task continues the unfinished episodes of this one."""
 
     def _update_policy(self) -> None:
         for path in dict.fromkeys(self._paths):
@@ -315,7 +316,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
                 )
             self.yield_turn()
             if time.monotonic() - now < 5e-4:
-                # Nobody else had anything to do; do not spin.
+                # No other task had work to do; do not spin.
                 self._close_flag.wait(1e-3)
 
     def _load(self, path: str, update: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ class ReplayWorker(Slave):
     """
 
     has_job = True
-    """It holds what others work with: it does not leave between two tasks."""
+    """Always True, as other workers use its buffer: it must not leave between two tasks."""
 
     def __init__(
         self, transport: Transport, worker_id: str, buffer_cfg: Mapping[str, Any], *, is_kept: bool
