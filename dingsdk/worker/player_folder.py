@@ -1,4 +1,4 @@
-"""Where the checkpoints and logs of a run's players are."""
+"""The folders of the checkpoints and logs of a run's players."""
 
 from __future__ import annotations
 

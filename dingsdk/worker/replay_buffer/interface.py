@@ -108,7 +108,7 @@ class IBuffer(Needs, Configurable, ABC):
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, or raise and stay unchanged."""
+        """Restore a state of :meth:`state_dict`; if this raises, the buffer is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class ThroughputMonitor:
         self._before = BufferStats(0, 0, 0, 0, 0, 0)
 
     def report(self, stats: BufferStats) -> None:
-        """Log what changed since the last report."""
+        """Log the changes since the last report."""
         self.next_report_s = self._clock() + self._period_s
         before, self._before = self._before, stats
         facts = {

@@ -56,7 +56,7 @@ class Snapshot:
         self._table = table
         self.last = table._pushed
         self.first = self.last - table._remover.count
-        # A forked process has a history of its own.
+        # A forked process has a different history, so its id is part of the name.
         self.lineage = f"{table._history}-{os.getpid()}"
         self.is_ordered = table._remover.is_fifo
         self.made_of = table._parts.made_of

@@ -653,7 +653,7 @@ class Table(IBuffer):
             RunFolderError: the folder cannot be written.
             StorageFullError: there is no room now (disk full, over quota, no descriptors left).
             SchemaMismatchError: object storage, or the state of a part, holds something other than
-                numbers, text, arrays and tensors in dicts and lists; ``key`` and ``row`` say where.
+                numbers, text, arrays and tensors in dicts and lists; facts ``key`` and ``row``.
         """
         with self._lock:
             self._check_open()  # before there is a folder

@@ -133,7 +133,7 @@ class MappedFolder:
         self._folder.unlink(name)
 
     def size_bytes(self, name: str) -> int:
-        """Return the size of a file, 0 where there is none."""
+        """Return the size of a file, or 0 if there is none."""
         found = self._folder.stat(name)
         return 0 if found is None else found.st_size
 
