@@ -124,21 +124,22 @@ class NaiveReplayBuffer(Table):
 
 
 class ElasticReplayBuffer(NaiveReplayBuffer):
-    """Samples uniformly from a window of the newest rows; a schedule sets its size (``elastic``).
+    """Samples uniformly from the newest rows; a schedule sets how many (type ``elastic``).
 
-    All rows up to the capacity are kept, so a window that grows again includes older rows. A
-    ``sample_range`` is refused, because the window already limits the rows. Source: DI-engine's
-    ``ElasticReplayBuffer``. Differences: the schedule may be a number or linear, which a config
-    file can hold; :meth:`push` updates the window as :meth:`update` does.
+    These rows are the *window*. All rows up to the capacity are kept, so a window that grows again
+    includes older rows. A ``sample_range`` is refused, because the window already limits the rows.
+    Source: DI-engine's ``ElasticReplayBuffer``. Differences: the schedule may be a number or
+    linear, which a config file can hold; :meth:`push` updates the window as :meth:`update` does.
     """
 
     class Config(NaiveReplayBuffer.Config, frozen=True, kw_only=True):
         """Section ``policy.other.replay_buffer`` of type ``elastic``.
 
         Attributes:
-            set_buffer_size: Size of the window: a function of the env steps, a number of rows, or
-                ``{start, end, steps}``, which changes linearly from ``start`` to ``end`` rows
-                over ``steps`` env steps. None, or a size above the capacity: the capacity.
+            set_buffer_size: Number of newest rows to sample from (the window): a number, a function
+                of the env steps, or ``{start, end, steps}``, which changes linearly from ``start``
+                to ``end`` rows over ``steps`` env steps. None, or a number above the capacity,
+                means the capacity.
         """
 
         type: str = "elastic"

@@ -35,7 +35,7 @@ LEFT = -1
 """The mark of a row that left early; the mark of any other row is how often it was sampled."""
 
 _CHANGES_LEFT = 64
-"""About the most changes that are copied while other threads wait."""
+"""About the most changed pieces that saving a buffer copies while other threads wait."""
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Facts = dict[str, NDArray[Any]]

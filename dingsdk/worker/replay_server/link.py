@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 
 MAGIC = b"DRS1"
 LONGEST_WAIT_S = 10.0
-"""The longest time that a request may wait; clients that want to wait longer repeat it."""
+"""Longest time that a request waits at the server; clients that want to wait longer repeat it."""
 ROWS_KIND, INFO_KIND = "replay-rows", "replay-info"
 """Kinds of frames."""
 
 _FIXED = struct.Struct("<4sIQ")
 _ALIGNMENT = 64
 _HEAD_BYTES = 16 << 10
-"""Largest head of a message."""
+"""Largest head (JSON) of a message to or from a replay server."""
 _GREETING_BYTES = 4 << 10
 """Largest message before the peer has proved that it knows the secret."""
 

@@ -45,9 +45,10 @@ ROWS_FOLDER = "rows"
 POINTER_NAME = "checkpoint.json"
 _POINTER_KIND = "replay-server"
 _POINTER_BYTES = 4 << 20
-"""Largest size of ``checkpoint.json``."""
+"""Largest ``checkpoint.json``, which describes the newest checkpoint of a replay server."""
 SEGMENT_ROWS, SEGMENT_BYTES = 16_384, 4 << 20
-"""Size of a segment of a checkpoint. Inserts wait while one is copied: 1 to 2 ms."""
+"""Largest segment of a checkpoint. Inserts wait while it is copied: 1 ms for small rows, 2 ms for
+large ones."""
 LOG_BYTES = 512 << 20
 """Size of the log at which a checkpoint is due."""
 CLIENTS_KEPT = 16_384
@@ -56,7 +57,7 @@ _FIXED = struct.Struct("<Q16sQQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _LOG_NAME = re.compile(r"inserts-([0-9]{6,18})\.log")
 _LOG_MAX_BYTES = 1 << 50
-"""Largest size of a log file; more than any disk holds."""
+"""Largest log file of a replay server; more than any disk holds."""
 
 
 class Record(NamedTuple):

@@ -19,7 +19,7 @@ from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 MASK = "mask"
 _ROUNDS = 4
-"""Rounds of drawing candidates; if they are not enough, all valid starts are listed instead."""
+"""Rounds of drawing starts of sequences; if they do not suffice, all valid starts are listed."""
 
 
 class Windows(NamedTuple):
@@ -35,7 +35,7 @@ class Windows(NamedTuple):
 
 
 class SequenceSampler(Sampler):
-    """Draws sequences within a trajectory; all valid starts are equally likely (``sequence``).
+    """Draws sequences within a trajectory, all valid starts equally likely (type ``sequence``).
 
     Rows follow each other in the order in which they were pushed. A trajectory ends after a
     row whose ``end`` column is true; before a row whose ``trajectory`` column differs from that of

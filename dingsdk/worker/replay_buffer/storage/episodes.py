@@ -16,7 +16,7 @@ from dingsdk.worker.replay_buffer.storage import Storage, Where, one_by_one, sui
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 
 _LEAST_ROWS = 64
-"""Initial capacity in rows."""
+"""Initial capacity, in rows, of the columns of an episode buffer."""
 
 
 class EpisodeStorage(Storage):

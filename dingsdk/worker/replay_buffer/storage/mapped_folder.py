@@ -38,11 +38,11 @@ and its earlier maps stay valid."""
 _KIND = "mapped-rows"
 _HEADER = "header.json"
 _HEADER_MAX_BYTES = 1 << 20
-"""Largest size of the header."""
+"""Largest ``header.json``, which describes the columns of a mapped folder."""
 _CURSOR, _SPARE = "cursor.bin", "spare.bin"
 _FULL = FULL | {errno.EFBIG}
 _RECORD_BYTES = 4096
-"""Size of each of the two records in the cursor."""
+"""Size of each of the two records that say where the files of a mapped folder hold rows."""
 _PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length of the text
 
 
