@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import io
 import itertools
+import tokenize
 from collections.abc import Iterator
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
@@ -56,8 +58,8 @@ class Mutant:
     Args:
         path: File, relative to the root of the checkout.
         line: Number of the changed line, from 1.
-        before: The line without its indentation.
-        after: The changed line without its indentation.
+        before: The line without its indentation and its comment.
+        after: The changed line without its indentation and its comment.
         scope: First and last line of the function that holds the line, of its class or of the
             file when the line runs at import.
         runs_at_import: Whether coverage cannot tell which tests use the line: it runs once, when
@@ -87,7 +89,7 @@ class Mutant:
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
     """List the mutants of a file, each once and in the order of its lines."""
-    lines = source.splitlines()
+    lines = _without_comments(source)
     tree = ast.parse(source)
     found: dict[Mutant, None] = {}
     for place in _Places(source).of(tree):
@@ -98,6 +100,15 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
             mutant = Mutant(path, place.line, before, changed, place.scope, place.runs_at_import)
             found[mutant] = None
     return sorted(found, key=lambda mutant: mutant.line)
+
+
+def _without_comments(source: str) -> list[str]:
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
