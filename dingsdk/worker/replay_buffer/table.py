@@ -358,7 +358,8 @@ class Table(IBuffer):
             storage.put_row(where.start if type(where) is slice else int(where[0]), rows)
         else:
             storage.put(where, accepted)
-            self._note_layout()  # the first rows make the columns
+            if self._has_plain_pushes:
+                self._note_layout()  # the first rows make the columns
         self._pushed += n
         count = self._count + n
         self._count = count if count < self._capacity else self._capacity
@@ -387,8 +388,9 @@ class Table(IBuffer):
             each.note_push(where)
         for listener in self._listeners:
             listener.on_insert(rows)
-        if self._is_durable:
-            self._storage.commit(self._committed_state())  # type: ignore[union-attr]
+        storage = cast("Storage", self._storage)
+        if storage.is_durable:
+            storage.commit(self._committed_state())
 
     def _note_change(self, where: Where) -> None:
         """Notify running copies that columns of sampler or metadata changed at positions."""
