@@ -1,4 +1,4 @@
-"""A coordinator and its workers as jobs of the test's process, driven by hand."""
+"""A coordinator and its workers in the process of the test."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class JobCluster:
 
     Args:
         tmp_path: Folder of the run.
-        concurrency: How the jobs of in_memory run; None: over ``transport``.
+        concurrency: How jobs of the transport ``in_memory`` run; None: use ``transport``.
         *sets: Further settings.
-        transport: Where concurrency is None.
-        coordinator_cls: Of the coordinator.
+        transport: The transport if ``concurrency`` is None.
+        coordinator_cls: Class of the coordinator.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class JobCluster:
         return self.coordinator.status().train_iter
 
     def running(self, kind: str, *, attempt: int = 1) -> TaskState:
-        """Wait until a task of a kind runs for that attempt; return its state."""
+        """Wait until a task of this kind runs in this attempt; return its state."""
         found: list[TaskState] = []
 
         def is_there() -> bool:
@@ -83,7 +83,7 @@ class JobCluster:
         return found[0]
 
     def lose_over_and_over(self, kind: str) -> str:
-        """Abandon the workers of a task until it is given up; return the task's id."""
+        """Cut off the worker of each of three attempts of a task; return the task's id."""
         ids = set()
         for attempt in (1, 2, 3):
             state = self.running(kind, attempt=attempt)

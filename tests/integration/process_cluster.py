@@ -1,4 +1,4 @@
-"""A coordinator in the test's process, its workers in processes of their own."""
+"""A coordinator in the process of the test, with each worker in its own process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from .short_runs import ENDLESS
 
 LEASE_S = 3.0
 PATIENCE_S = 60.0
-"""Head room of what is promised without a figure: processes start in seconds, in many where the
-machine is busy."""
+"""Timeout of waits without a documented limit. Processes start slowly on a busy machine."""
 SETS = (*ENDLESS, "env.stop_value=.inf", f"system.coordinator.lease_s={LEASE_S}")
 
 
@@ -43,7 +42,7 @@ class ProcessCluster:
         self.workers.start(self.coordinator.start())
 
     def pid(self, worker_id: str) -> int:
-        """Return the process of a worker, once it has one."""
+        """Wait until a worker has a process; return its id."""
         found: list[int] = []
 
         def is_there() -> bool:
@@ -75,7 +74,7 @@ class ProcessCluster:
             pause.wait(0.02)
 
     def expect_training(self, iterations: int = 20) -> None:
-        """Wait until the learner has done some more iterations, and check all samples."""
+        """Wait for more iterations of the learner, then validate the coordinator's state."""
         until = self.train_iter() + iterations
         self.expect(lambda: self.train_iter() > until)
         self.coordinator.validate_state()

@@ -16,8 +16,8 @@ QUICK = (
     "policy.eval.evaluator.eval_interval_s=0.2",
     "env.stop_value=1000",
 )
-"""A run that ends by itself after 200 iterations. CartPole never returns more than 500; on a slow
-machine there are many evaluations, and one of them may be lucky."""
+"""A run that ends after 200 iterations. The stop value is out of reach (CartPole returns at most
+500), so that a lucky evaluation cannot end the run earlier."""
 
 ENDLESS = (
     "env.collector_env_num=4",
@@ -32,4 +32,4 @@ ENDLESS = (
     "policy.other.replay_buffer.replay_buffer_size=500",
     "policy.eval.evaluator.eval_freq=null",
 )
-"""A run in small steps, which goes on until it is ended."""
+"""A run in small steps that continues until it is stopped."""

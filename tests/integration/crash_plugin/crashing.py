@@ -1,7 +1,7 @@
-"""A plugin for worker processes: flask_fs that dies, hangs or dawdles where a test says so.
+"""A plugin for worker processes: ``flask_fs`` that is killed, hangs or is slow at chosen points.
 
-A test arms a point by a file in the run folder, ``at-<point>``. The first worker process to come
-there takes the file, writes down who it is and what it was about to do, and does as it is told.
+A test enables a point with a file ``at-<point>`` in the run folder. The first worker process that
+reaches the point renames the file to ``seen-<point>``, writes facts about itself there, and fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _run_dir: Path | None = None
 
 
 def is_reached(point: str, **facts: Any) -> bool:
-    """Whether this process shall act at the point, now."""
+    """Return True once for an enabled point: then this process must fail there."""
     if _run_dir is None or multiprocessing.parent_process() is None:
         return False
     claimed = _run_dir / f"claimed-{point}-{os.getpid()}"
@@ -95,12 +95,12 @@ def _write_half_and_die(descriptor: int, buffers: Any, *args: Any) -> int:
 
 
 class CrashingCartPole(CartPoleEnv):
-    """CartPole whose step can kill, hang, raise, or observe nonsense; slow while told to."""
+    """CartPole whose step can die, hang, raise, return bad observations, or be slow."""
 
     def step(self, action: Any) -> Any:
         die_at("env-step")
         if is_reached("hang"):
-            ctypes.PyDLL(None).sleep(HANG_S)  # keeps the GIL: every thread stands still
+            ctypes.PyDLL(None).sleep(HANG_S)  # keeps the GIL, so that all threads stop
         if is_reached("raise"):
             raise ValueError("the simulator fell over")
         obs, *rest = super().step(action)
