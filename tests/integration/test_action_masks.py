@@ -1,4 +1,4 @@
-"""An env that refuses illegal actions: no part of a run ever takes one."""
+"""No part of a run takes an illegal action; the env raises if one does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dingsdk.worker.collector.sample import SampleSerialCollector
 
 
 class Doors(gym.Env[Any, Any]):
-    """In each of eight steps one or two of four doors are open; a closed one is an error.
+    """Each of eight steps has one or two open doors out of four; a closed one raises an error.
 
     Door 3 pays most, door 0 least. With ``shuts`` all doors are closed from the fifth step on.
     """
@@ -50,7 +50,7 @@ class Doors(gym.Env[Any, Any]):
         if not (self._shuts and self._time >= 4):
             self._open[self.np_random.integers(0, 4, 2)] = 1
         seen = np.array([self._time / 8, 1], np.float32)
-        # Once it is over, no action is legal.
+        # After the last step, no action is legal.
         return {"observation": seen, "action_mask": self._open * (self._time < 8)}
 
 
@@ -87,7 +87,7 @@ def config(policy: str, **env: Any) -> dict[str, Any]:
         pytest.param("r2d2", "parallel", marks=pytest.mark.slow),
     ],
 )
-def test_runs_take_legal_actions_alone(policy: str, mode: Any, tmp_path: Any) -> None:
+def test_runs_take_only_legal_actions(policy: str, mode: Any, tmp_path: Any) -> None:
     result = train(config(policy), mode, env=Doors, output=tmp_path)
 
     assert result.reason == "limit"
@@ -101,7 +101,7 @@ def test_runs_take_legal_actions_alone(policy: str, mode: Any, tmp_path: Any) ->
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_env_that_allows_nothing_ends_the_run(mode: Any, tmp_path: Any) -> None:
+def test_env_without_legal_actions_ends_the_run(mode: Any, tmp_path: Any) -> None:
     error = SchemaMismatchError if mode == "serial" else TaskFailedError
 
     with pytest.raises(error, match="allows none of the 4 actions"):
@@ -119,7 +119,7 @@ def test_env_is_checked_and_timed_with_legal_actions() -> None:
 
 
 @pytest.mark.parametrize("is_batched", [True, False])
-def test_random_collects_take_legal_actions_alone(is_batched: bool, tmp_path: Any) -> None:
+def test_random_collection_takes_only_legal_actions(is_batched: bool, tmp_path: Any) -> None:
     shapes = DQNPolicy.model_from_spaces(Doors().observation_space, Doors().action_space)
     mode = DQNPolicy({"model": shapes}, ["collect"], seed=0).collect_mode
     if not is_batched:

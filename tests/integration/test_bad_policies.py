@@ -1,4 +1,4 @@
-"""A policy that answers what nobody can use ends the run with one typed error, in both modes."""
+"""A policy that returns invalid values ends the run with one typed error, in both modes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETS = (
 
 
 def changes(method: str, change: Callable[[Any], Any]) -> type[DQNPolicy]:
-    """Return DQN with another return value of one method."""
+    """Return a subclass of DQN that changes the return value of one method."""
 
     def changed(self: DQNPolicy, *args: Any, **kwargs: Any) -> Any:
         return change(getattr(DQNPolicy, method)(self, *args, **kwargs))
@@ -119,7 +119,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_serial_run_ends_with_both_sides_named(name: str) -> None:
+def test_serial_run_ends_with_an_error_that_says_what_is_wrong(name: str) -> None:
     policy, error, words = CASES[name]
 
     with use_manager(PluginManager()), pytest.raises(error) as caught:
@@ -139,7 +139,7 @@ def test_serial_run_ends_with_both_sides_named(name: str) -> None:
         for name in CASES
     ],
 )
-def test_parallel_run_ends_with_the_worker_and_both_sides_named(name: str) -> None:
+def test_parallel_run_ends_with_an_error_that_also_names_the_worker(name: str) -> None:
     policy, error, words = CASES[name]
 
     with use_manager(PluginManager()), pytest.raises(TaskFailedError) as caught:
@@ -150,7 +150,7 @@ def test_parallel_run_ends_with_the_worker_and_both_sides_named(name: str) -> No
 
 
 @pytest.mark.slow
-def test_samples_that_stay_empty_end_a_serial_run() -> None:
+def test_serial_run_ends_when_all_samples_are_empty() -> None:
     policy = changes("samples", lambda made: made[:0])
 
     with use_manager(PluginManager()), pytest.raises(PolicyOutputError, match="no sample of"):
@@ -158,7 +158,7 @@ def test_samples_that_stay_empty_end_a_serial_run() -> None:
 
 
 @pytest.mark.parametrize("widths", ["[10000000,10000000]", "[1000000000000000]"])
-def test_network_that_does_not_fit_memory_is_refused_with_its_size_and_what_is_free(
+def test_network_too_large_for_memory_is_refused_with_both_sizes(
     widths: str,
 ) -> None:
     sets = (*SETS, f"policy.model.encoder_hidden_size_list={widths}")

@@ -1,4 +1,4 @@
-"""The benchmark scripts run to their end; their figures mean nothing at such sizes."""
+"""Every benchmark script runs to its end, at sizes too small for meaningful figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMANDS = {
 def test_every_script_is_run() -> None:
     scripts = {path.stem for path in BENCHMARKS.glob("[a-z]*.py")}
     run = {name.partition(" ")[0] for name in COMMANDS}
-    assert scripts == run | {"buffers"}, "buffers has tests of its own"
+    assert scripts == run | {"buffers"}, "buffers is tested in test_buffer_benchmark.py"
 
 
 def left_by_peers() -> set[str]:
@@ -45,7 +45,7 @@ def left_by_peers() -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)  # a cluster starts twice, on a machine that may be busy
+@pytest.mark.timeout(240)  # some scripts start two clusters; the machine may be busy
 @pytest.mark.parametrize("name", COMMANDS)
 def test_script_prints_figures_and_leaves_nothing_in_shared_memory(
     name: str, tmp_path: Path

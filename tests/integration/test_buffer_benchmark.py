@@ -1,4 +1,4 @@
-"""The buffer benchmark runs: every section gives figures, or says why it does not."""
+"""The buffer benchmark measures every section and lists the peer libraries it did not find."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATIONS = {"push", "one", "uniform", "priority", "sequence"}
 
 def run(tmp_path: Path, *options: str) -> dict[str, Any]:
     file = tmp_path / "found.json"
-    # Sequences of 64 steps, 32 of them, need 2,048 rows.
+    # 32 sequences of 64 steps need 2,048 rows.
     sizes = ["--w1-capacity", "3000", "--w2-capacity", "2100", "--growth-max", "3000"]
     done = subprocess.run(
         [sys.executable, SCRIPT, "--quick", *sizes, "--dir", tmp_path, "--json", file, *options],
@@ -32,7 +32,7 @@ def run(tmp_path: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-def test_every_section_gives_figures_for_floor_and_buffer(tmp_path: Path) -> None:
+def test_every_section_measures_numpy_and_the_buffer(tmp_path: Path) -> None:
     found = run(tmp_path, "--plot", str(tmp_path / "growth.png"))
     measured = {(each["section"], each["load"], each["name"]) for each in found["figures"]}
     both = {(who, load) for who in ("bare numpy", "dingsdk") for load in ("W1", "W2")}
@@ -44,7 +44,7 @@ def test_every_section_gives_figures_for_floor_and_buffer(tmp_path: Path) -> Non
     assert (tmp_path / "growth.png").stat().st_size > 0
 
 
-def test_a_peer_that_is_not_installed_is_named(tmp_path: Path) -> None:
+def test_missing_peer_libraries_are_listed(tmp_path: Path) -> None:
     found = run(tmp_path, "--only", "uniform", "--peers")
     measured = {each["name"] for each in found["figures"]}
     for peer in ("stable-baselines3", "cpprb", "tianshou", "torchrl"):

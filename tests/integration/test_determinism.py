@@ -1,4 +1,4 @@
-"""The same seed gives the same serial run, whatever steps the envs."""
+"""The same seed gives the same serial run, whichever env manager steps the envs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ CASES = {
 
 
 def outcome(folder: Path, config: str, sets: tuple[str, ...], name: str, *more: str) -> Any:
-    """Train, and return what the run leaves: weights, rows, curve, random streams."""
+    """Train, and return the saved state except envs and the random streams of the process."""
     run = train(config, sets=[*sets, *more, f"exp_name={name}"], output=folder).run_dir
     found = StopAndGo(config)._outcome(run)
-    for own in ("envs", "streams"):  # as the manager keeps them, and those of this process
+    for own in ("envs", "streams"):  # these depend on the manager and the process
         del found[own]
     return found
 
@@ -83,7 +83,7 @@ RATES = {
     ],
 )
 def test_both_modes_begin_with_the_same_weights(tmp_path: Path, config: str) -> None:
-    # Steps this small change no weight but those that are 0.
+    # Updates this small change only weights that are 0.
     still = [f"policy.learn.{rate}=1e-30" for rate in RATES[config]]
     sets = [*SETS[1:6], "policy.learn.learner.train_iterations=2", "seed=3", *still]
     weights = []
@@ -108,7 +108,7 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
         _compare(first, second)
 
 
-def test_run_folder_names_every_seed_of_the_tree(tmp_path: Path) -> None:
+def test_run_folder_lists_every_derived_seed(tmp_path: Path) -> None:
     sets = ["policy.learn.learner.train_iterations=4", "seed=7", "env_manager.type=in_process"]
     sets += ["env.collector_env_num=2", "env.evaluator_env_num=2", "env.n_evaluator_episode=2"]
     run = train("cartpole-dqn", sets=sets, output=tmp_path).run_dir
@@ -124,4 +124,4 @@ def test_run_folder_names_every_seed_of_the_tree(tmp_path: Path) -> None:
     assert expected.items() <= seeds.items()
     policy = derive_seed(7, "policy")
     assert seeds["seed/policy/policy/network"] == derive_seed(policy, "policy", "network")
-    assert all(name.startswith("seed/") for name in seeds), "a seed of another tree"
+    assert all(name.startswith("seed/") for name in seeds), "a seed outside the tree"

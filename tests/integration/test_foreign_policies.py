@@ -1,4 +1,4 @@
-"""Policies of others, whose modes have the documented fields alone, train in both modes."""
+"""Third-party policies whose modes have only the documented fields train serially and parallel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CommandFunction = namedtuple(
 
 
 class ForeignPolicy:
-    """A small Q-learner that knows of nothing but dicts; its config is a plain dict."""
+    """A small learner that predicts rewards; its config and samples are plain dicts."""
 
     config: ClassVar[dict[str, Any]] = {"type": "foreign", "learning_rate": 0.001}
     trained: ClassVar[list[Any]] = []
@@ -192,7 +192,7 @@ def test_policy_with_the_documented_fields_trains(
     ],
 )
 @pytest.mark.parametrize("policy", ["foreign", "lists"])
-def test_samples_reach_the_learner_whoever_collects(
+def test_learner_receives_samples_of_the_type_that_the_policy_made(
     tmp_path: Path, policy: str, sets: tuple[str, ...], trained: list[Any]
 ) -> None:
     result = run(tmp_path, "in_memory", f"policy.type={policy}", *sets)
@@ -201,7 +201,7 @@ def test_samples_reach_the_learner_whoever_collects(
 
 
 @pytest.mark.parametrize("transport", [None, "in_memory"])
-def test_dicts_of_lists_are_trained_on_by_priority(tmp_path: Path, transport: str | None) -> None:
+def test_dicts_of_lists_work_with_priorities(tmp_path: Path, transport: str | None) -> None:
     class Weighted(DictOfListsPolicy):
         def _rows(self, sample: Any) -> list[Any]:
             assert 0 < sample["IS"] <= 1
@@ -221,7 +221,7 @@ def test_dicts_of_lists_are_trained_on_by_priority(tmp_path: Path, transport: st
         ("in_memory", "episode", "keeps rows"),
     ],
 )
-def test_buffer_that_cannot_keep_lists_is_named(
+def test_buffer_that_cannot_store_lists_is_refused(
     tmp_path: Path, transport: str | None, kind: str, message: str
 ) -> None:
     with pytest.raises(DingError, match=message):

@@ -1,4 +1,4 @@
-"""Runs whose policy is measured on a data set, in both modes."""
+"""Runs whose policy is evaluated by a metric on a data set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_run_reports_the_metric_as_its_result(mode: Any, tmp_path: Any) -> None:
     assert again.returns == (last.mean,)
 
 
-def test_run_ends_at_the_accuracy_that_was_asked_for(tmp_path: Any) -> None:
+def test_run_ends_at_the_requested_accuracy(tmp_path: Any) -> None:
     sets = (*SHORT[:2], "env.stop_value=0.15")
     result = train("metric-supervised", sets=sets, output=tmp_path)
 
@@ -62,7 +62,7 @@ def two_numbers() -> Any:
     return list(batches()), Both()
 
 
-def test_metric_of_several_numbers_is_refused_by_name(tmp_path: Any) -> None:
+def test_metric_of_several_numbers_is_refused(tmp_path: Any) -> None:
     sets = (*SHORT, f"policy.eval.evaluator.data={__name__}:two_numbers")
     with pytest.raises(ConfigError, match=r"whose result is one number, found \{") as caught:
         train("metric-supervised", sets=sets, output=tmp_path)
@@ -70,7 +70,7 @@ def test_metric_of_several_numbers_is_refused_by_name(tmp_path: Any) -> None:
     assert caught.value.path == "policy.eval.evaluator.data"
 
 
-def test_digits_are_drawn_whole_and_alike_by_seed() -> None:
+def test_digits_are_complete_and_the_same_for_the_same_seed() -> None:
     images, labels = digits.draw(np.random.default_rng(3), 200)
     again = digits.draw(np.random.default_rng(3), 200)
 

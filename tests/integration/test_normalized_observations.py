@@ -1,4 +1,4 @@
-"""Statistics of observations are learned in a run, kept with it, and used by its evaluation."""
+"""A run learns observation statistics and saves them; an evaluation loads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETS = (*short_runs.QUICK, "policy.nstep=1", "policy.model.normalize_obs=true")
         pytest.param("cartpole-dqn", "parallel", "flask_fs", marks=pytest.mark.slow),
     ],
 )
-def test_checkpoints_hold_the_statistics_that_an_evaluation_uses(
+def test_checkpoints_contain_the_observation_statistics(
     tmp_path: Path, config: str, mode: Any, transport: str | None
 ) -> None:
     result = train(config, mode, transport, sets=SETS, seed=3, output=tmp_path)
