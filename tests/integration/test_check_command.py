@@ -1,4 +1,4 @@
-"""``dingsdk check`` says what is wrong with a plugin, and with the question."""
+"""``dingsdk check`` reports errors in a plugin and in its own arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEAD = """
 
 @pytest.fixture
 def provide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provide]:
-    """``provide(kind, source)`` installs the class ``Mine`` of a module as the type ``mine``."""
+    """Return ``provide(kind, source)``: it installs ``Mine`` from the source as type ``mine``."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
@@ -79,7 +79,7 @@ def test_broken_rules_are_named_and_counted(
     assert (badge["schemaVersion"], badge["label"], badge["color"]) == (1, "dingsdk", "red")
 
 
-def test_kept_rules_are_counted_in_json(
+def test_plugin_that_keeps_all_rules_passes(
     provide: Provide, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fair = "self._rng.choice(population, size, replace)"
@@ -163,13 +163,13 @@ def test_observer_without_hooks_fails(provide: Provide) -> None:
     assert "implements no hook" in detail
 
 
-def test_type_may_be_named_by_the_word_of_its_template(provide: Provide) -> None:
+def test_kind_may_be_given_by_its_template_name(provide: Provide) -> None:
     provide("limiters", "class Mine(Limiter):\n    def can_sample(self, n): return self.size > 0")
 
     assert not failed("limiter:mine")
 
 
-def test_type_of_two_distributions_is_checked_by_its_distribution(
+def test_type_of_two_distributions_needs_the_distribution_name(
     provide: Provide, tmp_path: Path
 ) -> None:
     provide("limiters", "class Mine(Limiter):\n    def can_sample(self, n): return self.size > 0")
@@ -199,7 +199,7 @@ def test_type_of_two_distributions_is_checked_by_its_distribution(
         ("policies:", "kind:type"),
     ],
 )
-def test_unknown_plugin_is_one_line_and_exit_code_2(
+def test_unknown_plugin_gives_one_line_and_exit_code_2(
     plugin: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", plugin]) == 2
@@ -210,7 +210,7 @@ def test_unknown_plugin_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("place", ["absent/badge.json", "."])
-def test_badge_that_cannot_be_written_is_told(
+def test_badge_that_cannot_be_written_is_an_error(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -221,13 +221,13 @@ def test_badge_that_cannot_be_written_is_told(
 
 
 LEFT_OUT = {"mlflow", "wandb", "async_subprocess", "envpool", "subprocess"}
-"""Two talk to services, in threads that they keep; the env managers are held to the rules by
-``tests/contracts``, in minutes."""
+"""``mlflow`` and ``wandb`` use services, in threads that stay alive. Checking these env managers
+takes minutes; ``tests/contracts`` does it."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_dingsdk_provides_passes(kind: str) -> None:
+def test_builtin_types_pass(kind: str) -> None:
     with use_manager(PluginManager()) as manager:
         keys = set(manager.builtin_types(kind)) - LEFT_OUT
         found = {key: check_plugin(f"{kind}:{key}") for key in sorted(keys)}
@@ -235,7 +235,7 @@ def test_what_dingsdk_provides_passes(kind: str) -> None:
     assert all(report.is_passed for report in found.values()), found
     for key, report in found.items():
         reasons = [step.detail for step in report.steps if step.outcome == "skipped"]
-        assert report.kept or reasons, f"{kind}:{key} was held to no rule, without a reason"
+        assert report.kept or reasons, f"no rule of {kind}:{key} was checked, and no reason given"
 
 
 def test_values_and_an_env_may_be_given(
@@ -250,7 +250,7 @@ def test_values_and_an_env_may_be_given(
     assert "Acrobt-v1" in capfd.readouterr().out
 
 
-def test_what_stands_for_others_or_needs_a_file_says_why_it_is_left_out(
+def test_skipped_check_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for plugin, words in (
@@ -263,7 +263,7 @@ def test_what_stands_for_others_or_needs_a_file_says_why_it_is_left_out(
         assert words in line
 
 
-def test_value_that_is_missing_is_named(provide: Provide) -> None:
+def test_missing_argument_is_named(provide: Provide) -> None:
     provide("env_wrappers", "class Mine:\n    def __init__(self, env, scale): pass")
 
     ((step, detail),) = failed("env_wrappers:mine")

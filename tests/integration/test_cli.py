@@ -1,4 +1,4 @@
-"""The command ``dingsdk`` as a user types it; in processes of its own where that matters."""
+"""The command ``dingsdk`` as a user types it; in a separate process where that matters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = [
 
 
 class Shell:
-    """Runs commands in this process, in a folder of the test's choice."""
+    """Runs commands in this process, in a folder that the test chooses."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys = capsys
@@ -53,7 +53,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which the small run was trained, and what that printed."""
+    """Train the small run once; return its working folder and its output."""
     cwd = tmp_path_factory.mktemp("user")
     done = subprocess.run(
         [*PROGRAM, "train", "cartpole-dqn", *SMALL],
@@ -74,7 +74,7 @@ def run_copy(trained: tuple[Path, str], tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_train_prints_progress_and_says_where_and_what_next(trained: tuple[Path, str]) -> None:
+def test_train_prints_progress_run_folder_and_next_commands(trained: tuple[Path, str]) -> None:
     cwd, out = trained
     lines = out.splitlines()
 
@@ -116,7 +116,7 @@ def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -
         (["cartpole-dqn", "--transport", "in_memory"], "--mode parallel"),
     ],
 )
-def test_mistake_in_the_command_is_one_line_and_leaves_nothing(
+def test_mistake_in_the_command_prints_one_line_and_creates_no_files(
     tmp_path: Path, shell: Shell, arguments: list[str], told: str
 ) -> None:
     assert shell.run("train", *arguments, cwd=tmp_path) == 2
@@ -134,7 +134,7 @@ def test_mistake_in_the_command_is_one_line_and_leaves_nothing(
         ("policy.learn.learner.hook.load_ckpt_before_run=/no/such", "no checkpoint at /no/such"),
     ],
 )
-def test_mistake_that_only_a_worker_can_notice_is_told_without_a_traceback(
+def test_mistake_found_by_a_worker_is_printed_without_a_traceback(
     tmp_path: Path,
     shell: Shell,
     caplog: pytest.LogCaptureFixture,
@@ -148,11 +148,11 @@ def test_mistake_that_only_a_worker_can_notice_is_told_without_a_traceback(
     assert told in shell.err
     assert "Traceback" not in shell.err
     assert shell.err.startswith("Error: ")
-    # Logged as well, it would be on the user's terminal twice, with its traceback.
+    # An error in the log would appear on the terminal a second time, with a traceback.
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_file_in_place_of_the_output_folder_is_one_line(tmp_path: Path, shell: Shell) -> None:
+def test_file_in_place_of_the_output_folder_gives_one_line(tmp_path: Path, shell: Shell) -> None:
     (tmp_path / "taken").write_text("")
 
     assert shell.run("train", "cartpole-dqn", "-o", "taken", cwd=tmp_path) == 2
@@ -167,12 +167,12 @@ def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, shell: Shell) ->
     assert "Traceback" in shell.err
 
 
-def test_eval_of_no_run_folder_is_one_line(tmp_path: Path, shell: Shell) -> None:
+def test_eval_of_a_missing_run_folder_is_an_error(tmp_path: Path, shell: Shell) -> None:
     assert shell.run("eval", "nowhere", cwd=tmp_path) == 2
     assert shell.err.startswith("Error: nowhere is no run folder")
 
 
-def test_eval_of_a_missing_checkpoint_is_one_line(run_copy: Path, shell: Shell) -> None:
+def test_eval_of_a_missing_checkpoint_gives_one_line(run_copy: Path, shell: Shell) -> None:
     (run_copy / "ckpt" / "ckpt_best.safetensors").unlink()
 
     assert shell.run("eval", str(run_copy), cwd=run_copy.parent) == 2
@@ -181,7 +181,7 @@ def test_eval_of_a_missing_checkpoint_is_one_line(run_copy: Path, shell: Shell) 
 
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign"])
-def test_eval_of_a_damaged_checkpoint_is_one_line(
+def test_eval_of_a_damaged_checkpoint_gives_one_line(
     run_copy: Path, shell: Shell, damage: str
 ) -> None:
     tensors = run_copy / "ckpt" / "ckpt_best.safetensors"
@@ -204,7 +204,7 @@ def test_saved_config_can_be_trained_again(trained: tuple[Path, str], shell: She
 def training(
     cwd: Path, *more: str, until: str = r"evaluation: .* iteration [1-9]"
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a run without end, which has printed ``until``; it is killed if it is still there."""
+    """Start a run without a limit, wait until it prints ``until``, and kill it at the end."""
     process = subprocess.Popen(
         [*PROGRAM, "train", "cartpole-dqn", *SMALL,
          "--set", "system.max_env_steps=null", "--set", "env.stop_value=.inf",
@@ -273,7 +273,7 @@ gym.register("Stuck-v0", entry_point=Stuck)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: str) -> None:
+def test_signal_stops_within_10_s_when_an_env_hangs(tmp_path: Path, mode: str) -> None:
     (tmp_path / "stuck_env.py").write_text(STUCK_ENV)
     sets = ("--mode", mode, "--set", "env.env_id=stuck_env:Stuck-v0")
     with training(tmp_path, *sets, until="0 env steps") as process:
@@ -295,7 +295,7 @@ def test_signal_stops_within_10_s_also_where_an_env_hangs(tmp_path: Path, mode: 
 @pytest.mark.slow
 def test_second_signal_exits_at_once(tmp_path: Path) -> None:
     with training(tmp_path) as process:
-        # Stopped by the debugger's signal, it receives both at once when it goes on.
+        # SIGSTOP pauses the process; it receives both signals at once when it continues.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
             process.send_signal(number)
         _, err = process.communicate(timeout=30)
@@ -311,7 +311,7 @@ def test_plugins_lists_the_installed_transport(tmp_path: Path, shell: Shell) -> 
     assert row.split()[:3] == ["transports", "in_memory", "dingsdk-rl-in-memory"]
 
 
-def test_output_can_be_cut_off_by_its_reader(tmp_path: Path) -> None:
+def test_closed_output_pipe_gives_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -c 'from dingsdk.cli import main; main()' plugins | head -1",
         shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True,

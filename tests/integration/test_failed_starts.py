@@ -1,4 +1,4 @@
-"""Starts that fail leave nothing in the way of the next one, and files are for their owner."""
+"""A failed start leaves nothing that blocks the next one; run files are private."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .short_runs import QUICK
 FLASK_FS = ("--config", "cartpole-dqn", "--transport", "flask_fs")
 
 
-def test_coordinator_on_a_port_in_use_leaves_its_folder_free(
+def test_coordinator_on_a_port_in_use_leaves_no_data_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "run"
@@ -38,7 +38,7 @@ def test_coordinator_on_a_port_in_use_leaves_its_folder_free(
 
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs")
     with pytest.raises(KeyboardInterrupt):
-        run_coordinator(cfg, data, _interrupt)  # it starts now
+        run_coordinator(cfg, data, _interrupt)  # the port is free now
 
 
 def _interrupt(address: str, note: str) -> None:
@@ -76,7 +76,7 @@ GUARD, FILE = 'if __name__ == "__main__":', "save it as a file"
     ],
     ids=["workers", "envs", "ranks", "standard-input"],
 )
-def test_script_that_new_processes_cannot_import_is_told_why(
+def test_script_that_child_processes_cannot_import_gets_a_clear_error(
     tmp_path: Path, run: tuple[str, str | None, str], script: str, told: str
 ) -> None:
     mode, transport, sets = run
@@ -89,13 +89,13 @@ def test_script_that_new_processes_cannot_import_is_told_why(
     assert process.returncode == 1
     (said,) = (line for line in process.stderr.splitlines() if line.startswith("dingsdk.errors."))
     assert told in said
-    # It ends the script, and no other error that came of it.
+    # This error ends the script; it is the last one in the output.
     assert re.findall(r"^[\w.]+Error: .*$", process.stderr, re.MULTILINE)[-1] == said
     assert list(tmp_path.rglob("config.yaml")) == []
 
 
 class Starting(CartPoleEnv):
-    """Fails once a run has begun to start."""
+    """Its ``reset`` raises while ``is_broken`` is set."""
 
     is_broken = False
 
@@ -105,7 +105,7 @@ class Starting(CartPoleEnv):
         return super().reset(**kwargs)
 
 
-def test_serial_run_whose_envs_do_not_start_leaves_nothing(
+def test_serial_run_whose_envs_do_not_start_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_started() -> None:
@@ -117,7 +117,7 @@ def test_serial_run_whose_envs_do_not_start_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_second_run_on_a_data_folder_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:
+def test_second_run_on_a_data_folder_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     folder = f"system.transport.data_dir={tmp_path / 'data'}"
     cluster = JobCluster(tmp_path / "first", None, folder)
     cluster.expect(lambda: cluster.train_iter() > 5)
