@@ -1,4 +1,4 @@
-"""Processes that end, or fork, while a cluster runs in their threads: no hang, no traceback."""
+"""A process exits or forks while a cluster runs in its threads: no hang, no traceback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ sys.exit(0)
 FORK = """
 child = os.fork()
 if child == 0:
-    # Only this thread came along; what others hold must not be waited for.
+    # The child has only this thread. It must not wait for locks of the other threads.
     sys.exit(0)
 pid, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, status
@@ -53,7 +53,7 @@ slave.close(); master.close(); transport.close()
 
 
 def run(code: str, kind: str, tmp_path: Path) -> None:
-    # Python 3.12 warns of a fork beside threads, which is what is tried here.
+    # Python 3.12 warns about a fork in a process with threads, which this test does on purpose.
     program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", START + code]
     process = subprocess.run(
         [*program, kind, str(tmp_path)],
@@ -63,10 +63,10 @@ def run(code: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["in_memory", "flask_fs"])
-def test_interpreter_ends_with_everything_open(tmp_path: Path, kind: str) -> None:
+def test_interpreter_exits_with_an_open_cluster_and_task(tmp_path: Path, kind: str) -> None:
     run(END, kind, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["in_memory", "flask_fs"])
-def test_fork_beside_running_threads_ends_and_disturbs_nobody(tmp_path: Path, kind: str) -> None:
+def test_forked_child_exits_and_parent_cluster_still_works(tmp_path: Path, kind: str) -> None:
     run(FORK, kind, tmp_path)

@@ -1,4 +1,4 @@
-"""A minute of a real run under faults, and how its measurements are read."""
+"""Short real runs with injected faults, and the functions that evaluate their measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.chaos.soak import growth_a_minute
 
 
 @pytest.mark.slow
-def test_run_under_faults_loses_nothing_and_starves_no_long_episodes(tmp_path: Path) -> None:
+def test_run_under_faults_loses_no_rows_and_no_long_episodes(tmp_path: Path) -> None:
     arm = run(tmp_path, seconds=60.0, kills=10, seed=0, sets=SETS)
 
     assert arm.problems == []
@@ -22,20 +22,20 @@ def test_run_under_faults_loses_nothing_and_starves_no_long_episodes(tmp_path: P
     assert arm.acknowledged_rows > 2_000
     assert 0 < arm.most_uses <= MAX_USE
     lengths = episode_lengths(tmp_path)
-    # The share of episodes of up to k steps, k < 1000, as ``HeavyTailed`` draws them.
+    # Quantiles of the episode lengths that ``HeavyTailed`` draws, which are at most 1000.
     shares = np.arange(1, 10_001) / 10_001
     expected = np.minimum(1000, (5 * shares ** (-1 / 1.2)).astype(int)).tolist()
     assert distance(lengths, expected) < 0.05 + 1 / len(lengths) ** 0.5
 
 
-def test_distance_is_that_of_the_distribution_functions_at_most() -> None:
-    # At 2 the shares are 2/4 and 0, at 3 they are 3/4 and 1/2.
+def test_distance_is_the_largest_gap_between_distribution_functions() -> None:
+    # The largest gap is at 2: the functions are 2/4 and 0 there.
     assert distance([1, 2, 3, 5], [3, 5]) == 0.5
     assert distance([1, 2], [2, 1, 1, 2]) == 0.0
 
 
 @pytest.mark.slow
-def test_run_in_shared_memory_under_faults_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_shared_memory_run_under_faults_loses_no_rows_and_leaves_no_files(tmp_path: Path) -> None:
     run_memory = pytest.importorskip("dingsdk_shared_memory.run_memory")
     sets = ["system.transport.type=shared_memory"]
     arm = run(tmp_path, seconds=15.0, kills=4, seed=1, sets=sets)
@@ -46,7 +46,7 @@ def test_run_in_shared_memory_under_faults_loses_nothing_and_leaves_nothing(tmp_
     assert not run_memory.folder_of(tmp_path / "disk" / "run").exists()
 
 
-def test_growth_is_that_of_the_line_through_the_measurements() -> None:
+def test_growth_is_the_slope_of_a_line_fitted_to_the_measurements() -> None:
     points = [(60.0 + 10 * k, 1_000_000 + 2_000 * k, 20) for k in range(5)]
 
     size, files = growth_a_minute(points)

@@ -1,4 +1,4 @@
-"""A coordinator that is killed and started again, while its workers live."""
+"""The coordinator is killed and restarted while its workers keep running."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.
 
 
 class Hosts:
-    """Processes of one run, started by hand."""
+    """Starts the processes of one run, one command per role."""
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "run"
@@ -78,7 +78,7 @@ def iterations(process: subprocess.Popen[str], more_than: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pause_s", [0.0, 12.0])
-def test_workers_go_on_with_a_coordinator_that_was_killed(tmp_path: Path, pause_s: float) -> None:
+def test_workers_continue_with_a_restarted_coordinator(tmp_path: Path, pause_s: float) -> None:
     hosts = Hosts(tmp_path)
     try:
         first = hosts.start("coordinator")
@@ -94,7 +94,7 @@ def test_workers_go_on_with_a_coordinator_that_was_killed(tmp_path: Path, pause_
 
         second = hosts.start("coordinator", "--port", port)
         again = iterations(second, done)
-        # It goes on with the weights that it has: no checkpoint was written, and none read.
+        # The learner keeps its weights in memory: no new checkpoint was written.
         assert [path.name for path in (hosts.data / "ckpt").glob("iteration_*")] == saved
         second.send_signal(signal.SIGINT)
         _, err = second.communicate(timeout=PATIENCE_S)
@@ -109,7 +109,7 @@ def test_workers_go_on_with_a_coordinator_that_was_killed(tmp_path: Path, pause_
 
 
 @pytest.mark.slow
-def test_coordinator_without_room_is_started_again_until_there_is_some(
+def test_coordinator_is_restarted_until_the_disk_has_room(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     disk = tmp_path / "disk"
@@ -123,7 +123,7 @@ def test_coordinator_without_room_is_started_again_until_there_is_some(
     def is_waiting_for_room() -> bool:
         nonlocal said
         with (disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
-            while True:  # each time: deleted files make room
+            while True:  # refill in each call: deleted files free space
                 ballast.write(bytes(4096))
         said += capfd.readouterr().err
         return "the coordinator waits for up to" in said
@@ -138,7 +138,7 @@ def test_coordinator_without_room_is_started_again_until_there_is_some(
             os.kill(coordinator, signal.SIGKILL)
             wait_until(lambda: is_waiting_for_room() or process.poll() is not None)
             assert process.poll() is None, said
-            for worker in workers:  # they are started again as well
+            for worker in workers:  # the run restarts them too
                 os.kill(worker, signal.SIGKILL)
             (disk / "ballast").unlink()
             assert process.wait(PATIENCE_S) == 0
@@ -152,7 +152,7 @@ def test_coordinator_without_room_is_started_again_until_there_is_some(
 
 
 @pytest.mark.slow
-def test_run_goes_on_when_its_coordinator_is_killed_three_times(tmp_path: Path) -> None:
+def test_run_continues_after_its_coordinator_is_killed_three_times(tmp_path: Path) -> None:
     kills = 3
     iterations = 300 + 200 * kills
     sets = (f"{ITERATIONS}={iterations}", "system.collector_num=1")
@@ -172,13 +172,13 @@ def test_run_goes_on_when_its_coordinator_is_killed_three_times(tmp_path: Path) 
     result = json.loads((run / "result.json").read_text())
     assert (result["reason"], result["train_iter"]) == ("limit", iterations)
     samples = result["samples"]
-    # Counted by the test beside all parts of the run, over the lives of all coordinators: what
-    # was in the journal when one died may not have been told to its worker.
+    # The test counts acknowledged rows itself, over all coordinators. A coordinator may die after
+    # it journals rows and before it acknowledges them: up to 1024 rows per kill.
     rows = acknowledged_rows(tmp_path)
     assert rows <= samples["acknowledged"] <= rows + kills * 1024
     assert samples["acknowledged"] == samples["live"] + sum(samples["evicted"].values())
     assert "missing" not in samples["evicted"]
-    # The learner was never told to begin again: it has read no checkpoint.
+    # The learner never restarted its task: it loaded no checkpoint.
     learner = "".join(path.read_text() for path in (run / "log" / "learner").glob("*.txt"))
     assert "loaded" not in learner, learner
     steps = [each["env_steps"] for each in result["evaluations"]]
@@ -186,7 +186,7 @@ def test_run_goes_on_when_its_coordinator_is_killed_three_times(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_run_whose_coordinator_dies_once_too_often_says_so_and_can_be_resumed(
+def test_run_ends_after_too_many_coordinator_deaths_and_can_be_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     process, run = start(tmp_path, f"{ITERATIONS}=1000000", "system.restarts=0"), tmp_path / "run"
@@ -207,13 +207,13 @@ def test_run_whose_coordinator_dies_once_too_often_says_so_and_can_be_resumed(
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> set[int]:
-    """Return the children of a run that work for it."""
+    """Return the child processes of a run that were started by multiprocessing."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(process.pid)}
     return {pid for pid, command in commands.items() if b"spawn_main" in command}
 
 
 def coordinators_of(process: subprocess.Popen[bytes]) -> set[int]:
-    """Return the child of a run that its journal names as the coordinator; empty without one."""
+    """Return the child process that the journal names as the coordinator, or an empty set."""
     try:
         owner = (Path(process.args[2]) / "run" / "journal" / "owner.json").read_text()  # type: ignore[index, arg-type]
     except FileNotFoundError:

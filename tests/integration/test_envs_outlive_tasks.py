@@ -1,4 +1,4 @@
-"""A worker keeps its envs from task to task, and builds them anew after they failed."""
+"""A worker reuses its envs from task to task, and rebuilds them after a failure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(run_dir: Path, *sets: str) -> RunResult:
 
 
 @pytest.mark.parametrize("kind", ["zergling", "serial"])
-def test_run_of_many_tasks_builds_its_envs_once_a_worker(tmp_path: Path, kind: str) -> None:
+def test_worker_builds_its_envs_once_for_many_tasks(tmp_path: Path, kind: str) -> None:
     sets = (f"policy.collect.parallel_collector.type={kind}", "env.collector_episode_num=1")
     result = run(tmp_path, *sets)
     tasks = sum(
@@ -62,7 +62,7 @@ def test_run_of_many_tasks_builds_its_envs_once_a_worker(tmp_path: Path, kind: s
     )
     assert tasks > 4
     assert len(result.evaluations) >= 2
-    # two collectors, each with four envs to collect and two to evaluate
+    # Two collectors, each with four envs for collection and two for evaluation.
     assert 4 <= len(CountedCartPole.made) <= 2 * (4 + 2)
     assert sorted(set(CountedCartPole.closed)) == sorted(set(CountedCartPole.made))
 
@@ -78,7 +78,7 @@ def first_obs(pool: EnvPool, seed: int, env: dict[str, Any] = ENV) -> Any:
     return obs
 
 
-def test_envs_that_are_used_again_play_the_episodes_of_their_new_seed() -> None:
+def test_reused_envs_play_the_episodes_of_their_new_seed() -> None:
     pool, fresh = EnvPool(), EnvPool()
     first_obs(pool, 1)
     assert np.array_equal(first_obs(pool, 2), first_obs(fresh, 2))
@@ -88,7 +88,7 @@ def test_envs_that_are_used_again_play_the_episodes_of_their_new_seed() -> None:
     assert len(CountedCartPole.closed) == 2 * 2
 
 
-def test_other_sections_and_envs_that_failed_are_built_anew() -> None:
+def test_envs_are_rebuilt_after_a_config_change_or_a_failure() -> None:
     pool = EnvPool()
     first_obs(pool, 1)
     first_obs(pool, 1, {**ENV, "collector_env_num": 1})
@@ -101,7 +101,7 @@ def test_other_sections_and_envs_that_failed_are_built_anew() -> None:
     pool.close()
 
 
-def test_envs_that_come_back_to_a_closed_pool_are_closed() -> None:
+def test_envs_returned_to_a_closed_pool_are_closed() -> None:
     pool = EnvPool()
     manager, _ = pool.take("evaluator", {"type": "in_process"}, ENV, None)
     pool.close()

@@ -1,4 +1,4 @@
-"""Parallel mode over flask_fs, with the roles as threads: the same config, one word changed."""
+"""Parallel runs over ``flask_fs`` with all roles as threads of one process."""
 
 from __future__ import annotations
 

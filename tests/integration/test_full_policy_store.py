@@ -1,4 +1,4 @@
-"""No room for policies: the training goes on, and the next policy goes out once there is room."""
+"""The policy store is full: training continues, and a policy is published when there is room."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def published(cluster: JobCluster, name: str) -> int:
     return -1 if found is None else int(found[0])
 
 
-def test_training_goes_on_without_room_for_policies_and_catches_up(
+def test_training_continues_without_room_for_policies_and_publishes_later(
     cluster: JobCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.expect(lambda: cluster.train_iter() > 10)
@@ -51,7 +51,7 @@ def test_training_goes_on_without_room_for_policies_and_catches_up(
     cluster.expect(lambda: published(cluster, name) > until)
 
 
-def test_run_without_room_for_its_last_policy_ends_well(
+def test_run_without_room_for_its_last_policy_ends_without_error(
     cluster: JobCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.expect(lambda: cluster.train_iter() > 10)

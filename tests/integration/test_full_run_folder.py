@@ -1,4 +1,4 @@
-"""The disk below a run folder fills while the run trains, and again at its end."""
+"""The disk of the run folder is full during training or at the end of the run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class FillDisk(LearnerHook):
-    """Fills the disk at one iteration, and makes room again at another."""
+    """Fills the disk at one iteration and frees it at another."""
 
     def __init__(self, name, priority, *, ext_args, **kwargs):  # type: ignore[no-untyped-def]
         super().__init__(name, priority, **kwargs)
@@ -79,7 +79,7 @@ def hook_type() -> Iterator[None]:
         yield
 
 
-def test_logs_and_checkpoints_end_with_warnings_and_the_run_goes_on(
+def test_run_continues_when_logs_and_checkpoints_have_no_room(
     tiny_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = train("cartpole-dqn", sets=sets(tiny_disk, 15, 35), output=tiny_disk)
@@ -95,7 +95,7 @@ def test_logs_and_checkpoints_end_with_warnings_and_the_run_goes_on(
     assert not list(result.run_dir.rglob(".tmp-*"))
 
 
-def test_a_last_checkpoint_that_has_no_room_ends_the_run_by_name(tiny_disk: Path) -> None:
+def test_last_checkpoint_without_room_raises_storage_full_error(tiny_disk: Path) -> None:
     with pytest.raises(StorageFullError) as caught:
         train("cartpole-dqn", sets=sets(tiny_disk, 15, 10**6), output=tiny_disk)
 
@@ -105,8 +105,8 @@ def test_a_last_checkpoint_that_has_no_room_ends_the_run_by_name(tiny_disk: Path
     assert not list(tiny_disk.rglob(".tmp-*"))
 
 
-def test_config_that_has_no_room_is_a_full_disk_by_name(tiny_disk: Path) -> None:
-    """A coordinator that is started again waits for room, and writes the config first."""
+def test_config_without_room_raises_storage_full_error(tiny_disk: Path) -> None:
+    """A restarted coordinator writes the config first, and waits for room on this error."""
     save_config({"a": 1}, tiny_disk / "config.yaml")
     with suppress(OSError), (tiny_disk / "filler").open("wb", buffering=0) as file:
         while True:

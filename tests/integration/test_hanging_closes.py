@@ -1,4 +1,4 @@
-"""The end of a run whose parts do not return from ``close()``, or whose last hooks hang."""
+"""The end of a run whose parts hang in ``close()``, or whose ``after_run`` hooks hang."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.integration.short_runs import QUICK
 
 SETS = (*QUICK, "policy.learn.learner.train_iterations=4")
 LONG_S = 150.0
-"""How long a part hangs: more than a test may take on a machine that is busy."""
+"""How long a part hangs: longer than a test takes, even on a busy machine."""
 
 
 class Hanging:
-    """Does not return from ``close()`` while ``gate`` is closed."""
+    """Its ``close()`` waits until ``gate`` is set."""
 
     gate = threading.Event()
     closed_in: ClassVar[list[threading.Thread]] = []
@@ -69,12 +69,12 @@ def _release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for thread in Hanging.closed_in:
         if thread is not threading.current_thread():
             thread.join(30)
-    while Hanging.left:  # the files that it has open
+    while Hanging.left:  # close its open files
         super(Hanging, Hanging.left.pop()).close()
 
 
 def hanging(path: str) -> tuple[str, ...]:
-    """Register a part that hangs in the place of a section; return what names it."""
+    """Register a hanging part for the section at ``path``; return the setting that selects it."""
     kind, base = PARTS[path]
     members = {"close": lambda self: Hanging.close(self), "__module__": __name__}
     cls = type("HangingPart", (Hanging, base), members)
@@ -83,20 +83,20 @@ def hanging(path: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("path", PARTS)
-def test_part_that_does_not_close_is_left_behind_and_named(
+def test_part_that_hangs_in_close_is_abandoned_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     result = train("cartpole-dqn", sets=(*SETS, *hanging(path)), output=tmp_path)
 
     assert (result.reason, result.train_iter) == ("limit", 4)
-    assert Hanging.closed_in, "it was not closed"
+    assert Hanging.closed_in, "close() was not called"
     named = f"in type 'hanging' of {PARTS[path][0]}, from {__name__}"
     left = [each for each in caplog.messages if "did not return in time" in each]
     assert left
     assert all(named in each for each in left)
 
 
-def test_hook_that_does_not_close_keeps_no_other_from_it(
+def test_hook_that_hangs_in_close_does_not_stop_other_hooks_from_closing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hooks = [HangingHook(name, 50, position="after_iter") for name in ("one", "two")]
@@ -123,13 +123,13 @@ def test_result_is_written_before_parts_are_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", ["after_iter", "after_run"])
-def test_last_hook_that_hangs_ends_with_the_signal_and_the_checkpoint_is_saved(
+def test_signal_ends_a_hanging_last_hook_and_the_checkpoint_is_saved(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     position: str,
 ) -> None:
-    """The signal comes in training, or while the hook hangs."""
+    """The signal comes during training, or just before the hook hangs."""
     monkeypatch.setattr(signals, "PATIENCE_S", 0.5)
 
     class Last(LearnerHook):
@@ -142,7 +142,7 @@ def test_last_hook_that_hangs_ends_with_the_signal_and_the_checkpoint_is_saved(
         def __call__(self, engine: Any) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    # Before the hook that saves the checkpoint, at 20.
+    # Priority 10: it runs before the hook that saves the checkpoint (priority 20).
     hooks: list[LearnerHook] = [Last("last", 10, position="after_run")]
     if position == "after_iter":
         hooks.append(Signal("signal", 50, position=position))
@@ -155,7 +155,7 @@ def test_last_hook_that_hangs_ends_with_the_signal_and_the_checkpoint_is_saved(
     assert any("from after_run; the run ends without it" in each for each in caplog.messages)
 
 
-def test_run_in_another_thread_leaves_a_part_behind_too(
+def test_run_in_another_thread_abandons_a_hanging_part(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     results = []
@@ -170,7 +170,7 @@ def test_run_in_another_thread_leaves_a_part_behind_too(
 
 
 @pytest.mark.parametrize("path", ["policy.other.replay_buffer", "env_manager"])
-def test_parallel_run_leaves_it_behind_too(
+def test_parallel_run_abandons_a_hanging_part(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     sets = (*SETS, *hanging(path))
@@ -183,14 +183,14 @@ def test_parallel_run_leaves_it_behind_too(
 @pytest.mark.parametrize(
     "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
 )
-def test_hook_that_does_not_close_in_a_worker_is_left_behind_and_named(
+def test_worker_abandons_a_hook_that_hangs_in_close_with_a_warning(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
     transport: str,
 ) -> None:
-    monkeypatch.setattr(comm_learner, "HOOK_CLOSE_S", 0.5)  # not in a process of its own
+    monkeypatch.setattr(comm_learner, "HOOK_CLOSE_S", 0.5)  # has no effect in separate processes
     hooks = default_manager().registry("learner_hooks")
     hooks.register("hanging", HangingHook, force_overwrite=True)
     hook = "policy.learn.learner.hook.mine={type: hanging, position: after_iter}"

@@ -1,4 +1,4 @@
-"""Runs whose collectors act through a process that serves all of them."""
+"""Runs in which one inference process computes the actions of all collectors."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def answered(run_dir: Path) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["flask_fs", "shared_memory"])
-def test_server_acts_for_the_collectors_of_a_run(transport: str, tmp_path: Path) -> None:
+def test_server_computes_the_actions_of_collectors(transport: str, tmp_path: Path) -> None:
     if transport == "shared_memory":
         pytest.importorskip("dingsdk_shared_memory")
-    # Long enough for the server to start: until it has, collectors act by themselves.
+    # Long enough for the server to start. Until then collectors compute their own actions.
     sets = (*SETS, "policy.learn.learner.train_iterations=2500")
     result = train("cartpole-dqn", "parallel", transport, sets=sets, output=tmp_path)
 
@@ -46,7 +46,7 @@ def test_server_acts_for_the_collectors_of_a_run(transport: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_on_policy_training_takes_actions_of_its_own_version_alone(tmp_path: Path) -> None:
+def test_on_policy_run_uses_the_server(tmp_path: Path) -> None:
     sets = (
         "system.roles.inference.num=1",
         "policy.collect.n_sample=128",
@@ -62,7 +62,7 @@ def test_on_policy_training_takes_actions_of_its_own_version_alone(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_collectors_go_on_while_the_server_is_started_again(tmp_path: Path) -> None:
+def test_collectors_continue_while_the_server_restarts(tmp_path: Path) -> None:
     with closing(ProcessCluster(tmp_path / "run", ("system.roles.inference.num=1",))) as cluster:
         folder = cluster.run_dir / FOLDER
         cluster.expect(lambda: bool(list(folder.glob("*.address"))))
@@ -94,7 +94,7 @@ COLLECTOR = "policy.collect.collector"
         ),
     ],
 )
-def test_what_no_server_can_act_for_is_refused(sets: Any, reason: str) -> None:
+def test_server_is_refused_where_it_cannot_compute_actions(sets: Any, reason: str) -> None:
     transport = "in_memory" if not sets else "flask_fs"
     sets = ("system.roles.inference.num=1", *sets)
 
@@ -104,7 +104,7 @@ def test_what_no_server_can_act_for_is_refused(sets: Any, reason: str) -> None:
     assert caught.value.path == "system.roles.inference"
 
 
-def test_server_for_samples_of_a_zergling_is_accepted() -> None:
+def test_server_for_zergling_collectors_of_samples_is_accepted() -> None:
     sets = ("system.roles.inference.num=1",)
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", sets, 0)
     assert cfg.system.roles.inference.num == 1

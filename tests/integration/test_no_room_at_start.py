@@ -1,4 +1,4 @@
-"""A disk that is full from the very start: the run holds back, and begins once there is room."""
+"""The disk is full from the start: the run waits, and begins when there is room."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETS = (f"policy.collect.parallel_collector.policy_timeout_s={POLICY_TIMEOUT_S}"
 
 
 class FullCoordinator(Coordinator):
-    """Begins, and then the disk is full."""
+    """Simulates a full disk from the end of ``start()`` on."""
 
     def start(self) -> str:
         address = super().start()
@@ -48,7 +48,7 @@ def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCapture
         with coordinator.outage:
             cluster.expect(lambda: "ENOSPC" in coordinator.status().held_up_by)
             cluster.running("collector")
-            # Longer than collectors wait for a policy where the learner says nothing.
+            # Longer than collectors wait for a policy of a learner that sends no messages.
             assert not coordinator.wait(2.5 * POLICY_TIMEOUT_S)
             assert coordinator.status().env_steps == 0
         cluster.expect(lambda: cluster.train_iter() > 20)
@@ -59,7 +59,7 @@ def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCapture
     assert caplog.text.count("there is room in the storage again") == 1
 
 
-def test_run_without_room_ends_at_its_deadline_and_says_what_to_do(tmp_path: Path) -> None:
+def test_run_without_room_ends_after_its_timeout_and_says_what_to_do(tmp_path: Path) -> None:
     with torch_threads(1):
         cluster, coordinator = start(tmp_path, "system.coordinator.storage_timeout_s=0.5")
         with coordinator.outage:

@@ -1,4 +1,4 @@
-"""Whole clusters come and go in one process, and nothing piles up."""
+"""Many clusters start and end in one process without leaking resources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WARM = 5
 
 
 def held() -> dict[str, list[str]]:
-    """What this process holds of the machine, by name."""
+    """Return the names of this process's threads, open files, listening ports and children."""
     process = psutil.Process()
     listening = [each for each in process.net_connections() if each.status == "LISTEN"]
     return {
@@ -42,13 +42,13 @@ def held() -> dict[str, list[str]]:
 def descriptors() -> list[str]:
     found = []
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one of this listing
+        with contextlib.suppress(OSError):  # the descriptor of this listing is closed already
             found.append(str(link.readlink()))
     return sorted(found)
 
 
 @pytest.mark.parametrize(("transport", "cycles"), [("in_memory", 50), ("flask_fs", 50)])
-def test_fifty_clusters_leave_what_the_fifth_left(
+def test_fifty_clusters_leak_no_threads_files_ports_or_processes(
     tmp_path: Path, transport: str, cycles: int
 ) -> None:
     sets = (*SMALL, "system.transport.workers=threads")

@@ -1,4 +1,4 @@
-"""Payloads that go missing many at once: the learner is held up for one look, not for each."""
+"""Many payloads disappear at once: the learner waits once for all, not once for each."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SETS = (
     f"{LIMITER}.error_buffer=100000",  # collectors go on while the learner waits
 )
 MOST_S = 3.0
-"""A look takes 0.5 s; one for each of 50 payloads would take 25 s."""
+"""One search for lost payloads takes 0.5 s; 50 separate searches would take 25 s."""
 
 
 class HoldingCoordinator(Coordinator):
-    """Leases nothing while it is told to wait."""
+    """Leases no rows to the learner while ``is_holding``."""
 
     is_holding = False
 
@@ -51,7 +51,7 @@ def live(cluster: JobCluster) -> set[str]:
 
 
 @pytest.mark.slow
-def test_learner_goes_on_soon_after_many_payloads_are_gone(
+def test_learner_continues_soon_after_many_payloads_are_deleted(
     cluster: JobCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = cluster.coordinator
