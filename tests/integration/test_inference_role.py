@@ -58,6 +58,7 @@ def test_on_policy_run_uses_the_server(tmp_path: Path) -> None:
     result = train("cartpole-ppo", "parallel", "flask_fs", sets=sets, output=tmp_path)
 
     assert result.reason == "limit"
+    assert result.policy_lag == {"mean": 0.0, "p99": 0, "largest": 0}
     assert answered(result.run_dir)[0] > 20
 
 
