@@ -35,7 +35,7 @@ IN_PARALLEL_MODE = {"before_task", "after_task"}
 
 
 class Watcher:
-    """Counts what it is told."""
+    """Counts the calls of each hook."""
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()

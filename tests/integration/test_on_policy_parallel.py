@@ -40,7 +40,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    """What left the experience of a run, by reason, as the coordinator counts it at its end."""
+    """The evicted samples of a run by reason, as counted when the coordinator closes."""
     found: list[dict[str, int]] = []
     close = Coordinator.close
 
@@ -62,7 +62,7 @@ def evicted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
         pytest.param(2, "greenlets", marks=pytest.mark.slow),
     ],
 )
-def test_trained_samples_are_as_new_as_asked_for(
+def test_trained_samples_stay_within_the_policy_lag_limit(
     max_lag: int, concurrency: str, evicted: list[dict[str, int]]
 ) -> None:
     result = run(
@@ -86,7 +86,7 @@ def test_trained_samples_are_as_new_as_asked_for(
 
 
 @pytest.mark.slow
-def test_collectors_in_processes_are_held_back() -> None:
+def test_policy_lag_limit_holds_for_collector_processes() -> None:
     result = run(transport="flask_fs")
 
     assert result.reason == "limit"
@@ -94,7 +94,7 @@ def test_collectors_in_processes_are_held_back() -> None:
 
 
 @pytest.mark.slow
-def test_task_with_an_end_of_its_own_loses_no_rows(evicted: list[dict[str, int]]) -> None:
+def test_tasks_that_end_after_some_episodes_lose_no_rows(evicted: list[dict[str, int]]) -> None:
     result = run("env.collector_episode_num=2")
 
     assert result.reason == "limit"
@@ -109,13 +109,13 @@ def test_task_with_an_end_of_its_own_loses_no_rows(evicted: list[dict[str, int]]
         (["policy.other.commander.max_policy_lag=-1"], "policy.other.commander.max_policy_lag"),
     ],
 )
-def test_what_cannot_be_bounded_is_refused_before_the_run(sets: list[str], path: str) -> None:
+def test_settings_that_on_policy_runs_cannot_use_are_refused(sets: list[str], path: str) -> None:
     with use_manager(PluginManager()), pytest.raises(ConfigError) as caught:
         compile_run("cartpole-ppo", mode="parallel", transport="in_memory", sets=sets)
     assert caught.value.facts["path"] == path
 
 
-def test_lag_of_a_policy_that_trains_on_samples_of_any_age_is_refused() -> None:
+def test_policy_lag_limit_of_an_off_policy_run_is_refused() -> None:
     with use_manager(PluginManager()), pytest.raises(ConfigError) as caught:
         compile_run("cartpole-dqn", sets=["policy.other.commander.max_policy_lag=2"])
     assert caught.value.facts["path"] == "policy.other.commander.max_policy_lag"

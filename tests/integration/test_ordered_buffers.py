@@ -56,7 +56,7 @@ class EpisodePolicy(DQNPolicy):
             columns = episode.columns
             assert np.array_equal(columns["next_obs"][:-1], columns["obs"][1:])
             assert columns["done"].tolist() == [False] * (len(episode) - 1) + [True]
-            assert np.abs(columns["obs"][0]).max() <= 0.05  # as CartPole begins
+            assert np.abs(columns["obs"][0]).max() <= 0.05  # CartPole's initial range
         type(self).batches += 1
         steps = SampleBatch.concat(data)
         if "terminated" in steps.columns:  # transitions, not train samples
@@ -66,7 +66,7 @@ class EpisodePolicy(DQNPolicy):
 
 
 class RewardedBuffer(NaiveReplayBuffer):
-    """Looks at a column of each row that it is given."""
+    """Checks the actions of pushed rows and records their rewards."""
 
     needs_columns: ClassVar[tuple[str, ...]] = ("reward", "action")
     seen: ClassVar[set[float]] = set()
@@ -102,7 +102,7 @@ class GreedyBuffer(NaiveReplayBuffer):
 
 
 class ReturnBuffer(NaiveReplayBuffer):
-    """Looks at the return of each row's episode, and at its env."""
+    """Records the episode return, env and reward of each pushed row."""
 
     needs_columns: ClassVar[tuple[str, ...]] = ("episode_return", "env_id", "reward")
     seen: ClassVar[list[tuple[Any, ...]]] = []
@@ -179,7 +179,7 @@ def test_episodes_are_trained_on(tmp_path: Path, mode: str, sets: tuple[str, ...
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_episodes_are_trained_on_at_the_pace_of_serial_mode(tmp_path: Path, mode: str) -> None:
+def test_both_modes_push_episodes_at_the_same_pace(tmp_path: Path, mode: str) -> None:
     class CountingBuffer(EpisodeReplayBuffer):
         pushed: ClassVar[int] = 0
 
@@ -197,7 +197,7 @@ def test_episodes_are_trained_on_at_the_pace_of_serial_mode(tmp_path: Path, mode
     assert paced - early_or_late <= CountingBuffer.pushed <= paced + early_or_late
 
 
-def test_episodes_need_a_serial_collector_that_gives_them(tmp_path: Path) -> None:
+def test_episode_buffer_needs_an_episode_collector_in_serial_mode(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="by episode") as caught:
         run(tmp_path, "serial", f"{BUFFER}.type=episode")
     assert caught.value.path == f"{BUFFER}.type"
@@ -216,14 +216,14 @@ def test_a_prioritized_buffer_gets_the_priorities_of_the_collecting_policy(tmp_p
     assert PrioritizedBuffer.seen == {2.0, 3.0, 4.0}
 
 
-def test_a_buffer_that_does_not_serve_the_mode_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_buffer_that_does_not_support_the_mode_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SerialBuffer") as caught:
         run(tmp_path, "parallel", f"{BUFFER}.type=serial")
     assert caught.value.path == f"{BUFFER}.type"
     assert run(tmp_path, "serial", f"{BUFFER}.type=serial").reason == "limit"
 
 
-def test_a_column_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(DingError, match="'q_value'"):
         run(tmp_path, "parallel", f"{BUFFER}.type=greedy")
 
@@ -253,7 +253,7 @@ def test_buffer_sees_the_return_of_whole_episodes_and_their_env(
     assert (result.reason, result.train_iter) == ("limit", 60)
     envs, rows = set(), ReturnBuffer.seen
     while rows:
-        # CartPole gives 1 a step, so that an episode has as many rows as its return.
+        # CartPole's reward is 1 per step, so an episode has as many rows as its return.
         episode_return, env_id, _ = rows[0]
         episode, rows = rows[: int(episode_return)], rows[int(episode_return) :]
         assert set(episode) == {(episode_return, env_id, 1.0)}
@@ -270,7 +270,7 @@ def test_sequences_follow_the_env_that_collected_them(tmp_path: Path, mode: str)
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_columns_that_samples_lack_are_found_before_the_run(mode: Any) -> None:
+def test_missing_columns_are_found_before_the_run(mode: Any) -> None:
     class NeedsLives(NaiveReplayBuffer):
         needs_columns: ClassVar[tuple[str, ...]] = ("reward", "lives")
 

@@ -1,4 +1,4 @@
-"""Parallel runs of which every process was killed, and runs that ended, go on by ``resume``."""
+"""Resuming parallel runs whose processes were all killed, and runs that ended at a limit."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def kill_all(parent: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that it started, at once."""
+    """Kill a process and all its descendants at once."""
     found = [psutil.Process(parent.pid), *psutil.Process(parent.pid).children(recursive=True)]
     for each in found:
-        each.send_signal(signal.SIGSTOP)  # so that none notices that others are gone
+        each.send_signal(signal.SIGSTOP)  # so that none reacts to the death of another
     for each in found:
         each.kill()
     parent.wait()
@@ -109,7 +109,7 @@ def recovered(run: Path, copy: Path) -> Iterator[Coordinator]:
 
 
 def recovered_rows(run: Path, copy: Path) -> int:
-    """Return how many rows a coordinator on a copy of the journal knows to be acknowledged."""
+    """Return how many acknowledged rows a coordinator restores from a copy of the journal."""
     with recovered(run, copy) as coordinator:
         coordinator.validate_state()
         found = coordinator.status().samples
@@ -125,7 +125,7 @@ def go_on(run: Path, iterations: int, **options: Any) -> RunResult:
 
 
 @pytest.mark.slow
-def test_run_whose_processes_were_all_killed_goes_on(tmp_path: Path) -> None:
+def test_run_resumes_after_all_its_processes_were_killed(tmp_path: Path) -> None:
     process, run = (
         start(tmp_path, f"{ITERATIONS}=1000000", "system.collector_num=1"),
         tmp_path / "run",
@@ -136,7 +136,7 @@ def test_run_whose_processes_were_all_killed_goes_on(tmp_path: Path) -> None:
         kill_all(process)
     before, rows = status(run), acknowledged_rows(tmp_path)
     assert not (run / "result.json").exists()
-    # The one payload more was written down in the journal, and its worker not told of it yet.
+    # The journal may have one more payload, whose worker had no answer yet.
     assert rows <= recovered_rows(run, tmp_path / "copy") <= rows + 1024
     result = go_on(run, before["train_iter"] + 200)
     assert result.reason == "limit"
@@ -144,7 +144,7 @@ def test_run_whose_processes_were_all_killed_goes_on(tmp_path: Path) -> None:
     assert result.env_steps > before["env_steps"]
     assert result.elapsed_s > before["elapsed_s"]
     assert result.samples.acknowledged > rows >= before["samples"]["acknowledged"]
-    # All that the first coordinator acknowledged is there, or left for a counted reason.
+    # Every sample that the first coordinator acknowledged is live or counted as evicted.
     result.samples.check()
     assert len(result.evaluations) >= 2
     steps = [each.env_steps for each in result.evaluations]
@@ -153,7 +153,7 @@ def test_run_whose_processes_were_all_killed_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_swept", [False, True], ids=["resumed first", "another run first"])
-def test_run_in_shared_memory_whose_processes_were_all_killed_goes_on(
+def test_shared_memory_run_resumes_after_all_its_processes_were_killed(
     tmp_path: Path, is_swept: bool
 ) -> None:
     run_memory = pytest.importorskip("dingsdk_shared_memory.run_memory")
@@ -203,7 +203,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
 )
-def test_run_that_reached_a_limit_goes_on_to_a_later_one(tmp_path: Path, transport: str) -> None:
+def test_run_that_reached_a_limit_resumes_with_a_higher_one(tmp_path: Path, transport: str) -> None:
     before = train_to_limit(tmp_path, transport)
     run = before.run_dir
     result = go_on(run, 90)
@@ -214,14 +214,14 @@ def test_run_that_reached_a_limit_goes_on_to_a_later_one(tmp_path: Path, transpo
     assert result.evaluations[: len(before.evaluations)] == before.evaluations
     assert len(result.evaluations) > len(before.evaluations)
     assert load_config(run / "config.yaml")["policy"]["learn"]["learner"]["train_iterations"] == 90
-    # Where the samples went with the process, they count as gone.
+    # The samples of in_memory are lost with the process and count as missing.
     missing = before.samples.live if transport == "in_memory" else 0
     assert result.samples.evicted.get("missing", 0) == missing
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["new-weights", "at-the-limit"])
-def test_limit_is_judged_by_what_the_learner_goes_on_from(run: Path, is_back: bool) -> None:
-    """The journal is at the limit. So is a learner, unless its checkpoints are gone."""
+def test_limit_applies_to_the_iteration_the_learner_resumes_from(run: Path, is_back: bool) -> None:
+    """The journal is at the limit; so is the learner, unless its checkpoints were removed."""
     if is_back:
         shutil.rmtree(run / "ckpt")
     before = status(run)["samples"]["trained"]
@@ -232,7 +232,7 @@ def test_limit_is_judged_by_what_the_learner_goes_on_from(run: Path, is_back: bo
 
 
 @pytest.mark.slow
-def test_run_that_reached_its_goal_leaves_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_run_that_reached_its_stop_value_cannot_be_resumed(tmp_path: Path) -> None:
     sets = [*SETS, "env.stop_value=1", "exp_name=run", "policy.eval.evaluator.eval_freq=10"]
     result = train("cartpole-dqn", "parallel", "flask_fs", sets, 3, tmp_path)
     assert result.reached
@@ -242,7 +242,7 @@ def test_run_that_reached_its_goal_leaves_nothing_to_go_on_from(tmp_path: Path) 
         resume(result.run_dir)
 
 
-def test_run_without_a_journal_is_refused_by_name(tmp_path: Path) -> None:
+def test_run_without_a_journal_cannot_be_resumed(tmp_path: Path) -> None:
     sets = [f"{ITERATIONS}=20", "exp_name=run"]
     run = train("cartpole-dqn", "parallel", "in_memory", sets, 3, tmp_path).run_dir
     assert not (run / "journal").exists()
@@ -251,7 +251,7 @@ def test_run_without_a_journal_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["policy.learn.batch_size=16", "system.collector_num=3"])
-def test_what_would_be_another_run_is_refused(run: Path, change: str) -> None:
+def test_settings_that_cannot_change_are_refused(run: Path, change: str) -> None:
     before = contents(run)
     with pytest.raises(ConfigError, match=f"{change.split('=')[0]} cannot change"):
         resume(run, sets=[change])
@@ -286,7 +286,7 @@ def test_damaged_journal_is_refused_in_one_line_and_nothing_changes(
         ("config.yaml", True, "no regular file"),
     ],
 )
-def test_what_has_the_name_of_a_file_of_the_run_is_refused_before_anything_changes(
+def test_run_folder_with_files_of_the_wrong_kind_is_refused_and_not_changed(
     run: Path, name: str, is_folder: bool, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = max(run.glob(name))
@@ -302,7 +302,7 @@ def test_what_has_the_name_of_a_file_of_the_run_is_refused_before_anything_chang
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["numbered checkpoint", "no checkpoint"])
-def test_learner_without_a_pointer_goes_on_from_the_newest_checkpoint(
+def test_learner_without_latest_json_resumes_from_the_newest_checkpoint(
     run: Path, is_there: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = status(run)["train_iter"]
@@ -324,7 +324,7 @@ def test_torn_record_at_the_end_is_dropped(run: Path) -> None:
     assert go_on(run, 70).train_iter == 70
 
 
-def test_second_resume_at_once_is_refused(run: Path) -> None:
+def test_second_concurrent_resume_is_refused(run: Path) -> None:
     refused: list[str] = []
 
     def again(_: Any) -> None:
@@ -342,7 +342,7 @@ def test_second_resume_at_once_is_refused(run: Path) -> None:
     assert "a run is under way" in refused[0]
 
 
-def test_second_coordinator_on_a_journal_is_refused_with_the_name_of_the_first(run: Path) -> None:
+def test_second_coordinator_on_a_journal_is_refused_and_told_the_first_one(run: Path) -> None:
     from contextlib import ExitStack
 
     from dingsdk.pipeline.parallel import open_journal

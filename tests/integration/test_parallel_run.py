@@ -33,7 +33,7 @@ def run(tmp_path: Path, *sets: str, concurrency: str = "greenlets", **kwargs: An
 
 
 @pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
-def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concurrency: str) -> None:
+def test_run_trains_evaluates_and_saves_both_checkpoints(tmp_path: Path, concurrency: str) -> None:
     result = run(tmp_path, concurrency=concurrency)
 
     assert result.reason == "limit"
@@ -46,7 +46,7 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
     assert latest.iteration == 200
     assert best.state["model"].keys() == latest.state["model"].keys()
     assert result.evaluations[-1].train_iter == 200
-    # The learner may begin only after a second evaluation of what it begins with.
+    # The initial policy may be evaluated twice before the learner begins.
     trained = [each for each in result.evaluations if each.train_iter]
     best_evaluation = max(trained, key=lambda each: each.mean)
     assert best.iteration == best_evaluation.train_iter
@@ -58,7 +58,7 @@ def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path, concur
     assert latest.envstep > 100
 
 
-def test_each_worker_has_one_log_however_many_tasks_it_had(tmp_path: Path) -> None:
+def test_each_worker_writes_one_log_for_all_its_tasks(tmp_path: Path) -> None:
     run(tmp_path, "env.collector_episode_num=1")
     logs = {
         str(path.relative_to(tmp_path / "log")): path.read_text()
@@ -86,7 +86,7 @@ def test_policies_of_workers_read_their_config_by_attribute(tmp_path: Path) -> N
         assert run(tmp_path, concurrency="threads").reason == "limit"
 
 
-def test_evaluations_follow_the_iterations_as_in_serial_mode(tmp_path: Path) -> None:
+def test_evaluations_follow_eval_freq_as_in_serial_mode(tmp_path: Path) -> None:
     sets = ("policy.eval.evaluator.eval_interval_s=null", "policy.eval.evaluator.eval_freq=50")
     result = run(tmp_path, *sets, "env.collector_episode_num=1")
     evaluated = [each.train_iter for each in result.evaluations]
@@ -97,7 +97,7 @@ def test_evaluations_follow_the_iterations_as_in_serial_mode(tmp_path: Path) -> 
 
 
 class EvaluatorHeldBack:
-    """Keeps the first evaluation from starting until the learner has ended its task."""
+    """Delays the first evaluation until the learner has ended its task."""
 
     def __init__(self) -> None:
         self.learner_ended = threading.Event()
@@ -117,7 +117,7 @@ class EvaluatorHeldBack:
 
 
 @pytest.mark.parametrize("stop_value", [1000.0, 1.0])
-def test_evaluation_that_outlives_the_training_counts(tmp_path: Path, stop_value: float) -> None:
+def test_evaluation_that_ends_after_training_counts(tmp_path: Path, stop_value: float) -> None:
     manager = PluginManager()
     manager.register_plugin(EvaluatorHeldBack(), "held-back")
     with use_manager(manager):
@@ -132,7 +132,7 @@ def test_evaluation_that_outlives_the_training_counts(tmp_path: Path, stop_value
     assert load_checkpoint(result.checkpoints["best"]).iteration == 200
 
 
-def test_evaluation_that_goes_on_for_too_long_is_cut_off_and_does_not_count(
+def test_last_evaluation_that_takes_too_long_is_stopped_and_not_counted(
     tmp_path: Path,
 ) -> None:
     result = run(
@@ -161,7 +161,7 @@ def test_stop_request_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
 
 
 class BrokenEnv(gymnasium.Env[Any, Any]):
-    """Raises on its third step, always."""
+    """Raises in the third step of every episode."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -204,7 +204,7 @@ def test_learner_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> 
     assert "NonFiniteError" in caught.value.facts["traceback"]
 
 
-def test_prioritized_buffer_with_bounds_of_its_own_serves_a_run(tmp_path: Path) -> None:
+def test_run_works_with_a_prioritized_buffer_with_limits(tmp_path: Path) -> None:
     bounds = "{push_sample_rate_limit: {max: 2.0, min: 0.001}}"
     result = run(
         tmp_path,
@@ -223,7 +223,7 @@ def test_storage_of_objects_is_refused_before_the_run(tmp_path: Path) -> None:
         run(tmp_path, "policy.other.replay_buffer.storage.type=object")
 
 
-def test_elastic_buffer_and_any_storage_serve_a_run(tmp_path: Path) -> None:
+def test_run_works_with_an_elastic_buffer_and_array_storage(tmp_path: Path) -> None:
     result = run(
         tmp_path,
         "policy.other.replay_buffer.type=elastic",

@@ -1,4 +1,4 @@
-"""Packages that ``dingsdk new plugin`` writes work untouched: their own tests, a check, a run."""
+"""Packages written by ``dingsdk new plugin`` work unchanged: their tests, a check, a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dingsdk.plugins import TEMPLATES, PluginManager, new_plugin, use_manager
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("policy", "sampler")
-"""The tests of the documentation do this for each kind; `make test` does it for these."""
+"""`make test` tries these kinds; the tests of the documentation try all of them."""
 
 
 def run(command: Sequence[str], cwd: Path, path: str = "") -> str:
@@ -32,7 +32,7 @@ def run(command: Sequence[str], cwd: Path, path: str = "") -> str:
 
 
 def advertise(package: Path) -> None:
-    """Write the metadata that pip would leave, so that the package's folder is installed."""
+    """Write the metadata that pip would write, so that the package counts as installed."""
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     info = package / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
@@ -48,7 +48,7 @@ def advertise(package: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_package_keeps_the_rules_and_trains(
+def test_generated_package_passes_its_checks_and_trains(
     kind: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,7 +71,7 @@ def test_package_keeps_the_rules_and_trains(
 
 
 def new_environment(folder: Path) -> str:
-    """Make a venv that sees the packages of this one, editable ones too; return its Python."""
+    """Make a venv that can import the packages of this one; return its Python."""
     venv.create(folder, with_pip=False)
     site = next(folder.glob("lib/python*/site-packages"))
     ours = sysconfig.get_paths()["purelib"]
@@ -80,7 +80,7 @@ def new_environment(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_packages_are_installed_without_a_network_and_found(tmp_path: Path) -> None:
+def test_generated_packages_install_offline_and_are_found(tmp_path: Path) -> None:
     packages = {kind: new_plugin(kind, f"an-{kind}", tmp_path) for kind in TEMPLATES}
     python = new_environment(tmp_path / "venv")
     quiet = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-build-isolation"]
@@ -93,13 +93,13 @@ def test_packages_are_installed_without_a_network_and_found(tmp_path: Path) -> N
         (row,) = [row for row in rows if row["distribution"] == package.name]
         assert row["kind"] == TEMPLATES[kind].group
         assert row["state"] == "available"
-    # With the settings of the package; the tests of the documentation run those of every kind.
+    # With the package's pytest settings. The tests of the documentation do this for every kind.
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist"]
     run([python, "-m", "pytest", *options, str(packages["limiter"])], packages["limiter"])
 
 
 @pytest.mark.slow
-def test_packages_are_typed_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_packages_pass_mypy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = [new_plugin(kind, f"own-{kind}", tmp_path) for kind in TEMPLATES]
     modules = [f"dingsdk_{package.name.removeprefix('dingsdk-rl-')}" for package in packages]
     names = [part for module in modules for part in ("-p", module.replace("-", "_"))]

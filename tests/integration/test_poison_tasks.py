@@ -1,4 +1,4 @@
-"""A task that kills every process that takes it, over flask_fs: given up, and the run goes on."""
+"""Over flask_fs, a task whose workers are always killed is given up, and the run continues."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def evaluation(cluster: ProcessCluster) -> TaskState | None:
 
 
 @pytest.mark.slow
-def test_evaluation_whose_processes_are_killed_is_given_up_and_training_goes_on(
+def test_evaluation_whose_workers_are_always_killed_is_given_up_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "dingsdk.worker.coordinator")
     ids = set()
     with torch_threads(1):
-        # Long enough to be killed in the middle, each time.
+        # Long enough that each worker is killed in the middle.
         cluster = ProcessCluster(tmp_path / "run", ["env.n_evaluator_episode=1000000"])
         try:
             for attempt in (1, 2, 3):

@@ -1,7 +1,7 @@
-"""Processes that die at the worst moment, files that vanish, a full disk, envs that misbehave.
+"""Faults of worker processes: kills, hangs, lost files, a full disk, failing envs.
 
-One cluster of processes goes through all of it. After each fault the learner trains on, and every
-acknowledged sample is in the buffer or evicted for a counted reason.
+All tests share one cluster of processes. After each fault training continues, and every
+acknowledged sample is in the buffer or counted as evicted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DISK_BYTES = 8 << 20
 SETS = (
     "env.env_id=crashing:CrashingCartPole-v0",
     "env_manager.type=in_process",
-    "env_manager.max_retry=10",  # several tests may strike the same env before an episode ends
+    "env_manager.max_retry=10",  # several tests may fail the same env within one episode
     "system.restarts=50",
     "system.transport.import_names=[crashing]",
     "system.transport.min_free_bytes=65536",
@@ -47,8 +47,8 @@ SETS = (
 class KillingCoordinator(Coordinator):
     """Kills a worker just before or just after it acknowledges a payload of that worker.
 
-    It can also be told that the task of a worker is done, and call a test for each payload that
-    it has just acknowledged.
+    The task of the worker ``done`` ends at its next report. ``acknowledged`` is called with the
+    id of each payload after its acknowledgement.
     """
 
     kill: Callable[[str, str], None] | None = None
@@ -66,22 +66,22 @@ class KillingCoordinator(Coordinator):
         is_acked = super().deal_with_collector_send_data(state, meta)
         if is_acked and self.kill is not None:
             self.kill("acknowledged", worker_id)
-            self.data_store.get(data_id, 0.0)  # raises where the payload went with its worker
+            self.data_store.get(data_id, 0.0)  # raises if the payload was lost with its worker
         if is_acked and self.acknowledged is not None:
             self.acknowledged(data_id)
         return is_acked
 
 
 class CrashCluster(ProcessCluster):
-    """A cluster whose workers do at a point what a test armed it for."""
+    """A cluster whose workers crash, hang or fail at the points that a test arms."""
 
     def arm(self, point: str) -> None:
         for member in self.workers._members:
-            member.deaths = Deaths()  # so that the next start need not wait
+            member.deaths = Deaths()  # so that the next start is not delayed
         (self.run_dir / f"at-{point}").touch()
 
     def seen(self, point: str) -> dict[str, Any]:
-        """Return which worker came to the point since it was armed, and what with."""
+        """Wait until a worker reaches an armed point; return its name and what it was doing."""
         path = self.run_dir / f"seen-{point}"
         self.expect(path.exists)
         found: dict[str, Any] = json.loads(path.read_text())
@@ -89,7 +89,7 @@ class CrashCluster(ProcessCluster):
         return found
 
     def expect_return(self, worker_id: str, incarnation: int) -> None:
-        """Wait until a worker is there again, as another one; then all goes on."""
+        """Wait until a worker has joined as a new incarnation and training continues."""
         self.expect(lambda: self.incarnation(worker_id) > incarnation)
         self.expect_training()
 
@@ -121,7 +121,7 @@ class CrashCluster(ProcessCluster):
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
-    """A small file system of its own; None where we may not mount one."""
+    """A small separate file system; None without the right to mount one."""
     path = tmp_path_factory.mktemp("disk")
     options = f"size={DISK_BYTES},mode=0700"
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
@@ -153,19 +153,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, disk: Path | None) -> Iter
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> None:
-    """The cluster outlives its tests; its own fixture looks after what it leaves."""
+    """Override the check after each test: the shared cluster is still running."""
 
 
 # A collector that is killed ---------------------------------------------------------------------
 @pytest.mark.parametrize("point", ["env-step", "policy-read"])
-def test_collector_killed_at_work_is_replaced(cluster: CrashCluster, point: str) -> None:
+def test_collector_killed_while_working_is_replaced(cluster: CrashCluster, point: str) -> None:
     before = cluster.incarnations()
     cluster.arm(point)
     victim = cluster.seen(point)["worker"]
     cluster.expect_return(victim, before[victim])
 
 
-def test_collector_killed_in_the_middle_of_a_write_leaves_no_payload(
+def test_collector_killed_while_writing_leaves_no_payload(
     cluster: CrashCluster,
 ) -> None:
     before = cluster.incarnations()
@@ -178,7 +178,7 @@ def test_collector_killed_in_the_middle_of_a_write_leaves_no_payload(
     cluster.expect(lambda: not torn & cluster.half_written())
 
 
-def test_payload_that_its_collector_did_not_live_to_announce_is_deleted(
+def test_payload_of_a_collector_killed_before_announcing_it_is_deleted(
     cluster: CrashCluster,
 ) -> None:
     before = cluster.incarnations()
@@ -210,23 +210,23 @@ def test_payload_stays_when_its_collector_is_killed(cluster: CrashCluster, point
     cluster.coordinator.kill = None
 
 
-def test_idle_collector_that_is_killed_is_missed_when_its_lease_ends(
+def test_killed_idle_collector_is_removed_when_its_lease_ends(
     cluster: CrashCluster,
 ) -> None:
     victim, before = "collector-0", cluster.incarnations()
-    cluster.coordinator.deal_with_decrease_collector()  # so that its task is the last one
+    cluster.coordinator.deal_with_decrease_collector()  # so that it gets no new task
     cluster.coordinator.done = victim
     cluster.expect(lambda: victim not in cluster.busy())
     cluster.coordinator.done = ""
 
     os.kill(cluster.pid(victim), signal.SIGKILL)
-    # Nobody looks after the process: as for a worker on another host, its silence must do.
+    # Nothing watches the process, as for a worker on another host: only its lease ends.
     cluster.expect(lambda: cluster.incarnation(victim) == 0, 2 * LEASE_S, is_watched=False)
     cluster.coordinator.deal_with_increase_collector()
     cluster.expect_return(victim, before[victim])
 
 
-# A collector that hangs or dawdles --------------------------------------------------------------
+# A collector that hangs or is slow --------------------------------------------------------------
 def test_process_that_hangs_with_the_gil_held_is_replaced(cluster: CrashCluster) -> None:
     before = cluster.incarnations()
     cluster.arm("hang")
@@ -247,9 +247,9 @@ def test_slow_collectors_keep_their_leases(cluster: CrashCluster) -> None:
     cluster.expect_training()
 
 
-# Envs that misbehave, files that vanish, a disk that fills up -------------------------------------
+# Envs that fail, files that disappear, a disk that fills up -------------------------------------
 @pytest.mark.parametrize("point", ["raise", "observe-nan", "observe-other-shape"])
-def test_env_that_fails_once_costs_its_episode_alone(cluster: CrashCluster, point: str) -> None:
+def test_env_that_fails_once_loses_only_its_episode(cluster: CrashCluster, point: str) -> None:
     before = cluster.incarnations()
     cluster.arm(point)
     assert cluster.seen(point)["worker"].startswith("collector-")
@@ -273,7 +273,7 @@ def flip_a_byte(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [remove, flip_a_byte])
-def test_payload_files_that_come_to_harm_are_replaced_and_counted(
+def test_removed_or_damaged_payload_files_are_replaced_and_counted(
     cluster: CrashCluster, harm: Callable[[Path], None]
 ) -> None:
     before = cluster.incarnations()
@@ -283,7 +283,7 @@ def test_payload_files_that_come_to_harm_are_replaced_and_counted(
         for path in cluster.data.glob(f"*/{data_id}.ding"):
             harm(path)
 
-    cluster.coordinator.acknowledged = harm_file  # before the learner has read it, most likely
+    cluster.coordinator.acknowledged = harm_file  # most likely before the learner has read it
     cluster.expect(lambda: cluster.unreadable() > unreadable)
     cluster.coordinator.acknowledged = None
     cluster.expect_training()
@@ -298,7 +298,7 @@ def fill_up(ballast: Path) -> None:
             file.write(bytes(4096))
 
 
-def test_full_disk_holds_the_run_up_until_there_is_room(
+def test_full_disk_pauses_the_run_until_there_is_space(
     cluster: CrashCluster, disk: Path | None
 ) -> None:
     if disk is None:
@@ -309,7 +309,7 @@ def test_full_disk_holds_the_run_up_until_there_is_room(
 
     def stands_still() -> bool:
         nonlocal steps, still_since
-        fill_up(ballast)  # again: deleted payloads make room
+        fill_up(ballast)  # again, because deleted payloads free space
         now = cluster.env_steps()
         if now != steps:
             steps, still_since = now, time.monotonic()

@@ -1,4 +1,4 @@
-"""Workers as processes: killed, stopped and crashing ones, signals, and what a run leaves."""
+"""Worker processes: kills, stops, crashes, signals, and the files that a run leaves."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> None:
-    """The cluster outlives its tests; its own fixture looks after what it leaves."""
+    """Override the check after each test: the shared cluster is still running."""
 
 
-def test_killed_collector_is_started_anew_and_its_samples_stay(cluster: ProcessCluster) -> None:
+def test_killed_collector_is_restarted_and_its_samples_stay(cluster: ProcessCluster) -> None:
     cluster.expect(lambda: cluster.train_iter() > 60)
     before, killed_at = cluster.pid("collector-0"), cluster.env_steps()
     incarnation = cluster.incarnation("collector-0")
@@ -61,7 +61,7 @@ def test_killed_collector_is_started_anew_and_its_samples_stay(cluster: ProcessC
 
 
 @pytest.mark.slow
-def test_stopped_collector_loses_its_task_and_comes_back(cluster: ProcessCluster) -> None:
+def test_stopped_collector_loses_its_task_and_joins_again(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -80,7 +80,7 @@ def test_stopped_collector_loses_its_task_and_comes_back(cluster: ProcessCluster
 
 
 @pytest.mark.slow
-def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
+def test_killed_learner_continues_from_its_checkpoint_and_no_policy_gets_older(
     cluster: ProcessCluster,
 ) -> None:
     cluster.expect(lambda: (cluster.run_dir / "ckpt" / "latest.json").is_file())
@@ -103,7 +103,7 @@ def test_killed_learner_goes_on_from_its_checkpoint_and_no_policy_gets_older(
 
 
 @pytest.mark.slow
-def test_process_that_does_not_come_back_is_replaced(cluster: ProcessCluster) -> None:
+def test_process_that_stays_stopped_is_replaced(cluster: ProcessCluster) -> None:
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
     cluster.workers.lost_limit_s = 1.0
     os.kill(pid, signal.SIGSTOP)
@@ -114,7 +114,7 @@ def test_process_that_does_not_come_back_is_replaced(cluster: ProcessCluster) ->
 
 
 @pytest.mark.slow
-def test_stopped_process_does_not_hold_up_the_end(cluster: ProcessCluster) -> None:
+def test_stopped_process_does_not_delay_the_end(cluster: ProcessCluster) -> None:
     pid = cluster.pid("collector-0")
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -127,7 +127,7 @@ def test_stopped_process_does_not_hold_up_the_end(cluster: ProcessCluster) -> No
 
 
 @pytest.mark.slow
-def test_collector_over_its_memory_limit_is_started_again_between_tasks(tmp_path: Path) -> None:
+def test_collector_over_its_memory_limit_is_restarted_between_tasks(tmp_path: Path) -> None:
     sets = ["system.worker_memory_limit=1", "env.collector_episode_num=1", "system.restarts=0"]
     with torch_threads(1):
         cluster = ProcessCluster(tmp_path, sets)
@@ -140,7 +140,7 @@ def test_collector_over_its_memory_limit_is_started_again_between_tasks(tmp_path
 
 
 @pytest.mark.slow
-def test_learner_over_its_memory_limit_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_learner_over_its_memory_limit_continues_from_its_checkpoint(tmp_path: Path) -> None:
     sets = ["system.worker_memory_limit=1", "system.restarts=0"]
     with torch_threads(1):
         cluster = ProcessCluster(tmp_path, sets)
@@ -189,7 +189,7 @@ def start_run(cwd: Path, *extra: str) -> subprocess.Popen[str]:
 
 
 def start_training(cwd: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a run without end; return it with its processes once it trains."""
+    """Start an endless run; return it with its child processes once it trains."""
     process = start_run(cwd, *ENDLESS)
     assert process.stdout is not None
     for line in process.stdout:
@@ -230,10 +230,10 @@ def test_run_leaves_its_folder_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes_within_10_s_with_a_checkpoint(tmp_path: Path) -> None:
     process, children = start_training(tmp_path)
     sent_at = time.monotonic()
-    # As a terminal does it: every process of the group gets the signal.
+    # Like a terminal, send the signal to every process of the group.
     for pid in (process.pid, *children):
         os.kill(pid, signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
@@ -252,7 +252,7 @@ def test_ctrl_c_of_the_whole_group_ends_it_within_10_s_with_a_checkpoint(tmp_pat
 def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
     process = start_run(tmp_path, *ENDLESS)
     children: list[int] = []
-    while len(children) < 3:  # the resource tracker of multiprocessing is one
+    while len(children) < 3:  # one is the resource tracker of multiprocessing
         assert process.poll() is None, process.communicate()[1]
         children = children_of(process.pid)
         threading.Event().wait(0.02)
@@ -268,7 +268,7 @@ def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_second_ctrl_c_exits_at_once_and_so_do_the_workers(tmp_path: Path) -> None:
+def test_second_ctrl_c_ends_the_run_and_its_workers_at_once(tmp_path: Path) -> None:
     process, children = start_training(tmp_path)
     process.send_signal(signal.SIGSTOP)
     process.send_signal(signal.SIGTERM)

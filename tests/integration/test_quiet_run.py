@@ -1,4 +1,4 @@
-"""A run in which nothing happens says what it waits for."""
+"""A run in which nothing happens logs what it waits for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import short_runs
 
 
 class LazyCommander(SoloCommander):
-    """Hands out a learner's task and no other."""
+    """Hands out learner tasks, but no collector tasks."""
 
     config = {"type": "lazy"}  # noqa: RUF012 - as users write it
 
@@ -29,7 +29,7 @@ class LazyCommander(SoloCommander):
 
 
 class _Ears(logging.Handler):
-    """Collects warnings; the first one that matters stops the run."""
+    """Collects the warnings that nothing has happened; the first one stops the run."""
 
     def __init__(self, stop: threading.Event) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What is released: versions agree, and wheels and sdists of all distributions work."""
+"""Releases: versions agree, and the wheels and sdists of all distributions work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task names what to build; only the worker's own config says what may be imported for it."""
+"""A worker imports only modules that its own config allows, whatever a task names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Edit = Callable[[dict[str, Any]], object]
 
 
 class Bench:
-    """A master, and one worker that was made from a config of its own."""
+    """A master, and one worker with its own config."""
 
     def __init__(self, run_dir: Path, role: Any, transport: str, *sets: str) -> None:
         self.cfg = _config(run_dir, transport)
@@ -62,7 +62,7 @@ def _config(run_dir: Path, transport: str, *sets: str) -> Any:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bool]]:
-    """A module that could be imported; returns whether it was."""
+    """Make an importable module; return a function that tells whether it was imported."""
     fired = tmp_path / "fired"
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -115,7 +115,7 @@ LEARNER_EDITS: list[Edit] = [
         ("learner", "in_memory", LEARNER_EDITS),
     ],
 )
-def test_task_that_names_a_module_of_its_own_fails_and_the_worker_lives(
+def test_task_that_imports_a_forbidden_module_fails_and_the_worker_survives(
     tmp_path: Path, canary: Callable[[], bool], role: str, transport: str, edits: list[Edit]
 ) -> None:
     bench = Bench(tmp_path / "run", role, transport)
@@ -132,7 +132,7 @@ def test_task_that_names_a_module_of_its_own_fails_and_the_worker_lives(
     bench.close()
 
 
-def test_module_that_the_local_config_names_is_imported(
+def test_module_that_the_local_config_allows_is_imported(
     tmp_path: Path, canary: Callable[[], bool]
 ) -> None:
     env_id = f"{CANARY}:Canary-v0"
@@ -147,7 +147,7 @@ def test_module_that_the_local_config_names_is_imported(
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/dingsdk-escaped", "a/../../escaped"])
-def test_folder_that_a_task_names_is_not_used(tmp_path: Path, name: str) -> None:
+def test_worker_ignores_the_folder_that_a_task_names(tmp_path: Path, name: str) -> None:
     bench = Bench(tmp_path / "run", "collector", "in_memory")
     task = _collector_task(bench.cfg, 0)
     task["collector_cfg"]["exp_name"] = name
@@ -169,7 +169,7 @@ def test_modules_are_found_wherever_a_config_names_them() -> None:
     assert named_modules(config) == {"a", "b.c", "d.e", "f", "g", "h"}
 
 
-def test_refusal_names_what_was_asked_and_what_is_allowed() -> None:
+def test_error_names_the_forbidden_and_the_allowed_modules() -> None:
     task = {"x": {"import_names": ["os.path", "mine"]}, "env_id": "other:E"}
     with pytest.raises(UntrustedImportError) as caught:
         check_imports(task, ["mine", "yours"])
