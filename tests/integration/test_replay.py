@@ -1,4 +1,4 @@
-"""Runs of in_memory that are recorded and trained again, bit for bit."""
+"""Recorded in_memory runs are replayed and train the same weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_replay_trains_the_same_weights(tmp_path: Path, case: str) -> None:
     assert contents(run.run_dir) == before
 
 
-def test_replay_ends_after_the_iteration_to_compare_with() -> None:
+def test_replay_stops_after_the_iteration_to_compare() -> None:
     stop = threading.Event()
     watch = _Watch(2, stop)
     learner = SimpleNamespace(policy=SimpleNamespace(state_dict=lambda: {"w": np.ones(2)}))
@@ -98,7 +98,7 @@ def test_command_says_how_a_replay_ended(
 
 
 class LateCollectors:
-    """Registers a collector that takes the next of ``delays_s`` to build, in seconds."""
+    """Registers a collector type; building a collector takes the next of ``delays_s``."""
 
     def __init__(self, delays_s: list[float]) -> None:
         delays = iter(delays_s)
@@ -188,7 +188,7 @@ def test_damaged_schedules_are_refused(run: Path, tmp_path: Path) -> None:
         ("parallel", ["env_manager.type=async_subprocess"], "whatever env comes back first"),
     ],
 )
-def test_what_has_no_schedule_is_refused(
+def test_recording_is_refused_for_runs_without_a_schedule(
     tmp_path: Path, mode: Any, sets: list[str], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
@@ -198,7 +198,7 @@ def test_what_has_no_schedule_is_refused(
 
 
 @pytest.mark.slow
-def test_replay_without_a_learner_as_far_says_so(run: Path) -> None:
+def test_replay_that_ends_early_reports_how_far_it_came(run: Path) -> None:
     config = run / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("train_iterations: 150", "train_iterations: 20"))

@@ -1,4 +1,4 @@
-"""Parallel runs whose replay buffer is with a replay server."""
+"""Parallel runs whose replay buffer is in a replay server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(tmp_path: Path, *sets: str, **options: Any) -> tuple[RunResult, Any]:
 
 
 @pytest.mark.parametrize("concurrency", ["greenlets", "threads"])
-def test_run_trains_from_a_server_of_its_own_and_accounts_for_each_row(
+def test_run_trains_from_its_own_server_and_accounts_for_each_row(
     tmp_path: Path, concurrency: str
 ) -> None:
     result, samples = run(
@@ -68,13 +68,13 @@ def test_prioritized_run_sets_priorities(tmp_path: Path) -> None:
 
 
 def served_rows(folder: Path) -> tuple[int, list[float]]:
-    """Return the rows that a server was given, and the priorities that it has."""
+    """Return the number of rows pushed to a server, and its priorities."""
     with ServedBuffer({"type": "advanced", "replay_buffer_size": 500}, folder) as buffer:
         state = buffer.table.state_dict()
         return buffer.table.push_count, state["sampler"]["priorities"].tolist()
 
 
-def test_run_that_is_resumed_goes_on_with_rows_priorities_and_counters(tmp_path: Path) -> None:
+def test_resumed_run_keeps_rows_priorities_and_counters(tmp_path: Path) -> None:
     sets = (
         "system.journal.enabled=true",
         "policy.other.replay_buffer.type=advanced",
@@ -89,7 +89,7 @@ def test_run_that_is_resumed_goes_on_with_rows_priorities_and_counters(tmp_path:
     assert before is not None
     assert (first.reason, first.train_iter, before.trained) == ("limit", 200, 200 * 16)
     assert pushed >= before.acknowledged  # collectors may insert after the learner has ended
-    assert len(set(priorities)) > 16  # those that training gave
+    assert len(set(priorities)) > 16  # set by training
 
     iterations = "policy.learn.learner.train_iterations"
     with pytest.raises(ConfigError, match="replay"):
@@ -103,7 +103,7 @@ def test_run_that_is_resumed_goes_on_with_rows_priorities_and_counters(tmp_path:
     assert served_rows(folder)[0] > pushed
 
 
-def test_run_that_reached_its_goal_leaves_no_rows(tmp_path: Path) -> None:
+def test_run_that_reached_its_stop_value_leaves_no_rows(tmp_path: Path) -> None:
     result, _ = run(tmp_path, "system.journal.enabled=true", "env.stop_value=1")
     assert result.reason == "stop_value"
     assert not (tmp_path / "run" / "replay").exists()
@@ -111,7 +111,7 @@ def test_run_that_reached_its_goal_leaves_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_at_once_train_from_one_server_and_the_end_of_one_leaves_the_other(
+def test_two_runs_share_a_server_and_the_end_of_one_does_not_stop_the_other(
     tmp_path: Path,
 ) -> None:
     limiter = {
@@ -145,13 +145,13 @@ def test_two_runs_at_once_train_from_one_server_and_the_end_of_one_leaves_the_ot
         assert server.end(signal.SIGTERM) == 143
     assert {name: each.train_iter for name, each in results.items()} == {"a": 100, "b": 400}
     steps = sum(each.env_steps for each in results.values())
-    assert 0 < stats["pushed"] <= steps + 2 * 5 * 16  # no insert of a run is one of the other's
+    assert 0 < stats["pushed"] <= steps + 2 * 5 * 16  # no row is pushed twice
     assert stats["sampled"] >= 500 * 16
     assert abs(stats["sampled"] - 4 * (stats["pushed"] - 64)) <= 1024 + 4 * 64 + 16
     assert stats["pushed"] == stats["count"] + stats["overwritten"]
 
 
-def test_server_that_cannot_be_used_is_told_before_a_run_begins(
+def test_unusable_server_is_reported_before_the_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [*SERVED, "system.replay.timeout_s=0.2", f"system.replay.path={tmp_path / 'served'}"]
@@ -167,7 +167,7 @@ def test_server_that_cannot_be_used_is_told_before_a_run_begins(
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_run_ends_by_one_line_where_the_server_of_others_is_gone_for_good(tmp_path: Path) -> None:
+def test_run_ends_with_a_user_error_when_an_external_server_is_gone(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with ReplayServer({}, {"type": "naive"}, tmp_path / "served") as server:
         sets = (
@@ -232,7 +232,7 @@ LONGER = ("policy.learn.learner.train_iterations=600",)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["replay-server-0", "learner-0", "coordinator"])
-def test_run_goes_on_after_the_death_of_a_process(tmp_path: Path, name: str) -> None:
+def test_run_continues_after_a_process_is_killed(tmp_path: Path, name: str) -> None:
     checkpoints = "policy.learn.learner.hook.save_ckpt_after_iter=10"
     result, samples = _run_with_a_death(tmp_path, name, *LONGER, checkpoints)
 
@@ -255,7 +255,9 @@ def test_run_goes_on_after_the_death_of_a_process(tmp_path: Path, name: str) -> 
         (["system.replay.type=learner", "system.replay.address=h:1"], "parallel", "learner"),
     ],
 )
-def test_what_cannot_go_along_is_refused_by_name(sets: list[str], mode: Any, word: str) -> None:
+def test_settings_that_a_replay_server_cannot_use_are_refused(
+    sets: list[str], mode: Any, word: str
+) -> None:
     with pytest.raises(ConfigError, match=word) as caught:
         compile_run("cartpole-dqn", mode=mode, sets=["system.replay.type=server", *sets])
     assert word in str(caught.value.path) or "system.replay" in str(caught.value.path)

@@ -1,4 +1,4 @@
-"""Serial runs that are interrupted, killed and resumed, against runs that are not."""
+"""Serial runs that are interrupted or killed and resumed equal uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ADVANCED = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
     ("config", "sets"),
     [
         ("cartpole-dqn", SMALL),
-        # Quick cases of these two are among those of every space.
+        # test_resume_matrix.py has quick cases of these two.
         pytest.param(
             "cartpole-dqn",
             (*SMALL, *ADVANCED, "env_manager.type=in_process"),
@@ -88,7 +88,7 @@ ADVANCED = ("policy.other.replay_buffer.type=advanced", "policy.priority=true")
     ],
     ids=["dqn", "prioritized", "ppo", "subprocess", "sync-nstep", "overwritten", "r2d2", "sac"],
 )
-def test_interrupted_run_equals_a_whole_one(
+def test_interrupted_run_equals_an_uninterrupted_one(
     tmp_path: Path, config: str, sets: tuple[str, ...]
 ) -> None:
     StopAndGo(config, sets).run(tmp_path, after_iterations=[6, 41])
@@ -96,7 +96,7 @@ def test_interrupted_run_equals_a_whole_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_run_may_be_interrupted_anywhere(tmp_path: Path, seed: int) -> None:
+def test_run_may_be_interrupted_at_any_iteration(tmp_path: Path, seed: int) -> None:
     stops = np.random.default_rng(seed).choice(np.arange(1, 59), 12, replace=False)
     sets = (*SMALL, *ADVANCED) if seed % 2 else SMALL
     StopAndGo("cartpole-dqn", sets).run(tmp_path, sorted(stops.tolist()))
@@ -107,7 +107,7 @@ def test_run_may_be_interrupted_anywhere(tmp_path: Path, seed: int) -> None:
     ("package", "config", "env_id"),
     [("mujoco", "pendulum-sac", "Hopper-v5"), ("ale_py", "cartpole-dqn", "ale_py:ALE/Pong-v5")],
 )
-def test_interrupted_run_of_a_simulator_equals_a_whole_one(
+def test_interrupted_run_of_a_simulator_equals_an_uninterrupted_one(
     tmp_path: Path, package: str, config: str, env_id: str
 ) -> None:
     pytest.importorskip(package)
@@ -124,7 +124,7 @@ def test_interrupted_run_of_a_simulator_equals_a_whole_one(
 
 
 @pytest.mark.slow
-def test_run_whose_envs_come_back_one_by_one_is_resumed(
+def test_run_with_asynchronous_envs_can_be_resumed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sets = [
@@ -151,7 +151,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_killed_run_goes_on_from_its_newest_save(tmp_path: Path) -> None:
+def test_killed_run_resumes_from_its_newest_save(tmp_path: Path) -> None:
     sets = [*SMALL, "policy.learn.learner.train_iterations=400", "system.save_every=0"]
     whole = train("cartpole-dqn", sets=[*sets, "exp_name=whole"], output=tmp_path).run_dir
     script, run = tmp_path / "run.py", tmp_path / "killed"
@@ -164,11 +164,11 @@ def test_killed_run_goes_on_from_its_newest_save(tmp_path: Path) -> None:
     subprocess.run(command, check=True, timeout=120, env=_env())
     outcomes = [StopAndGo("cartpole-dqn")._outcome(each) for each in (whole, run)]
     for outcome in outcomes:
-        del outcome["streams"]  # those of the processes, which nothing of a run seeds or uses
+        del outcome["streams"]  # of the processes; the run neither seeds nor uses them
     _compare(*outcomes)
 
 
-def test_rows_in_files_become_those_of_the_save(tmp_path: Path) -> None:
+def test_memmap_rows_are_restored_from_the_save(tmp_path: Path) -> None:
     def run(name: str, *callbacks: Any) -> Path:
         storage = ("storage.type=memmap", f"storage.path={tmp_path / name}-rows")
         sets = [f"policy.other.replay_buffer.{each}" for each in (*storage, RING)]
@@ -181,7 +181,7 @@ def test_rows_in_files_become_those_of_the_save(tmp_path: Path) -> None:
 
 
 def _kill_after(command: list[str], run: Path, saves: int) -> None:
-    """Start a run, and kill it once it has made so many saves."""
+    """Start a run, and kill it once it has made this many saves."""
     process = subprocess.Popen(command, env=_env())
     deadline = time.monotonic() + 120
     try:
@@ -223,7 +223,7 @@ def test_two_saves_are_kept_and_share_no_state(run: Path) -> None:
     assert first.state.parts["learner"]["train_iter"] <= second.state.parts["learner"]["train_iter"]
 
 
-def test_a_later_limit_goes_on_and_is_written_down(run: Path) -> None:
+def test_resume_with_a_higher_limit_continues_and_saves_the_limit(run: Path) -> None:
     before = find_save(run)
     result = resume(run, sets=["policy.learn.learner.train_iterations=40"])
     assert result.run_dir == run
@@ -246,14 +246,14 @@ def test_older_save_can_be_resumed(run: Path) -> None:
     "change",
     ["policy.learn.batch_size=16", "seed=3", "env.env_id=Acrobot-v1", "system.max_env_stepz=3"],
 )
-def test_what_would_be_another_run_is_refused(run: Path, change: str) -> None:
+def test_settings_that_cannot_change_are_refused(run: Path, change: str) -> None:
     before = _contents(run)
     with pytest.raises(ConfigError, match=f"{change.split('=')[0]} cannot change"):
         resume(run, sets=[change])
     assert _contents(run) == before
 
 
-def test_damaged_save_is_refused_and_the_one_before_it_named(run: Path) -> None:
+def test_damaged_save_is_refused_and_the_previous_one_is_named(run: Path) -> None:
     older, newest = sorted((run / "resume").iterdir())
     content = bytearray((newest / "state.safetensors").read_bytes())
     content[-1] ^= 1
@@ -292,7 +292,7 @@ def test_save_of_another_run_is_refused(
     assert _contents(run) == before
 
 
-def test_disk_that_fills_while_saving_leaves_the_saves_before(
+def test_full_disk_while_saving_keeps_the_previous_saves(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = sorted((run / "resume").iterdir())
@@ -325,9 +325,7 @@ def test_damaged_rows_are_refused_and_nothing_changes(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ckpt/latest.json", "result.json", "seeds.json", "curve.png"])
-def test_folder_in_place_of_a_file_of_the_run_is_refused_before_anything_changes(
-    run: Path, name: str
-) -> None:
+def test_folder_in_place_of_a_run_file_is_refused_and_nothing_changes(run: Path, name: str) -> None:
     (run / name).unlink(missing_ok=True)
     (run / name).mkdir()
     before = _contents(run)
@@ -341,26 +339,26 @@ def test_folder_without_a_save_is_refused(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
-def test_save_without_its_state_does_not_count(run: Path) -> None:
+def test_save_without_its_state_file_is_ignored(run: Path) -> None:
     older, newest = sorted((run / "resume").iterdir())
     (newest / "state.safetensors").unlink()
     assert find_save(run).path == older
 
 
-def test_run_that_is_under_way_is_refused(run: Path) -> None:
+def test_resume_of_a_running_run_is_refused(run: Path) -> None:
     before = _contents(run)
     with held(run), pytest.raises(RunFolderError, match="a run is under way"):
         resume(run)
     assert _contents(run) == before
 
 
-def test_saving_can_be_off(tmp_path: Path) -> None:
+def test_saving_can_be_turned_off(tmp_path: Path) -> None:
     sets = [*SMALL, "policy.learn.learner.train_iterations=4", "system.save_every=null"]
     run = train("cartpole-dqn", sets=sets, output=tmp_path).run_dir
     assert not (run / "resume").exists()
 
 
-def test_command_line_resumes_and_refuses_what_a_new_run_takes(
+def test_command_line_resumes_and_refuses_options_of_new_runs(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", str(run), "--seed", "1"]) == 2
@@ -373,14 +371,14 @@ def test_command_line_resumes_and_refuses_what_a_new_run_takes(
 
 
 class Opaque(gym.Wrapper[Any, Any, Any, Any]):
-    """CartPole that keeps something that is no data."""
+    """CartPole with an attribute that cannot be saved."""
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
         self.simulator = object()
 
 
-def test_envs_that_cannot_be_saved_are_named_and_begin_anew(
+def test_envs_that_cannot_be_saved_are_named_and_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sets = [*SMALL, "policy.learn.learner.train_iterations=20"]
@@ -395,7 +393,7 @@ def test_envs_that_cannot_be_saved_are_named_and_begin_anew(
 
 
 class FixedEvaluator(ISerialEvaluator):
-    """Plays nothing, and does not say that it resumes."""
+    """Returns a fixed result; it has no ``resumes`` attribute."""
 
     _config_path = "policy.eval.evaluator"
 
@@ -409,7 +407,7 @@ class FixedEvaluator(ISerialEvaluator):
 
 
 @pytest.mark.parametrize(("kind", "is_told"), [("interaction", False), ("fixed", True)])
-def test_part_that_begins_new_episodes_is_named(
+def test_warning_names_the_part_that_begins_new_episodes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, is_told: bool
 ) -> None:
     sets = ["policy.learn.learner.train_iterations=1", f"policy.eval.evaluator.type={kind}"]

@@ -1,4 +1,4 @@
-"""Every policy over every kind of space that it takes: interrupted, killed, and resumed."""
+"""Interrupted and killed runs of every policy, with every space it supports, resume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ACTIONS = {"discrete": spaces.Discrete(4), "box": spaces.Box(-2, 2, (2,), np.flo
 
 
 class Noise(gym.Env[Any, Any]):
-    """Episodes of 5 to 12 steps whose observations and rewards are drawn; masked actions raise."""
+    """Episodes of 5 to 12 steps with random observations and rewards; masked actions raise."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's declaration
 
@@ -134,7 +134,7 @@ QUICK = ("dqn-prioritized", "ppo-mask")
 @pytest.mark.parametrize(
     "case", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in CASES]
 )
-def test_interrupted_run_equals_a_whole_one(tmp_path: Path, case: str) -> None:
+def test_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, case: str) -> None:
     StopAndGo(config(case)).run(tmp_path, after_iterations=[7, 26])
 
 
@@ -154,7 +154,7 @@ KILLED_PROCESSES = ("dqn-mask", "ppo-image")
     ("transport", "case"),
     [*(("in_memory", case) for case in KILLED), *(("flask_fs", case) for case in KILLED_PROCESSES)],
 )
-def test_killed_parallel_run_goes_on(tmp_path: Path, transport: str, case: str) -> None:
+def test_killed_parallel_run_can_be_resumed(tmp_path: Path, transport: str, case: str) -> None:
     save_config(config(case), tmp_path / "config.yaml")
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "train.py", "config.yaml", transport, f"{ITERATIONS}=1000000"]
@@ -173,13 +173,13 @@ def test_killed_parallel_run_goes_on(tmp_path: Path, transport: str, case: str) 
     result = resume(run, sets=[f"{ITERATIONS}={target}"])
 
     assert result.reason == "limit"
-    # On-policy training ends with a round, which is of many iterations.
+    # On-policy training ends after a whole round, which has many iterations.
     assert result.train_iter >= target if case.startswith("ppo") else result.train_iter == target
     assert result.env_steps > before["env_steps"]
     result.samples.check()
     assert result.samples.acknowledged >= before["samples"]["acknowledged"]
-    # The payloads of in_memory are gone with the process, and counted; on-policy training may
-    # have had all of them.
+    # The payloads of in_memory are lost with the process and count as missing. On-policy training
+    # may have used all of them before.
     if not case.startswith("ppo") or transport == "flask_fs":
         assert ("missing" in result.samples.evicted) == (transport == "in_memory")
     final = load_checkpoint(run / "ckpt")

@@ -1,4 +1,4 @@
-"""One role a process, started by hand as on several hosts."""
+"""Roles started by hand, each in its own process, as on several hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dingsdk.pipeline.resume import has_journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 PATIENCE_S = 90.0
-"""Head room of what is promised without a figure."""
+"""Time limit where no figure is documented."""
 PROGRAM = [sys.executable, "-c", "import sys; from dingsdk.cli import main; sys.exit(main())"]
 SETS = [
     "--set", "env.evaluator_env_num=2", "--set", "env.n_evaluator_episode=2",
@@ -30,7 +30,7 @@ SETS = [
 
 
 class Site:
-    """Starts roles that share a folder, and ends what is left of them."""
+    """Starts roles that share a folder, and kills those still running at the end."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.cwd = tmp_path
@@ -98,7 +98,7 @@ def test_three_processes_train_together_and_end_together(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_replay_server_that_is_started_by_hand_holds_the_rows(site: Site) -> None:
+def test_replay_server_started_by_hand_holds_the_rows(site: Site) -> None:
     served = ("--set", "system.replay.type=server")
     coordinator = site.start("coordinator", "--set", "system.max_env_steps=600", *served)
     address = read_until(coordinator, r"^coordinator: (http\S+)$")[1]
@@ -172,7 +172,7 @@ def test_worker_without_a_coordinator_gives_up_on_ctrl_c(site: Site) -> None:
         ),
     ],
 )
-def test_mistake_is_told_without_a_traceback(
+def test_mistakes_are_reported_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     role, *rest = arguments

@@ -1,4 +1,4 @@
-"""What parallel mode draws, beside serial mode: the same curves, on the same axes."""
+"""Parallel mode writes the same curves as serial mode, on the same axes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETS = (
     "env.collector_episode_num=1000",  # one task of the collector lasts for the whole run
 )
 BUFFER = ("pushed_per_s", "sampled_per_s", "age_mean", "age_min", "age_max")
-"""Written once in a while, by the clock."""
+"""Written at time intervals."""
 PARALLEL_ONLY = ("pace", "relative_pace", "policy_lag", "commander_iter", "commander_step")
 
 
@@ -45,14 +45,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[i
     return {mode: curves(Path(result.run_dir)) for mode, result in runs.items()}
 
 
-def test_parallel_mode_draws_every_curve_of_serial_mode(both) -> None:
+def test_parallel_mode_writes_every_curve_of_serial_mode(both) -> None:
     assert len(both["serial"]) > 40
     missing = both["serial"].keys() - both["parallel"].keys()
-    # Parallel mode sends all that it collects.
+    # Parallel mode drops no samples.
     assert missing == {f"collector_{axis}/total_dropped_sample_count" for axis in ("iter", "step")}
 
 
-def test_no_curve_is_named_otherwise_in_parallel_mode(both) -> None:
+def test_parallel_mode_adds_only_the_expected_curves(both) -> None:
     more = {tag for tag in both["parallel"] if not tag.startswith(PARALLEL_ONLY)}
     named = {tag.rpartition("/")[2] for tag in more - both["serial"].keys()}
     assert named <= {"data_time_avg", *BUFFER}  # a worker waits for data
@@ -61,5 +61,5 @@ def test_no_curve_is_named_otherwise_in_parallel_mode(both) -> None:
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_epsilon_falls_with_the_env_steps_within_a_task(both, mode: str) -> None:
     step, eps = max(both[mode]["collector_step/eps"].items())
-    # From 1 to 0.05 over 5,000 env steps; a collector hears of it once a payload.
+    # From 1 to 0.05 over 5,000 env steps; a collector gets it with each payload.
     assert eps == pytest.approx(1 - 0.95 * step / 5_000, abs=0.15)

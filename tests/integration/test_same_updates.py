@@ -1,4 +1,4 @@
-"""A run that has used up its env steps has made as many updates in either mode."""
+"""Runs that have used up their env steps have made the same number of updates in both modes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PPO = (
 @pytest.mark.parametrize(
     ("config", "sets", "updates", "per_collect"),
     [
-        # From the collect on that fills a batch.
+        # Training begins with the collect that fills the first batch.
         ("cartpole-dqn", DQN, lambda rows: 3 * (rows - 16) / 4, 3),
         # 2 passes over a collect in 2 minibatches; a collect of parallel mode may be larger.
         ("cartpole-ppo", PPO, lambda rows: 4 * (rows // 64), 4),
@@ -54,7 +54,7 @@ def test_updates_follow_from_the_samples_in_both_modes(
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_collect_that_was_begun_is_ended_and_trained_on(tmp_path: Path, mode: str) -> None:
+def test_started_collect_is_finished_and_trained_on(tmp_path: Path, mode: str) -> None:
     sizes = (
         "policy.collect.n_sample=256",
         "policy.learn.batch_size=64",
@@ -65,8 +65,8 @@ def test_collect_that_was_begun_is_ended_and_trained_on(tmp_path: Path, mode: st
     assert result.train_iter == 2 * 8  # collects, minibatches of both passes
 
 
-def test_sampling_by_a_limiter_of_its_own_is_not_waited_for(tmp_path: Path) -> None:
-    # A buffer that always has a batch would be trained on for ever.
+def test_run_with_another_limiter_ends_at_its_step_limit(tmp_path: Path) -> None:
+    # This buffer always has a batch, so waiting for the last one would never end.
     own = "policy.other.replay_buffer.limiter.type=push_sample_rate"
     result = train("cartpole-dqn", "parallel", sets=[*SETS, *DQN, own], seed=1, output=tmp_path)
     assert result.reason == "limit"

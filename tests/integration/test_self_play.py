@@ -1,4 +1,4 @@
-"""Self-play of two by one config, in both modes."""
+"""Self-play of two players from one config, in both modes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHORT = (
 @pytest.mark.parametrize(
     "kind", [pytest.param("sample_1v1", marks=pytest.mark.slow), "episode_1v1"]
 )
-def test_serial_run_plays_itself_and_its_past(kind: str, tmp_path: Any) -> None:
+def test_serial_run_plays_against_itself_and_past_players(kind: str, tmp_path: Any) -> None:
     sets = (*SHORT, f"policy.collect.collector.type={kind}")
     if kind == "episode_1v1":
         sets += ("policy.collect.n_episode=8", "policy.collect.collector.get_train_sample=true")
@@ -60,7 +60,7 @@ def test_serial_run_plays_itself_and_its_past(kind: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "transport", ["in_memory", pytest.param("flask_fs", marks=pytest.mark.slow)]
 )
-def test_parallel_run_plays_itself_and_its_past(transport: str, tmp_path: Any) -> None:
+def test_parallel_run_plays_against_itself_and_past_players(transport: str, tmp_path: Any) -> None:
     result = train(
         "tictactoe-selfplay", mode="parallel", transport=transport, sets=SHORT, output=tmp_path
     )
@@ -88,7 +88,7 @@ TWO = (
 
 
 def games_of(league: Any) -> float:
-    """Return how many games a payoff counts that is without decay; each is there for both."""
+    """Return the number of games in a payoff without decay, which has each game twice."""
     return sum(games for *_, games in league["payoff"]["records"]) / 2
 
 
@@ -171,7 +171,7 @@ def curves_of(folder: Any) -> set[str]:
 
 
 class Agreement(IMetric):
-    """How often the policy takes the middle."""
+    """The share of boards on which the policy takes the middle."""
 
     def eval(self, inputs: Any, label: Any) -> float:
         return float(np.mean([int(each["action"]) == label for each in inputs.values()]))
@@ -194,9 +194,7 @@ def boards() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_evaluator_that_the_config_names_measures_self_play_in_both_modes(
-    mode: Any, tmp_path: Any
-) -> None:
+def test_configured_evaluator_measures_self_play_in_both_modes(mode: Any, tmp_path: Any) -> None:
     data = f"{__name__}:boards"
     sets = (*SHORT, "policy.eval.evaluator.type=metric", f"policy.eval.evaluator.data={data}")
     transport = "in_memory" if mode == "parallel" else None
@@ -244,7 +242,7 @@ PPO: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_on_policy_serial_run_plays_itself_and_its_past(tmp_path: Any) -> None:
+def test_on_policy_serial_run_plays_against_itself_and_past_players(tmp_path: Any) -> None:
     result = train(PPO, output=tmp_path)
 
     assert result.reason == "limit"
@@ -253,7 +251,7 @@ def test_on_policy_serial_run_plays_itself_and_its_past(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("max_lag", [0, 2])
-def test_on_policy_parallel_run_trains_on_games_as_new_as_asked_for(
+def test_on_policy_parallel_run_stays_within_the_policy_lag_limit(
     max_lag: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evicted: list[dict[str, int]] = []
@@ -277,7 +275,7 @@ def test_on_policy_parallel_run_trains_on_games_as_new_as_asked_for(
 
 
 @pytest.mark.slow
-def test_players_of_the_past_outlive_the_workers(tmp_path: Any) -> None:
+def test_past_players_survive_the_loss_of_workers(tmp_path: Any) -> None:
     league = "policy.other.league"
     sets = (f"{league}.one_phase_step=50", f"{league}.self_play=0", "env.collector_episode_num=2")
     cluster = ProcessCluster(tmp_path / "run", sets, example="tictactoe-selfplay")
@@ -311,7 +309,7 @@ def test_players_of_the_past_outlive_the_workers(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_resumed_run_plays_on_in_the_same_league(tmp_path: Any) -> None:
+def test_resumed_run_continues_the_same_league(tmp_path: Any) -> None:
     first = train("tictactoe-selfplay", sets=(*SHORT, "system.save_every=0"), output=tmp_path)
     before = saved_league(str(first.run_dir / "league"))["players"]
 
@@ -326,7 +324,7 @@ def test_resumed_run_plays_on_in_the_same_league(tmp_path: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("transport", ["in_memory", "shared_memory"])
-def test_past_players_play_on_where_the_policy_store_went_with_the_processes(
+def test_resumed_run_plays_past_players_when_the_policy_store_was_lost(
     transport: str, tmp_path: Any
 ) -> None:
     sets = (*SHORT, "policy.other.league.self_play=0", "system.journal.enabled=true")
@@ -348,7 +346,7 @@ KILLED = (
 
 
 def killed_run(folder: Any, *arguments: str) -> Any:
-    """Train two players until both have a past and games, kill all; return the run folder."""
+    """Train until both players have past versions and games, kill all; return the folder."""
     command = [sys.executable, "-m", "dingsdk", "train", "tictactoe-selfplay", *arguments]
     for each in KILLED:
         command += ["--set", each]
@@ -373,7 +371,7 @@ def killed_run(folder: Any, *arguments: str) -> Any:
 
 
 def check_resumed(run: Any, known: Any) -> None:
-    """Resume a run whose league was ``known`` when it was killed, and see that it has all of it."""
+    """Resume a killed run, and check that its league has everything of the ``known`` one."""
     before = status(run)
     limit = before["train_iter"] + 120
     result = resume(run, sets=[f"policy.learn.learner.train_iterations={limit}"])
@@ -398,7 +396,7 @@ def check_resumed(run: Any, known: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_league_of_a_killed_serial_run_goes_on(tmp_path: Any) -> None:
+def test_killed_serial_run_resumes_with_its_league(tmp_path: Any) -> None:
     run = killed_run(tmp_path, "--set", "system.save_every=0")
 
     state = find_save(run).state
@@ -408,7 +406,7 @@ def test_league_of_a_killed_serial_run_goes_on(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_league_of_a_killed_parallel_run_goes_on(tmp_path: Any) -> None:
+def test_killed_parallel_run_resumes_with_its_league(tmp_path: Any) -> None:
     run = killed_run(tmp_path, "--mode", "parallel", "--transport", "flask_fs")
 
     with recovered(run, tmp_path / "copy") as coordinator:

@@ -1,4 +1,4 @@
-"""Serial collectors and evaluators that the config names run in workers, as they are."""
+"""Serial collectors and evaluators named by the config run unchanged in workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import short_runs
 
 
 class PlainCollector(ISerialCollector):
-    """Acts at random and returns plain dicts; it knows of no statistics."""
+    """Acts at random and returns plain dicts; it keeps no statistics."""
 
     class Config(PartSection, frozen=True, kw_only=True):
         """Its section."""
@@ -53,7 +53,7 @@ class PlainCollector(ISerialCollector):
 
 
 class FixedEvaluator(ISerialEvaluator):
-    """Finds the same returns each time."""
+    """Reports the same returns each time."""
 
     class Config(ISerialEvaluator.Config, frozen=True, kw_only=True):
         """Its section."""
@@ -107,9 +107,7 @@ def run(run_dir: Path, *sets: str, concurrency: str = "greenlets") -> RunResult:
 @pytest.mark.parametrize(
     "concurrency", ["greenlets", pytest.param("threads", marks=pytest.mark.slow)]
 )
-def test_collector_that_the_config_names_feeds_a_parallel_run(
-    tmp_path: Path, concurrency: str
-) -> None:
+def test_configured_serial_collector_feeds_a_parallel_run(tmp_path: Path, concurrency: str) -> None:
     sets = ("policy.collect.collector.type=counting", "env.collector_episode_num=1")
     result = run(tmp_path, *sets, concurrency=concurrency)
     assert (result.reason, result.train_iter) == ("limit", 200)
@@ -120,7 +118,7 @@ def test_collector_that_the_config_names_feeds_a_parallel_run(
 @pytest.mark.parametrize(
     "concurrency", ["greenlets", pytest.param("threads", marks=pytest.mark.slow)]
 )
-def test_collector_and_evaluator_of_a_third_party_run_in_workers(
+def test_third_party_collector_and_evaluator_run_in_workers(
     tmp_path: Path, concurrency: str
 ) -> None:
     result = run(
@@ -141,7 +139,7 @@ def test_collector_and_evaluator_of_a_third_party_run_in_workers(
     assert "best" in result.checkpoints
 
 
-def test_same_parts_serve_serial_mode(tmp_path: Path) -> None:
+def test_same_parts_work_in_serial_mode(tmp_path: Path) -> None:
     sets = ("policy.collect.collector.type=plain", "policy.eval.evaluator.type=fixed")
     sets = (*short_runs.QUICK, *sets, "policy.nstep=1")
     result = train("cartpole-dqn", sets=sets, output=tmp_path)
@@ -149,7 +147,7 @@ def test_same_parts_serve_serial_mode(tmp_path: Path) -> None:
     assert {each.mean for each in result.evaluations} == {2.0}
 
 
-def test_observers_hear_of_an_evaluation_once(tmp_path: Path, manager: PluginManager) -> None:
+def test_observers_are_called_once_per_evaluation(tmp_path: Path, manager: PluginManager) -> None:
     heard: list[int] = []
 
     class Observer:
@@ -163,7 +161,7 @@ def test_observers_hear_of_an_evaluation_once(tmp_path: Path, manager: PluginMan
 
 
 @pytest.mark.slow
-def test_long_evaluation_leaves_turns_to_others_and_is_cut_off_at_the_end(tmp_path: Path) -> None:
+def test_long_evaluation_yields_to_other_jobs_and_is_stopped_at_the_end(tmp_path: Path) -> None:
     result = run(
         tmp_path,
         "policy.collect.parallel_collector.type=serial",
@@ -176,11 +174,11 @@ def test_long_evaluation_leaves_turns_to_others_and_is_cut_off_at_the_end(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["forward", "forward_batch"])
-def test_calls_of_the_policy_leave_turns_to_others_without_an_env_step(
+def test_policy_calls_without_env_steps_yield_to_other_jobs(
     tmp_path: Path, manager: PluginManager, form: str
 ) -> None:
     class Planner(FixedEvaluator):
-        """Asks the policy on and on."""
+        """Calls the policy in an endless loop."""
 
         def eval(self, *args: Any, **kwargs: Any) -> Any:
             obs: Any = np.zeros((1, 4), np.float32)
@@ -194,7 +192,7 @@ def test_calls_of_the_policy_leave_turns_to_others_without_an_env_step(
     assert result.evaluations == ()
 
 
-def test_on_policy_run_refuses_a_collector_that_cannot_be_held_back() -> None:
+def test_on_policy_run_refuses_a_collector_that_cannot_pause() -> None:
     sets = ("policy.collect.collector.type=plain",)
     with pytest.raises(ConfigError) as caught:
         compile_run("cartpole-ppo", mode="parallel", transport="in_memory", sets=sets)

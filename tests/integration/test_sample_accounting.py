@@ -1,4 +1,4 @@
-"""Runs of both modes tell what became of their samples, and check it where they are asked to."""
+"""Runs of both modes report how their samples ended, and check it if configured to."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_samples_of_a_run_are_all_accounted_for(mode: str) -> None:
     assert found["trained"] > found["acknowledged"] / 2
 
 
-def test_samples_of_an_on_policy_run_are_trained_on_and_gone() -> None:
+def test_on_policy_samples_leave_after_training() -> None:
     found = run("serial", "cartpole-ppo")
     assert found["evicted"] == {"trained": found["collected"]}
     assert found["live"] == 0
 
 
-def test_counts_go_on_when_a_run_is_resumed() -> None:
+def test_resumed_run_continues_its_sample_counts() -> None:
     with use_manager(PluginManager()):
         whole = train("cartpole-dqn", sets=(*SETS, "exp_name=whole"), seed=3)
         part = train("cartpole-dqn", sets=(*SETS, "system.max_env_steps=700"), seed=3)
@@ -63,7 +63,7 @@ def test_counts_go_on_when_a_run_is_resumed() -> None:
     assert samples_of(part.run_dir) == samples_of(whole.run_dir)
 
 
-def test_run_whose_ledger_loses_samples_ends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_loses_samples_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     add = PayloadLedger.add
 
     def forget(self: PayloadLedger, *args: Any) -> Any:
