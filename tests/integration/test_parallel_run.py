@@ -132,9 +132,7 @@ def test_evaluation_that_ends_after_training_counts(tmp_path: Path, stop_value: 
     assert load_checkpoint(result.checkpoints["best"]).iteration == 200
 
 
-def test_last_evaluation_that_takes_too_long_is_stopped_and_not_counted(
-    tmp_path: Path,
-) -> None:
+def test_last_evaluation_that_takes_too_long_is_stopped_and_not_counted(tmp_path: Path) -> None:
     result = run(
         tmp_path, "env.n_evaluator_episode=1000000", "system.coordinator.last_evaluation_s=0.1"
     )

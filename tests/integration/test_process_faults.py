@@ -165,9 +165,7 @@ def test_collector_killed_while_working_is_replaced(cluster: CrashCluster, point
     cluster.expect_return(victim, before[victim])
 
 
-def test_collector_killed_while_writing_leaves_no_payload(
-    cluster: CrashCluster,
-) -> None:
+def test_collector_killed_while_writing_leaves_no_payload(cluster: CrashCluster) -> None:
     before = cluster.incarnations()
     cluster.arm("mid-write")
     found = cluster.seen("mid-write")
@@ -210,9 +208,7 @@ def test_payload_stays_when_its_collector_is_killed(cluster: CrashCluster, point
     cluster.coordinator.kill = None
 
 
-def test_killed_idle_collector_is_removed_when_its_lease_ends(
-    cluster: CrashCluster,
-) -> None:
+def test_killed_idle_collector_is_removed_when_its_lease_ends(cluster: CrashCluster) -> None:
     victim, before = "collector-0", cluster.incarnations()
     cluster.coordinator.deal_with_decrease_collector()  # so that it gets no new task
     cluster.coordinator.done = victim

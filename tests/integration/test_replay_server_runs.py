@@ -111,9 +111,7 @@ def test_run_that_reached_its_stop_value_leaves_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_share_a_server_and_the_end_of_one_does_not_stop_the_other(
-    tmp_path: Path,
-) -> None:
+def test_two_runs_share_a_server_and_the_end_of_one_does_not_stop_the_other(tmp_path: Path) -> None:
     limiter = {
         "type": "samples_per_insert",
         "samples_per_insert": 4.0,

@@ -37,7 +37,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished small run; tests read it only."""
+    """A finished small run; tests only read it."""
     return train("cartpole-dqn", sets=SMALL, output=tmp_path_factory.mktemp("runs")).run_dir
 
 
@@ -62,7 +62,7 @@ def test_run_ends_when_the_stop_value_is_reached(tmp_path: Path) -> None:
     assert result.train_iter > 0
 
 
-def test_run_folder_holds_what_it_promises(run_dir: Path) -> None:
+def test_run_folder_has_curve_logs_and_checkpoints(run_dir: Path) -> None:
     result = json.loads((run_dir / "result.json").read_text())
 
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -95,7 +95,7 @@ def test_stop_event_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     stopped: list[threading.Event] = []
 
     class StopSoon:
-        """Stands in for the user: asks to stop at the first evaluation after training began."""
+        """Requests a stop at the first evaluation after training began."""
 
         def __init__(self, context: Any) -> None:
             self.context = context
@@ -122,7 +122,7 @@ def test_stop_event_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     ("error", "told"),
     [(EnvError("the env is gone"), "the env is gone"), (KeyboardInterrupt(), "did not stop in")],
 )
-def test_error_after_a_stop_request_is_told_and_the_run_is_interrupted(
+def test_error_after_a_stop_request_is_logged_and_the_run_is_interrupted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -139,11 +139,11 @@ def test_error_after_a_stop_request_is_told_and_the_run_is_interrupted(
 
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert [told in each for each in warnings if "after the signal" in each] == [True]
-    # Nothing of this run begins anew when it is resumed.
+    # No part of this run starts over when it is resumed.
     assert not [each for each in warnings if "if this run is resumed" in each]
 
 
-def test_status_is_available_while_the_run_lasts(tmp_path: Path) -> None:
+def test_status_is_available_during_the_run(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Watch:
@@ -165,7 +165,7 @@ def test_status_is_available_while_the_run_lasts(tmp_path: Path) -> None:
     assert seen[-1].buffer_capacity == 10_000
 
 
-def test_failure_is_reported_although_its_result_cannot_be_written(
+def test_failure_is_reported_if_its_result_cannot_be_written(
     tmp_path: Path, manager: PluginManager
 ) -> None:
     heard: list[str] = []
@@ -189,7 +189,7 @@ def test_failure_is_reported_although_its_result_cannot_be_written(
     assert heard == ["unconfigure"]
 
 
-def test_torch_threads_are_put_back(tmp_path: Path) -> None:
+def test_torch_threads_are_restored(tmp_path: Path) -> None:
     before = torch.get_num_threads()
 
     train("cartpole-dqn", sets=[*SMALL, "system.torch_threads=1"], output=tmp_path)
@@ -204,7 +204,7 @@ def manager() -> Iterator[PluginManager]:
         yield manager
 
 
-def test_observers_hear_of_start_evaluations_checkpoints_and_end(
+def test_observers_see_start_evaluations_checkpoints_and_end(
     tmp_path: Path, manager: PluginManager
 ) -> None:
     heard: list[tuple[str, Any]] = []
@@ -243,9 +243,7 @@ def test_observers_hear_of_start_evaluations_checkpoints_and_end(
     assert {name for name, _ in heard} >= {"evaluate", "checkpoint"}
 
 
-def test_commander_of_a_third_party_sets_how_the_run_collects(
-    tmp_path: Path, manager: PluginManager
-) -> None:
+def test_third_party_commander_is_used_in_a_run(tmp_path: Path, manager: PluginManager) -> None:
     steps: list[int] = []
 
     class Greedy(BaseSerialCommander):  # type: ignore[misc]
@@ -288,7 +286,7 @@ def test_failing_env_ends_the_run_with_its_error_and_a_result(
     assert result["error"].startswith("EnvError")
 
 
-def test_evaluate_plays_the_asked_number_of_episodes(run_dir: Path) -> None:
+def test_evaluate_plays_the_requested_number_of_episodes(run_dir: Path) -> None:
     found = evaluate(run_dir, episodes=7)
 
     assert len(found.returns) == 7
@@ -296,7 +294,7 @@ def test_evaluate_plays_the_asked_number_of_episodes(run_dir: Path) -> None:
     assert np.isfinite(found.std)
 
 
-def test_evaluate_is_repeatable_and_leaves_the_run_folder_alone(run_dir: Path) -> None:
+def test_evaluate_is_repeatable_and_does_not_change_the_run_folder(run_dir: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*"))
 
     first = evaluate(run_dir, checkpoint="latest", episodes=4, seed=3)
@@ -306,7 +304,7 @@ def test_evaluate_is_repeatable_and_leaves_the_run_folder_alone(run_dir: Path) -
     assert sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*")) == before
 
 
-def test_evaluate_names_what_is_missing(run_dir: Path, tmp_path: Path) -> None:
+def test_evaluate_of_a_missing_run_or_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointMissingError, match="no run folder"):
         evaluate(tmp_path)
     with pytest.raises(CheckpointMissingError):

@@ -32,7 +32,7 @@ def test_serial_run_with_two_learners_trains_to_its_limit(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("transport", ["in_memory", "flask_fs"])
-def test_parallel_run_with_two_learners_trains_prioritized_to_its_limit(
+def test_prioritized_parallel_run_with_two_learners_trains_to_its_limit(
     tmp_path: Path, transport: str
 ) -> None:
     sets = [
@@ -72,12 +72,12 @@ def killer() -> Iterator[KillsARank]:
     assert not [each for each in multiprocessing.active_children() if "rank" in each.name]
 
 
-def test_serial_run_whose_rank_is_lost_ends_by_its_name(tmp_path: Path, killer: KillsARank) -> None:
+def test_serial_run_that_loses_a_rank_ends_and_names_it(tmp_path: Path, killer: KillsARank) -> None:
     with pytest.raises(WorkerCrashedError, match="rank 1 of the learner"):
         train("cartpole-dqn", sets=SETS, output=tmp_path)
 
 
-def test_parallel_run_whose_rank_is_lost_goes_on_from_the_checkpoint(
+def test_parallel_run_that_loses_a_rank_continues_from_the_checkpoint(
     tmp_path: Path, killer: KillsARank, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = train("cartpole-dqn", "parallel", sets=SETS, output=tmp_path)
@@ -87,7 +87,7 @@ def test_parallel_run_whose_rank_is_lost_goes_on_from_the_checkpoint(
 
 
 def _ranks(pid: int) -> list[int]:
-    """Return the processes that another one has spawned, its resource tracker left out."""
+    """Return the processes spawned by a process, without its resource tracker."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         found += map(int, children.read_text().split())
@@ -95,7 +95,7 @@ def _ranks(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_group_of_learner_processes_begins_again_from_the_checkpoint(
+def test_learner_with_a_lost_rank_restarts_its_ranks_from_the_checkpoint(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     with closing(ProcessCluster(tmp_path, ["system.learner_num=2"])) as cluster:

@@ -1,4 +1,4 @@
-"""The shipped examples in a short form, from their own configs, in both modes."""
+"""Short runs of the shipped examples in both modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated runs keep every promise, do the same again under the same seed, and find defects."""
+"""Simulated runs keep all guarantees, are the same for the same seed, and find defects."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ EASY = {
     "a payload counts as often as it is announced",
     "a payload is deleted while a learner trains on it",
 }
-"""Found within a second or so."""
+"""Defects found within about a second."""
 MOST_CALLS = 2_500
-"""Of functions, in a simulated second of four collectors and a learner."""
+"""Limit of function calls in a simulated second of four collectors and a learner."""
 
 
 def simulation(seed: int, **given: Any) -> Simulation:
@@ -60,7 +60,7 @@ def outcome(seed: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_simulated_run_keeps_its_promises(seed: int) -> None:
+def test_simulated_run_keeps_all_guarantees(seed: int) -> None:
     made = simulation(seed, duration_s=20.0)
     made.run()
     samples = made.coordinator.status().samples
@@ -70,13 +70,13 @@ def test_simulated_run_keeps_its_promises(seed: int) -> None:
     assert made.oracle.evicted.total() == samples.acknowledged
 
 
-def test_simulated_run_of_in_memory_keeps_its_promises() -> None:
+def test_simulated_in_memory_run_keeps_all_guarantees() -> None:
     simulation(2, transport=SimulatedInMemory, duration_s=20.0).run()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [SimulatedFlaskFS, SimulatedInMemory])
-def test_simulated_runs_keep_their_promises(transport: Any) -> None:
+def test_simulated_runs_of_many_seeds_keep_all_guarantees(transport: Any) -> None:
     with SeedSearch() as seeds:
         found = seeds.first_failure(partial(simulate, transport=transport), range(2, 100))
     if found.error is not None:
@@ -85,7 +85,7 @@ def test_simulated_runs_keep_their_promises(transport: Any) -> None:
 
 
 @pytest.mark.slow
-def test_search_with_two_processes_finds_the_seed_that_one_finds() -> None:
+def test_search_with_two_processes_finds_the_same_seed_as_with_one() -> None:
     run = partial(simulate_with, "a payload counts as often as it is announced")
     seeds = (6, 5, 4, 0)  # the last two fail
     with SeedSearch(1) as alone, SeedSearch(2) as both:
@@ -107,7 +107,7 @@ def test_search_ends_after_its_cpu_time() -> None:
     assert whole.simulated_s == pytest.approx(3 * (1.0 + 45.0 + 15.0 + 20.0 + 10.0), abs=0.01)
 
 
-def test_command_searches_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_searches_seeds_and_prints_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["dingsdk_in_memory.simulated:SimulatedInMemory", "--seeds", "2", "--processes=1"]
     level = logging.root.manager.disable
     try:
@@ -119,12 +119,12 @@ def test_command_searches_seeds_and_says_how_fast(capsys: pytest.CaptureFixture[
         command(["no_such_module:Transport"], standalone_mode=False)
 
 
-def test_same_seed_does_the_same_again() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     assert outcome(5) == outcome(5)
     assert outcome(5) != outcome(6)
 
 
-def test_sleep_of_a_stopped_process_lasts_its_time() -> None:
+def test_sleep_after_a_stop_lasts_its_full_time() -> None:
     world = World(0)
     process = SimulatedProcess(world, "p", lambda job, error: None)
     condition, times, notes = process.scheduler.condition(), [], []
@@ -147,7 +147,7 @@ def test_sleep_of_a_stopped_process_lasts_its_time() -> None:
     assert times == [10.0, 15.0]
 
 
-def test_coordinators_of_a_simulated_run_have_epochs_of_their_own() -> None:
+def test_each_coordinator_of_a_simulated_run_has_its_own_epoch() -> None:
     world = World(0)
     disk = SimulatedDisk(world)
     join = encode_request(Request("", 0, "w", 0, 0, "1", "join"), b'{"role":"a","resource":{}}')
@@ -161,14 +161,14 @@ def test_coordinators_of_a_simulated_run_have_epochs_of_their_own() -> None:
     assert told == [1, 2]
 
 
-def test_simulated_second_takes_few_calls() -> None:
+def test_simulated_second_needs_few_function_calls() -> None:
     def made() -> Simulation:
         return simulation(1, transport=SimulatedInMemory, faults=[], setting=Setting())
 
     made().run()  # imports what it needs
     counted, profile = made(), cProfile.Profile()
     profile.runcall(counted.run)
-    # 2,580 until a message was made cheaper (2026-11). Times would differ on a busy machine.
+    # It was 2,580 before messages became cheaper (2026-11). Times would vary on a busy machine.
     assert pstats.Stats(profile).total_calls / counted.world.now < MOST_CALLS
 
 
@@ -195,7 +195,7 @@ def test_oracle_refuses_rows_that_may_not_leave(rows: list[int], reason: str, wh
 
 
 @pytest.mark.slow
-def test_same_seed_does_the_same_in_another_process() -> None:
+def test_same_seed_gives_the_same_run_in_another_process() -> None:
     code = "from tests.integration.test_simulation import outcome; print(outcome(5)[0])"
     for hash_seed in ("1", "2"):
         found = subprocess.run(
@@ -208,7 +208,7 @@ def test_same_seed_does_the_same_in_another_process() -> None:
         assert int(found.stdout) == outcome(5)[0]
 
 
-def test_failure_names_its_seed_and_the_fewest_faults_that_bring_it_about() -> None:
+def test_failure_names_its_seed_and_shrinks_to_the_fewest_faults() -> None:
     faults = [
         SimulatedFault("slow", 2.0, "collector-0", 5.0, 3.0),
         SimulatedFault("repeat", 5.0, "collector-1", 5.0, 1.0),
@@ -233,7 +233,7 @@ def defect(name: str) -> Any:
 
 
 def fails(name: str, faults: list[SimulatedFault], setting: Setting) -> None:
-    """Check that a run with these faults goes well, and soon does not with a defect."""
+    """Check that a run with these faults succeeds, and soon fails with the defect."""
 
     def run(seeds: Iterable[int]) -> None:
         for seed in seeds:
@@ -244,19 +244,19 @@ def fails(name: str, faults: list[SimulatedFault], setting: Setting) -> None:
         run(range(1, 33))
 
 
-def test_time_in_which_the_coordinator_stood_still_is_nobodys_fault() -> None:
+def test_time_in_which_the_coordinator_was_stopped_is_not_counted() -> None:
     full = SimulatedFault("disk_full", 5.0, "", 25.0)
     jump = SimulatedFault("jump", 12.0, "coordinator", 1.0, 3600.0)
     fails("a stopped coordinator ends a run whose disk is full", [full, jump], Setting())
     fails("workers are blamed for the time in which the coordinator stood still", [jump], Setting())
 
 
-def test_worker_whose_connection_was_cut_is_back_soon() -> None:
+def test_worker_joins_again_soon_after_its_connection_was_cut() -> None:
     cut = SimulatedFault("cut", 12.0, "learner-0", 8.0)
     fails("a join waits for one answer until its deadline", [cut], Setting())
 
 
-def test_messages_that_are_lost_for_a_moment_cost_no_worker() -> None:
+def test_briefly_lost_messages_lose_no_worker() -> None:
     lost = [SimulatedFault("lost", 10.0 + 5 * n, f"collector-{n}", 1.0, 0.5) for n in range(4)]
     fails("an answer that is lost is not sent again", lost, Setting())
 
@@ -281,7 +281,7 @@ def test_answer_that_is_delivered_twice_counts_once() -> None:
 
 
 @pytest.mark.slow
-def test_worker_that_joins_again_as_a_reply_was_lost_is_announced_once() -> None:
+def test_worker_that_repeats_a_join_after_a_lost_reply_is_announced_once() -> None:
     faults = []
     for n in range(4):
         faults.append(SimulatedFault("lost", 8.0 + 5 * n, f"collector-{n}", 4.0, 0.4))
@@ -291,13 +291,13 @@ def test_worker_that_joins_again_as_a_reply_was_lost_is_announced_once() -> None
 
 @pytest.mark.slow
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
-    # With a learner it would have facts to note, and be told so that it was replaced.
+    # With a learner it would write to its journal, and find out by that.
     kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
     usurp = SimulatedFault("usurp", 12.0, "coordinator", 25.0)
     fails("a coordinator that was replaced goes on", [kill, usurp], Setting(has_journal=True))
 
 
-def test_coordinator_that_is_started_again_knows_what_was_acknowledged() -> None:
+def test_restarted_coordinator_knows_all_acknowledged_samples() -> None:
     setting = Setting(has_journal=True)
     kill = SimulatedFault("kill", 10.0, "coordinator", 4.0)
     fails("a sample is acknowledged that is not in the journal", [kill], setting)
@@ -305,7 +305,7 @@ def test_coordinator_that_is_started_again_knows_what_was_acknowledged() -> None
     simulation(4, setting=setting, faults=[tear], duration_s=20.0).run()
 
 
-def test_facts_that_find_no_room_are_written_later() -> None:
+def test_facts_that_a_full_disk_refused_are_written_later() -> None:
     full = SimulatedFault("disk_full", 8.0, "", 6.0)
     kill = SimulatedFault("kill", 16.0, "coordinator", 2.0)
     setting = Setting(has_journal=True, max_use=1)
@@ -318,7 +318,7 @@ def test_coordinator_whose_owner_file_is_gone_ends() -> None:
     fails("a coordinator whose name is gone goes on", [unlock], setting)
 
 
-def test_record_that_was_torn_is_dropped() -> None:
+def test_torn_record_is_dropped() -> None:
     tear = SimulatedFault("tear", 10.0, "coordinator", 4.0)
     fails("a record that was torn is taken for damage", [tear], Setting(has_journal=True))
 
@@ -329,7 +329,7 @@ def test_two_payloads_under_one_id_end_the_run() -> None:
 
 
 @pytest.mark.slow
-def test_learner_goes_on_from_its_newest_whole_checkpoint() -> None:
+def test_learner_continues_from_its_newest_complete_checkpoint() -> None:
     damage = SimulatedFault("damage_checkpoint", 8.0)
     kill = SimulatedFault("kill", 14.0, "learner-0", 1.0)
     name = "a damaged checkpoint is the end, whatever was saved before it"
@@ -339,7 +339,7 @@ def test_learner_goes_on_from_its_newest_whole_checkpoint() -> None:
 
 
 @pytest.mark.slow
-def test_policies_are_whole_and_never_get_older() -> None:
+def test_policies_are_complete_and_never_get_older() -> None:
     damage = SimulatedFault("damage_policy", 8.0)
     kills = [SimulatedFault("kill", 14.5, f"collector-{n}", 0.5) for n in range(4)]
     fails("a damaged policy ends its reader", [damage, *kills], Setting())
@@ -347,14 +347,14 @@ def test_policies_are_whole_and_never_get_older() -> None:
     fails("an older policy replaces a newer one", [tear, *kills], Setting())
 
 
-def test_payloads_of_tasks_that_have_ended_stay_as_long_as_their_rows() -> None:
+def test_payloads_of_ended_tasks_stay_as_long_as_their_rows() -> None:
     fails("payloads of tasks that have ended are swept", [], Setting(capacity=1024))
 
 
 ON_POLICY = Setting(collectors=2, capacity=1024, on_policy=True)
 
 
-def test_on_policy_collectors_take_what_is_admitted_with_the_policy_that_is() -> None:
+def test_on_policy_collectors_use_only_the_admitted_policy() -> None:
     fails("a collector goes on with the policy that it has", [], ON_POLICY)
     many = replace(ON_POLICY, collectors=4)
     fails("a training does not wait for rows of old policies", [], many)
@@ -362,7 +362,7 @@ def test_on_policy_collectors_take_what_is_admitted_with_the_policy_that_is() ->
     fails("rows that come while the learner trains are thrown away", [], ahead)
 
 
-def test_policies_of_on_policy_rows_are_as_old_as_allowed_and_no_older() -> None:
+def test_on_policy_rows_reach_the_allowed_policy_lag_and_never_exceed_it() -> None:
     setting = replace(ON_POLICY, collectors=4, max_policy_lag=2)
     made = simulation(2, faults=[], setting=setting)
     made.run()
@@ -370,8 +370,8 @@ def test_policies_of_on_policy_rows_are_as_old_as_allowed_and_no_older() -> None
     assert made.coordinator.status().samples.trained == sum(made.oracle.uses.values())
 
 
-def test_join_that_two_coordinators_announce_is_one_join() -> None:
-    # The first one dies while its answer is on its way.
+def test_join_announced_by_two_coordinators_counts_once() -> None:
+    # The first coordinator dies while its answer is in transit.
     faults = [
         SimulatedFault("late", 2.42, "collector-1", 25.0, 2.281),
         SimulatedFault("jump", 13.041, "collector-0", 4.0, 3.0),
@@ -382,7 +382,7 @@ def test_join_that_two_coordinators_announce_is_one_join() -> None:
     simulation(1091, faults=faults, setting=Setting(max_use=3, has_journal=True)).run()
 
 
-def test_on_policy_training_does_not_wait_for_a_collector_that_is_gone() -> None:
+def test_on_policy_training_does_not_wait_for_a_lost_collector() -> None:
     kill = SimulatedFault("kill", 10.0, "collector-1", 45.0)
     fails("a training waits for a collector that is gone", [kill], ON_POLICY)
 
@@ -390,8 +390,8 @@ def test_on_policy_training_does_not_wait_for_a_collector_that_is_gone() -> None
 @pytest.mark.parametrize(
     "transport", [pytest.param(SimulatedFlaskFS, marks=pytest.mark.slow), SimulatedInMemory]
 )
-def test_on_policy_run_that_lost_its_memory_goes_on(transport: Any) -> None:
-    """The learner goes back to its checkpoint, and the policies after it are gone."""
+def test_on_policy_run_continues_after_all_processes_were_killed(transport: Any) -> None:
+    """The learner resumes from its checkpoint, and newer policies are lost."""
     setting = replace(ON_POLICY, has_journal=True)
     crash = SimulatedFault("crash", 18.0, "coordinator", 4.0)
 
@@ -407,12 +407,12 @@ def test_on_policy_run_that_lost_its_memory_goes_on(transport: Any) -> None:
         run()
 
 
-def test_on_policy_run_goes_on_where_the_newest_policy_is_damaged() -> None:
+def test_on_policy_run_continues_when_the_newest_policy_is_damaged() -> None:
     damage = SimulatedFault("damage_policy", 10.0)
     fails("collectors wait for a policy that nobody can load", [damage], ON_POLICY)
 
 
-def test_payloads_stay_until_the_journal_says_that_they_were_trained_on() -> None:
+def test_payloads_stay_until_the_journal_records_their_training() -> None:
     setting = replace(ON_POLICY, has_journal=True, batch_size=20, max_policy_lag=2)
     name = "payloads are deleted, and the journal does not say that they were trained on"
     full = SimulatedFault("disk_full", 6.0, "", 45.0)
@@ -420,13 +420,13 @@ def test_payloads_stay_until_the_journal_says_that_they_were_trained_on() -> Non
     fails(name, [full, kill], setting)
 
 
-def test_every_defect_can_be_made() -> None:
+def test_every_defect_can_be_applied() -> None:
     for each in MUTANTS:
         with each.applied():
             pass
 
 
-# A search ends by itself after 120 s of CPU time, which are more by the clock.
+# A search stops after 120 s of CPU time, which may take longer.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "mutant",

@@ -1,4 +1,4 @@
-"""Parallel runs whose buffers are small, or lose their rows in any order."""
+"""Parallel runs with buffers that are small, or remove rows in random order."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ PRIORITIZED = f"{BUFFER}.type=advanced"
         pytest.param((SMALL, RANDOM, PRIORITIZED), id="both", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_trains_to_its_end(tmp_path: Path, sets: tuple[str, ...]) -> None:
+def test_run_trains_to_its_limit(tmp_path: Path, sets: tuple[str, ...]) -> None:
     result = run(tmp_path, *sets)
     assert (result.reason, result.train_iter) == ("limit", 200)

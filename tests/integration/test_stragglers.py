@@ -1,4 +1,4 @@
-"""One collector whose envs are slow: it is named, keeps its task, and holds up nobody."""
+"""A collector with slow envs is named as a straggler, keeps its task and delays no other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETS = (
 
 
 class OneSlowCartPole(CartPoleEnv):
-    """CartPole that takes its time where the collector of that name steps it."""
+    """CartPole that is slow in the thread with the name ``slow_thread``."""
 
     slow_thread = ""
 
@@ -49,7 +49,7 @@ class OneSlowCartPole(CartPoleEnv):
 
 
 class Witness:
-    """A plugin that writes the changes of pace down."""
+    """A plugin that records the changes of pace."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bool]] = []
@@ -63,7 +63,7 @@ class Witness:
 
 
 class CountingCoordinator(Coordinator):
-    """Counts the tasks that came to no good end."""
+    """Counts the tasks that ended with an error."""
 
     lost = 0
 

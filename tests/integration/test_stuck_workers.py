@@ -1,4 +1,4 @@
-"""Workers that are there and do nothing: a step that never ends, envs that take long to build."""
+"""Workers that hang in an env step, or while they build their envs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETS = (
 
 
 class StuckCartPole(CartPoleEnv):
-    """CartPole that gets stuck where a test says so, until it says otherwise."""
+    """CartPole that blocks once at ``stuck_at``, until ``go_on`` is set."""
 
     stuck_at: ClassVar[str] = ""
     has_stuck: ClassVar[threading.Event]
@@ -43,7 +43,7 @@ class StuckCartPole(CartPoleEnv):
 
     @classmethod
     def _get_stuck_at(cls, place: str) -> None:
-        # The test's own thread makes one, to look at its spaces.
+        # The main thread builds one too, to read its spaces.
         if cls.stuck_at == place and threading.current_thread() is not threading.main_thread():
             cls.stuck_at = ""
             cls.has_stuck.set()
@@ -85,7 +85,7 @@ def test_collector_whose_work_hangs_is_lost_and_its_task_goes_to_another(tmp_pat
 
 
 @pytest.mark.slow
-def test_collector_that_builds_its_envs_for_longer_than_its_lease_keeps_it(tmp_path: Path) -> None:
+def test_collector_keeps_its_lease_while_it_builds_envs_for_longer(tmp_path: Path) -> None:
     StuckCartPole.stuck_at = "build"
     cluster = JobCluster(tmp_path, "threads", *SETS)
     try:
@@ -101,7 +101,7 @@ def test_collector_that_builds_its_envs_for_longer_than_its_lease_keeps_it(tmp_p
         cluster.close()
 
 
-def test_collector_that_never_gets_its_envs_built_is_lost_at_the_limit(
+def test_collector_that_never_finishes_its_envs_is_lost_at_the_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     StuckCartPole.stuck_at = "build"

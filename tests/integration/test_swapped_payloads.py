@@ -1,4 +1,4 @@
-"""A payload that was swapped for another good one, or damaged, is counted and replaced."""
+"""Payloads that are swapped for others, or damaged, are counted and replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .job_cluster import JobCluster
 
 
 class WatchedCoordinator(Coordinator):
-    """Calls a test for each payload that it is about to acknowledge."""
+    """Calls ``announced`` with the id of each payload before acknowledging it."""
 
     announced: Callable[[str], None] | None = None
 
@@ -42,11 +42,11 @@ def cluster(tmp_path: Path, transport: str) -> Iterator[JobCluster]:
 
 
 def expect_replaced(cluster: JobCluster, harm: Callable[[str], None]) -> None:
-    """Expect payloads that come to harm to be evicted as damaged, while training goes on."""
+    """Damage payloads; expect them to be evicted as corrupt while training continues."""
     store, status = cluster.transport.data_store(), cluster.coordinator.status
     cluster.expect(lambda: status().train_iter > 0)
-    # Unacknowledged, so that the learner has not read them. They go on coming until one is
-    # counted: rows that are overwritten before the learner reports them count as overwritten.
+    # Before the acknowledgement, so that the learner has not read them. More are damaged until one
+    # is counted: rows overwritten before the learner reports them count as overwritten.
     cluster.coordinator.announced = harm
     cluster.expect(lambda: status().evicted.get("corrupt", 0) > 0)
     cluster.coordinator.announced = None
@@ -58,13 +58,13 @@ def expect_replaced(cluster: JobCluster, harm: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("transport", ["flask_fs"])
-def test_swapped_payload_is_damage_that_is_counted_and_replaced(
+def test_swapped_payload_is_counted_as_corrupt_and_replaced(
     cluster: JobCluster, tmp_path: Path
 ) -> None:
     contents: list[bytes] = []
 
     def swap(data_id: str) -> None:
-        """Give a payload of an odd number the content of an even one: a whole frame."""
+        """Replace the file of an odd-numbered payload with that of an even-numbered one."""
         (path,) = cluster.transport.data_dir.glob(f"data/*/{data_id}.ding")
         if int(data_id.rpartition("-")[2]) % 2 == 0:
             contents.append(path.read_bytes())
@@ -78,13 +78,13 @@ def test_swapped_payload_is_damage_that_is_counted_and_replaced(
 
 
 @pytest.mark.parametrize("transport", ["shared_memory"])
-def test_flipped_byte_in_a_live_segment_is_damage_that_is_counted_and_replaced(
+def test_flipped_byte_in_a_live_segment_is_counted_as_corrupt_and_replaced(
     cluster: JobCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     flipped = set()
 
     def flip(data_id: str) -> None:
-        """Flip the last byte of a payload where it lies."""
+        """Flip the last byte of a payload in its segment."""
         for path in cluster.transport.data_dir.glob("data/*.seg"):
             entries = path.read_bytes()
             at = entries.find(data_id.encode() + b"\0")

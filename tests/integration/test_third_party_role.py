@@ -1,4 +1,4 @@
-"""A role of somebody else's plugin: found by its entry point, run in parallel, with a command."""
+"""A third-party role: found by its entry point, run in parallel mode, with a command."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_role_of_a_plugin_has_a_command_that_joins_a_run(
 
 
 @pytest.mark.slow
-def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_to_be_started_again(
+def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_for_a_restart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
@@ -147,14 +147,14 @@ def test_worker_over_its_memory_limit_leaves_after_its_job_and_asks_to_be_starte
     finally:
         cluster.close()
 
-    assert code == 75  # what the shell and a supervisor see: EX_TEMPFAIL
+    assert code == 75  # EX_TEMPFAIL, for the shell or a supervisor
     assert len(audits(run_dir)) >= 3
     out, err = capsys.readouterr()
     assert err == "mine left, over its memory limit; start it again\n"
     assert "the run is over" not in out
 
 
-def test_command_line_lists_the_role_and_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_lists_the_role_and_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "auditor" in capsys.readouterr().out
     assert main(["auditor", "--help"]) == 0

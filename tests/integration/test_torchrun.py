@@ -1,4 +1,4 @@
-"""Learners that torchrun starts, or somebody by hand, with the environment that it would set."""
+"""Learners started by torchrun, or by hand with the environment variables of torchrun."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 
 class Cluster:
-    """The commands of one run, each with a log of its own."""
+    """The commands of one run, each with its own log."""
 
     def __init__(self, folder: Path, iterations: int) -> None:
         self.run, self._folder = folder / "run", folder
@@ -56,7 +56,7 @@ class Cluster:
         before: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start ``dingsdk ROLE``, by another program where there is one."""
+        """Start ``dingsdk ROLE``, through the module and options in ``before`` if given."""
         name = f"{role}-{len(self._processes)}"
         command = [sys.executable, "-m", *before, "dingsdk", role, *self._options, *more]
         with (self._folder / name).open("wb") as log:
@@ -145,7 +145,7 @@ def test_rank_that_is_killed_and_started_again_joins_the_run(
     assert [each.wait(PATIENCE_S) for each in (first, again)] == [0, 0], cluster.logs()
 
 
-def test_rank_of_another_config_ends_the_run_by_name(start: Callable[[int], Cluster]) -> None:
+def test_rank_with_another_config_ends_the_run(start: Callable[[int], Cluster]) -> None:
     cluster = start(300)
     cluster.rank(0)
     other = cluster.rank(1, "policy.learn.learning_rate=0.5")
@@ -154,7 +154,7 @@ def test_rank_of_another_config_ends_the_run_by_name(start: Callable[[int], Clus
     assert "policy.learn of rank 1 is" in cluster.logs()
 
 
-def test_number_of_learners_must_be_that_of_the_config(
+def test_world_size_must_match_learner_num(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for key, value in {

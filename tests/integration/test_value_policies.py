@@ -1,4 +1,4 @@
-"""DQN and R2D2 from configs: images, dicts, hidden velocities, in both modes."""
+"""DQN and R2D2 from configs, with images, dicts and hidden velocities, in both modes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 5
 class Catch(gym.Env[Any, Any]):
     """A ball falls through a picture; the paddle in the last row must be below it.
 
-    With ``is_dict`` the observation is a dict: the picture without the paddle, and its place.
+    With ``is_dict`` the observation is a dict: the picture without the paddle, and its column.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's declaration
@@ -107,7 +107,7 @@ def test_dqn_solves_a_game_from_its_picture(is_dict: bool, tmp_path: Any) -> Non
 
 
 class Watched(DQNPolicy):
-    """Remembers what it was trained on."""
+    """Records the types of the observations that it was trained on."""
 
     dtypes: ClassVar[set[Any]] = set()
 
@@ -125,14 +125,14 @@ def test_pictures_stay_bytes_until_they_are_trained_on(tmp_path: Any) -> None:
 
 
 class Tuples(Catch):
-    """Has observations that no policy takes."""
+    """Has observations that no policy supports."""
 
     def __init__(self) -> None:
         super().__init__()
         self.observation_space = spaces.Tuple([spaces.Discrete(2)])
 
 
-def test_spaces_that_a_policy_cannot_take_are_refused_before_the_first_step(tmp_path: Any) -> None:
+def test_unsupported_spaces_are_refused_before_the_first_step(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"dqn cannot use .*Tuple.*supports a Box") as caught:
         train(CATCH, env=Tuples, output=tmp_path)
 

@@ -1,4 +1,4 @@
-"""Payloads that wait for a learner that stands still, for longer than orphans are kept."""
+"""Payloads are kept while a learner is paused for longer than ``orphan_grace_s``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORPHAN_GRACE_S = 2.0
 
 
 class Pause:
-    """Keeps the learner between two iterations, when it is told to."""
+    """Pauses the learner after an iteration once ``is_wanted`` is set."""
 
     def __init__(self) -> None:
         self.is_wanted = False
@@ -54,7 +54,7 @@ def cluster(tmp_path: Path, pause: Pause) -> Iterator[JobCluster]:
     made.close()
 
 
-def test_payloads_that_wait_for_room_are_no_orphans(cluster: JobCluster, pause: Pause) -> None:
+def test_payloads_that_wait_for_room_are_kept(cluster: JobCluster, pause: Pause) -> None:
     store = cluster.transport.data_store()
     cluster.expect(lambda: cluster.train_iter() > 5)
     pause.is_wanted = True
@@ -69,8 +69,8 @@ def test_payloads_that_wait_for_room_are_no_orphans(cluster: JobCluster, pause: 
         time.sleep(1.0)
         return len(waiting()) >= 8 and set(store._payloads) == before
 
-    # Beyond the one that the coordinator holds for each: those in their collectors' queues. Until
-    # there is no room, payloads are accepted from the queues, and later overwritten and deleted.
+    # Each collector has payloads in its queue, beside the one that the coordinator holds. While
+    # there is room, payloads are accepted from the queues, and later overwritten and deleted.
     cluster.expect(no_more_come)
     found = waiting()
     store.put("nobodys", SampleBatch({"x": np.zeros(1)}))

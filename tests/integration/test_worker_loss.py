@@ -1,4 +1,4 @@
-"""Workers that are lost, fall silent or hang: the run goes on, and nothing goes missing."""
+"""Runs continue after workers are lost, and every sample is accounted for."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobClust
         made.close()
 
 
-def test_run_goes_on_when_a_collector_is_lost(cluster: JobCluster) -> None:
+def test_run_continues_when_a_collector_is_lost(cluster: JobCluster) -> None:
     cluster.expect(lambda: cluster.train_iter() > 20)
     before = cluster.coordinator.status().env_steps
     cluster.transport.abandon_worker("collector-0")
     cluster.expect(lambda: cluster.coordinator.status().env_steps > before + 1000)
-    # It found out, and joined again.
+    # The collector noticed that, and joined again.
     cluster.expect(lambda: cluster.coordinator.status().workers["collector"] == 2)
     cluster.coordinator.validate_state()
 
@@ -48,7 +48,7 @@ def test_lost_learner_resumes_from_its_checkpoint_with_the_same_experience(
     cluster.coordinator.validate_state()
 
 
-def test_learner_lost_over_and_over_ends_the_run(cluster: JobCluster) -> None:
+def test_repeatedly_lost_learner_ends_the_run(cluster: JobCluster) -> None:
     task_id = cluster.lose_over_and_over("learner")
 
     assert cluster.coordinator.wait(40.0)
@@ -59,7 +59,7 @@ def test_learner_lost_over_and_over_ends_the_run(cluster: JobCluster) -> None:
 
 
 @pytest.mark.parametrize("concurrency", CONCURRENCIES)
-def test_evaluation_that_loses_every_worker_is_given_up_and_the_others_go_on(
+def test_evaluation_that_loses_every_worker_is_given_up_and_training_continues(
     tmp_path: Path, concurrency: str
 ) -> None:
     with torch_threads(1):
@@ -67,7 +67,7 @@ def test_evaluation_that_loses_every_worker_is_given_up_and_the_others_go_on(
         first = cluster.lose_over_and_over("evaluator")
         before = cluster.train_iter()
         cluster.expect(lambda: cluster.train_iter() > before + 20)
-        # An evaluation that never succeeds would hide for ever that the run has no results.
+        # A run without any successful evaluation must end, as it has no results.
         others = [cluster.lose_over_and_over("evaluator") for _ in range(2)]
 
         assert cluster.coordinator.wait(40.0)
@@ -85,7 +85,7 @@ def test_every_acknowledged_sample_stays_accounted_for(cluster: JobCluster) -> N
     assert 0 < live < 200  # payloads of overwritten rows were deleted
 
 
-def test_payloads_that_vanish_are_replaced_and_counted(cluster: JobCluster) -> None:
+def test_lost_payloads_are_replaced_and_counted(cluster: JobCluster) -> None:
     store, state = cluster.transport.data_store(), cluster.coordinator._state
 
     def lose_some() -> bool:
