@@ -342,7 +342,7 @@ def test_second_concurrent_resume_is_refused(run: Path) -> None:
     assert "a run is under way" in refused[0]
 
 
-def test_second_coordinator_on_a_journal_is_refused_and_told_the_first_one(run: Path) -> None:
+def test_second_coordinator_on_a_journal_is_refused_and_first_is_named(run: Path) -> None:
     from contextlib import ExitStack
 
     from dingsdk.pipeline.parallel import open_journal

@@ -1,4 +1,4 @@
-"""Runs of both modes report how their samples ended, and check it if configured to."""
+"""Runs of both modes report what happened to their samples, and check it if configured."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def test_worker_that_repeats_a_join_after_a_lost_reply_is_announced_once() -> No
 
 @pytest.mark.slow
 def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
-    # With a learner it would write to its journal, and find out by that.
+    # With a learner it would write to its journal, and learn that it was replaced.
     kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
     usurp = SimulatedFault("usurp", 12.0, "coordinator", 25.0)
     fails("a coordinator that was replaced goes on", [kill, usurp], Setting(has_journal=True))
