@@ -1,4 +1,4 @@
-"""What a coordinator makes of the ends of tasks and of the run; its workers are the test."""
+"""Unit tests of the coordinator; the tests act as its workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GRACE_S = 10.0
 
 
 class Commander:
-    """Says what the test tells it, and remembers what it was told."""
+    """A commander with preset answers that records its calls."""
 
     def __init__(self) -> None:
         self.goal_is_reached = False
@@ -94,7 +94,7 @@ class Commander:
 
 
 class Site:
-    """A coordinator that was not started, its commander, and what it reported."""
+    """A coordinator that is not started, with its commander and the calls of its callbacks."""
 
     def __init__(self, tmp_path: Path, *more: str, example: str = "cartpole-dqn") -> None:
         self.now = 100.0
@@ -134,7 +134,7 @@ class Site:
         return info
 
     def send(self, *names: str, rows: int = 4) -> list[bool]:
-        """Store payloads, and announce them as a collector does."""
+        """Store payloads and announce them, as a collector does."""
         state = self.task()
         for name in names:
             self.coordinator.data_store.put(name, SampleBatch({"x": np.zeros(rows)}))
@@ -149,14 +149,14 @@ class Site:
         return [self.coordinator.data_store.has(name, 0.0) for name in names]
 
     def pass_time(self, seconds: float, step_s: float) -> None:
-        """Let time pass, with a look of the dispatcher at each step."""
+        """Advance the clock in steps, and run the dispatcher once per step."""
         for _ in range(round(seconds / step_s)):
             self.now += step_s
             self.coordinator.notify()
             self.coordinator._dispatch_once()
 
     def hears(self, act: Callable[[], Any]) -> bool:
-        """Whether somebody who waits is made to look again by an act, within seconds."""
+        """Return whether ``act`` wakes a waiting thread within seconds."""
         is_waiting, looks = threading.Event(), itertools.count()
         condition = self.coordinator.condition
 
@@ -192,7 +192,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield made
 
 
-def test_collecting_task_is_told_to_who_counts_and_not_to_who_keeps_the_best(site: Site) -> None:
+def test_finished_collecting_task_calls_on_collected_and_not_on_evaluated(site: Site) -> None:
     info = site.finish(is_evaluation=False, collector_done=False)
     assert site.collected == [info]
     assert site.evaluated == []
@@ -201,14 +201,14 @@ def test_collecting_task_is_told_to_who_counts_and_not_to_who_keeps_the_best(sit
     assert site.coordinator.status().env_steps == 7
 
 
-def test_result_of_another_player_names_it(site: Site) -> None:
+def test_result_of_another_player_contains_its_name(site: Site) -> None:
     state = site.task()
     state.task = {**state.task, "player": "player_1"}
     site.coordinator.deal_with_collector_finish_task(state, {"step_count": 3})
     assert site.collected == [{"step_count": 3, "player": "player_1"}]
 
 
-def test_evaluated_policy_is_handed_on_and_then_deleted(site: Site) -> None:
+def test_evaluated_policy_is_passed_to_the_callback_and_then_deleted(site: Site) -> None:
     store = site.coordinator.policy_store
     store.publish("t", {"w": np.arange(2.0)}, 5)
     info = site.finish(is_evaluation=True, collector_done=True, policy_id="t")
@@ -222,7 +222,7 @@ def test_evaluated_policy_is_handed_on_and_then_deleted(site: Site) -> None:
     assert site.evaluated[1][1] is None, "the policy was not published"
 
 
-def test_evaluation_that_was_cut_off_counts_for_nothing(site: Site) -> None:
+def test_incomplete_evaluation_counts_as_failed(site: Site) -> None:
     site.commander.goal_is_reached = True
     site.coordinator.policy_store.publish("t", {"w": np.zeros(1)}, 5)
     site.finish(is_evaluation=True, collector_done=False, policy_id="t")
@@ -241,7 +241,7 @@ def test_run_ends_when_its_goal_is_reached(site: Site) -> None:
     assert not site.coordinator.must_end(site.task(is_evaluation=True))
 
 
-def test_run_ends_after_as_many_learner_tasks_as_it_may_train(site: Site) -> None:
+def test_run_ends_after_the_maximum_number_of_learner_tasks(site: Site) -> None:
     ends = []
     for has_trained_out in (True, False, True):
         site.coordinator.deal_with_learner_finish_task(
@@ -252,7 +252,7 @@ def test_run_ends_after_as_many_learner_tasks_as_it_may_train(site: Site) -> Non
     assert not site.coordinator.has_reached_goal
 
 
-def test_coordinator_that_was_not_started_is_not_closed_and_ends_nothing(site: Site) -> None:
+def test_close_before_start_does_not_end_the_run(site: Site) -> None:
     assert site.coordinator.close() == []
     assert not site.coordinator.is_ending
     task = site.task()
@@ -274,7 +274,7 @@ def test_run_begins_with_its_first_collector(site: Site) -> None:
     assert (site.began, site.coordinator.elapsed_s) == ([100.0], 5.0)
 
 
-def test_close_closes_buffers_and_keeps_what_became_of_their_samples(site: Site) -> None:
+def test_close_closes_buffers_and_keeps_their_sample_counts(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator.start()
     site.coordinator.open_experience(learner)
@@ -298,7 +298,7 @@ def test_commander_is_given_the_policies_of_the_run(site: Site) -> None:
     assert newest[0] == 3
 
 
-def test_lines_of_drivers_reach_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_info_and_error_write_to_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "dingsdk.worker.coordinator")
     site.coordinator.info("100 % done")
     site.coordinator.error("gone")
@@ -306,7 +306,7 @@ def test_lines_of_drivers_reach_the_log(site: Site, caplog: pytest.LogCaptureFix
     assert found == [("INFO", "100 % done"), ("ERROR", "gone")]
 
 
-def test_whoever_waits_hears_of_what_changes(site: Site) -> None:
+def test_changes_wake_waiting_threads(site: Site) -> None:
     coordinator, learner = site.coordinator, site.task("learner")
     coordinator.open_experience(learner)
     assert site.hears(coordinator.notify)
@@ -316,9 +316,7 @@ def test_whoever_waits_hears_of_what_changes(site: Site) -> None:
     assert site.hears(lambda: coordinator._fail(DingError("x")))
 
 
-def test_whoever_waits_hears_of_collectors_and_of_trainings_where_rows_have_an_age(
-    tmp_path: Path,
-) -> None:
+def test_on_policy_progress_and_training_wake_waiting_threads(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, learner = site.coordinator, site.task("learner")
         coordinator.open_experience(learner)
@@ -336,7 +334,7 @@ def test_whoever_waits_hears_of_collectors_and_of_trainings_where_rows_have_an_a
 @pytest.mark.parametrize(
     ("unroll_len", "players", "steps"), [(1, 1, 1), (4, 1, 4 * 8), (4, 2, 2 * (4 + 1) * 8)]
 )
-def test_collector_may_take_as_many_steps_as_give_each_env_a_sample(
+def test_collector_may_take_enough_steps_for_one_sample_per_env(
     tmp_path: Path, unroll_len: int, players: int, steps: int
 ) -> None:
     sets = ("policy.collect.n_sample=8", f"policy.collect.unroll_len={unroll_len}")
@@ -389,7 +387,7 @@ def test_leases_of_a_lost_learner_end_with_its_task(site: Site) -> None:
     site.coordinator.validate_state()
 
 
-def test_task_asks_its_worker_as_it_joined_and_names_the_limit_of_an_answer(
+def test_ask_rejects_another_incarnation_and_its_timeout_names_the_config_key(
     tmp_path: Path,
 ) -> None:
     is_over = threading.Event()
@@ -420,14 +418,14 @@ def test_task_asks_its_worker_as_it_joined_and_names_the_limit_of_an_answer(
         site.transport.close()
 
 
-def test_run_with_a_replay_server_has_no_rows_of_its_own(tmp_path: Path) -> None:
+def test_run_with_a_replay_server_uses_served_experience(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "system.replay.type=server")) as site:
         state = site.task("learner")
         site.coordinator.open_experience(state)
         assert isinstance(site.coordinator.experience_of(state), ServedExperience)
 
 
-def test_orphans_are_swept_twice_in_their_grace_time(site: Site) -> None:
+def test_orphaned_payloads_are_swept_twice_per_grace_time(site: Site) -> None:
     swept: list[tuple[float, float]] = []
 
     def sweep(is_live: Any, grace_s: float) -> int:
@@ -441,7 +439,7 @@ def test_orphans_are_swept_twice_in_their_grace_time(site: Site) -> None:
     assert swept == [(105.0, GRACE_S), (110.0, GRACE_S)]
 
 
-def test_dispatcher_looks_once_for_each_news(site: Site) -> None:
+def test_dispatcher_waits_for_a_notification_or_one_tick(site: Site) -> None:
     site.coordinator._tick_s = 0.2
 
     def took_s() -> float:
@@ -457,7 +455,7 @@ def test_dispatcher_looks_once_for_each_news(site: Site) -> None:
     assert took_s() >= 0.19
 
 
-def test_jobs_that_do_not_end_are_named_in_time(site: Site) -> None:
+def test_close_names_jobs_that_do_not_end_in_time(site: Site) -> None:
     go_on = threading.Event()
     site.coordinator.clock = time.monotonic
     address = site.coordinator.start()
@@ -469,19 +467,19 @@ def test_jobs_that_do_not_end_are_named_in_time(site: Site) -> None:
     began = time.monotonic()
     assert site.coordinator.close(timeout_s=2.0) == ["stubborn"]
     assert 1.5 < time.monotonic() - began < 30.0
-    with pytest.raises(ClosedError):  # it is not held up by the job
+    with pytest.raises(ClosedError):  # the job does not block it
         worker.next_task(20.0)
     assert site.coordinator.close() == []
     go_on.set()
 
 
-def test_commander_is_told_of_more_and_of_less_room_for_collectors(site: Site) -> None:
+def test_commander_is_told_to_increase_and_decrease_collector_tasks(site: Site) -> None:
     site.coordinator.deal_with_increase_collector()
     site.coordinator.deal_with_decrease_collector()
     assert site.commander.calls == [("space", 1), ("space", -1)]
 
 
-def test_worker_of_an_unknown_role_is_named(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_of_an_unknown_role_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.coordinator._on_join(WorkerInfo("c0", "collector"))
     assert caplog.text == ""
     site.coordinator._on_join(WorkerInfo("x0", "painter"))
@@ -491,14 +489,16 @@ def test_worker_of_an_unknown_role_is_named(site: Site, caplog: pytest.LogCaptur
 DEMAND = {"batch_size": 4, "batches": 2, "cur_learner_iter": 3}
 
 
-def test_learner_is_leased_what_collectors_sent(site: Site) -> None:
+def test_learner_gets_leases_on_the_payloads_of_collectors(site: Site) -> None:
     learner = site.task("learner")
     assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None
     site.coordinator.open_experience(learner)
     experience = site.coordinator.experience_of(learner)
     site.coordinator.open_experience(learner)
     assert site.coordinator.experience_of(learner) is experience
-    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None, "it is empty"
+    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None, (
+        "the buffer is empty"
+    )
 
     assert site.send("a", "b") == [True, True]
     assert site.coordinator.status().buffer_count == 8
@@ -506,28 +506,28 @@ def test_learner_is_leased_what_collectors_sent(site: Site) -> None:
     assert found is not None
     assert (len(found["batches"]), found["env_steps"]) == (2, 0)
     with pytest.raises(SamplesLostError, match="have leases"):
-        site.coordinator.validate_state()  # no such task runs
+        site.coordinator.validate_state()  # the task is not running
     site.coordinator.end_batch_leases(learner)
     site.coordinator.validate_state()
 
 
-def test_more_acknowledged_samples_than_were_collected_are_told(site: Site) -> None:
+def test_more_acknowledged_than_collected_samples_are_an_error(site: Site) -> None:
     site.coordinator.validate_state()
     site.coordinator._state.unacknowledged_rows = -1
     with pytest.raises(SamplesLostError):
         site.coordinator.validate_state()
 
 
-def test_payload_that_nobody_waits_for_is_deleted(site: Site) -> None:
+def test_payload_without_rows_in_a_buffer_is_deleted(site: Site) -> None:
     assert site.send("a") == [True]
     assert site.stored("a") == [False]
     site.coordinator.open_experience(site.task("learner"))
     site.send(*(f"p{n}" for n in range(17)))
-    assert site.stored("p0", "p1", "p16") == [False, True, True], "64 rows are kept"
+    assert site.stored("p0", "p1", "p16") == [False, True, True], "the buffer keeps 64 rows"
     assert site.coordinator.status().evicted == {"overwritten": 4}
 
 
-def test_task_that_has_begun_is_timed_from_then_on(site: Site) -> None:
+def test_pace_is_measured_from_the_start_of_the_task(site: Site) -> None:
     task = site.task()
     window_s = site.coordinator.cfg.straggler_window_s
     site.now += 7.0
@@ -539,7 +539,7 @@ def test_task_that_has_begun_is_timed_from_then_on(site: Site) -> None:
     assert site.coordinator.status().paces["w0"].per_s == 50 / window_s
 
 
-def test_samples_that_nobody_takes_are_collected_and_not_acknowledged(
+def test_unused_samples_count_as_collected_but_not_as_acknowledged(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, coordinator = site.task(), site.coordinator
@@ -557,7 +557,7 @@ def test_samples_that_nobody_takes_are_collected_and_not_acknowledged(
     assert (samples.collected, samples.acknowledged) == (15, 0)
 
 
-def test_run_that_stores_something_now_and_then_goes_on(site: Site) -> None:
+def test_stored_payload_restarts_the_storage_timeout(site: Site) -> None:
     limit_s = site.coordinator.cfg.storage_timeout_s
     site.coordinator.open_experience(site.task("learner"))
     site.coordinator.deal_with_storage(site.task(), "the disk is full")
@@ -576,14 +576,14 @@ def test_first_error_ends_the_run(site: Site) -> None:
     assert site.coordinator.failure is first
 
 
-def test_collector_is_told_of_a_new_setting_once(site: Site) -> None:
+def test_new_collect_setting_is_sent_once(site: Site) -> None:
     task, settings = site.task(), iter([{"eps": 0.5}, {"eps": 0.5}, {"eps": 0.4}, None])
     site.commander.get_collect_setting = lambda task_id: next(settings)  # type: ignore[attr-defined]
     found = [site.coordinator.new_collect_setting(task) for _ in range(4)]
     assert found == [{"collect_setting": {"eps": 0.5}}, {}, {"collect_setting": {"eps": 0.4}}, {}]
 
 
-def test_loss_is_the_one_that_a_learner_reported_last(site: Site) -> None:
+def test_status_has_the_last_reported_loss(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator.open_experience(learner)
     assert site.coordinator.status().loss is None
@@ -593,7 +593,7 @@ def test_loss_is_the_one_that_a_learner_reported_last(site: Site) -> None:
         assert site.coordinator.status().loss == (0.5 if step < 2 else 0.25)
 
 
-def test_payloads_that_were_trained_on_for_the_last_time_are_deleted(tmp_path: Path) -> None:
+def test_payloads_are_deleted_after_their_last_training(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, learner = site.coordinator, site.task("learner")
         coordinator.open_experience(learner)
@@ -611,7 +611,7 @@ def test_payloads_that_were_trained_on_for_the_last_time_are_deleted(tmp_path: P
 
 def test_learner_tells_a_new_coordinator_which_payloads_it_knows(site: Site) -> None:
     learner = site.task("learner")
-    site.coordinator.deal_with_learner_known(learner, [0])  # its buffer is gone
+    site.coordinator.deal_with_learner_known(learner, [0])  # it has no buffer
     site.coordinator.open_experience(learner)
     site.send("a", "b")
     site.coordinator.deal_with_learner_known(learner, [np.int64(1), 7])
@@ -635,7 +635,7 @@ def test_driver_is_given_the_task_with_its_worker(site: Site) -> None:
     assert given == [{**state.task, **more, "resource_info": {"gpu": 1}}, {"goes on": "t"}]
 
 
-def test_end_of_a_task_ends_its_wait_for_room_and_its_right_to_collect(tmp_path: Path) -> None:
+def test_end_of_a_task_clears_its_wait_for_storage_and_its_admitted_steps(tmp_path: Path) -> None:
     with closing(Site(tmp_path, "policy.collect.n_sample=8", example="cartpole-ppo")) as site:
         coordinator, task = site.coordinator, site.task()
         coordinator.open_experience(site.task("learner"))
@@ -643,12 +643,12 @@ def test_end_of_a_task_ends_its_wait_for_room_and_its_right_to_collect(tmp_path:
         assert isinstance(experience, OnPolicyExperience)
         assert experience.admit(task)["admitted_steps"] > 0
         coordinator.deal_with_storage(task, "the disk is full")
-        coordinator._run(task)  # its worker has not joined: it is lost
+        coordinator._run(task)  # its worker has not joined, so it counts as lost
         assert not experience.admission.is_any_outstanding
         assert coordinator.held_up_by == ""
 
 
-def test_worker_of_no_task_is_adopted_by_none(site: Site) -> None:
+def test_worker_without_a_matching_task_is_not_adopted(site: Site) -> None:
     task = {"task_id": "t", "payload_prefix": "p"}
     waiting = site.task("learner")
     waiting.worker, waiting.payload_prefix = None, "p"
@@ -664,7 +664,7 @@ def test_worker_of_no_task_is_adopted_by_none(site: Site) -> None:
     assert site.coordinator._adopted(WorkerInfo("f", "learner", {"task": task})) is waiting
 
 
-def test_info_of_a_learner_is_noted_and_judged(site: Site) -> None:
+def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator._state.running[learner.task_id] = learner
     assert site.coordinator.running_tasks() == [learner]
@@ -679,7 +679,7 @@ def test_info_of_a_learner_is_noted_and_judged(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("lost", "left"), [(MANY_LOST - 1, 15), (MANY_LOST, 2)])
-def test_after_many_losses_all_payloads_that_are_gone_are_given_up(
+def test_all_missing_payloads_are_given_up_after_many_losses(
     site: Site, lost: int, left: int
 ) -> None:
     learner = site.task("learner")
@@ -695,7 +695,7 @@ def test_after_many_losses_all_payloads_that_are_gone_are_given_up(
     assert len(experience.readable()) == left
 
 
-def test_silent_worker_is_lost_when_its_lease_is_over(site: Site) -> None:
+def test_silent_worker_is_lost_when_its_lease_expires(site: Site) -> None:
     site.coordinator._on_join(WorkerInfo("c0", "collector"))
     site.coordinator._on_join(WorkerInfo("c1", "collector"))
     lost: list[tuple[Any, ...]] = []
@@ -710,7 +710,7 @@ def test_silent_worker_is_lost_when_its_lease_is_over(site: Site) -> None:
     assert site.workers() == 1
 
 
-def test_time_in_which_the_coordinator_stood_still_is_no_silence(site: Site) -> None:
+def test_pause_of_the_coordinator_does_not_count_as_silence_of_a_worker(site: Site) -> None:
     site.coordinator._on_join(WorkerInfo("c0", "collector"))
     lost: list[tuple[Any, ...]] = []
     site.coordinator.master.lose = lambda *args: lost.append(args)  # type: ignore[method-assign]
@@ -720,7 +720,7 @@ def test_time_in_which_the_coordinator_stood_still_is_no_silence(site: Site) -> 
     assert len(lost) == 1
 
 
-def test_run_that_stands_still_says_so_until_it_ends(
+def test_quiet_run_is_logged_but_not_while_it_waits_for_storage(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.pass_time(32.0, 1.0)
@@ -733,7 +733,7 @@ def test_run_that_stands_still_says_so_until_it_ends(
     assert "nothing has happened" not in caplog.text
 
 
-def test_run_goes_on_when_the_worker_that_waited_has_room_again(site: Site) -> None:
+def test_run_continues_when_the_waiting_worker_has_room_again(site: Site) -> None:
     site.coordinator.deal_with_storage(site.task(), "the disk is full")
     site.coordinator.deal_with_storage(site.task(), "")
     assert site.coordinator.held_up_by == ""
@@ -752,7 +752,7 @@ def test_error_in_the_dispatcher_ends_the_run(site: Site) -> None:
     assert str(site.coordinator.failure) == "dispatcher: KeyError: 'what'"
 
 
-def test_end_without_an_evaluation_to_make_does_not_wait(site: Site) -> None:
+def test_finish_evaluations_does_not_wait_if_none_is_due(site: Site) -> None:
     assert not site.coordinator.finish_evaluations(0.0)
     assert site.coordinator.is_ending
     site.coordinator._on_join(WorkerInfo("c0", "collector"))
@@ -760,7 +760,7 @@ def test_end_without_an_evaluation_to_make_does_not_wait(site: Site) -> None:
     assert site.coordinator.finish_evaluations(0.0)
 
 
-def test_collecting_is_over_when_the_collects_under_way_are_whole(site: Site) -> None:
+def test_collecting_ends_when_the_started_collects_are_complete(site: Site) -> None:
     coordinator, found = site.coordinator, list[bool]()
     b, c = OnPolicyExperience(4, 0), OnPolicyExperience(4, 0)
     coordinator._state.experiences |= {"b": b, "c": c}
@@ -774,12 +774,12 @@ def test_collecting_is_over_when_the_collects_under_way_are_whole(site: Site) ->
 
     push(b, 3)
     coordinator._state._ended_env_steps = 10
-    push(c, 4)  # whole at once: none that is under way
+    push(c, 4)  # complete at once, so it is not waited for
     assert not coordinator.train_out(0.0)
     push(b, 1)
-    push(b, 1)  # belongs to the next, which nobody waits for
+    push(b, 1)  # part of the next collect, which is not waited for
     assert found == [False, False, True, True]
-    coordinator._state._ended_env_steps = 9  # a worker was lost, and what it had collected
+    coordinator._state._ended_env_steps = 9  # a worker was lost, with its env steps
     push(c, 1)
     coordinator._state._ended_env_steps = 10
     push(c, 2)
@@ -787,7 +787,7 @@ def test_collecting_is_over_when_the_collects_under_way_are_whole(site: Site) ->
     assert found[4:] == [False, True, True]
 
 
-def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: Site) -> None:
+def test_training_continues_after_collecting_while_the_buffer_has_batches(site: Site) -> None:
     ratio = {"type": "samples_per_insert", "samples_per_insert": 1, "min_size": 4}
     limiter = {**ratio, "error_buffer": 100, "samples_ahead": 0}
     coordinator, collector, learner = site.coordinator, site.task(), site.task("learner")
@@ -810,29 +810,29 @@ def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: 
     assert not coordinator.train_out(0.0)
     assert coordinator.wants_end_of(collector)
     assert not coordinator.must_end(collector)
-    site.now += coordinator.cfg.answer_timeout_s  # it did not end by itself
+    site.now += coordinator.cfg.answer_timeout_s  # the task did not end by itself
     assert coordinator.must_end(collector)
     assert not coordinator.must_end(evaluator)
-    collector.env_steps = 49  # a worker was lost, and what it had collected
+    collector.env_steps = 49  # a worker was lost, with its env steps
     coordinator._dispatch_once()
     assert not coordinator.must_end(collector)
     collector.env_steps, learner.wanted = 50, 2
-    assert not coordinator.train_out(0.0)  # the collector may bring a batch yet
+    assert not coordinator.train_out(0.0)  # the collector may still send rows for a batch
     learner.wanted = 0
 
     site.send("p", rows=8)
     del coordinator._state.running["c"]
     coordinator._state._ended_env_steps = 50
     coordinator._dispatch_once()
-    assert not coordinator.train_out(0.0)  # the learner is at work
+    assert not coordinator.train_out(0.0)  # the learner is training
     learner.wanted = 2
-    for _ in range(2):  # 8 rows, of which the first 4 were needed to begin
+    for _ in range(2):  # 8 rows; the first 4 were needed to start
         assert not coordinator.train_out(0.0)
         demand = {"batch_size": 2, "cur_learner_iter": 0}
         assert coordinator.deal_with_learner_get_data(learner, demand) is not None
     assert coordinator.deal_with_learner_get_data(learner, demand) is None
     assert coordinator.train_out(0.0)
-    coordinator._state._queues["learner"].append(learner)  # lost, and to be tried again
+    coordinator._state._queues["learner"].append(learner)  # its worker was lost; it will be retried
     assert not coordinator.train_out(0.0)
 
 
@@ -845,7 +845,7 @@ def test_training_goes_on_without_collecting_while_the_buffer_has_batches(site: 
         ("cartpole-dqn", ("policy.other.replay_buffer.limiter.type=push_sample_rate",), False),
     ],
 )
-def test_run_waits_for_updates_where_the_buffer_says_how_many_are_left(
+def test_run_waits_for_updates_if_the_buffer_can_count_them(
     tmp_path: Path, name: str, sets: tuple[str, ...], waits: bool
 ) -> None:
     sets = (*sets, "system.max_env_steps=70", "system.transport.concurrency=threads")
@@ -856,18 +856,18 @@ def test_run_waits_for_updates_where_the_buffer_says_how_many_are_left(
     transport.close()
 
 
-def test_last_evaluation_whose_worker_is_lost_is_made_anew(site: Site) -> None:
+def test_last_evaluation_is_repeated_if_its_worker_is_lost(site: Site) -> None:
     site.coordinator.finish_evaluations(0.0)
     site.coordinator._on_join(WorkerInfo("c0", "collector"))
     site.coordinator._dispatch_once()
-    site.coordinator._run(site.task(is_evaluation=True))  # w0 has not joined: it is lost
+    site.coordinator._run(site.task(is_evaluation=True))  # w0 has not joined: it counts as lost
     assert not site.coordinator.finish_evaluations(0.0)
     site.coordinator._dispatch_once()  # the commander is asked again
     assert site.coordinator.finish_evaluations(0.0)
 
 
 class Observer:
-    """Records the paces that it is given."""
+    """A plugin that records the paces passed to its hook."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, float, bool]] = []
@@ -879,7 +879,7 @@ class Observer:
         self.told.append((worker_id, relative_pace, is_straggler))
 
 
-def test_straggler_is_named_and_told_when_it_has_caught_up(
+def test_straggler_and_its_recovery_are_logged_and_passed_to_the_hook(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "dingsdk.worker.coordinator")
@@ -895,13 +895,13 @@ def test_straggler_is_named_and_told_when_it_has_caught_up(
     ]
 
 
-def test_task_is_told_of_once_it_is_given_up(
+def test_lost_task_is_logged_only_when_it_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(Site(tmp_path, "system.coordinator.max_attempts=2")) as site:
         state = site.task()
         site.coordinator.open_experience(state)
-        site.coordinator._run(state)  # its worker has not joined: it is lost
+        site.coordinator._run(state)  # its worker has not joined, so it counts as lost
         assert caplog.messages == []
         again = site.coordinator._state._queues[state.role][-1]
         again.worker = state.worker

@@ -1,4 +1,4 @@
-"""What a buffer of metadata does about payloads that are gone."""
+"""The coordinator's metadata of payloads: leases, freed rows, lost payloads, restarts."""
 
 from __future__ import annotations
 
@@ -49,38 +49,38 @@ def leased(experience: Experience, batch_size: int) -> set[str] | None:
     return None if found is None else set(found["payloads"])
 
 
-def test_payloads_that_are_gone_are_leased_no_more(experience: Experience) -> None:
+def test_missing_payloads_are_not_leased_again(experience: Experience) -> None:
     names = [f"p{n}" for n in range(50)]
     push(experience, *names)
     experience.give_up_missing([*names[:45], "deleted meanwhile"])
     assert set(experience.readable()) == set(names[45:])
     for _ in range(20):
         batch = leased(experience, 16)
-        assert batch is not None, f"a tenth can be read, and {REDRAWS} draws found no batch of it"
+        assert batch is not None, f"a tenth is readable, but {REDRAWS} draws found no full batch"
         assert batch <= set(names[45:])
         state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
         found = experience.lease(state, 15, 1, 0)
         assert found is not None
-        assert len(found["batches"][0]["payload"]) == 15, "what was drawn beyond is left out"
+        assert len(found["batches"][0]["payload"]) == 15, "rows beyond the batch size are left out"
         experience.settle(state)
     experience.check()
 
 
-def test_learner_waits_where_hardly_a_payload_can_be_read(experience: Experience) -> None:
+def test_learner_gets_no_lease_if_almost_no_payload_is_readable(experience: Experience) -> None:
     names = [f"p{n}" for n in range(100)]
     push(experience, *names)
     experience.give_up_missing(names[1:])
-    assert leased(experience, 16) is None, f"in {REDRAWS} draws some five rows of 16"
+    assert leased(experience, 16) is None, f"{REDRAWS} draws find about 5 of 16 rows"
 
 
 class Clocked(NaiveReplayBuffer):
-    """Admits rows, and refuses them a moment later."""
+    """Says that it has room for rows, then refuses them."""
 
     def push(self, data: Any, cur_collector_envstep: int) -> None:
         raise BufferFullError("too soon", rows=len(data), waited_s=0.0)
 
 
-def test_payload_that_was_admitted_a_moment_ago_is_taken_all_the_same() -> None:
+def test_admitted_payload_is_stored_even_if_the_buffer_refuses_it_later() -> None:
     experience = Experience(Clocked({"replay_buffer_size": 40}))
     push(experience, "a", "b")
     assert experience.buffer.count() == 2 * ROWS
@@ -88,11 +88,13 @@ def test_payload_that_was_admitted_a_moment_ago_is_taken_all_the_same() -> None:
     experience.check()
 
 
-def test_payload_that_is_announced_again_adds_nothing(experience: Experience) -> None:
+def test_payload_that_is_announced_again_adds_no_rows(experience: Experience) -> None:
     push(experience, "a")
     assert not experience.push({"data_id": "a", "rows": ROWS, "policy_iter": 0}, 0)
     assert experience.count_rows() == ROWS
-    assert (experience.collects, experience.is_in_collect) == (0, False), "trained at any time"
+    assert (experience.collects, experience.is_in_collect) == (0, False), (
+        "only on-policy training has collects"
+    )
 
 
 def test_buffer_of_nothing_but_lost_payloads_makes_room_at_once(experience: Experience) -> None:
@@ -133,14 +135,14 @@ def test_learner_is_told_of_deleted_payloads_with_its_next_batch(experience: Exp
     experience.settle(state)
 
 
-def test_rows_of_deleted_payloads_are_no_reason_to_free_others() -> None:
+def test_rows_of_deleted_payloads_do_not_cause_others_to_be_freed() -> None:
     ledger = PayloadLedger()
     for name, rows in (("gone", 10), ("large", 80), ("small", 20)):
         ledger.add(name, rows)
     ledger.evict(np.zeros(10, np.int64), np.arange(10), "overwritten")
     assert ledger.take_garbage() == {0: "gone"}
     ledger.evict(np.full(5, 2), np.arange(5), "overwritten")
-    assert ledger.free_rows() == {}, "5 rows more than the 95 that are in the buffer"
+    assert ledger.free_rows() == {}, "only 5 freeable rows beside 95 live ones"
     ledger.evict(np.full(5, 2), np.arange(5, 10), "overwritten")
     assert {number: rows.tolist() for number, rows in ledger.free_rows().items()} == {
         2: list(range(10, 20))
@@ -151,13 +153,13 @@ def evict(ledger: PayloadLedger, number: int, *rows: int) -> None:
     ledger.evict(np.full(len(rows), number), np.array(rows), "overwritten")
 
 
-def test_rows_are_freed_where_they_are_more_than_a_tenth_of_all_and_of_their_payload() -> None:
+def test_rows_are_freed_if_they_are_over_a_tenth_of_all_rows_and_of_their_payload() -> None:
     ledger = PayloadLedger()
     for name, rows in (("large", 110), ("small", 110)):
         ledger.add(name, rows)
     evict(ledger, 0, *range(10))
     evict(ledger, 1, *range(10))
-    assert ledger.free_rows() == {}, "20 rows more than 200"
+    assert ledger.free_rows() == {}, "only 20 freeable rows beside 200 live ones"
     evict(ledger, 1, 10)
     assert {number: len(rows) for number, rows in ledger.free_rows().items()} == {1: 99}
     kept = ledger.kept_rows(1)
@@ -165,18 +167,18 @@ def test_rows_are_freed_where_they_are_more_than_a_tenth_of_all_and_of_their_pay
     assert (ledger.kept_rows(0), kept.tolist()) == (None, list(range(11, 110)))
 
 
-def test_rows_that_were_freed_count_no_more() -> None:
+def test_freed_rows_are_not_counted_again() -> None:
     ledger = PayloadLedger()
     for name, rows in (("large", 300), ("small", 40)):
         ledger.add(name, rows)
     evict(ledger, 1, *range(31))
     assert [rows.tolist() for rows in ledger.free_rows().values()] == [list(range(31, 40))]
     evict(ledger, 1, 31)
-    assert ledger.free_rows() == {}, "1 row more than 308"
+    assert ledger.free_rows() == {}, "only 1 freeable row beside 308 live ones"
     ledger.check(308)
 
 
-def test_ledger_goes_on_from_its_saved_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_continues_from_its_saved_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiences, "RETIRED_SAVED", 2)
     ledger = PayloadLedger()
     for number, name in enumerate(("a", "b", "c")):
@@ -197,7 +199,7 @@ def test_ledger_goes_on_from_its_saved_state(monkeypatch: pytest.MonkeyPatch) ->
     other.check(90)
     assert (other.acked_rows, other.evicted_rows) == (105, {"overwritten": 15})
     assert other.take_garbage() == {3: "garbage"}
-    assert list(other.free_rows()) == [4], "10 rows more than 90"
+    assert list(other.free_rows()) == [4], "10 freeable rows beside 90 live ones"
     assert other.add("new", 1) == 6
 
 
@@ -215,7 +217,7 @@ def test_learner_is_told_the_digests_of_new_payloads(experience: Experience) -> 
     assert (again["payloads"], again["digests"]) == ({}, {})
 
 
-def test_payload_that_the_buffer_refuses_may_come_again() -> None:
+def test_payload_that_the_buffer_refused_can_be_pushed_again() -> None:
     experience = Experience(Curious({"replay_buffer_size": 40}))
     meta: dict[str, Any] = {"rows": ROWS, "policy_iter": 0}
     good, bad = {"reward": np.ones(ROWS)}, {"reward": np.ones((ROWS, 2))}
@@ -230,7 +232,7 @@ def test_payload_that_the_buffer_refuses_may_come_again() -> None:
     experience.check()
 
 
-def test_payload_is_entered_once_and_another_content_under_its_id_is_refused() -> None:
+def test_payload_is_added_once_and_other_content_with_its_id_is_refused() -> None:
     ledger = PayloadLedger()
     assert ledger.add("a", 1, "first") == 0
     for is_deleted in (False, True):
@@ -262,7 +264,7 @@ class Curious(NaiveReplayBuffer):
     ],
     ids=["none", "a-number", "too-few", "priority"],
 )
-def test_payload_without_the_columns_of_its_rows_is_refused(columns: dict[str, Any]) -> None:
+def test_payload_without_the_needed_columns_is_refused(columns: dict[str, Any]) -> None:
     experience = Experience(Curious({"replay_buffer_size": 40}))
     assert experience.columns == ("reward",)
     meta = {"data_id": "a", "rows": ROWS, "policy_iter": 0, "columns": columns}
@@ -272,7 +274,7 @@ def test_payload_without_the_columns_of_its_rows_is_refused(columns: dict[str, A
     experience.check()
 
 
-def test_learners_are_told_which_rows_to_keep_of_payloads_that_lost_many() -> None:
+def test_learners_are_told_which_rows_of_partly_used_payloads_to_keep() -> None:
     cfg = {"type": "advanced", "replay_buffer_size": 400, "max_use": 1, "seed": 7}
     experience = Experience(create_buffer(metadata_config(cfg), exp_name="run"))
     push(experience, *(f"p{n}" for n in range(100)))
@@ -296,28 +298,28 @@ def learned(step: int, *lost: int) -> dict[str, Any]:
     return {"learner_step": step, "lost_payloads": [[each, "missing"] for each in lost]}
 
 
-def test_rows_of_the_batches_that_were_trained_on_are_counted(experience: Experience) -> None:
+def test_rows_of_trained_batches_are_counted(experience: Experience) -> None:
     push(experience, "a", "b", "c", "d")
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
     experience.lease(state, 6, 3, 10)
     experience.settle(state, learned(13))
     assert experience.trained_rows == 18
     experience.lease(state, 6, 3, 13)
-    experience.settle(state, learned(14))  # its learner ended after the first
+    experience.settle(state, learned(14))  # the learner ended after the first batch
     assert experience.trained_rows == 24
     experience.lease(state, 6, 3, 14)
     experience.settle(state, learned(14))
     experience.settle(state, learned(99))
     experience.lease(state, 6, 3, 14)
-    experience.settle(state)  # its learner was lost
+    experience.settle(state)  # the learner was lost
     assert experience.trained_rows == 24
     experience.lease(state, 16, 1, 14)
-    experience.settle(state, learned(15, 0, 1, 2, 3))  # a batch that could not be read
+    experience.settle(state, learned(15, 0, 1, 2, 3))  # the batch was not readable
     assert experience.trained_rows == 24
     experience.check()
 
 
-def test_batches_that_are_still_to_come_stay_leased(experience: Experience) -> None:
+def test_batches_that_are_not_trained_yet_stay_leased(experience: Experience) -> None:
     push(experience, "a", "b", "c", "d")
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
     experience.lease(state, 6, 3, 10)
@@ -328,13 +330,13 @@ def test_batches_that_are_still_to_come_stay_leased(experience: Experience) -> N
     experience.settle(state, {**learned(14), "batches_left": 2})  # one of six rows, one of five
     assert experience.trained_rows == 12 + 6 + 5
     experience.check({"task"})
-    assert experience.settle(state, learned(15))  # its learner ended after one more
+    assert experience.settle(state, learned(15))  # the learner ended after one more
     assert experience.trained_rows == 28
     assert not experience.settle(state)
     experience.check()
 
 
-def test_learner_that_has_begun_no_batch_keeps_all_that_it_has(experience: Experience) -> None:
+def test_learner_that_started_no_batch_keeps_its_lease(experience: Experience) -> None:
     push(experience, "a", "b")
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
     experience.lease(state, 6, 2, 10)
@@ -344,7 +346,7 @@ def test_learner_that_has_begun_no_batch_keeps_all_that_it_has(experience: Exper
     assert experience.trained_rows == 12
 
 
-def test_learner_is_told_once_which_rows_it_may_free(experience: Experience) -> None:
+def test_learner_is_told_only_once_which_rows_to_keep(experience: Experience) -> None:
     push(experience, "a", "b")
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
     state.kept = {1: np.array([0, 2])}
@@ -356,7 +358,7 @@ def test_learner_is_told_once_which_rows_it_may_free(experience: Experience) -> 
     ]
 
 
-def test_learner_that_comes_back_is_told_what_it_may_free_of_what_it_knows(
+def test_rejoining_learner_is_told_which_of_its_payloads_and_rows_to_free(
     experience: Experience,
 ) -> None:
     push(experience, "a", "b")
@@ -372,7 +374,7 @@ def test_learner_that_comes_back_is_told_what_it_may_free_of_what_it_knows(
 
 
 class Listening(NaiveReplayBuffer):
-    """Remembers the priorities that it is told."""
+    """Records the argument of ``update``."""
 
     told: Any = None
 
@@ -380,7 +382,7 @@ class Listening(NaiveReplayBuffer):
         self.told = info
 
 
-def test_priorities_that_a_learner_found_are_for_the_buffer() -> None:
+def test_priorities_of_a_learner_are_passed_to_the_buffer() -> None:
     experience = Experience(buffer := Listening({"replay_buffer_size": 40}))
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
     experience.settle(state, {**learned(1), "priority_info": {}})
@@ -389,7 +391,7 @@ def test_priorities_that_a_learner_found_are_for_the_buffer() -> None:
     assert buffer.told == {"priority": [0.5]}
 
 
-def test_leases_that_do_not_match_the_ledger_are_named(experience: Experience) -> None:
+def test_check_names_a_payload_whose_leases_do_not_match_the_ledger(experience: Experience) -> None:
     push(experience, "a")
     state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
     experience.lease(state, 2, 1, 0)
@@ -399,7 +401,7 @@ def test_leases_that_do_not_match_the_ledger_are_named(experience: Experience) -
         experience.check()
 
 
-def test_experience_goes_on_with_its_leases_and_lost_payloads() -> None:
+def test_saved_state_contains_leases_and_lost_payloads() -> None:
     cfg = metadata_config({"type": "naive", "replay_buffer_size": 400, "seed": 7})
     old, new = (Experience(create_buffer(cfg, exp_name="run")) for _ in range(2))
     push(old, "a", "b")
@@ -417,7 +419,7 @@ def test_experience_goes_on_with_its_leases_and_lost_payloads() -> None:
     new.check([])
 
 
-def test_padded_step_names_a_row_of_its_own_sequence() -> None:
+def test_padded_step_refers_to_a_row_of_its_own_sequence() -> None:
     mask = np.array([[True, False], [False, True]])
     columns = {"payload": np.array([[3, 4], [9, 5]]), "row": np.array([[0, 1], [8, 2]])}
     reward = np.ones((2, 2))
@@ -429,7 +431,7 @@ def test_padded_step_names_a_row_of_its_own_sequence() -> None:
     assert sorted(found) == ["mask", "payload", "row"]
 
 
-def test_episode_that_was_admitted_is_taken_whatever_the_limiter_says_by_then(
+def test_admitted_episode_is_stored_even_if_the_buffer_refuses_it_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cfg = {"type": "episode", "replay_buffer_size": 3, "seed": 7}
@@ -446,10 +448,10 @@ def test_episode_that_was_admitted_is_taken_whatever_the_limiter_says_by_then(
     experience.check()
 
 
-def test_leases_of_episodes_name_the_length_of_each() -> None:
+def test_leases_of_episodes_contain_the_length_of_each() -> None:
     cfg = {"type": "episode", "replay_buffer_size": 3, "seed": 7}
     experience = open_experience(create_buffer(metadata_config(cfg), exp_name="run"))
-    rows = [2, 3, 4, 5]  # by number of the payload
+    rows = [2, 3, 4, 5]  # by payload number
     for name, count in zip("abcd", rows, strict=True):
         assert experience.push({"data_id": name, "rows": count, "policy_iter": 0}, 0)
     assert experience.ledger.evicted_rows == {"overwritten": 2}

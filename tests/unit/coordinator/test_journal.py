@@ -1,4 +1,4 @@
-"""The journal: what was appended is there again, wherever its writer died, or it is refused."""
+"""The journal: appended facts survive a crash at any byte, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recovered(folder: Path) -> Recovered:
 
 
 def written(folder: Path, facts: list[Fact] = FACTS) -> Path:
-    """Write a journal, and return its only file of facts."""
+    """Write a journal and return the path of its only facts file."""
     made = journal(folder)
     made.open()
     for fact in facts:
@@ -70,7 +70,7 @@ def same(found: list[Fact], expected: list[Fact]) -> bool:
     return [encode_fact(each) for each in found] == [encode_fact(each) for each in expected]
 
 
-def test_facts_are_there_again_in_order(tmp_path: Path) -> None:
+def test_facts_are_recovered_in_order(tmp_path: Path) -> None:
     written(tmp_path)
     found = recovered(tmp_path)
     assert (found.state, found.torn_bytes) == (None, 0)
@@ -79,7 +79,7 @@ def test_facts_are_there_again_in_order(tmp_path: Path) -> None:
     assert isinstance(pushed, Pushed)
     assert pushed.columns["x"].dtype == np.float32
     np.testing.assert_array_equal(pushed.columns["x"], [[1.0], [np.nan], [2.0]])
-    pushed.columns["x"][0] = 5.0  # not of read-only memory
+    pushed.columns["x"][0] = 5.0  # the array is writable
 
 
 def test_journal_cut_at_every_byte_holds_all_facts_before_the_cut(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_flipped_byte_before_the_last_record_is_refused_with_file_and_place(tmp_
     starts = np.cumsum([0, len(encode_fact(Begun(1))), *(len(encode_fact(f)) for f in FACTS)])
     folder = tmp_path / "flipped"
     folder.mkdir(mode=0o700)
-    for place in range(last + 12):  # the head of the last one, too
+    for place in range(last + 12):  # including the header of the last record
         damaged = bytearray(content)
         damaged[place] ^= 0x10
         (folder / path.name).write_bytes(damaged)
@@ -114,7 +114,7 @@ def test_flipped_byte_before_the_last_record_is_refused_with_file_and_place(tmp_
         assert caught.value.offset == starts[np.searchsorted(starts, place, "right") - 1]
 
 
-def test_damaged_head_at_the_end_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_damaged_header_of_the_last_record_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     damaged = bytearray(path.read_bytes())
     at = len(damaged) - len(encode_fact(FACTS[-1]))
@@ -126,7 +126,7 @@ def test_damaged_head_at_the_end_of_the_file_is_refused(tmp_path: Path) -> None:
     assert caught.value.offset == at
 
 
-def test_journal_holds_arrays_of_numbers_alone(tmp_path: Path) -> None:
+def test_only_numeric_arrays_can_be_written_or_read(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="holds no ndarray"):
         encode_fact(Pushed("b", "p0", 1, 0, 0, columns={"x": np.array(["a"])}))
     numbers = encode_fact(Pushed("b", "p0", 1, 0, 0, columns={"x": np.zeros(1, np.float32)}))
@@ -150,7 +150,7 @@ def test_unwritten_end_after_a_power_cut_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 3])
-def test_record_that_is_dropped_is_told(
+def test_dropped_record_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
 ) -> None:
     path = written(tmp_path)
@@ -167,7 +167,7 @@ def test_state_replaces_the_facts_before_it_and_not_those_after(tmp_path: Path) 
     made.open()
     made.append(FACTS[0])
     number = made.rotate()
-    made.append(FACTS[1])  # while the state of a moment ago is being written
+    made.append(FACTS[1])  # while the state is being written
     made.save(number, {"x": np.arange(3), "names": ["a"]})
     made.append(FACTS[2])
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -182,13 +182,13 @@ def test_state_replaces_the_facts_before_it_and_not_those_after(tmp_path: Path) 
     assert same(found.facts, FACTS[1:3])
 
 
-def test_each_epoch_goes_on_after_the_facts_of_all_before(tmp_path: Path) -> None:
+def test_each_epoch_adds_facts_after_those_of_earlier_epochs(tmp_path: Path) -> None:
     for epoch, fact in enumerate(FACTS, start=1):
         made = journal(tmp_path)
         assert same(made.open().facts, FACTS[: epoch - 1])
         assert made.epoch == epoch
         made.append(fact)
-        # It dies in the middle of a record.
+        # The process dies in the middle of a record.
         path = tmp_path / f"{made.number:06d}.facts"
         path.write_bytes(path.read_bytes() + encode_fact(fact)[:-3])
     found = recovered(tmp_path)
@@ -230,7 +230,7 @@ def test_damaged_state_is_refused_by_name(tmp_path: Path, damage: str) -> None:
         recovered(tmp_path)
 
 
-def test_state_in_another_version_of_the_format_is_refused_by_name(tmp_path: Path) -> None:
+def test_state_in_another_format_version_is_refused_by_name(tmp_path: Path) -> None:
     made = journal(tmp_path)
     made.open()
     made.save(made.number, {"x": 1})
@@ -251,7 +251,7 @@ def test_facts_of_another_version_are_refused(tmp_path: Path) -> None:
     assert (caught.value.found, caught.value.expected) == (9, VERSION)
 
 
-def test_whoever_lost_the_journal_is_refused(tmp_path: Path) -> None:
+def test_writes_of_the_previous_owner_are_refused(tmp_path: Path) -> None:
     old, new = journal(tmp_path, owner="the old one"), journal(tmp_path, owner="the new one")
     old.open()
     old.append(FACTS[0])
@@ -265,7 +265,7 @@ def test_whoever_lost_the_journal_is_refused(tmp_path: Path) -> None:
     assert same(recovered(tmp_path).facts, [FACTS[0], FACTS[2]])
 
 
-def test_journal_whose_owner_file_is_gone_is_not_written_any_more(tmp_path: Path) -> None:
+def test_journal_without_its_owner_file_is_not_written(tmp_path: Path) -> None:
     made = journal(tmp_path)
     made.open()
     (tmp_path / "owner.json").unlink()
@@ -278,7 +278,7 @@ CALLS = ("open", "writev", "write", "fsync", "rename", "close")
 
 @pytest.mark.parametrize("fsync", [False, True])
 @pytest.mark.parametrize("is_persistent", [False, True])
-def test_every_failing_call_leaves_the_facts_that_were_taken(
+def test_accepted_facts_survive_every_failing_system_call(
     tmp_path: Path, fsync: bool, is_persistent: bool
 ) -> None:
     at = count = 0
@@ -297,14 +297,14 @@ def test_every_failing_call_leaves_the_facts_that_were_taken(
                     break
             count = calls()
         found = recovered(folder).facts
-        # What was refused at last may be there: nobody was told that it is.
+        # The refused fact may be there too; it was not acknowledged.
         assert same(found[: len(taken)], taken)
         assert len(found) <= len(taken) + 1
     assert at > 8
 
 
 @pytest.mark.parametrize(("options", "waits"), [({}, False), ({"fsync": True}, True)])
-def test_fact_is_waited_for_on_the_disk_where_that_is_asked(
+def test_append_calls_fsync_only_if_configured(
     tmp_path: Path, options: dict[str, bool], waits: bool
 ) -> None:
     made = journal(tmp_path, **options)
@@ -314,7 +314,7 @@ def test_fact_is_waited_for_on_the_disk_where_that_is_asked(
         assert (calls() > 0) is waits
 
 
-def test_full_disk_takes_the_next_fact_when_there_is_room(tmp_path: Path) -> None:
+def test_fact_is_written_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
     made = journal(tmp_path)
     made.open()
     with failing_calls(("writev",), 1, errno.ENOSPC), pytest.raises(StorageFullError):
@@ -323,9 +323,7 @@ def test_full_disk_takes_the_next_fact_when_there_is_room(tmp_path: Path) -> Non
     assert same(recovered(tmp_path).facts, FACTS[1:2])
 
 
-def test_fact_that_the_disk_does_not_take_is_refused_and_the_next_one_goes_in_its_place(
-    tmp_path: Path,
-) -> None:
+def test_next_fact_replaces_one_that_failed_to_be_written(tmp_path: Path) -> None:
     made = journal(tmp_path)
     made.open()
     with failing_calls(("writev",), 1, errno.EPERM), pytest.raises(RunFolderError):
@@ -334,7 +332,7 @@ def test_fact_that_the_disk_does_not_take_is_refused_and_the_next_one_goes_in_it
     assert same(recovered(tmp_path).facts, FACTS[1:2])
 
 
-def test_state_is_due_after_so_many_bytes_or_facts(tmp_path: Path) -> None:
+def test_state_is_due_after_a_number_of_facts_or_bytes(tmp_path: Path) -> None:
     made = journal(tmp_path, snapshot_facts=3)
     made.open()
     for _ in range(2):
@@ -348,17 +346,17 @@ def test_state_is_due_after_so_many_bytes_or_facts(tmp_path: Path) -> None:
     made.open()
     made.save(made.rotate(), {"x": np.zeros(5000, np.uint8)})
     made.append(Missing("b", ["p" * 4000]))
-    assert not made.is_state_due  # less than the last state
+    assert not made.is_state_due  # smaller than the last state
     made.append(Missing("b", ["p" * 4000]))
     assert made.is_state_due
     made = journal(tmp_path / "default")
     made.open()
-    for is_due in (False, True):  # two thirds of 4 MiB each
+    for is_due in (False, True):  # each fact has two thirds of 4 MiB
         made.append(Missing("b", ["p" * 2_800_000]))
         assert made.is_state_due is is_due
 
 
-def test_damaged_name_of_the_owner_is_told_with_its_file(tmp_path: Path) -> None:
+def test_damaged_owner_file_is_refused_by_name(tmp_path: Path) -> None:
     journal(tmp_path).open()
     (tmp_path / "owner.json").write_bytes(b"{")
     with pytest.raises(CheckpointCorruptError, match=r"owner\.json is damaged: ") as caught:
@@ -366,14 +364,14 @@ def test_damaged_name_of_the_owner_is_told_with_its_file(tmp_path: Path) -> None
     assert caught.value.path == str(tmp_path / "owner.json")
 
 
-def test_read_only_folder_is_named(tmp_path: Path) -> None:
+def test_owner_file_that_is_a_folder_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "owner.json").mkdir()
     with pytest.raises((RunFolderError, CheckpointCorruptError), match=r"owner\.json"):
         journal(tmp_path).open()
 
 
 @pytest.mark.parametrize("drawn", [2, 3])
-def test_buffer_that_draws_otherwise_than_the_journal_says_is_told(
+def test_draw_that_differs_from_the_journal_is_logged(
     drawn: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = TaskState("t", "learner", {"buffer_id": "b"}, 0.0)

@@ -1,4 +1,4 @@
-"""The keeper of a journal, over a real journal on a disk whose room the test decides on."""
+"""The keeper of a journal, with a real journal in a folder that refuses writes on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dingsdk.worker.coordinator.journal import RETRY_S, Journal, Keeper, LeaseEn
 
 
 class FullableFolder(Folder):
-    """A folder that refuses to write states, or anything, while told to."""
+    """A folder that refuses to write states or facts while a flag is set."""
 
     refuses_states = False
     refuses_facts = False
@@ -30,7 +30,7 @@ class FullableFolder(Folder):
 
 
 class Site:
-    """A keeper of a state that counts how often it was asked for."""
+    """A keeper with a fixed state, a controlled clock and the last reason for waiting."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Site:
         self.held_up = reason
 
     def known(self) -> tuple[object, list[str]]:
-        """What another coordinator would read: the state, and the tasks of the facts."""
+        """Return what another coordinator would read: the state, and the task ids of the facts."""
         found = Journal(Folder(self.path)).read()
         tasks = [each.task_id for each in found.facts if isinstance(each, LeaseEnded)]
         return found.state, tasks
@@ -57,7 +57,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_fact_that_finds_no_room_is_not_acknowledged(site: Site) -> None:
+def test_fact_is_not_acknowledged_if_the_disk_is_full(site: Site) -> None:
     site.disk.refuses_facts = True
     assert not site.keeper.acknowledge(LeaseEnded("a"))
     assert (site.keeper.is_behind, bool(site.held_up)) == (False, True)
@@ -68,7 +68,9 @@ def test_fact_that_finds_no_room_is_not_acknowledged(site: Site) -> None:
     assert site.known() == (None, ["b"])
 
 
-def test_true_fact_that_finds_no_room_holds_all_up_until_the_state_is_written(site: Site) -> None:
+def test_nothing_is_acknowledged_after_an_unwritten_fact_until_the_state_is_saved(
+    site: Site,
+) -> None:
     site.disk.refuses_facts = site.disk.refuses_states = True
     site.keeper.note(LeaseEnded("a"))
     assert site.keeper.is_behind
@@ -96,9 +98,7 @@ def test_true_fact_that_finds_no_room_holds_all_up_until_the_state_is_written(si
 
 
 @pytest.mark.parametrize("refused", ["refuses_facts", "refuses_states"])
-def test_state_that_finds_no_room_at_once_leaves_the_journal_behind(
-    site: Site, refused: str
-) -> None:
+def test_save_state_on_a_full_disk_leaves_the_journal_behind(site: Site, refused: str) -> None:
     setattr(site.disk, refused, True)
     site.keeper.save_state()
     assert (site.keeper.is_behind, bool(site.held_up)) == (True, True)
@@ -109,7 +109,7 @@ def test_state_that_finds_no_room_at_once_leaves_the_journal_behind(
     assert site.known() == ({"version": 7}, [])
 
 
-def test_state_that_finds_no_room_holds_nothing_up_while_all_facts_are_written(
+def test_facts_are_acknowledged_if_only_the_state_cannot_be_saved(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert site.keeper.acknowledge(LeaseEnded("a"))

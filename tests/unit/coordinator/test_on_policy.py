@@ -1,4 +1,4 @@
-"""On-policy experience: what is trained on, how old it is, and who waits for whom."""
+"""On-policy experience: which rows are trained on, their age, and when each side waits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def learner() -> TaskState:
 
 @dataclass
 class Collector:
-    """A collector as the admission sees it: it takes steps, and sends them all at once.
+    """A simulated collector that takes admitted steps and sends them together.
 
-    Like the real one it sends what it has, and takes the newest policy, before the first step
-    after it sees one, and waits for the newest one when it gets more steps.
+    When it sees a newer policy, it first sends its rows, then switches to that policy. When it
+    gets more steps and holds no rows, it takes the newest policy before it continues.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Collector:
 def test_no_trained_row_is_too_old_and_none_is_lost(
     max_lag: int, collectors: int, turns: list[int]
 ) -> None:
-    """Collectors and a learner take turns in any order; every row sent is trained on in time."""
+    """Collectors and a learner take turns in any order; every sent row is trained on in time."""
     experience = OnPolicyExperience(N_SAMPLE, max_lag)
     crew = [Collector(f"c{n}", experience) for n in range(collectors)]
     state, published, trained = learner(), 0, []
@@ -113,7 +113,7 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
 
     for turn in turns:
         take_turn(turn)
-    for _ in range(200):  # everybody gets turns: training goes on, whatever happened before
+    for _ in range(200):  # each gets turns, so training must continue from any state
         for turn in range(collectors + 1):
             take_turn(turn)
 
@@ -127,7 +127,7 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
     assert lag.largest <= max_lag
 
 
-def test_with_no_lag_a_training_has_the_rows_of_one_version_alone() -> None:
+def test_with_max_lag_0_a_training_has_rows_of_one_version_only() -> None:
     experience = OnPolicyExperience(N_SAMPLE, 0)
     first, second = (Collector(name, experience) for name in "ab")
     for each in (first, second):
@@ -138,7 +138,7 @@ def test_with_no_lag_a_training_has_the_rows_of_one_version_alone() -> None:
         first.step(0)
     state = learner()
     assert experience.lease(state, 1, 8, 0) is not None
-    for each in (first, second):  # the learner trains
+    for each in (first, second):  # during the training
         each.ask(0)
         assert each.taken == each.admitted
     experience.settle(state, {"learner_step": 5, "lost_payloads": [], "priority_info": {}})
@@ -147,7 +147,7 @@ def test_with_no_lag_a_training_has_the_rows_of_one_version_alone() -> None:
     assert (first.admitted - first.taken, second.admitted) == (N_SAMPLE / 2, N_SAMPLE / 2)
 
 
-def test_collector_that_is_gone_is_not_waited_for() -> None:
+def test_lost_collector_is_not_waited_for() -> None:
     experience = OnPolicyExperience(N_SAMPLE, 0)
     first, second = (Collector(name, experience) for name in "ab")
     for each in (first, second):
@@ -160,7 +160,7 @@ def test_collector_that_is_gone_is_not_waited_for() -> None:
     assert experience.buffer.can_sample(1)
 
 
-def test_rows_that_were_not_trained_on_wait_for_the_next_training() -> None:
+def test_rows_of_a_failed_training_are_used_in_the_next_one() -> None:
     experience = OnPolicyExperience(4, 0)
     state = learner()
     for name in ("a", "b"):
@@ -189,7 +189,7 @@ def push(experience: OnPolicyExperience, *names: str) -> None:
         assert experience.push({"data_id": name, "rows": 4, "policy_iter": 0}, 0)
 
 
-def test_rows_that_come_during_a_training_are_for_the_next_one() -> None:
+def test_rows_that_arrive_during_a_training_are_used_in_the_next_one() -> None:
     experience = OnPolicyExperience(4, 1)
     push(experience, "a")
     for number, name in enumerate("bc", start=1):
@@ -204,7 +204,7 @@ def test_rows_that_come_during_a_training_are_for_the_next_one() -> None:
     experience.check()
 
 
-def test_queue_of_nothing_but_lost_payloads_makes_room_at_once() -> None:
+def test_queue_with_only_missing_payloads_is_emptied_at_once() -> None:
     experience = OnPolicyExperience(4, 0)
     push(experience, "a", "b")
     experience.give_up_missing(["a", "b"])
@@ -216,43 +216,43 @@ def test_queue_of_nothing_but_lost_payloads_makes_room_at_once() -> None:
     assert experience.buffer.count() == 0
 
 
-def test_training_that_is_under_way_at_a_restart_is_judged_by_its_own_iteration() -> None:
+def test_restored_training_is_compared_with_its_own_start_iteration() -> None:
     before, experience = OnPolicyExperience(4, 0), OnPolicyExperience(4, 0)
     push(before, "a")
     assert before.lease(learner(), 4, 8, 5) is not None
     state = before.state_dict()
     experience.load_state_dict(state)
-    experience.settle(learner(), {"learner_step": 5, "lost_payloads": []})  # it did nothing
+    experience.settle(learner(), {"learner_step": 5, "lost_payloads": []})  # no training happened
     assert experience.readable() == ["a"]
     assert experience.lease(learner(), 4, 8, 5) is not None
 
-    del state["buffer"]["returned"]  # as earlier versions wrote it
+    del state["buffer"]["returned"]  # as in the format of earlier versions
     older = OnPolicyExperience(4, 0)
     older.load_state_dict({**state, "buffer": {**state["buffer"], "drawn": 0}, "leases": {}})
     assert older.lease(learner(), 4, 8, 9) is not None
 
 
-def test_batch_that_a_learner_did_not_train_on_is_leased_again() -> None:
+def test_batch_that_was_not_trained_on_is_leased_again() -> None:
     experience = OnPolicyExperience(4, 0)
     push(experience, "a")
     assert experience.lease(learner(), 4, 8, 0) is not None
     experience.settle(learner(), {"learner_step": 0, "lost_payloads": []})
-    assert experience.lease(learner(), 4, 8, 9) is not None, "it is known that it did not"
+    assert experience.lease(learner(), 4, 8, 9) is not None, "the learner reported no training"
 
 
-def test_lost_payloads_are_none_of_a_training_before_they_came() -> None:
+def test_payload_that_arrived_after_a_training_counts_as_missing() -> None:
     experience = OnPolicyExperience(4, 0)
     push(experience, "a")
     assert experience.lease(learner(), 4, 8, 0) is not None
-    experience.settle(learner())  # the learner was lost, whatever it had trained
+    experience.settle(learner())  # the learner was lost; it may have trained
     push(experience, "b")
     experience.give_up_missing(["b"])
     experience.settle(learner())
-    assert experience.lease(learner(), 4, 8, 1) is None, "it had trained on a"
+    assert experience.lease(learner(), 4, 8, 1) is None, "payload a was trained on"
     assert experience.ledger.evicted_rows == {"trained": 4, "missing": 4}
 
 
-def test_missing_payloads_leave_at_once() -> None:
+def test_missing_payloads_are_removed_at_once() -> None:
     experience = OnPolicyExperience(4, 0)
     for name in ("a", "b"):
         experience.push({"data_id": name, "rows": 4, "policy_iter": 0}, 0)
@@ -262,7 +262,7 @@ def test_missing_payloads_leave_at_once() -> None:
     assert experience.buffer.count() == 4
 
 
-def test_rows_are_leased_as_often_as_they_are_trained_on() -> None:
+def test_rows_are_leased_once_per_training() -> None:
     experience = OnPolicyExperience(4, 0, trainings=3)
     experience.push({"data_id": "a", "rows": 5, "policy_iter": 0}, 0)
     leased = experience.lease(learner(), 64, 8, 0)
@@ -273,7 +273,7 @@ def test_rows_are_leased_as_often_as_they_are_trained_on() -> None:
     assert experience.trained_rows == experience.counts().trained == 3 * 5
 
 
-def test_learner_that_went_back_to_a_checkpoint_goes_on_from_its_version() -> None:
+def test_learner_restored_from_a_checkpoint_continues_from_its_version() -> None:
     admission = Admission(4, 1)
     for train_iter in (10, 20, 30):
         admission.trained(np.zeros(4, np.int64), train_iter)
@@ -283,7 +283,7 @@ def test_learner_that_went_back_to_a_checkpoint_goes_on_from_its_version() -> No
     assert [admission.version_of(each) for each in (0, 9, 10, 20, 30)] == [0, 0, 1, 2, 2]
 
 
-def test_collectors_are_told_the_version_of_a_learner_that_went_back_when_it_asks() -> None:
+def test_collectors_get_the_version_of_a_restored_learner_after_its_first_demand() -> None:
     before, experience = (OnPolicyExperience(4, 0) for _ in range(2))
     for train_iter in (10, 20, 30):
         before.admission.trained(np.zeros(4, np.int64), train_iter)
@@ -295,8 +295,8 @@ def test_collectors_are_told_the_version_of_a_learner_that_went_back_when_it_ask
     assert experience.admit(collector) == {"admitted_steps": 4, "policy_iter": 10}
 
 
-def test_training_that_was_saved_and_not_reported_is_not_made_again() -> None:
-    """The learner trained on its rows, saved that, and was lost."""
+def test_saved_but_unreported_training_is_not_repeated() -> None:
+    """The learner trained on its rows, saved a checkpoint and was lost."""
     experience = OnPolicyExperience(4, 0)
     gone: list[str] = []
     experience.buffer.add_remove_listener(lambda rows, reason: gone.append(reason))
@@ -313,7 +313,7 @@ def test_training_that_was_saved_and_not_reported_is_not_made_again() -> None:
     assert experience.lease(learner(), 4, 8, 1) is not None
 
 
-def test_end_of_a_task_without_a_lease_leaves_the_training_of_another_alone() -> None:
+def test_end_of_a_task_without_a_lease_does_not_end_the_training_of_another() -> None:
     experience = OnPolicyExperience(4, 0)
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
     assert experience.lease(learner(), 4, 8, 0) is not None
@@ -323,7 +323,7 @@ def test_end_of_a_task_without_a_lease_leaves_the_training_of_another_alone() ->
     assert not experience.buffer.is_training
 
 
-def test_training_that_was_saved_in_its_middle_is_made_again() -> None:
+def test_training_that_was_saved_halfway_is_repeated() -> None:
     experience = OnPolicyExperience(4, 0, trainings=3)
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
     assert experience.lease(learner(), 4, 8, 0) is not None
@@ -331,7 +331,7 @@ def test_training_that_was_saved_in_its_middle_is_made_again() -> None:
     assert experience.lease(learner(), 4, 8, 2) is not None
 
 
-def test_rows_that_came_after_a_lost_training_are_not_taken_for_its_own() -> None:
+def test_rows_that_arrived_after_a_lost_training_are_not_counted_as_trained() -> None:
     before = OnPolicyExperience(4, 0)
     before.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
     before.push({"data_id": "b", "rows": 4, "policy_iter": 0}, 0)
@@ -350,11 +350,11 @@ def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
     experience, collector = OnPolicyExperience(4, 1), TaskState("c", "collector", {})
     experience.admission.expect(collector.task_id)
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
-    assert experience.can_sample(4), "with a lag to spare, for the first training"
+    assert experience.can_sample(4), "the first training has one version of lag to spare"
     experience.admission.trained(np.zeros(4, np.int64), 1)
     assert not experience.can_sample(4)
     experience.admission.rejoin(collector.task_id, 9, 0, 0)
-    assert not experience.can_sample(4), "what it has taken it has not delivered"
+    assert not experience.can_sample(4), "it has not delivered all its steps"
     experience.admission.report(collector.task_id, 9, 1)
     assert experience.can_sample(4)
     experience.admission.expect(collector.task_id)
@@ -362,10 +362,12 @@ def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
     assert experience.can_sample(4)
 
 
-def test_collector_that_may_come_back_is_counted_for_a_step() -> None:
+def test_collector_that_may_rejoin_gets_a_share_of_the_steps() -> None:
     admission = Admission(4, 0)
     admission.expect("gone")
-    assert admission.admit("c", 1, is_training=False) == 2, "of 4, one is there and one may be"
+    assert admission.admit("c", 1, is_training=False) == 2, (
+        "half of 4 rows: the other collector may rejoin"
+    )
     admission.forget("gone")
     admission.report("c", 2, 0)
     assert admission.admit("c", 1, is_training=False) == 5
@@ -390,11 +392,11 @@ def test_lag_is_counted_in_versions(iters: list[list[int]], expected: PolicyLag)
     assert found[1:] == expected[1:]
 
 
-def test_collector_that_took_over_the_newest_policy_is_not_waited_for() -> None:
+def test_collector_with_the_newest_policy_is_not_waited_for() -> None:
     admission = Admission(4, 1)
     admission.admit("slow", 0, is_training=False)
     admission.trained(np.zeros(4, np.int64), 5)
-    assert not admission.may_train(4), "what it has of version 0 would be 2 versions old"
+    assert not admission.may_train(4), "its rows of version 0 would be 2 versions old"
     admission.report("slow", 0, 5)
     assert admission.may_train(4)
     admission.trained(np.zeros(4, np.int64), 10)
@@ -403,7 +405,7 @@ def test_collector_that_took_over_the_newest_policy_is_not_waited_for() -> None:
     assert admission.may_train(4), "its new steps are taken with the newest policy"
 
 
-def test_steps_beyond_the_last_grant_count_towards_no_other() -> None:
+def test_steps_beyond_the_last_grant_do_not_reduce_the_next_one() -> None:
     admission = Admission(4, 1)
     assert admission.admit("a", 0, is_training=False) == 4
     admission.report("a", 7, 0)
@@ -412,7 +414,7 @@ def test_steps_beyond_the_last_grant_count_towards_no_other() -> None:
     assert not admission.has_outstanding("b")
 
 
-def test_nothing_more_is_drawn_while_the_learner_trains() -> None:
+def test_no_rows_are_drawn_during_a_training() -> None:
     experience = OnPolicyExperience(4, 1)
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
     assert experience.lease(learner(), 1, 8, 0) is not None
@@ -422,14 +424,14 @@ def test_nothing_more_is_drawn_while_the_learner_trains() -> None:
     assert experience.buffer.count() == 8
 
 
-def test_last_rows_of_a_training_get_as_many_steps_as_one_sample_has() -> None:
+def test_grant_for_the_last_rows_has_at_least_the_steps_of_one_sample() -> None:
     admission = Admission(12, 0, least_steps=6)
     assert admission.admit("a", 0, is_training=False) == 12
     admission.report("a", 12, 0)
     assert admission.admit("a", 10, is_training=False) == 18
 
 
-def test_collect_is_under_way_from_its_first_grant_until_it_has_all_rows() -> None:
+def test_collect_is_open_from_its_first_grant_until_it_has_all_rows() -> None:
     experience, found = OnPolicyExperience(4, 0), list[tuple[int, bool]]()
 
     def look() -> None:
@@ -451,7 +453,7 @@ def test_collect_is_under_way_from_its_first_grant_until_it_has_all_rows() -> No
     assert found == [(0, False), (0, True), (0, True), (1, False), (1, False), (1, False)]
 
 
-def test_rows_that_are_too_few_are_a_collect_under_way_without_a_grant_too() -> None:
+def test_too_few_rows_are_an_open_collect_even_without_a_grant() -> None:
     experience = OnPolicyExperience(4, 0)
     experience.push({"data_id": "a", "rows": 3, "policy_iter": 0}, 0)
     assert (experience.collects, experience.is_in_collect) == (0, True)

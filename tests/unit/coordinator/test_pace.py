@@ -1,4 +1,4 @@
-"""Who is slow against the others is found, once, and forgiven when it is not any more."""
+"""A slow worker becomes a straggler once, and stops being one when it is faster again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WINDOW_S = 20.0
 
 
 class Race:
-    """Workers that advance at given rates, second by second."""
+    """Simulates workers that make progress at given rates, second by second."""
 
     def __init__(self, factor: float = 3.0) -> None:
         self.now = 1000.0
@@ -54,7 +54,7 @@ def test_pace_is_the_rate_and_its_ratio_to_the_median_of_the_others(race: Race) 
     }
 
 
-def test_worker_ten_times_slower_is_named_once(race: Race) -> None:
+def test_worker_that_is_ten_times_slower_is_reported_once(race: Race) -> None:
     race.run(300, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
     assert race.changes == ["c1"]
     assert race.stragglers() == {"c1"}
@@ -68,12 +68,12 @@ def test_worker_is_a_straggler_after_two_slow_windows_in_a_row(race: Race) -> No
     assert race.changes == ["c1"]
 
 
-def test_worker_that_is_slower_by_less_than_the_factor_is_no_straggler(race: Race) -> None:
+def test_worker_slower_by_less_than_the_factor_is_no_straggler(race: Race) -> None:
     race.run(200, {"c0": 100.0, "c1": 40.0, "c2": 100.0})
     assert race.changes == []
 
 
-def test_time_of_a_task_counts_to_its_end(race: Race) -> None:
+def test_time_after_the_end_of_a_task_does_not_count(race: Race) -> None:
     race.now += 10.0
     race.board.note("c0", "collector", 50)
     race.board.end("c0", "collector")
@@ -82,12 +82,12 @@ def test_time_of_a_task_counts_to_its_end(race: Race) -> None:
     assert race.board.paces()["c0"].per_s == 5.0
 
 
-def test_worker_that_sends_nothing_at_all_is_named_too(race: Race) -> None:
+def test_worker_without_any_progress_is_a_straggler(race: Race) -> None:
     race.run(60, {"c0": 100.0, "c2": 100.0})
     assert race.changes == ["c1"]
 
 
-def test_worker_near_the_limit_does_not_go_back_and_forth(race: Race) -> None:
+def test_worker_near_the_limit_does_not_alternate(race: Race) -> None:
     for _ in range(20):
         race.run(20, {"c0": 90.0, "c1": 25.0, "c2": 90.0})
         race.run(20, {"c0": 90.0, "c1": 35.0, "c2": 90.0})
@@ -99,7 +99,7 @@ def test_worker_near_the_limit_does_not_go_back_and_forth(race: Race) -> None:
     assert race.stragglers() == set()
 
 
-def test_short_tasks_count_as_one_and_the_time_between_them_not_at_all(race: Race) -> None:
+def test_short_tasks_add_up_and_the_time_between_them_does_not_count(race: Race) -> None:
     for _ in range(40):
         race.run(2, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
         for name in race.totals:
@@ -110,7 +110,7 @@ def test_short_tasks_count_as_one_and_the_time_between_them_not_at_all(race: Rac
     assert race.board.paces()["c0"].per_s == pytest.approx(100.0, rel=0.05)
 
 
-def test_nobody_is_compared_before_half_a_window(race: Race) -> None:
+def test_workers_are_compared_after_half_a_window(race: Race) -> None:
     race.run(9, {"c0": 100.0, "c1": 1.0, "c2": 100.0})
     assert race.board.paces() == {}
     race.run(1, {"c0": 100.0, "c1": 1.0, "c2": 100.0})
@@ -121,7 +121,7 @@ def test_nobody_is_compared_before_half_a_window(race: Race) -> None:
     assert race.changes == []
 
 
-def test_peers_are_those_of_the_same_kind_that_work(race: Race) -> None:
+def test_only_busy_workers_of_the_same_kind_are_compared(race: Race) -> None:
     race.board.end("c2", "collector")
     race.start("e0", kind="evaluator")
     race.board.forget("c1")
@@ -132,13 +132,13 @@ def test_peers_are_those_of_the_same_kind_that_work(race: Race) -> None:
     assert race.changes == []
 
 
-def test_worker_whose_peers_all_stand_still_is_compared_with_none(race: Race) -> None:
+def test_worker_has_no_relative_pace_if_all_others_make_no_progress(race: Race) -> None:
     race.run(60, {"c0": 100.0})
     assert race.board.paces()["c0"].relative is None
     assert race.stragglers() == {"c1", "c2"}
 
 
-def test_worker_that_comes_back_begins_anew(race: Race) -> None:
+def test_worker_that_rejoins_starts_without_a_pace(race: Race) -> None:
     race.run(60, {"c0": 100.0, "c1": 10.0, "c2": 100.0})
     race.board.forget("c1")
     race.start("c1")

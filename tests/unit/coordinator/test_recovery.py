@@ -1,4 +1,4 @@
-"""A coordinator that goes on from the journal of another one knows what that one knew."""
+"""A coordinator restores the state of an earlier one from its journal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DEMAND = {"batch_size": 16, "batches": 3, "cur_learner_iter": 0}
 
 
 class Life:
-    """One coordinator on a journal, not started; the test is its workers."""
+    """One coordinator with a journal, not started; the test acts as its workers."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Life:
         self.scheduler.join(WorkerInfo(worker_id, role, incarnation=1))
 
     def give(self, role: str) -> TaskState:
-        """Let the commander hand out a task, and a worker get it."""
+        """Assign the next task of the commander to a worker."""
         self.scheduler.produce(role)
         state = self.scheduler.assign(role)
         assert state is not None
@@ -88,7 +88,7 @@ class Life:
         return state
 
     def collect(self) -> TaskState:
-        """Have the first task, an evaluation, end, and return one that collects."""
+        """End the first task, which is an evaluation, and return a collecting task."""
         evaluation = self.give("collector")
         finished = {"train_iter": 0, "reward_mean": 9.0, "step_count": 40, "collector_done": True}
         self.coordinator.deal_with_collector_finish_task(evaluation, finished)
@@ -96,7 +96,7 @@ class Life:
         return self.give("collector")
 
     def begin(self, payloads: int) -> tuple[TaskState, TaskState]:
-        """Return the tasks of a learner and a collector, which has pushed so many payloads."""
+        """Start a learner and a collector, push payloads, and return both tasks."""
         self.join("l0", "learner")
         self.join("c0", "collector")
         learner, collector = self.give("learner"), self.collect()
@@ -116,14 +116,14 @@ class Life:
         return self.coordinator.deal_with_collector_send_data(state, {**meta, "columns": columns})
 
     def train(self, state: TaskState, seed: int, iteration: int, lost: bool) -> int:
-        """Lease and train on what can be had; return how many rows."""
+        """Lease batches and report some as trained; return the number of leased rows."""
         rng = np.random.default_rng(seed)
         demand = {"batch_size": 16, "batches": 3, "cur_learner_iter": iteration}
         leased = self.coordinator.deal_with_learner_get_data(state, demand)
         if leased is None:
             return 0
         batches = leased["batches"]
-        left = int(rng.integers(len(batches)))  # of them are still to be trained on
+        left = int(rng.integers(len(batches)))  # batches that are not trained yet
         step = iteration + len(batches) - left
         info: dict[str, Any] = {"learner_step": step, "priority_info": {}}
         if "replay_unique_id" in batches[0]:
@@ -138,7 +138,7 @@ class Life:
         return sum(len(each["payload"]) for each in batches)
 
     def look(self) -> dict[str, Any]:
-        """Return the state, without what is counted by clocks."""
+        """Return the state without values that depend on clocks."""
         state = self.coordinator.state_dict()
         commander = state["scheduler"]["commander"]
         assert state.pop("elapsed_s") >= 0
@@ -150,7 +150,7 @@ class Life:
 
 
 def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Whether two states are equal, bit for bit."""
+    """Return whether two states are equal, byte for byte."""
     frames = [encode_frame("state", each)[0] for each in (left, right)]
     return b"".join(map(bytes, frames[0])) == b"".join(map(bytes, frames[1]))
 
@@ -177,7 +177,7 @@ def test_state_after_a_restart_is_the_one_before_it(
     for step in range(150):
         action = rng.integers(8)
         if action < 4:
-            name = f"p{pushed if action else max(0, pushed - 3)}"  # sometimes one again
+            name = f"p{pushed if action else max(0, pushed - 3)}"  # sometimes a repeated one
             pushed += 1
             acknowledged[name] += life.push(collector, name, step, iteration)
         elif action < 6:
@@ -198,12 +198,12 @@ def test_state_after_a_restart_is_the_one_before_it(
             )
     assert life.coordinator.status().env_steps == steps > 0
     assert life.coordinator.status().train_iter > 0
-    # Counted without the ledger: each name that was taken, once.
+    # Counted without the ledger: each accepted name counts once.
     assert life.coordinator.status().samples.acknowledged == ROWS * len(+acknowledged)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_coordinator_draws_on_as_the_one_before_it_would_have(
+def test_restarted_coordinator_draws_the_same_batches(
     tmp_path: Path, transport: Any, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life(tmp_path, transport, kind)
@@ -224,7 +224,7 @@ def test_coordinator_draws_on_as_the_one_before_it_would_have(
     assert "the replay buffer drew" not in caplog.text
 
 
-def test_buffer_that_draws_otherwise_than_before_is_told(
+def test_different_draws_after_a_restart_are_logged(
     tmp_path: Path,
     transport: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -264,11 +264,11 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     assert collecting.lost_env_steps == 7
     assert after.coordinator.status().env_steps == 7
     assert after.coordinator.status().samples.live == ROWS
-    # And a third one knows all that.
+    # A third coordinator restores the same state.
     assert same(after.look(), Life(tmp_path, transport, "naive").look())
 
 
-def test_collector_of_an_earlier_coordinator_is_waited_for_until_its_time_is_over(
+def test_collector_of_an_earlier_coordinator_is_waited_for_until_the_rejoin_timeout(
     tmp_path: Path, transport: Any
 ) -> None:
     life = Life(tmp_path, transport, "on-policy")
@@ -283,10 +283,10 @@ def test_collector_of_an_earlier_coordinator_is_waited_for_until_its_time_is_ove
         after.coordinator._expire_orphans()
         assert experience.admission.has_outstanding(collector.task_id) is is_waited_for
         assert (after.scheduler.orphans != []) is is_waited_for
-    after.coordinator.validate_state()  # no task that does not run has leases
+    after.coordinator.validate_state()  # only running tasks have leases
 
 
-def test_end_of_leases_is_known(tmp_path: Path, transport: Any) -> None:
+def test_end_of_leases_is_restored(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
     learner, _ = life.begin(payloads=12)
     assert life.coordinator.deal_with_learner_get_data(learner, DEMAND) is not None
@@ -297,18 +297,18 @@ def test_end_of_leases_is_known(tmp_path: Path, transport: Any) -> None:
     assert after.look()["experiences"][learner.buffer_id]["leases"] == {}
 
 
-def test_coordinator_that_stood_still_notices_soon_that_another_one_goes_on(
+def test_paused_coordinator_notices_that_another_one_took_its_journal(
     tmp_path: Path, transport: Any
 ) -> None:
     life = Life(tmp_path, transport, "naive")
     Life(tmp_path, transport, "naive")
-    life.coordinator._check_owner()  # it looked a moment ago
+    life.coordinator._check_owner()  # it checked a moment ago
     life.now += life.coordinator.cfg.lease_s
     with pytest.raises(RunDirLockedError):
         life.coordinator._check_owner()
 
 
-def test_env_steps_of_a_finished_task_are_known_before_its_end(
+def test_env_steps_of_a_finished_task_are_restored_before_its_end(
     tmp_path: Path, transport: Any
 ) -> None:
     life = Life(tmp_path, transport, "naive")
@@ -322,7 +322,7 @@ def test_env_steps_of_a_finished_task_are_known_before_its_end(
     assert after.coordinator.elapsed_s == 4.0
 
 
-def test_tasks_that_ended_or_were_queued_are_known(tmp_path: Path, transport: Any) -> None:
+def test_ended_and_queued_tasks_are_restored(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
     life.join("l0", "learner")
     life.join("c0", "collector")
@@ -339,7 +339,7 @@ def test_tasks_that_ended_or_were_queued_are_known(tmp_path: Path, transport: An
     assert not after.give("collector").is_evaluation
 
 
-def test_learner_that_has_trained_out_is_done_though_its_coordinator_died_right_then(
+def test_finished_learner_task_is_not_repeated_if_its_coordinator_dies_at_once(
     tmp_path: Path, transport: Any
 ) -> None:
     two = ["system.coordinator.max_learner_tasks=2"]
@@ -362,7 +362,7 @@ def test_learner_that_has_trained_out_is_done_though_its_coordinator_died_right_
     assert after.coordinator.system_shutdown_flag
 
 
-def test_worker_that_left_is_not_blamed_by_the_next_coordinator(
+def test_restart_of_the_coordinator_does_not_count_as_a_loss_of_the_task(
     tmp_path: Path, transport: Any
 ) -> None:
     life = Life(tmp_path, transport, "naive")
@@ -376,9 +376,7 @@ def test_worker_that_left_is_not_blamed_by_the_next_coordinator(
         assert (again.task_id, again.attempt, again.losses) == (learner.task_id, 1, ())
 
 
-def test_end_of_the_run_leaves_its_tasks_to_whoever_resumes_it(
-    tmp_path: Path, transport: Any
-) -> None:
+def test_tasks_at_the_end_of_a_run_are_kept_for_a_resume(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
     life.join("l0", "learner")
     life.join("c0", "collector")
@@ -402,7 +400,7 @@ def test_end_of_the_run_leaves_its_tasks_to_whoever_resumes_it(
     assert after.coordinator.status().samples.live == ROWS
 
 
-def test_task_that_ends_the_run_by_an_error_is_gone_on_with(tmp_path: Path, transport: Any) -> None:
+def test_task_whose_error_ended_the_run_is_resumed(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive")
     life.join("l0", "learner")
     learner = life.give("learner")
@@ -416,7 +414,9 @@ def test_task_that_ends_the_run_by_an_error_is_gone_on_with(tmp_path: Path, tran
     assert after.give("learner").task["resume"]
 
 
-def test_payloads_that_are_gone_at_a_restart_are_given_up(tmp_path: Path, transport: Any) -> None:
+def test_payloads_that_are_missing_at_a_restart_are_given_up(
+    tmp_path: Path, transport: Any
+) -> None:
     life = Life(tmp_path, transport, "naive")
     life.join("l0", "learner")
     life.join("c0", "collector")
@@ -437,7 +437,9 @@ def test_payloads_that_are_gone_at_a_restart_are_given_up(tmp_path: Path, transp
     assert samples.evicted == {"missing": ROWS * MANY_LOST}
 
 
-def test_payloads_that_were_given_up_stay_so(tmp_path: Path, transport: Any) -> None:
+def test_payloads_that_were_given_up_are_not_leased_after_a_restart(
+    tmp_path: Path, transport: Any
+) -> None:
     life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
     learner, _ = life.begin(payloads=5)
     experience = life.coordinator.experience_of(learner)
@@ -446,7 +448,7 @@ def test_payloads_that_were_given_up_stay_so(tmp_path: Path, transport: Any) -> 
     lost = [[number, "missing"] for number in range(MANY_LOST)]
     life.coordinator._give_up_missing(experience, learner, {"lost_payloads": lost})
     assert sorted(experience.readable()) == ["p0", "p2", "p4"]
-    assert life.train(learner, 1, 0, lost=False) > 0  # on what is there
+    assert life.train(learner, 1, 0, lost=False) > 0  # with the remaining payloads
 
     after = Life(tmp_path, transport, "naive", snapshot_facts=1000)
     again = after.coordinator.experience_of(after.scheduler.running[learner.task_id])
@@ -455,9 +457,7 @@ def test_payloads_that_were_given_up_stay_so(tmp_path: Path, transport: Any) -> 
     assert same(life.look(), after.look())
 
 
-def test_iteration_of_a_learner_that_asked_for_batches_is_known_after_a_restart(
-    tmp_path: Path, transport: Any
-) -> None:
+def test_iteration_in_the_demand_of_a_learner_is_restored(tmp_path: Path, transport: Any) -> None:
     life = Life(tmp_path, transport, "naive", snapshot_facts=1000)
     learner, _ = life.begin(payloads=5)
     assert life.coordinator.deal_with_learner_get_data(learner, {**DEMAND, "cur_learner_iter": 7})
@@ -476,13 +476,15 @@ def test_dispatcher_writes_a_state_that_is_due(tmp_path: Path, transport: Any) -
     assert len(list((tmp_path / "journal").glob("*.state"))) == 1
 
 
-def test_full_disk_holds_up_what_is_to_be_acknowledged(tmp_path: Path, transport: Any) -> None:
+def test_nothing_is_acknowledged_or_leased_while_the_journal_disk_is_full(
+    tmp_path: Path, transport: Any
+) -> None:
     life = Life(tmp_path, transport, "naive")
     learner, collector = life.begin(payloads=4)
     with failing_calls(("writev", "write"), 1, errno.ENOSPC, persistent=True):
         assert not life.push(collector, "p4", 4, 0)
         assert "ENOSPC" in life.coordinator.held_up_by
-        assert life.train(learner, 1, 0, lost=False)  # true by then: the journal is behind
+        assert life.train(learner, 1, 0, lost=False)  # true already: the journal is behind
         assert life.keeper.is_behind
         assert not life.train(learner, 2, 3, lost=False)
         life.coordinator._keep_journal()
@@ -497,7 +499,7 @@ def test_full_disk_holds_up_what_is_to_be_acknowledged(tmp_path: Path, transport
     assert same(life.look(), Life(tmp_path, transport, "naive").look())
 
 
-def test_replay_buffer_is_there_after_a_restart_though_no_state_was_saved_with_it(
+def test_replay_buffer_is_restored_even_if_no_state_was_saved(
     tmp_path: Path, transport: Any
 ) -> None:
     life = Life(tmp_path, transport, "naive")
@@ -525,7 +527,9 @@ def test_coordinator_that_lost_its_journal_acknowledges_nothing(
     assert after.coordinator.status().samples.acknowledged == 0
 
 
-def test_state_of_another_run_is_refused(tmp_path: Path, transport: Any) -> None:
+def test_damaged_state_and_state_of_another_version_are_refused(
+    tmp_path: Path, transport: Any
+) -> None:
     life = Life(tmp_path / "a", transport, "naive")
     life.join("l0", "learner")
     life.give("learner")
@@ -551,7 +555,7 @@ def test_state_of_another_run_is_refused(tmp_path: Path, transport: Any) -> None
     )
 
 
-def test_payload_that_is_reported_again_after_it_left_counts_once(
+def test_payload_that_is_reported_again_after_its_removal_counts_once(
     tmp_path: Path, transport: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life(tmp_path, transport, "on-policy")

@@ -1,4 +1,4 @@
-"""How the built-in roles drive a task: the messages to its worker, and what is made of answers."""
+"""How the built-in roles drive a task: messages to its worker, and handling of its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TASK = {"task_id": "t", "buffer_id": "b"}
 
 
 class Buffer:
-    """Has room, or samples, as soon as the test says so."""
+    """A buffer that has room and samples while ``is_ready`` is set."""
 
     def __init__(self) -> None:
         self.is_ready = True
@@ -52,7 +52,7 @@ class Experience(coordinator_experience.Experience):
 
 
 class Control:
-    """A coordinator whose worker gives the test's answers; everything is written down."""
+    """A fake coordinator: its worker gives preset answers, and all calls are recorded."""
 
     def __init__(self, *answers: Any) -> None:
         self.condition = threading.Condition(threading.Lock())
@@ -64,17 +64,17 @@ class Control:
         self.timeouts: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.done_at: set[int] = set()
-        """Reports, or learn infos, that say that the task is done."""
+        """Steps of reports and learn infos at which the task is done."""
         self.refusals = 0
         self.states: list[TaskState] = []
         self.data: list[dict[str, Any] | None] = []
         self.on_call: Callable[[str], None] = lambda name: None
         self.settings: list[dict[str, Any]] = []
-        """What the commander wants the collect policy to be called with, demand by demand."""
+        """The collect settings of the commander, one per demand."""
         self.closing: dict[str, Any] = {}
-        """What else the worker says when its task is closed."""
+        """More entries of the worker's answer when its task is closed."""
         self.ends: list[bool] = []
-        """Whether the commander wants the task to end, demand by demand."""
+        """Whether the commander wants the task to end, one value per demand."""
 
     def must_end(self, state: TaskState) -> bool:
         return self.is_ending
@@ -184,7 +184,7 @@ def drive_learner(control: Control) -> TaskState:
 
 
 def pauses_of(control: Control) -> list[float | None]:
-    """Return the list of how long the driver waits at most, in seconds, which grows as it does."""
+    """Return a list to which each wait of the driver appends its timeout in seconds."""
     pauses: list[float | None] = []
 
     class Noted(threading.Condition):
@@ -211,7 +211,7 @@ def test_collector_is_started_asked_for_reports_and_closed() -> None:
     assert control.of("finish") == ["collector_close_task"]
 
 
-def test_collector_is_told_how_to_call_its_policy_from_now_on() -> None:
+def test_collector_gets_new_collect_settings() -> None:
     control = Control(reports(), reports(), reports(has_ended=True))
     control.settings = [{"eps": 0.5}, {"eps": 0.4}]
     drive_collector(control)
@@ -219,7 +219,7 @@ def test_collector_is_told_how_to_call_its_policy_from_now_on() -> None:
     assert told == [{"eps": 0.5}, {"eps": 0.4}, None]
 
 
-def test_collector_is_told_when_its_task_is_to_end() -> None:
+def test_collector_is_told_to_end_its_task() -> None:
     control = Control(reports(), reports(), reports(has_ended=True))
     control.ends = [False, True, True]
     drive_collector(control)
@@ -227,7 +227,7 @@ def test_collector_is_told_when_its_task_is_to_end() -> None:
     assert told == [None, True, True]
 
 
-def test_payloads_of_an_answer_wait_together() -> None:
+def test_all_payloads_of_an_answer_wait_for_acknowledgment() -> None:
     control = Control(reports(payload("a", 4), payload("b", 8), {"cur_step": 9}, has_ended=True))
     state = drive_collector(control)
     both = {"a": 4, "b": 4}
@@ -235,14 +235,14 @@ def test_payloads_of_an_answer_wait_together() -> None:
     assert state.waiting == both
 
 
-def test_collector_that_is_done_may_ship_what_it_holds() -> None:
+def test_finished_collector_is_asked_for_its_remaining_data() -> None:
     control = Control(*[reports({"cur_step": n}) for n in range(10)])
     control.done_at = {1}
     drive_collector(control)
     assert control.of("progress") == list(range(1 + LAST_ANSWERS))
 
 
-def test_collector_is_closed_at_the_end_of_the_training() -> None:
+def test_collector_is_closed_when_the_run_ends() -> None:
     control = Control(reports({"cur_step": 1}), reports({"cur_step": 2}))
 
     def end(name: str) -> None:
@@ -254,7 +254,7 @@ def test_collector_is_closed_at_the_end_of_the_training() -> None:
     assert control.names()[-1] == "collector_close_task"
 
 
-def test_collector_hears_and_tells_that_the_storage_is_full() -> None:
+def test_full_storage_is_reported_to_and_by_the_collector() -> None:
     control = Control(reports(held_up_by="disk full"), reports(), reports(has_ended=True))
     held_up = iter(["", "the policy", ""])
     control.on_call = lambda name: setattr(
@@ -275,7 +275,7 @@ def test_payload_is_offered_until_the_buffer_takes_it() -> None:
     assert control.of("progress") == [4]
 
 
-def test_payload_that_a_full_disk_refuses_is_offered_again_after_a_pause() -> None:
+def test_payload_refused_by_a_full_disk_is_offered_again_after_a_pause() -> None:
     control = Control(reports(payload("a", 4), has_ended=True))
     control.refusals, control.held_up_by = 2, "disk full"
     pauses = pauses_of(control)
@@ -284,7 +284,7 @@ def test_payload_that_a_full_disk_refuses_is_offered_again_after_a_pause() -> No
     assert pauses.count(REFUSED_PAUSE_S) == 2
 
 
-def test_payload_waits_for_room_without_spinning() -> None:
+def test_payload_waits_for_room_without_polling() -> None:
     control = Control(reports(payload("a", 4), has_ended=True))
     control.refusals = 1
     assert control.experience is not None
@@ -307,7 +307,7 @@ def test_payload_waits_for_room_without_spinning() -> None:
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])
-def test_payload_that_nobody_takes_any_more_holds_nobody_up(what: str) -> None:
+def test_driver_stops_offering_a_payload_when_the_run_or_the_buffer_ends(what: str) -> None:
     control = Control(reports(payload("a", 4), has_ended=True))
     assert control.experience is not None
     control.experience.buffer.is_ready = False
@@ -325,14 +325,14 @@ def test_payload_that_nobody_takes_any_more_holds_nobody_up(what: str) -> None:
     assert control.names()[-1] == "collector_close_task"
 
 
-def test_collector_that_is_not_limited_is_told_of_no_limit() -> None:
+def test_demand_has_no_limit_if_the_collector_is_not_limited() -> None:
     control = Control(reports(has_ended=True))
     drive_collector(control)
     (demand,) = [m for m in control.messages if m["name"] == "collector_data_task"]
     assert demand == {"name": "collector_data_task", "is_held_up": False}
 
 
-def test_collector_without_steps_to_take_is_not_asked_until_it_has_some() -> None:
+def test_collector_is_not_asked_until_it_has_admitted_steps() -> None:
     control = Control(reports(has_ended=True))
     experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
@@ -370,7 +370,7 @@ def test_collector_without_steps_to_take_is_not_asked_until_it_has_some() -> Non
     assert (demand["admitted_steps"], demand["policy_iter"]) == (4, 5)
 
 
-def test_evaluation_beside_an_on_policy_learner_may_take_any_steps() -> None:
+def test_evaluation_beside_an_on_policy_learner_has_no_step_limit() -> None:
     control = Control(reports(has_ended=True))
     control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
     state = TaskState("t", "collector", {**TASK, "collector_cfg": {"eval_flag": True}})
@@ -380,7 +380,9 @@ def test_evaluation_beside_an_on_policy_learner_may_take_any_steps() -> None:
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])
-def test_collector_without_steps_to_take_holds_nobody_up(what: str) -> None:
+def test_collector_without_admitted_steps_is_closed_when_the_run_or_the_buffer_ends(
+    what: str,
+) -> None:
     control = Control(reports(has_ended=True))
     experience = control.experience = OnPolicyExperience(4, 0)  # type: ignore[assignment]
     experience.push({"data_id": "a", "rows": 4, "policy_iter": 0}, 0)
@@ -431,7 +433,7 @@ def test_learner_is_leased_batches_until_it_is_done() -> None:
     assert [call[0] for call in control.calls][:2] == ["open", "started"]
 
 
-def test_iterations_that_a_learner_makes_before_it_is_closed_count() -> None:
+def test_iterations_before_the_close_of_a_learner_count() -> None:
     control = Control(DEMAND, learned(3))
     control.data, control.done_at, control.closing = [{"batches": ["first"]}], {3}, learned(5)
     drive_learner(control)
@@ -439,7 +441,7 @@ def test_iterations_that_a_learner_makes_before_it_is_closed_count() -> None:
     assert [call[0] for call in control.calls][-2:] == ["info", "finish"]
 
 
-def test_learner_that_answers_with_its_next_demand_is_not_asked_for_it() -> None:
+def test_learner_that_sends_its_next_demand_is_not_asked_for_it() -> None:
     next_demand = {**DEMAND, "batch_size": 9}
     control = Control(DEMAND, {**learned(1), "demand": next_demand}, learned(2), DEMAND, learned(3))
     control.data = [{"batches": [number]} for number in range(3)]
@@ -461,7 +463,7 @@ def test_learner_without_a_demand_is_asked_again_until_it_has_ended() -> None:
     assert control.of("finish") == [("learner_close_task", True)]
 
 
-def test_learner_that_is_cut_short_has_not_trained_out() -> None:
+def test_learner_that_is_closed_early_has_not_trained_out() -> None:
     control = Control(DEMAND, learned(1), DEMAND)
     control.data = [{"batches": []}]
 
@@ -474,7 +476,7 @@ def test_learner_that_is_cut_short_has_not_trained_out() -> None:
 
 
 @pytest.mark.parametrize("what", ["ending", "buffer"])
-def test_learner_that_waits_for_data_in_vain_is_closed(what: str) -> None:
+def test_waiting_learner_is_closed_when_the_run_or_the_buffer_ends(what: str) -> None:
     control = Control(DEMAND)
     assert control.experience is not None
     control.experience.buffer.is_ready = False
@@ -490,7 +492,7 @@ def test_learner_that_waits_for_data_in_vain_is_closed(what: str) -> None:
     assert len(control.of("get_data")) == (0 if what == "ending" else 1)
 
 
-def test_learner_waits_for_a_batch_without_asking_for_it() -> None:
+def test_driver_waits_for_a_batch_without_polling() -> None:
     control = Control(DEMAND, learned(1))
     control.data, control.done_at = [{"batches": ["first"]}], {1}
     assert control.experience is not None
@@ -520,7 +522,7 @@ def test_learner_waits_for_a_batch_without_asking_for_it() -> None:
     assert (state.waits_for, state.wanted) == ("", 0)
 
 
-def test_buffer_that_refuses_is_asked_again() -> None:
+def test_buffer_without_a_batch_is_asked_again_after_a_pause() -> None:
     control = Control(DEMAND, learned(1))
     control.data = [None, None, {"batches": ["at last"]}]
     control.done_at = {1}
@@ -535,7 +537,7 @@ def go_on_as_learner(control: Control) -> None:
     LearnerRole({}, RUN_CFG).go_on(control, TaskState("t", "learner", TASK))
 
 
-def test_learner_of_an_earlier_coordinator_goes_on_with_what_it_has_trained() -> None:
+def test_learner_of_an_earlier_coordinator_reports_its_training_and_continues() -> None:
     control = Control({"known": [3, 4], **learned(5)}, DEMAND, learned(6))
     control.data, control.done_at = [{"batches": ["next"]}], {6}
     go_on_as_learner(control)
@@ -549,7 +551,7 @@ def test_learner_of_an_earlier_coordinator_goes_on_with_what_it_has_trained() ->
     assert control.of("info") == [5, 6]
 
 
-def test_learner_of_an_earlier_coordinator_that_has_ended_is_closed() -> None:
+def test_finished_learner_of_an_earlier_coordinator_is_closed() -> None:
     control = Control({"known": [], **learned(5)})
     control.done_at = {5}
     go_on_as_learner(control)
@@ -557,7 +559,7 @@ def test_learner_of_an_earlier_coordinator_that_has_ended_is_closed() -> None:
     assert control.of("finish") == [("learner_close_task", True)]
 
 
-def test_learner_that_did_nothing_of_its_last_lease_gets_another_one() -> None:
+def test_learner_that_did_not_train_on_its_last_lease_gets_a_new_one() -> None:
     control = Control({"known": [], "info": None}, DEMAND, learned(6))
     control.data, control.done_at = [{"batches": ["again"]}], {6}
     go_on_as_learner(control)
@@ -566,7 +568,7 @@ def test_learner_that_did_nothing_of_its_last_lease_gets_another_one() -> None:
 
 
 @pytest.mark.parametrize("is_evaluation", [False, True])
-def test_collector_of_an_earlier_coordinator_goes_on_with_what_it_may_take(
+def test_collector_of_an_earlier_coordinator_keeps_its_admitted_steps(
     is_evaluation: bool,
 ) -> None:
     answer = {"admitted_steps": 8, "delivered_steps": 3, "policy_iter": 5}
@@ -585,14 +587,14 @@ def test_collector_of_an_earlier_coordinator_goes_on_with_what_it_may_take(
     assert not experience.admission.has_outstanding("t")
 
 
-def test_collector_of_no_buffer_is_told_of_no_columns() -> None:
+def test_collector_without_a_buffer_gets_no_columns() -> None:
     control = Control(reports(has_ended=True))
     control.experience = None
     drive_collector(control)
     assert control.messages[0]["task_info"] == TASK
 
 
-def test_task_is_tried_again_with_other_episodes_or_from_a_checkpoint() -> None:
+def test_retried_task_has_another_seed_or_resumes_from_a_checkpoint() -> None:
     collector, cfg = CollectorRole({}, RUN_CFG), {"seed": 7, "eval_flag": False}
 
     def retried(attempt: int, **own: Any) -> dict[str, Any]:
@@ -617,13 +619,13 @@ def test_lost_learner_has_no_result() -> None:
 
 
 class EndsWithItsAnswers(Control):
-    """A run that ends when all answers are given."""
+    """A coordinator whose run ends when all answers were given."""
 
     def must_end(self, state: TaskState) -> bool:
         return not self.answers
 
 
-def test_inference_worker_acts_from_its_start_until_the_run_ends() -> None:
+def test_inference_worker_is_polled_until_the_run_ends() -> None:
     control, state = EndsWithItsAnswers({}, {}), TaskState("t", "inference", TASK)
     InferenceRole({}, RUN_CFG).drive(control, state, TASK)
     assert control.names() == [
@@ -640,14 +642,14 @@ def test_inference_worker_acts_from_its_start_until_the_run_ends() -> None:
 # Roles of a run -----------------------------------------------------------------------------
 
 
-def test_run_has_a_learner_collectors_and_what_it_names() -> None:
+def test_run_has_a_learner_collectors_and_the_configured_roles() -> None:
     roles = create_roles(RUN_CFG)
     assert list(roles) == ["learner", "collector"]
     assert [role.worker_num for role in roles.values()] == [1, 2]
     assert [role.ends_run for role in roles.values()] == [True, False]
     assert [role.resumes for role in roles.values()] == [True, False]
     assert [role.rejoins for role in roles.values()] == [True, True]
-    assert [Role.ends_run, Role.resumes, Role.rejoins] == [False] * 3, "unless a role says so"
+    assert [Role.ends_run, Role.resumes, Role.rejoins] == [False] * 3, "the defaults of a role"
     assert create_role("collector", RUN_CFG).name == "collector"
     unknown = to_easydict({"system": {"roles": {"colector": {}}}})
     with pytest.raises(UnknownPluginError) as caught:
@@ -656,9 +658,7 @@ def test_run_has_a_learner_collectors_and_what_it_names() -> None:
 
 
 @pytest.mark.parametrize("learner_num", [1, 2])
-def test_learner_is_told_how_many_processes_train_together(
-    tmp_path: Path, learner_num: int
-) -> None:
+def test_learner_gets_the_number_of_training_processes(tmp_path: Path, learner_num: int) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
     cfg.system.learner_num = learner_num
     transport = make_transport(cfg, tmp_path)
@@ -668,7 +668,7 @@ def test_learner_is_told_how_many_processes_train_together(
     transport.close()
 
 
-def test_inference_worker_may_import_what_the_config_names(tmp_path: Path) -> None:
+def test_inference_worker_may_import_the_modules_in_the_config(tmp_path: Path) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", "in_memory")
     cfg.policy.import_names = ["json"]
     transport = make_transport(cfg, tmp_path)

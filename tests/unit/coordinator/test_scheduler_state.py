@@ -1,4 +1,4 @@
-"""Tasks wait for workers, are tried again, given up and counted; all on a clock of the test's."""
+"""How tasks are queued, assigned, retried, given up and counted, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUFFER = {"type": "naive", "replay_buffer_size": 64, "seed": 1}
 
 
 class Commander:
-    """Hands out what the test queued, and remembers what it was told."""
+    """A commander that hands out queued tasks and records its calls."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, list[dict[str, Any]]] = {"learner": [], "collector": []}
@@ -80,7 +80,7 @@ class Commander:
 
 
 class Auditor(Role):
-    """A role of the test's, whose tasks always may run."""
+    """A custom role whose tasks may always run."""
 
     name = "auditor"
     failures: list[str]
@@ -99,7 +99,7 @@ class Auditor(Role):
 
 
 class Site:
-    """The state under test with one worker of each kind."""
+    """The state under test, with a fake commander and three roles."""
 
     def __init__(self, **cfg: Any) -> None:
         self.now = 100.0
@@ -127,7 +127,7 @@ class Site:
         return made
 
     def assigned(self, role: str = "collector", **task: Any) -> TaskState:
-        """Return a task that a worker has."""
+        """Queue a task if given, assign the next one to a worker, and return it."""
         if task:
             self.commander.tasks[role].append({"task_id": "t", "buffer_id": "b", **task})
         self.state.produce(role)
@@ -137,7 +137,7 @@ class Site:
         return found
 
     def lose(self, state: TaskState, reason: str = "silent") -> tuple[DingError | None, bool]:
-        """Lose the task's worker, and have another one there."""
+        """Lose the task's worker, and let a replacement join."""
         assert state.worker is not None
         self.state.lose(state.worker)
         cause = WorkerLostError("lost", reason=reason)
@@ -162,7 +162,7 @@ TRAINING = {"replay_buffer_cfg": BUFFER}
 # Starting tasks -----------------------------------------------------------------------------
 
 
-def test_task_is_asked_for_only_while_a_worker_is_idle_and_none_waits(site: Site) -> None:
+def test_task_is_requested_only_if_a_worker_is_idle_and_none_is_queued(site: Site) -> None:
     site.open_buffer()
     site.commander.tasks["collector"] += [{"task_id": n, "buffer_id": "b"} for n in "123"]
     site.state.produce("collector")
@@ -209,7 +209,7 @@ def test_task_that_no_worker_takes_in_time_fails(site: Site, role: str, limit_s:
     ]
 
 
-def test_time_in_which_the_coordinator_stood_still_is_none_in_which_a_task_waited(
+def test_pause_of_the_coordinator_does_not_count_as_waiting_time_of_a_task(
     site: Site,
 ) -> None:
     info = site.join("w0", "learner")
@@ -225,7 +225,7 @@ def test_time_in_which_the_coordinator_stood_still_is_none_in_which_a_task_waite
     assert not site.state.has_task("another")
 
 
-def test_learner_task_that_was_given_up_does_not_hold_the_iteration_of_the_run_back(
+def test_learner_task_that_was_given_up_does_not_limit_the_train_iter_of_the_run(
     site: Site,
 ) -> None:
     record = RunRecord(site.state, lambda state: Experience(create_buffer(BUFFER)), lambda: 0.0)
@@ -233,7 +233,7 @@ def test_learner_task_that_was_given_up_does_not_hold_the_iteration_of_the_run_b
     first = site.assigned("learner", **TRAINING)
     record.note_iteration("t", 3)
     assert record.train_iter == 3
-    record.unheard = {"t"}  # as after the journal of an earlier coordinator was read
+    record.unheard = {"t"}  # as after a restart from the journal
     site.lose(first)
     assert record.train_iter == 3
     assert not record.is_train_iter_known
@@ -241,8 +241,8 @@ def test_learner_task_that_was_given_up_does_not_hold_the_iteration_of_the_run_b
     site.now += 601.0
     assert site.state.assign("learner") is None
     assert site.commander.failed == [("learner", "t")]
-    assert record.train_iter == 3  # that is how far the run was
-    assert record.is_train_iter_known, "a task that was given up will never say"
+    assert record.train_iter == 3  # the progress of the run until now
+    assert record.is_train_iter_known, "a task that was given up will not report"
     record.note_iteration("another", 9)
     site.join("l1", "learner")
     site.assigned("learner", **{**TRAINING, "task_id": "another", "buffer_id": "other"})
@@ -263,7 +263,7 @@ def test_worker_is_idle_again_after_its_task(site: Site) -> None:
 # Lost workers -------------------------------------------------------------------------------
 
 
-def test_code_that_raises_ends_the_run(site: Site) -> None:
+def test_exception_in_a_task_ends_the_run(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state, error = site.assigned(**collecting()), DingError("raised")
@@ -271,7 +271,7 @@ def test_code_that_raises_ends_the_run(site: Site) -> None:
     assert site.commander.failed == [("collector", "t")]
 
 
-def test_lost_learner_task_goes_on_from_its_checkpoint(site: Site) -> None:
+def test_lost_learner_task_resumes_from_its_checkpoint(site: Site) -> None:
     site.join("l0", "learner")
     state = site.assigned("learner", **TRAINING)
     assert site.lose(state) == (None, False)
@@ -281,7 +281,7 @@ def test_lost_learner_task_goes_on_from_its_checkpoint(site: Site) -> None:
     assert again.payload_prefix != state.payload_prefix
 
 
-def test_lost_task_of_another_role_is_tried_again_as_it_was(site: Site) -> None:
+def test_lost_task_of_another_role_is_retried_unchanged(site: Site) -> None:
     site.join("a0", "auditor")
     state = site.assigned("auditor")
     assert site.lose(state) == (None, False)
@@ -291,7 +291,7 @@ def test_lost_task_of_another_role_is_tried_again_as_it_was(site: Site) -> None:
     assert [Auditor(cfg, RUN_CFG).worker_num for cfg in ({}, {"num": 3})] == [1, 3]
 
 
-def test_run_is_as_far_as_the_learner_that_is_behind(site: Site) -> None:
+def test_train_iter_of_the_run_is_the_lowest_of_its_learners(site: Site) -> None:
     experience = site.open_buffer()
     record = RunRecord(site.state, lambda state: experience, lambda: 0.0)
     assert (record.train_iter, record.elapsed_s) == (0, 0.0)
@@ -305,10 +305,10 @@ def test_run_is_as_far_as_the_learner_that_is_behind(site: Site) -> None:
     for state in list(site.state.running.values()):
         record.end_learner(state.task_id)
         site.state.end(state, None)
-    assert record.train_iter == 3, "the one that ended last"
+    assert record.train_iter == 3, "the value of the learner that ended last"
 
 
-def test_lost_collector_task_plays_other_episodes_an_evaluation_the_same(site: Site) -> None:
+def test_lost_collector_task_gets_a_new_seed_and_an_evaluation_keeps_its_seed(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     seeds = []
@@ -349,7 +349,7 @@ def test_learner_that_is_lost_three_times_ends_the_run(site: Site) -> None:
     assert site.commander.failed == [("learner", "t")]
 
 
-def test_losses_longer_ago_than_the_window_do_not_count(site: Site) -> None:
+def test_losses_before_the_window_do_not_count(site: Site) -> None:
     site.join("l0", "learner")
     state = site.assigned("learner", **TRAINING)
     for _ in range(10):
@@ -375,7 +375,7 @@ def test_losses_before_progress_do_not_count(site: Site) -> None:
     ("seconds", "iterations"),
     [(LEASE_S, (100, 100, 100)), (LEASE_S, (100, 90, 50)), (LEASE_S - 0.1, (100, 200, 300))],
 )
-def test_no_progress_is_what_others_reached_before_or_what_is_lost_at_once(
+def test_loss_counts_if_the_attempt_was_short_or_made_no_new_progress(
     site: Site, seconds: float, iterations: tuple[int, ...]
 ) -> None:
     site.join("l0", "learner")
@@ -387,11 +387,11 @@ def test_no_progress_is_what_others_reached_before_or_what_is_lost_at_once(
         outcomes.append(site.lose(state)[1])
         if not outcomes[-1]:
             state = site.assigned("learner")
-    # The first one got somewhere, which is no merit of those that were lost after it.
+    # Progress of the first attempt does not help later attempts.
     assert outcomes == [False, False, True]
 
 
-def test_worker_that_leaves_counts_for_nothing(site: Site) -> None:
+def test_worker_that_leaves_does_not_count_as_a_loss(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
@@ -402,7 +402,7 @@ def test_worker_that_leaves_counts_for_nothing(site: Site) -> None:
 
 
 def give_up(site: Site, task_id: str) -> tuple[DingError | None, bool]:
-    """Lose three workers over an evaluation."""
+    """Lose three workers during one evaluation."""
     outcome: tuple[DingError | None, bool] = (None, False)
     state = site.assigned(**{**EVALUATING, "task_id": task_id})
     for attempt in range(3):
@@ -421,7 +421,7 @@ def test_evaluations_given_up_in_a_row_end_the_run(site: Site) -> None:
     assert "evaluator task 2 is given up" in str(outcomes[2][0])
 
 
-def test_evaluation_that_finishes_starts_the_count_again(site: Site) -> None:
+def test_finished_evaluation_resets_the_count(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     for round_ in range(3):
@@ -430,7 +430,7 @@ def test_evaluation_that_finishes_starts_the_count_again(site: Site) -> None:
         assert site.state.end(done, None) == (None, False)
 
 
-def test_collector_that_finishes_leaves_the_count_of_evaluations(site: Site) -> None:
+def test_finished_collector_does_not_reset_the_count_of_evaluations(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     for n in range(2):
@@ -440,7 +440,7 @@ def test_collector_that_finishes_leaves_the_count_of_evaluations(site: Site) -> 
     assert give_up(site, "last")[1]
 
 
-def test_lost_collector_whose_learner_is_done_is_not_tried_again(site: Site) -> None:
+def test_lost_collector_is_not_retried_after_its_learner_is_done(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
@@ -451,7 +451,7 @@ def test_lost_collector_whose_learner_is_done_is_not_tried_again(site: Site) -> 
     assert site.state.assign("collector") is None
 
 
-def test_last_evaluation_waits_for_the_end_of_all_tasks_and_for_a_worker(site: Site) -> None:
+def test_last_evaluation_waits_until_all_tasks_end_and_a_worker_is_idle(site: Site) -> None:
     site.join("l0", "learner")
     learner = site.assigned("learner", **TRAINING)
     site.commander.last = {**EVALUATING, "task_id": "last"}
@@ -466,7 +466,7 @@ def test_last_evaluation_waits_for_the_end_of_all_tasks_and_for_a_worker(site: S
     assert site.state.is_evaluating
 
 
-def test_task_that_nobody_has_begun_gives_its_place_to_the_last_evaluation(site: Site) -> None:
+def test_queued_task_is_replaced_by_the_last_evaluation(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
@@ -481,15 +481,15 @@ def test_task_that_nobody_has_begun_gives_its_place_to_the_last_evaluation(site:
     state, _ = site.state.assign_last_evaluation()
     assert state is not None
     assert state.task_id == "last"
-    assert told == [[("collector", "t")]]  # before it was asked
+    assert told == [[("collector", "t")]]  # before the commander was asked
     assert not site.state.has_task("t")
 
 
-def test_where_nothing_is_collected_any_more_only_evaluations_go_out(site: Site) -> None:
+def test_only_evaluations_are_assigned_after_collecting_has_ended(site: Site) -> None:
     site.open_buffer()
     site.commander.get_eval_task = lambda: {**EVALUATING, "task_id": "e", "buffer_id": "b"}  # type: ignore[attr-defined]
     site.state.produce_evaluation()
-    assert not site.state.has_task("e")  # nobody is idle
+    assert not site.state.has_task("e")  # no worker is idle
     site.join("c0")
     site.commander.tasks["collector"].append({"task_id": "t", "buffer_id": "b", **collecting()})
     site.state.produce("collector")
@@ -501,12 +501,12 @@ def test_where_nothing_is_collected_any_more_only_evaluations_go_out(site: Site)
     assert (state.task_id, state.is_evaluation) == ("e", True)
 
 
-def test_run_that_owes_no_evaluation_gets_none(site: Site) -> None:
+def test_no_last_evaluation_is_assigned_if_the_commander_has_none(site: Site) -> None:
     site.join("c0")
     assert site.state.assign_last_evaluation() == (None, False)
 
 
-def test_collector_that_got_somewhere_is_not_given_up(site: Site) -> None:
+def test_collector_that_makes_progress_is_not_given_up(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
@@ -518,7 +518,7 @@ def test_collector_that_got_somewhere_is_not_given_up(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "is_out"), [((2, 2), True), ((0, 2), False), ((2, 0), False)])
-def test_run_is_trained_out_when_no_learner_has_a_batch_left(
+def test_run_is_trained_out_when_all_learners_wait_for_data(
     site: Site, wanted: tuple[int, int], is_out: bool
 ) -> None:
     for number, samples in enumerate(wanted):
@@ -532,7 +532,7 @@ def test_run_is_trained_out_when_no_learner_has_a_batch_left(
 # Facts --------------------------------------------------------------------------------------
 
 
-def test_facts_of_tasks_make_another_state_the_same(site: Site) -> None:
+def test_facts_of_tasks_restore_the_state(site: Site) -> None:
     facts: list[Any] = []
     site.state.note = facts.append
     site.open_buffer()
@@ -565,7 +565,7 @@ def test_facts_of_tasks_make_another_state_the_same(site: Site) -> None:
     assert [each["finished"] for each in other.commander.loaded] == [0, 1, 1, 1, 1, 1]
 
 
-def test_saved_state_holds_tasks_and_counts(site: Site) -> None:
+def test_saved_state_contains_tasks_and_counts(site: Site) -> None:
     experience = site.open_buffer()
     site.join("l0", "learner")
     site.join("c0")
@@ -593,7 +593,7 @@ def test_saved_state_holds_tasks_and_counts(site: Site) -> None:
         other.state.learner_of("x")
 
 
-def test_end_of_a_closed_buffer_ends_its_learner_and_no_other_task(site: Site) -> None:
+def test_closed_buffer_ends_its_learner_and_no_other_task(site: Site) -> None:
     for buffer_id in "ab":
         site.open_buffer(buffer_id)
         site.join(f"l-{buffer_id}", "learner")
@@ -609,7 +609,7 @@ def test_end_of_a_closed_buffer_ends_its_learner_and_no_other_task(site: Site) -
 # Counting -----------------------------------------------------------------------------------
 
 
-def test_rows_that_wait_at_the_end_of_their_task_are_not_acknowledged_any_more(site: Site) -> None:
+def test_rows_that_wait_at_the_end_of_their_task_stay_unacknowledged(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
@@ -620,7 +620,7 @@ def test_rows_that_wait_at_the_end_of_their_task_are_not_acknowledged_any_more(s
         state.waiting = {}
 
 
-def test_time_after_a_task_is_none_of_its_worker(site: Site) -> None:
+def test_time_after_a_task_does_not_count_for_the_pace(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
@@ -635,7 +635,7 @@ def report(steps: int, *, done: bool = False) -> dict[str, Any]:
     return {"cur_step": steps, "collector_done": done}
 
 
-def test_env_steps_of_lost_attempts_stay_counted_and_are_told_to_the_commander(site: Site) -> None:
+def test_env_steps_of_lost_attempts_are_counted_and_reported_to_the_commander(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
@@ -676,7 +676,7 @@ def test_report_without_the_flag_does_not_end_a_collector(site: Site) -> None:
     assert not site.state.progress(state, {"cur_step": 1})
 
 
-def test_payloads_are_live_while_buffered_waiting_or_of_a_running_task(site: Site) -> None:
+def test_payloads_are_live_if_buffered_waiting_or_of_a_running_task(site: Site) -> None:
     experience = site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
@@ -694,7 +694,7 @@ def test_payloads_are_live_while_buffered_waiting_or_of_a_running_task(site: Sit
     assert not is_live(f"{state.payload_prefix}-anything")
 
 
-def test_evicted_samples_of_all_buffers_are_added_up(site: Site) -> None:
+def test_evicted_samples_of_all_buffers_are_summed(site: Site) -> None:
     for name in ("a", "b"):
         experience = site.open_buffer(name)
         for n in range(3):
@@ -709,7 +709,7 @@ def test_evicted_samples_of_all_buffers_are_added_up(site: Site) -> None:
     site.state.samples().check()
 
 
-def test_finished_learner_gives_its_experience_back_once(site: Site) -> None:
+def test_finish_learner_returns_the_experience_once(site: Site) -> None:
     experience = site.open_buffer()
     site.join("l0", "learner")
     state = site.assigned("learner", **TRAINING)
@@ -751,7 +751,7 @@ def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tas
     site.assigned(buffer_id="other", **collecting())
     site.join("c1")
     site.commander.tasks["collector"].append({"task_id": "u", "buffer_id": "b"})
-    site.state.produce("collector")  # it waits for its buffer
+    site.state.produce("collector")  # the task waits for its buffer
     site.assigned("learner", task_id="l", **TRAINING)
     site.state.why_quiet()
     site.now += 30
@@ -760,14 +760,14 @@ def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tas
     assert "collector c0 has reported no progress" in said
 
 
-def test_quiet_time_begins_with_the_run() -> None:
+def test_quiet_time_starts_with_the_run() -> None:
     now = 5.0
     watch = QuietWatch(30.0, lambda: now)
     now = 35.0
     assert watch.is_news(None)
 
 
-def test_progress_ends_a_quiet_time_and_the_next_one_is_told_too() -> None:
+def test_progress_ends_a_quiet_time_and_the_next_one_is_reported_too() -> None:
     site = Site(quiet_after_s=30.0)
     site.join("c0")
     site.open_buffer()
@@ -787,7 +787,7 @@ def test_progress_ends_a_quiet_time_and_the_next_one_is_told_too() -> None:
     assert "collector c0 waits for room for 8 rows in the replay buffer" in site.state.why_quiet()
 
 
-def test_run_that_waits_for_storage_has_said_so_already() -> None:
+def test_run_that_waits_for_storage_is_not_reported_as_quiet() -> None:
     site = Site(quiet_after_s=30.0)
     site.state.why_quiet()
     site.state.outage.note("t", "no space left")
@@ -795,7 +795,7 @@ def test_run_that_waits_for_storage_has_said_so_already() -> None:
     assert site.state.why_quiet() == ""
 
 
-def test_time_in_which_the_coordinator_stood_still_is_no_standstill_of_the_run() -> None:
+def test_pause_of_the_coordinator_does_not_count_as_quiet_time() -> None:
     site = Site(quiet_after_s=30.0, storage_timeout_s=40.0)
     site.state.why_quiet()
     site.state.outage.note("t", "no space left")
@@ -819,7 +819,7 @@ def test_episodes_of_ended_collecting_tasks_are_counted(site: Site) -> None:
     assert site.state.episodes == 3
 
 
-def test_learners_that_are_out_take_the_limit_of_the_run_that_goes_on(site: Site) -> None:
+def test_changed_limit_applies_to_running_and_queued_learner_tasks(site: Site) -> None:
     site.open_buffer()
     site.join("l0", "learner")
     learner_cfg = {"train_iterations": 10, "hook": {}}
@@ -839,20 +839,22 @@ def test_learners_that_are_out_take_the_limit_of_the_run_that_goes_on(site: Site
     assert collector.task["learner_cfg"] == learner_cfg == {"train_iterations": 10, "hook": {}}
 
 
-def test_worker_that_comes_back_with_its_task_is_busy(site: Site) -> None:
+def test_worker_that_rejoins_with_its_task_is_busy(site: Site) -> None:
     site.open_buffer()
     site.join("c0")
     state = site.assigned(**collecting())
-    state.worker = None  # as after the journal of an earlier coordinator was read
+    state.worker = None  # as after a restart from the journal
     assert site.state.orphans == [state]
     info = site.join("c1")
     assert site.state.adopt("t", state.payload_prefix, info) is state
     assert site.state.orphans == []
     assert not site.state.pool.has_idle("collector")
-    assert site.state.adopt("t", state.payload_prefix, info) is None, "it has its worker"
+    assert site.state.adopt("t", state.payload_prefix, info) is None, (
+        "the task has a worker already"
+    )
 
 
-def test_pace_of_a_lost_worker_is_not_that_of_the_next_one(site: Site) -> None:
+def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
     site.open_buffer()
     info = site.join("c0")
     state = site.assigned(**collecting())
@@ -861,7 +863,7 @@ def test_pace_of_a_lost_worker_is_not_that_of_the_next_one(site: Site) -> None:
     assert site.state.pace.look() == {}
     assert site.state.pace.paces()["c0"].per_s == 3.0
     site.state.lose(WorkerInfo("c0", "collector", incarnation=7))
-    assert "c0" in site.state.pace.paces(), "another one of that name"
+    assert "c0" in site.state.pace.paces(), "the lost worker is another incarnation"
     site.state.lose(info)
     assert site.state.pace.paces() == {}
 
@@ -870,10 +872,10 @@ def test_pace_of_a_lost_worker_is_not_that_of_the_next_one(site: Site) -> None:
     site.now += 20.0
     site.state.pace.look()
     assert "c1" in site.state.pace.paces()
-    site.join("c1")  # another process
+    site.join("c1")  # a new process with the same id
     assert site.state.pace.paces() == {}
 
 
-def test_fact_of_a_task_that_nobody_queued_is_refused() -> None:
+def test_fact_of_an_unknown_task_is_refused() -> None:
     with pytest.raises(LookupError, match="there is no task t7"):
         Site().state.apply(Given("t7", 0, "p"))

@@ -1,4 +1,4 @@
-"""What a coordinator counts of a replay server, and goes on with after a restart."""
+"""How a coordinator counts the samples of a replay server, also after a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def info(step: int) -> dict[str, object]:
     return {"learner_step": step, "lost_payloads": [], "replay": FIGURES}
 
 
-def test_counts_and_grants_are_those_of_the_coordinator_before() -> None:
+def test_counts_and_leases_are_restored() -> None:
     state = TaskState("learner", "learner", {}, 0.0)
     old, new = ServedExperience(), ServedExperience()
     assert old.lease(state, 16, 4, 0)["batches"] == [{"batch_size": 16}] * 4
@@ -38,7 +38,7 @@ def test_counts_and_grants_are_those_of_the_coordinator_before() -> None:
     assert not new.settle(state)
 
 
-def test_rows_that_were_announced_can_be_sampled_before_the_server_was_heard_of() -> None:
+def test_announced_rows_can_be_sampled_before_the_server_reports_figures() -> None:
     experience = ServedExperience()
     assert not experience.can_sample(1)
     experience.push({"data_id": "a", "rows": 3}, 0)
@@ -46,14 +46,14 @@ def test_rows_that_were_announced_can_be_sampled_before_the_server_was_heard_of(
     assert not experience.can_sample(4)
 
 
-def test_server_admits_rows_by_itself_and_sees_their_columns() -> None:
+def test_any_rows_can_be_pushed_and_no_columns_are_needed() -> None:
     experience = ServedExperience()
     assert experience.columns == ()
     assert experience.can_push(10**9)
     assert experience.push({"data_id": "a", "rows": 3}, 0)
 
 
-def test_server_that_lost_count_of_rows_is_told() -> None:
+def test_wrong_row_count_of_the_server_is_an_error() -> None:
     experience = ServedExperience()
     experience.note_figures({**FIGURES, "count": 69})
     with pytest.raises(SamplesLostError):
@@ -64,6 +64,6 @@ def test_server_that_lost_count_of_rows_is_told() -> None:
     experience.check()
 
 
-def test_server_that_was_not_heard_of_has_no_rows() -> None:
+def test_counts_are_zero_before_the_server_reports_figures() -> None:
     counts = ServedExperience().counts()
     assert counts == SampleCounts()

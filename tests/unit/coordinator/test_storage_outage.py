@@ -1,4 +1,4 @@
-"""A run without room holds back, says so once, and ends only when it stood still for too long."""
+"""A storage outage is logged once, and ends the run only after the limit without progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Clock:
         return self.now
 
 
-def test_outage_is_told_at_its_begin_and_its_end_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_is_logged_only_at_its_start_and_end(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     outage = StorageOutage(600.0, clock)
     for _ in range(50):
@@ -40,12 +40,12 @@ def test_run_ends_when_nothing_was_stored_for_the_limit() -> None:
     assert outage.failure() is None
     outage.note("c0", "disk full")
     clock.now += 9.0
-    outage.note_progress()  # another worker found some
+    outage.note_progress()  # another worker stored something
     clock.now += 9.0
     outage.note("c0", "disk full")
     assert outage.failure() is None
     clock.now += 100.0
-    outage.postpone(100.0)  # the process was stopped
+    outage.postpone(100.0)  # the process was paused
     assert outage.failure() is None
     clock.now += 2.0
     failure = outage.failure()

@@ -1,4 +1,4 @@
-"""The pool hands out the longest idle worker of a role, and knows who was not heard from."""
+"""The pool hands out the longest idle worker of a role, and lists silent workers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_old_incarnation_cannot_free_the_new_one(pool: WorkerPool) -> None:
     assert not pool.has_idle("collector")
 
 
-def test_loss_of_an_old_incarnation_spares_the_new_one(pool: WorkerPool) -> None:
+def test_loss_of_an_old_incarnation_keeps_the_new_one(pool: WorkerPool) -> None:
     old = WorkerInfo("c0", "collector", incarnation=1)
     pool.add(old)
     pool.add(WorkerInfo("c0", "collector", incarnation=2))
@@ -80,7 +80,7 @@ def test_loss_of_an_old_incarnation_spares_the_new_one(pool: WorkerPool) -> None
     assert pool.has_idle("collector")
 
 
-def test_lease_is_over_after_its_length_until_the_worker_is_removed(
+def test_worker_is_silent_after_its_lease_until_it_is_removed(
     pool: WorkerPool, clock: Clock
 ) -> None:
     info = WorkerInfo("c0", "collector")
@@ -94,7 +94,7 @@ def test_lease_is_over_after_its_length_until_the_worker_is_removed(
     assert not pool.renew("c0")
 
 
-def test_renewal_counts_from_its_time(pool: WorkerPool, clock: Clock) -> None:
+def test_renewed_lease_starts_at_the_renewal(pool: WorkerPool, clock: Clock) -> None:
     pool.add(WorkerInfo("c0", "collector"))
     clock.now += 10.0
     assert pool.renew("c0")
@@ -105,7 +105,7 @@ def test_renewal_counts_from_its_time(pool: WorkerPool, clock: Clock) -> None:
     assert not pool.renew("stranger")
 
 
-def test_worker_that_joins_again_has_a_fresh_lease(pool: WorkerPool, clock: Clock) -> None:
+def test_worker_that_joins_again_has_a_new_lease(pool: WorkerPool, clock: Clock) -> None:
     pool.add(WorkerInfo("c0", "collector", incarnation=1))
     clock.now += 10.0
     pool.add(WorkerInfo("c0", "collector", incarnation=2))
@@ -113,9 +113,7 @@ def test_worker_that_joins_again_has_a_fresh_lease(pool: WorkerPool, clock: Cloc
     assert silent(pool) == []
 
 
-def test_time_in_which_nobody_could_be_heard_counts_for_no_lease(
-    pool: WorkerPool, clock: Clock
-) -> None:
+def test_pause_of_the_coordinator_does_not_count_for_leases(pool: WorkerPool, clock: Clock) -> None:
     pool.add(WorkerInfo("c0", "collector"))
     pool.add(WorkerInfo("l0", "learner"))
     clock.now += 3600.0
