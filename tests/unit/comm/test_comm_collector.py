@@ -1,4 +1,4 @@
-"""What a comm collector tells its collector of policies, and a replay server of samples."""
+"""How a comm collector loads policies, reports payloads and inserts into a replay server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 THREADS = {"type": "in_memory", "concurrency": "threads"}
 
 
-def test_each_policy_has_versions_of_its_own(tmp_path: Path) -> None:
+def test_versions_are_tracked_per_policy(tmp_path: Path) -> None:
     cfg = to_easydict({"system": {"transport": {"type": "in_memory"}}})
     transport = make_transport(cfg, tmp_path)
     worker: Any = BaseCommCollector({}, transport, "collector-0")
@@ -41,7 +41,7 @@ def test_each_policy_has_versions_of_its_own(tmp_path: Path) -> None:
     transport.close()
 
 
-def test_first_policy_is_waited_for_only_while_the_run_has_no_room(
+def test_collector_waits_for_the_first_policy_only_while_the_storage_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = to_easydict({"system": {"transport": {"type": "in_memory"}}})
@@ -64,7 +64,7 @@ def test_first_policy_is_waited_for_only_while_the_run_has_no_room(
     worker._process_data_task({"is_held_up": True})
     assert worker.get_policy_update_info("p")["iter"] == 0
     assert pauses == [1.0, 1.0]
-    assert worker.get_policy_update_info("p") is None  # it has one to go on with
+    assert worker.get_policy_update_info("p") is None  # it has a policy already
     assert pauses == [1.0, 1.0]
     assert worker.get_policy_update_info("other") is None
     assert pauses == [1.0, 1.0, 1.0]
@@ -75,7 +75,7 @@ def test_first_policy_is_waited_for_only_while_the_run_has_no_room(
     transport.close()
 
 
-def test_worker_that_closes_ends_its_envs_and_its_connections_to_servers(tmp_path: Path) -> None:
+def test_close_closes_the_envs_and_the_server_connections(tmp_path: Path) -> None:
     cfg = to_easydict({"system": {"transport": THREADS}})
     transport, closed = make_transport(cfg, tmp_path), list[str]()
     worker: Any = BaseCommCollector({}, transport, "collector-0")
@@ -86,7 +86,7 @@ def test_worker_that_closes_ends_its_envs_and_its_connections_to_servers(tmp_pat
     transport.close()
 
 
-def test_samples_wait_for_the_limiter_and_for_room_of_a_replay_server(
+def test_samples_wait_for_the_limiter_and_the_storage_of_a_replay_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = to_easydict({"system": {"transport": {"type": "in_memory"}}})
@@ -121,10 +121,10 @@ def test_samples_wait_for_the_limiter_and_for_room_of_a_replay_server(
     transport.close()
 
 
-def test_collector_goes_on_as_soon_as_its_reports_are_taken(
+def test_collector_continues_as_soon_as_its_reports_are_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody looks again by himself while the test lasts.
+    # No wait ends by its timeout during the test.
     monkeypatch.setattr("dingsdk.worker.comm.worker.ANSWER_WITHIN_S", 600.0)
     transport = make_transport(to_easydict({"system": {"transport": THREADS}}), tmp_path)
     worker: Any = BaseCommCollector({"queue_size": 1}, transport, "collector-0")

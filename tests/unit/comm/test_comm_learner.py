@@ -1,4 +1,4 @@
-"""What a comm learner gives its learner to train on."""
+"""How a comm learner provides batches, reports results and publishes policies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEARNER = SimpleNamespace(learn_info={}, train_iter=5)
 
 @pytest.fixture
 def learner(tmp_path: Path) -> Iterator[BaseCommLearner]:
-    """A learner that joined, with two payloads of two rows announced and two batches leased."""
+    """A joined learner with two announced payloads, of which only the first is stored."""
     transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
     master = Master(
         transport.master_end(),
@@ -72,7 +72,7 @@ def test_data_is_a_list_of_callables_that_share_one_gather(learner: BaseCommLear
 
     assert isinstance(rows, list)
     assert [row() for row in rows] == [{"obs": 11.0, "IS": 0.5}, {"obs": 10.0, "IS": 1.0}]
-    assert rows[0]() is not rows[0]()  # a dict of its own
+    assert rows[0]() is not rows[0]()  # a new dict each time
     assert rows.batch() is rows.batch()
 
 
@@ -91,7 +91,7 @@ def test_data_loader_takes_the_columns_from_the_list(learner: BaseCommLearner) -
     assert batch.columns["obs"].tolist() == [11.0, 10.0]
 
 
-def test_rows_of_a_lost_payload_are_those_of_the_next_batch(
+def test_next_batch_is_used_if_a_payload_is_lost(
     learner: BaseCommLearner, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease(learner, 1)
@@ -104,7 +104,9 @@ def test_rows_of_a_lost_payload_are_those_of_the_next_batch(
 
 
 @pytest.mark.parametrize("name", ["get_data", "get_batch"])
-def test_each_batch_that_is_taken_is_one_less_to_take(learner: BaseCommLearner, name: str) -> None:
+def test_each_batch_decrements_the_number_of_batches_to_take(
+    learner: BaseCommLearner, name: str
+) -> None:
     learner._to_take = 5
     for left in (4, 3):
         lease(learner, 0)
@@ -112,7 +114,7 @@ def test_each_batch_that_is_taken_is_one_less_to_take(learner: BaseCommLearner, 
         assert learner._to_take == left
 
 
-def test_learner_that_waits_for_batches_says_so_until_they_come(learner: BaseCommLearner) -> None:
+def test_learner_is_idle_until_a_batch_arrives(learner: BaseCommLearner) -> None:
     found: list[Any] = []
     job = threading.Thread(target=lambda: found.append(learner._next_lease(2)))
     job.start()
@@ -125,7 +127,7 @@ def test_learner_that_waits_for_batches_says_so_until_they_come(learner: BaseCom
     assert not learner._is_idle
 
 
-def test_next_task_knows_nothing_of_the_waiting_of_the_last_one(learner: BaseCommLearner) -> None:
+def test_new_task_starts_as_not_idle(learner: BaseCommLearner) -> None:
     learner._is_idle = True
     learner._begin()
     assert not learner._is_idle
@@ -135,14 +137,14 @@ def test_next_task_knows_nothing_of_the_waiting_of_the_last_one(learner: BaseCom
     ("batches", "to_take", "is_on_policy", "is_to_finish", "few"),
     [
         (8, 5, False, False, 4),
-        (8, 4, False, False, 0),  # it has all that it needs
+        (8, 4, False, False, 0),  # it has all batches that it needs
         (8, 100, True, False, 0),
         (8, 100, False, True, 0),
         (9, 100, False, False, 4),
         (1, 100, False, False, 0),
     ],
 )
-def test_learner_asks_for_more_when_half_is_left_and_more_is_needed(
+def test_learner_asks_for_more_batches_when_half_are_left_and_more_are_needed(
     learner: BaseCommLearner,
     batches: int,
     to_take: int,
@@ -156,7 +158,7 @@ def test_learner_asks_for_more_when_half_is_left_and_more_is_needed(
     assert learner._few == few
 
 
-def test_rows_that_cannot_be_read_when_the_task_is_over_say_so(learner: BaseCommLearner) -> None:
+def test_unreadable_rows_of_a_stopping_learner_raise_closed_error(learner: BaseCommLearner) -> None:
     lease(learner, 1)
     rows = learner.get_data(2)
     assert rows is not None
@@ -166,7 +168,7 @@ def test_rows_that_cannot_be_read_when_the_task_is_over_say_so(learner: BaseComm
         rows[0]()
 
 
-def test_samples_that_hold_lists_carry_ids_and_samples_that_are_lists_cannot() -> None:
+def test_ids_are_added_to_samples_that_are_dicts_but_not_to_lists() -> None:
     holding = pack_samples([{"x": [{"n": 1}, {"n": 2}]}, {"x": [{"n": 3}, {"n": 4}]}])
     alone = pack_samples([[{"n": 1}], [{"n": 2}]])
     iters = {"collect_iter": np.array([4, 4])}
@@ -193,7 +195,7 @@ def test_row_function_takes_a_decompressor() -> None:
     assert load(path=lambda: batch, meta={"index": 1}, decompressor=double) == {"obs": 8.0}
 
 
-def test_learner_draws_columns_unless_a_subclass_has_rows_of_its_own(
+def test_learner_uses_get_batch_unless_a_subclass_overrides_get_data(
     learner: BaseCommLearner,
 ) -> None:
     class OwnRows(BaseCommLearner):
@@ -205,7 +207,7 @@ def test_learner_draws_columns_unless_a_subclass_has_rows_of_its_own(
     assert own.data_source == own.get_data
 
 
-def test_padded_steps_of_a_grid_are_zero(learner: BaseCommLearner) -> None:
+def test_padded_steps_of_sequences_are_zero(learner: BaseCommLearner) -> None:
     payload, row = np.zeros((2, 2), np.int64), np.array([[0, 1], [1, 0]])
     mask = np.array([[True, True], [True, False]])
     batch = learner._gather({"payload": payload, "row": row, "mask": mask})
@@ -214,7 +216,7 @@ def test_padded_steps_of_a_grid_are_zero(learner: BaseCommLearner) -> None:
     assert batch.columns["mask"].tolist() == mask.tolist()
 
 
-def test_episodes_are_cut_by_their_lengths(learner: BaseCommLearner) -> None:
+def test_episodes_are_split_by_their_lengths(learner: BaseCommLearner) -> None:
     leased = {"payload": np.zeros(3, np.int64), "row": np.array([1, 0, 1])}
     episodes = learner._gather({**leased, "lengths": np.array([2, 1])})
     assert isinstance(episodes, list)
@@ -228,7 +230,7 @@ def test_episodes_are_cut_by_their_lengths(learner: BaseCommLearner) -> None:
         {"payload": np.full((1, 2), 5), "row": np.arange(2)[None]},
     ],
 )
-def test_samples_that_are_lists_come_as_single_rows_only(
+def test_samples_with_lists_are_refused_in_episodes_and_sequences(
     learner: BaseCommLearner, leased: dict[str, Any]
 ) -> None:
     learner.data_store.put("lists", pack_samples([{"x": [{"n": 1}]}, {"x": [{"n": 2}]}]))
@@ -241,7 +243,7 @@ def test_samples_that_are_lists_come_as_single_rows_only(
         learner._gather(leased)
 
 
-def test_reports_that_have_not_arrived_are_in_the_next_one(learner: BaseCommLearner) -> None:
+def test_report_that_was_not_fetched_is_merged_into_the_next_one(learner: BaseCommLearner) -> None:
     learner._learner = SimpleNamespace(learn_info={"learner_step": 2, "learner_done": False})
     reports = []
     for ids, lost in (([3, 4], {1: "missing"}), ([], {}), ([5], {2: "corrupt"})):
@@ -261,7 +263,7 @@ def test_reports_that_have_not_arrived_are_in_the_next_one(learner: BaseCommLear
 
 
 @pytest.mark.parametrize("is_on_policy", [True, False])
-def test_policy_and_info_are_sent_after_the_hooks_of_a_learner_in_the_order_of_their_priorities(
+def test_hooks_that_send_policy_and_info_have_priority_100(
     learner: BaseCommLearner, is_on_policy: bool
 ) -> None:
     learner._is_on_policy = is_on_policy
@@ -274,7 +276,7 @@ def test_policy_and_info_are_sent_after_the_hooks_of_a_learner_in_the_order_of_t
     ]
 
 
-def test_priorities_go_to_the_replay_server_where_there_is_one(learner: BaseCommLearner) -> None:
+def test_priorities_are_sent_to_the_replay_server_if_there_is_one(learner: BaseCommLearner) -> None:
     told, closed = list[Any](), list[bool]()
     client: Any = SimpleNamespace(
         update=told.append, stats=lambda: {"count": 7}, close=lambda: closed.append(True)
@@ -319,7 +321,7 @@ def test_on_policy_learner_publishes_before_it_waits_for_the_next_version(
         (state["iter"], state["model"])
     )
     lease(learner, 0)
-    assert learner._next_lease(2) is not None  # it has not trained on all of the version yet
+    assert learner._next_lease(2) is not None  # it has not used all batches of this version
     assert found == []
     learner.is_stopping = True
     assert learner._next_lease(2) is None
@@ -352,7 +354,7 @@ def test_on_policy_learner_publishes_each_version_once(learner: BaseCommLearner)
         (False, False, []),
     ],
 )
-def test_on_policy_learner_that_waits_publishes_a_damaged_version_again_once(
+def test_waiting_on_policy_learner_publishes_a_damaged_version_again_once(
     learner: BaseCommLearner, is_on_policy: bool, is_whole: bool, sent: list[int]
 ) -> None:
     found: list[int] = []
@@ -377,7 +379,9 @@ def test_on_policy_learner_that_waits_publishes_a_damaged_version_again_once(
     assert asked == ([("p", 4)] if is_on_policy else [])
 
 
-def test_learner_that_waits_publishes_what_had_no_room(learner: BaseCommLearner) -> None:
+def test_waiting_learner_publishes_its_policy_after_the_disk_was_full(
+    learner: BaseCommLearner,
+) -> None:
     stored: list[int] = []
     refusals = [StorageFullError("no room", path="p", reason="ENOSPC")] * 2
 
@@ -399,7 +403,7 @@ def test_learner_that_waits_publishes_what_had_no_room(learner: BaseCommLearner)
     assert stored == [5]
 
 
-def test_ranks_of_a_task_are_ended_with_it_and_not_with_the_next(learner: BaseCommLearner) -> None:
+def test_ranks_are_closed_once_when_their_task_stops(learner: BaseCommLearner) -> None:
     ends: list[str] = []
     learner._ranks = SimpleNamespace(close=lambda: ends.append("end"))  # type: ignore[assignment]
     for _ in range(2):
@@ -408,7 +412,7 @@ def test_ranks_of_a_task_are_ended_with_it_and_not_with_the_next(learner: BaseCo
 
 
 @pytest.mark.parametrize("traceback", ["", "of its code"])
-def test_task_whose_rank_died_begins_again_unless_its_code_raised(
+def test_task_with_a_dead_rank_is_retried_unless_its_code_raised(
     learner: BaseCommLearner, traceback: str
 ) -> None:
     saved: list[str] = []
@@ -425,7 +429,7 @@ def test_task_whose_rank_died_begins_again_unless_its_code_raised(
     assert saved == ([] if traceback else ["saved"])
 
 
-def test_announced_payloads_are_looked_for_for_half_a_second(learner: BaseCommLearner) -> None:
+def test_announced_payloads_are_waited_for_for_half_a_second(learner: BaseCommLearner) -> None:
     now, asked = [100.0], list[tuple[Any, ...]]()
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(collector_envstep=0)
@@ -439,7 +443,7 @@ def test_announced_payloads_are_looked_for_for_half_a_second(learner: BaseCommLe
     assert asked == [("late", 0.5), ("late", "d1", 0.25), ("late", 0.0)]
 
 
-def test_replay_server_without_a_batch_is_asked_for_twenty_seconds(
+def test_replay_server_without_a_batch_is_asked_again_for_twenty_seconds(
     learner: BaseCommLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, asked, pauses = [0.0], list[tuple[int, int, float]](), list[float]()

@@ -23,7 +23,7 @@ CAPACITY = 128
 
 
 class Cluster:
-    """A coordinator and its transport, for workers to join by hand."""
+    """A coordinator and its transport; the test starts the workers."""
 
     def __init__(self, tmp_path: Path, concurrency: str) -> None:
         self.slept_s = 0.0
@@ -76,7 +76,7 @@ def test_coordinator_finishes_the_tasks_of_naive_workers(cluster: Cluster) -> No
         worker.close()
 
 
-def test_naive_worker_refuses_a_task_that_it_does_not_know(cluster: Cluster) -> None:
+def test_naive_worker_refuses_an_unknown_task(cluster: Cluster) -> None:
     worker = NaiveCollector(cluster.transport)
     with pytest.raises(TaskFail) as caught:
         worker._process_task({"name": "nonsense"})
@@ -91,7 +91,7 @@ def test_naive_collector_reports_each_payload_once_and_then_that_it_is_done(
     closed = {"eval_flag": False, "step_count": 314, "reward_raw": [], "reward_mean": 0.0}
     closed |= {"train_iter": 0, **ids}
     assert worker._process_task({"name": "resource"}) == {"cpu": "20", "gpu": "1"}
-    for _ in range(2):  # each task counts anew
+    for _ in range(2):  # each task starts its counts at 0
         worker._process_task({"name": "collector_start_task", "task_info": ids})
         for number in range(1, PAYLOADS + 1):
             report = {"data_id": f"naive_t_{number}", "rows": 1, "policy_iter": 0}
@@ -115,7 +115,7 @@ def test_naive_collector_reports_each_payload_once_and_then_that_it_is_done(
     }
 
 
-def test_naive_learner_reads_what_is_announced_and_is_done_after_five_batches(
+def test_naive_learner_reads_announced_payloads_and_is_done_after_five_batches(
     cluster: Cluster,
 ) -> None:
     worker, ids = NaiveLearner(cluster.transport), {"task_id": "t", "buffer_id": "b"}
@@ -135,13 +135,13 @@ def test_naive_learner_reads_what_is_announced_and_is_done_after_five_batches(
 
 
 class EndlessCollector(NaiveCollector):
-    """Never has anything to report."""
+    """A collector that never reports anything."""
 
     def _data(self) -> dict[str, Any]:
         return {"reports": [], "has_ended": False, **self._ids()}
 
 
-def test_task_is_not_blamed_for_workers_that_leave(cluster: Cluster) -> None:
+def test_workers_that_leave_do_not_count_as_losses_of_their_task(cluster: Cluster) -> None:
     collector, learner = EndlessCollector(cluster.transport), NaiveLearner(cluster.transport)
     learner.start(cluster.address)
     seen = []
@@ -159,14 +159,14 @@ def test_task_is_not_blamed_for_workers_that_leave(cluster: Cluster) -> None:
     learner.close()
 
 
-def test_workers_are_not_blamed_for_silence_while_the_coordinator_slept(cluster: Cluster) -> None:
+def test_pause_of_the_coordinator_does_not_count_as_silence_of_workers(cluster: Cluster) -> None:
     collector, learner = EndlessCollector(cluster.transport), NaiveLearner(cluster.transport)
     learner.start(cluster.address)
     collector.start(cluster.address)
     cluster.expect(lambda: cluster.collector_task() is not None)
     woke_at = cluster.coordinator.clock() + 3600.0
     cluster.slept_s = 3600.0
-    for _ in range(2):  # what the first look finds is done by the second
+    for _ in range(2):  # the second pass acts on what the first one found
         cluster.expect(lambda woke_at=woke_at: cluster.coordinator._looked_at > woke_at)
         woke_at = cluster.coordinator._looked_at
 
@@ -177,13 +177,13 @@ def test_workers_are_not_blamed_for_silence_while_the_coordinator_slept(cluster:
 
 
 class HungryLearner(NaiveLearner):
-    """Waits for a batch that never gets full."""
+    """A learner that asks for a batch that is never complete."""
 
     def _demand(self) -> dict[str, Any]:
         return {**super()._demand(), "batch_size": 10**6}
 
 
-def test_payload_that_is_announced_again_adds_nothing_at_once_or_late(cluster: Cluster) -> None:
+def test_payload_that_is_announced_again_adds_no_rows_at_once_or_later(cluster: Cluster) -> None:
     collector, learner = EndlessCollector(cluster.transport), HungryLearner(cluster.transport)
     learner.start(cluster.address)
     collector.start(cluster.address)
@@ -204,7 +204,7 @@ def test_payload_that_is_announced_again_adds_nothing_at_once_or_late(cluster: C
     assert cluster.coordinator.status().buffer_count == CAPACITY
 
     announce("second")
-    assert len(store) == 1  # the first was overwritten, and deleted
+    assert len(store) == 1  # the first one was overwritten and deleted
     announce("first")
     assert cluster.coordinator.status().evicted == {"overwritten": CAPACITY}
     assert store.get("second") is not None

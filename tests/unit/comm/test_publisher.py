@@ -1,4 +1,4 @@
-"""Policies that find no room: the one before stays, and the next one is tried."""
+"""Publishing policies to a full disk: the old version stays, and later ones are tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = {"weight": torch.zeros(2)}
 
 
 class NarrowStore(MemoryPolicyStore):
-    """Has no room for as many policies as it is told."""
+    """Refuses the next ``refusals`` policies."""
 
     refusals = 0
 
@@ -44,7 +44,7 @@ class IdleWorker(CommWorker):
         return {}
 
     def advance(self) -> None:
-        """It has no master, and no lease to lose."""
+        """Do nothing: the worker has no master and no lease."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def worker(tmp_path: Path) -> Iterator[CommWorker]:
     transport.close()
 
 
-def test_outage_keeps_the_old_version_is_logged_once_and_counted(
+def test_outage_keeps_the_old_version_and_is_logged_once_and_counted(
     worker: CommWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "dingsdk.worker.comm")
@@ -76,7 +76,7 @@ def test_outage_keeps_the_old_version_is_logged_once_and_counted(
 
 
 class Noting(threading.Condition):
-    """Waits for nothing; notes what it was to wait for."""
+    """A condition that does not wait, but records its timeouts and predicates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_last_policy_waits_for_room(worker: CommWorker) -> None:
 
 
 @pytest.mark.parametrize(("limit", "tries"), [({"last_s": 0.4}, 3), ({}, 11)])
-def test_last_policy_is_given_up_after_its_time(
+def test_last_policy_is_given_up_after_its_timeout(
     worker: CommWorker, limit: dict[str, float], tries: int
 ) -> None:
     store, worker.condition = worker.policy_store, Noting()
@@ -123,7 +123,7 @@ def test_first_policy_is_tried_until_there_is_room(worker: CommWorker) -> None:
     assert pauses == [(0.2, "no room")] * 2
 
 
-def test_first_policy_is_given_up_by_a_worker_that_is_to_stop(worker: CommWorker) -> None:
+def test_stopping_worker_gives_up_its_first_policy(worker: CommWorker) -> None:
     publisher, store = PolicyPublisher(worker), worker.policy_store
     worker.is_stopping = True
     assert isinstance(store, NarrowStore)
@@ -132,7 +132,7 @@ def test_first_policy_is_given_up_by_a_worker_that_is_to_stop(worker: CommWorker
     assert (store.refusals, publisher.unpublished, publisher.held_up_by) == (1, 1, "")
 
 
-def test_publisher_of_a_later_task_finds_the_policy_that_is_stored(worker: CommWorker) -> None:
+def test_publisher_of_a_later_task_does_not_wait_if_a_policy_is_stored(worker: CommWorker) -> None:
     store = worker.policy_store
     assert isinstance(store, NarrowStore)
     assert PolicyPublisher(worker).publish("p", MODEL, 1)

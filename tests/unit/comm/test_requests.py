@@ -1,4 +1,4 @@
-"""What a master answers to requests that fail, and to tasks for workers that are gone."""
+"""The master's side of the request protocol: errors, mailboxes, joins, numbering and closing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LOG = "dingsdk.worker.comm.requests.link"
         (ClosedError("over"), 410, {}),
     ],
 )
-def test_mistake_of_a_sender_is_told_and_not_logged(
+def test_error_of_a_sender_is_answered_and_not_logged(
     error: DingError, status: int, told: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = answer_of(error)
@@ -61,7 +61,7 @@ def test_mistake_of_a_sender_is_told_and_not_logged(
 
 
 @pytest.mark.parametrize("error", [KeyError("secret place"), DataMissingError("secret place")])
-def test_defect_of_a_master_is_logged_in_full_and_told_by_its_number(
+def test_internal_error_is_logged_in_full_and_answered_with_its_request_id(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = answer_of(error)
@@ -91,7 +91,7 @@ def test_worker_may_ask_for_1_to_1024_tasks_at_once(want: int, is_taken: bool) -
         assert caught.value.where == "$.want"
 
 
-def test_mailbox_refuses_what_skips_a_task_or_an_answer() -> None:
+def test_mailbox_refuses_skipped_task_and_answer_numbers() -> None:
     box = Mailbox("w0", 1, 1 << 20, threading.Condition())
     answers = [TaskAnswer(f"t{number}", True, {}) for number in range(3)]
     told: list[TaskAnswer] = []
@@ -107,7 +107,7 @@ def test_mailbox_refuses_what_skips_a_task_or_an_answer() -> None:
     assert told == answers[:2]
 
 
-def test_closed_mailbox_takes_and_gives_no_task() -> None:
+def test_closed_mailbox_accepts_and_returns_no_task() -> None:
     box = Mailbox("w0", 1, 1 << 20, threading.Condition())
     assert box.put(TaskMessage("t0", {}))
     box.close()
@@ -116,7 +116,7 @@ def test_closed_mailbox_takes_and_gives_no_task() -> None:
 
 
 class NotingCondition(threading.Condition):
-    """Notes how long it was to wait, and waits for nothing."""
+    """A condition that does not wait, but records its timeouts."""
 
     def __init__(self, waited: list[float | None]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class NotingCondition(threading.Condition):
 
 
 class Handling(MasterListener):
-    """A handler, and what it tells."""
+    """A handler with a listener that records events."""
 
     def __init__(self, max_polls: int = 1) -> None:
         self.waited: list[float | None] = []
@@ -161,7 +161,7 @@ class Handling(MasterListener):
 
 
 @pytest.mark.parametrize(("max_polls", "waited"), [(1, [3.0, 3.0]), (0, [0.05, 0.05])])
-def test_request_beyond_those_that_may_wait_is_answered_soon(
+def test_request_over_the_limit_of_waiting_requests_is_answered_soon(
     max_polls: int, waited: list[float]
 ) -> None:
     site = Handling(max_polls)
@@ -173,7 +173,7 @@ def test_request_beyond_those_that_may_wait_is_answered_soon(
     assert site.waited == [*waited, 0.01, 20.0 if max_polls else 0.05]
 
 
-def test_join_that_is_sent_again_is_the_same_one_as_long_as_it_is_remembered(
+def test_repeated_join_gets_the_same_incarnation_while_it_is_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.requests.handler.JOINS_KEPT", 2)
@@ -191,17 +191,17 @@ def test_join_that_is_sent_again_is_the_same_one_as_long_as_it_is_remembered(
 
 
 @pytest.mark.parametrize("numbers", [(1, 3), (1, 1), (2, 1)])
-def test_answers_that_are_not_numbered_in_order_are_refused_whole(numbers: tuple[int, int]) -> None:
+def test_answers_with_numbers_out_of_order_are_all_refused(numbers: tuple[int, int]) -> None:
     site = Handling()
     inc = site.join("w0", "a")
     answers = [Answer(n, f"t{n}", True, {}, "", "") for n in numbers]
     with pytest.raises(ProtocolError, match="in order") as caught:
         site.ask("answer", "w0", inc, Body(answers))
     assert caught.value.where == "$.body.answers[].n"
-    assert site.told == [("w0", 1)]  # of the answers nothing
+    assert site.told == [("w0", 1)]  # no answer was accepted
 
 
-def test_request_that_was_overtaken_or_is_repeated_gets_no_tasks() -> None:
+def test_old_or_repeated_request_gets_no_tasks() -> None:
     box = Mailbox("w0", 1, 1 << 20, threading.Condition())
     for number in range(2):
         box.put(TaskMessage(f"t{number}", {}))
@@ -209,7 +209,7 @@ def test_request_that_was_overtaken_or_is_repeated_gets_no_tasks() -> None:
         assert len(box.fetch(seq, ack, want=9, wait_s=0.0)) == count
 
 
-def test_tasks_are_numbered_from_1_and_forgotten_once_they_are_confirmed() -> None:
+def test_tasks_are_numbered_from_1_and_removed_when_acknowledged() -> None:
     box = Mailbox("w0", 1, 1 << 20, threading.Condition())
     for number in range(3):
         box.put(TaskMessage(f"t{number}", {}))
@@ -218,7 +218,7 @@ def test_tasks_are_numbered_from_1_and_forgotten_once_they_are_confirmed() -> No
         assert [(task["n"], task["task_id"]) for task in tasks] == [(n, f"t{n - 1}") for n in left]
 
 
-def test_request_that_is_overtaken_while_it_waits_gets_no_tasks() -> None:
+def test_waiting_request_gets_no_tasks_after_a_newer_request() -> None:
     later: list[list[bytes]] = []
 
     class Overtaking(threading.Condition):
@@ -235,7 +235,7 @@ def test_request_that_is_overtaken_while_it_waits_gets_no_tasks() -> None:
 
 
 @pytest.mark.parametrize("how", ["put", "close", "fetch"])
-def test_request_that_waits_is_woken(how: str) -> None:
+def test_waiting_request_is_woken_by_a_task_a_close_or_a_newer_request(how: str) -> None:
     is_waiting, found = threading.Event(), list[list[bytes]]()
 
     class Telling(threading.Condition):
@@ -259,7 +259,7 @@ def test_request_that_waits_is_woken(how: str) -> None:
     assert [len(tasks) for tasks in found] == [1 if how == "put" else 0]
 
 
-def test_handler_that_closed_tells_each_worker_once_and_nobody_who_left() -> None:
+def test_closed_handler_tells_each_worker_and_reports_no_worker_as_left() -> None:
     site = Handling()
     incs = {worker: site.join(worker, worker) for worker in ("w0", "w1")}
     assert site.handler.wait_told(0.0)
@@ -291,7 +291,7 @@ def test_numbers_of_requests_have_63_bits(number: int, is_taken: bool) -> None:
     ("changes", "where"),
     [({"type": "renew"}, "$.type"), ({"seq": "1"}, "$.seq"), ({"v": 2}, "$.v"), ({"body": 1}, "$")],
 )
-def test_request_of_another_form_is_refused_and_the_place_named(
+def test_malformed_request_is_refused_with_the_path_of_the_wrong_field(
     changes: dict[str, Any], where: str
 ) -> None:
     known = {"v": 1, "run": "r", "epoch": 1, "worker": "w", "inc": 1, "seq": 1, "idem": "1-1"}
@@ -302,7 +302,7 @@ def test_request_of_another_form_is_refused_and_the_place_named(
     assert caught.value.where == where
 
 
-def test_item_leaves_room_for_the_rest_of_its_message() -> None:
+def test_item_that_leaves_no_room_for_the_rest_of_its_message_is_refused() -> None:
     task = TaskMessage("t0", {"text": "x" * 100})
     size = len(encode_item(7, task, 1 << 20))
     assert len(encode_item(7, task, size + OVERHEAD_BYTES)) == size
@@ -315,21 +315,21 @@ def test_item_leaves_room_for_the_rest_of_its_message() -> None:
 @pytest.mark.parametrize(
     ("room", "want", "count"), [(30, 9, 3), (29, 9, 2), (0, 9, 1), (30, 2, 2), (30, 3, 3)]
 )
-def test_message_takes_the_items_that_have_room_and_at_least_one(
+def test_message_contains_the_items_that_fit_and_at_least_one(
     room: int, want: int, count: int
 ) -> None:
-    items = [(number, b"x" * 9) for number in range(4)]  # with a comma each
+    items = [(number, b"x" * 9) for number in range(4)]  # 10 bytes each, with the comma
     assert first_that_fit(items, OVERHEAD_BYTES + room, want) == items[:count]
 
 
-def test_starts_of_a_master_are_counted_from_1(tmp_path: Path) -> None:
+def test_epochs_of_a_master_are_counted_from_1(tmp_path: Path) -> None:
     with PrivateDir(tmp_path / "run") as folder:
         run, first = begin_epoch(folder)
         assert (first, begin_epoch(folder), begin_epoch(folder)) == (1, (run, 2), (run, 3))
 
 
 class Closing(RequestMasterEnd):
-    """Writes down how it closes; each step takes as long as the test says."""
+    """Records the steps of its close; the wait takes ``took_s`` seconds."""
 
     def __init__(self, took_s: float, has_ended: bool) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ class Closing(RequestMasterEnd):
     [(5.0, 0.5, [2.0, 4.5]), (1.0, 0.5, [0.5, 0.5]), (1.0, 3.0, [0.5, 0.1])],
 )
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_master_end_closes_within_its_time(
+def test_master_end_closes_within_its_timeout(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     timeout_s: float,
@@ -377,13 +377,13 @@ def test_master_end_closes_within_its_time(
         end.open(None)
     assert end.steps == []
     for _ in range(2):
-        end.close(*[timeout_s] * (timeout_s != 5.0))  # 5 s unless it is told another time
+        end.close(*[timeout_s] * (timeout_s != 5.0))  # the default is 5 s
     assert end.steps == ["told", *waits, "released"]
     told = [] if has_ended else [f"the server did not end within {waits[1]:.1f} s"]
     assert caplog.messages == told
 
 
-def test_transport_closes_what_it_gave_out_and_then_its_stores(tmp_path: Path) -> None:
+def test_transport_closes_its_ends_and_then_its_stores(tmp_path: Path) -> None:
     closed: list[Any] = []
 
     class Giving(RequestTransport):

@@ -1,4 +1,4 @@
-"""Jobs that run as threads: how they end, and what a close tells of those that do not."""
+"""Jobs that run as threads: how they end, and how close names those that do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dingsdk.worker.comm import ThreadScheduler
 PATIENCE_S = 20.0
 
 
-def test_job_is_done_once_it_has_ended_and_says_what_it_raised() -> None:
+def test_job_is_done_after_its_end_and_keeps_its_exception() -> None:
     scheduler, go_on = ThreadScheduler(), threading.Event()
 
     def fail() -> None:
@@ -31,14 +31,14 @@ def test_job_is_done_once_it_has_ended_and_says_what_it_raised() -> None:
     assert scheduler.close() == []
 
 
-def test_thread_of_a_job_keeps_no_process_alive() -> None:
+def test_job_runs_in_a_daemon_thread() -> None:
     scheduler, is_daemon = ThreadScheduler(), list[bool]()
     job = scheduler.spawn(lambda: is_daemon.append(threading.current_thread().daemon), "job")
     assert job.join(PATIENCE_S)
     assert is_daemon == [True]
 
 
-def test_job_does_not_wait_for_itself() -> None:
+def test_job_that_joins_itself_does_not_wait() -> None:
     scheduler, found, may_join = ThreadScheduler(), list[bool](), threading.Event()
 
     def run() -> None:
@@ -51,7 +51,7 @@ def test_job_does_not_wait_for_itself() -> None:
     assert (found, job.error) == ([False], None)
 
 
-def test_close_names_the_jobs_that_do_not_end_and_forgets_those_that_have() -> None:
+def test_close_names_running_jobs_and_forgets_ended_ones() -> None:
     scheduler, over = ThreadScheduler(), threading.Event()
     quick = scheduler.spawn(lambda: None, "quick")
     assert quick.join(PATIENCE_S)
@@ -63,7 +63,7 @@ def test_close_names_the_jobs_that_do_not_end_and_forgets_those_that_have() -> N
     assert scheduler.close(PATIENCE_S) == []
 
 
-def test_close_waits_for_all_jobs_together_until_its_deadline(
+def test_close_waits_for_all_jobs_within_one_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, waited = [100.0], list[float]()
@@ -83,6 +83,6 @@ def test_close_waits_for_all_jobs_together_until_its_deadline(
     assert waited == [5.0, 1.0, 0.0]
 
 
-def test_clock_goes_on_with_the_time_of_the_host() -> None:
+def test_clock_is_the_monotonic_clock_of_the_host() -> None:
     before = time.monotonic()
     assert before <= ThreadScheduler().clock() <= time.monotonic()

@@ -1,4 +1,4 @@
-"""What a worker's end does where its master is slow or silent; between them is no network."""
+"""A worker's end with a slow, silent or failing master, connected without a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 20
 
 
 class Listener(MasterListener):
-    """Keeps what a master hears."""
+    """Records the progress and answers that the master receives."""
 
     def __init__(self) -> None:
         self.answered: list[str] = []
@@ -43,7 +43,7 @@ class Listener(MasterListener):
 
 
 class Waits(random.Random):
-    """Chooses to wait for nothing, and keeps the choices that it had."""
+    """Random waits that are always 0; records the upper limits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Waits(random.Random):
 
 
 class SetClock(ThreadScheduler):
-    """Its clock says what a test says."""
+    """A scheduler whose clock the test sets."""
 
     now = 100.0
 
@@ -65,23 +65,23 @@ class SetClock(ThreadScheduler):
 
 
 class Site:
-    """A master, and a worker's end that talks to it through ``post``."""
+    """A master and a worker's end that sends requests to it through ``post``."""
 
     def __init__(self, scheduler: ThreadScheduler | None = None, **limits: Any) -> None:
         self.scheduler = scheduler or ThreadScheduler()
         self.asked: list[tuple[str, float]] = []
-        """Kinds of the requests, and seconds until their deadlines."""
+        """Kinds of requests, and seconds until their deadlines."""
         self.closes = 0
         self.wait_s: list[float] = []
-        """Seconds that the master was asked to wait for a task."""
+        """How many seconds the master was asked to wait for a task, per turn."""
         self.replies: deque[Answer] = deque()
-        """Answers of another master, which come in place of those of this one."""
+        """Preset answers, which replace those of the master."""
         self.listener = Listener()
         self.handler = RequestHandler(
             self.listener, "r", 1, max_bytes=MAX_BYTES, max_polls=8, scheduler=self.scheduler
         )
         self.failures: deque[str] = deque()
-        """Kinds of the requests that get no answer, in order; the others are served."""
+        """Kinds of the next requests that get no answer, in order; others are served."""
         self.is_silent = False
         self.on_answers = threading.Event()
         self.may_answer = threading.Event()
@@ -121,14 +121,14 @@ class Site:
             return answer_of(error)
 
     def close(self) -> None:
-        """Of a link; there is nothing to close."""
+        """Count the call, as the close of a link."""
         self.closes += 1
 
     def join(self) -> None:
         self.end.join(WorkerInfo("w0", "collector"), 20.0)
 
     def task(self, count: int = 1) -> TaskMessage:
-        """Send tasks, and return the first; the worker is busy with the others after it."""
+        """Send tasks, and return the first one; the others are still queued."""
         for number in range(count):
             self.handler.send("w0", 1, TaskMessage(f"t{number}", {}))
         found = self.end.next_task(20.0)
@@ -145,15 +145,13 @@ def site() -> Iterator[Site]:
     made.handler.close()
 
 
-def test_end_that_is_closed_while_it_joins_has_not_joined(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_during_join_raises_closed_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     real = site.handler.handle
 
     def handle(request: Request) -> bytes:
         answer = real(request)
         if request.type == "join":
-            site.end.close()  # as another thread would
+            site.end.close()  # as another thread could
         return answer
 
     monkeypatch.setattr(site.handler, "handle", handle)
@@ -163,9 +161,7 @@ def test_end_that_is_closed_while_it_joins_has_not_joined(
 
 
 @pytest.mark.parametrize("kind", ["join", "turn", "renew"])
-def test_request_without_an_answer_is_sent_again_after_waits_that_double(
-    site: Site, kind: str
-) -> None:
+def test_request_without_an_answer_is_retried_with_doubled_waits(site: Site, kind: str) -> None:
     site.failures.extend([kind] * 7)
     site.join()
     assert site.task().task_id == "t0"
@@ -174,14 +170,14 @@ def test_request_without_an_answer_is_sent_again_after_waits_that_double(
     assert site.listener.progress == [3]
 
 
-def test_answer_leaves_by_itself_while_the_worker_is_busy(site: Site) -> None:
+def test_answer_is_sent_while_the_worker_is_busy(site: Site) -> None:
     site.join()
     task = site.task(2)
     site.end.answer(TaskAnswer(task.task_id, True, {}))
     assert site.on_answers.wait(20.0)
 
 
-def test_task_that_comes_again_is_given_once(site: Site) -> None:
+def test_repeated_task_is_returned_once(site: Site) -> None:
     site.join()
     task = {"n": 1, "task_id": "t0", "data": {}}
     site.replies.extend([reply(200, answered=0, tasks=[task, task]), reply(200, answered=0)])
@@ -192,7 +188,7 @@ def test_task_that_comes_again_is_given_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(410, ClosedError), (499, ProtocolError)])
-def test_worker_whose_answers_are_refused_learns_so(
+def test_refused_answer_is_raised_by_the_next_check(
     site: Site, status: int, error: type[DingError]
 ) -> None:
     site.join()
@@ -206,7 +202,7 @@ def test_worker_whose_answers_are_refused_learns_so(
         site.end.check()
 
 
-def test_close_waits_for_the_answers_that_are_on_their_way(site: Site) -> None:
+def test_close_waits_for_answers_that_are_being_sent(site: Site) -> None:
     site.join()
     task = site.task(2)
     site.may_answer.clear()
@@ -218,7 +214,7 @@ def test_close_waits_for_the_answers_that_are_on_their_way(site: Site) -> None:
     assert site.listener.answered == [task.task_id]
 
 
-def test_master_that_is_silent_is_lost_and_all_later_calls_say_so() -> None:
+def test_silent_master_is_lost_and_all_later_calls_raise() -> None:
     site = Site(lost_after_s=0.2)
     site.join()
     site.is_silent = True
@@ -239,7 +235,7 @@ def test_master_that_is_silent_is_lost_and_all_later_calls_say_so() -> None:
         ({"lost_after_s": 3.0}, 1.5, 1.0, 2.0, 1.5),
     ],
 )
-def test_one_answer_is_waited_for_for_less_than_makes_a_silence(
+def test_request_timeouts_are_shorter_than_the_time_until_the_master_is_lost(
     limits: dict[str, float], join_s: float, wait_s: float, turn_s: float, renew_s: float
 ) -> None:
     site = Site(SetClock(), **limits)
@@ -251,7 +247,7 @@ def test_one_answer_is_waited_for_for_less_than_makes_a_silence(
     assert site.end.next_task(0.5) is not None
     site.end.renew(1)
     site.end.close()
-    # The first request of a worker learns the number of the master's start.
+    # The first request of a worker returns the epoch of the master.
     assert site.asked == [
         *[("join", 0.25)] * 2,
         *[("join", join_s)] * 2,
@@ -264,13 +260,13 @@ def test_one_answer_is_waited_for_for_less_than_makes_a_silence(
     site.handler.close()
 
 
-def test_close_takes_no_longer_to_leave_than_it_may() -> None:
+def test_leave_request_of_close_has_its_timeout() -> None:
     site = Site(SetClock())
     site.join()
     for _ in range(2):
         site.end.close(0.25)
     assert [each for each in site.asked if each[0] == "leave"] == [("leave", 0.25)]
-    assert site.closes == 2  # it has two connections
+    assert site.closes == 2  # the end has two connections
     site.handler.close()
 
 
@@ -288,7 +284,7 @@ def test_close_waits_for_the_sender_of_answers_until_its_deadline(
     site.handler.close()
 
 
-def test_end_of_a_worker_that_asks_nothing_asks_whether_its_master_is_there(
+def test_idle_end_sends_requests_to_check_for_its_master(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.requests.slave_end.PRESENCE_S", 0.02)
@@ -299,7 +295,7 @@ def test_end_of_a_worker_that_asks_nothing_asks_whether_its_master_is_there(
     site.handler.close()
 
 
-def test_join_is_tried_until_its_deadline() -> None:
+def test_join_is_retried_until_its_deadline() -> None:
     site = Site(SetClock())
     site.is_silent = True
     with pytest.raises(WorkerLostError, match=r"no master at here within 2\.0 s: silent") as caught:
@@ -307,19 +303,19 @@ def test_join_is_tried_until_its_deadline() -> None:
     assert caught.value.facts["worker_id"] == "w0"
     assert site.asked == [("join", 2.0), ("join", 1.0)]
     site.end.close()
-    assert [kind for kind, _ in site.asked] == ["join", "join"]  # it has nothing to leave
+    assert [kind for kind, _ in site.asked] == ["join", "join"]  # it never joined
     site.handler.close()
 
 
 def test_silence_is_counted_from_the_first_request_without_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The sender of answers does not look by itself meanwhile.
+    # The sender of answers sends no presence requests during the test.
     monkeypatch.setattr("dingsdk.worker.comm.requests.slave_end.PRESENCE_S", 3600.0)
     scheduler = SetClock()
     site = Site(scheduler, lost_after_s=3.0)
     site.join()
-    scheduler.now += 1000.0  # in which nothing was asked
+    scheduler.now += 1000.0  # without any request
     site.asked.clear()
     site.is_silent = True
     with pytest.raises(WorkerLostError, match=r"here for 3\.0 s: silent") as caught:
@@ -343,7 +339,7 @@ def reply(status: int, **content: Any) -> Answer:
         ({"run": "r", "epoch": 1, "replaced": True}, True, False),
     ],
 )
-def test_worker_that_a_master_does_not_know_learns_whether_it_is_another_master(
+def test_stale_answer_says_whether_the_worker_was_replaced_or_the_master_restarted(
     site: Site, stale: dict[str, Any], is_replaced: bool, is_restarted: bool
 ) -> None:
     site.join()
@@ -361,7 +357,7 @@ def test_worker_that_a_master_does_not_know_learns_whether_it_is_another_master(
         site.end.check()
 
 
-def test_master_that_fails_is_asked_again_and_one_that_refuses_is_not(site: Site) -> None:
+def test_request_is_retried_after_a_5xx_answer_and_not_after_a_4xx_answer(site: Site) -> None:
     site.join()
     site.replies.extend([reply(500, message="no memory"), reply(599)])
     site.end.renew(1)

@@ -1,4 +1,4 @@
-"""What a transport's parts do where a plugin overrides no more than it must."""
+"""The default methods of transports and stores that override only the abstract ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INFO = FrameInfo(7, "xxh3-128:0")
 
 
 class PlainStore(StepDataStore):
-    """Keeps payloads in a dict, and how long it was to look for them."""
+    """Keeps payloads in a dict, and records the timeouts of reads."""
 
     def __init__(self) -> None:
         self.payloads: dict[str, SampleBatch] = {}
@@ -41,7 +41,7 @@ class PlainStore(StepDataStore):
         raise NotImplementedError
 
 
-def test_store_takes_payloads_one_by_one_and_reads_them_to_find_them() -> None:
+def test_default_store_puts_at_once_and_reads_payloads_to_check_for_them() -> None:
     store = PlainStore()
     assert store.put_soon("p", BATCH) == INFO
     store.flush()
@@ -72,7 +72,7 @@ class PlainTransport(Transport):
         raise NotImplementedError
 
 
-def test_transport_is_of_threads_that_take_no_turns_and_starts_no_workers(tmp_path: Path) -> None:
+def test_default_transport_runs_threads_at_once_and_starts_no_workers(tmp_path: Path) -> None:
     section = {"type": "plain"}
     assert not PlainTransport.takes_turns(section)
     assert PlainTransport.section_at(section, "somewhere") == section

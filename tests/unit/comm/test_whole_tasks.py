@@ -1,4 +1,4 @@
-"""A collector and a learner that serve a master through whole tasks, with a real policy."""
+"""A collector and a learner do whole tasks for a master, with a real policy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Bench:
         return self.ask("c0", "collector_start_task", task_info={**task, **task_info})
 
     def reports(self) -> list[Mapping[str, Any]]:
-        """Ask for data until the collector has ended; return all reports."""
+        """Ask for data until the collector has ended, and return all reports."""
         reports: list[Mapping[str, Any]] = []
         answer: Mapping[str, Any] = {"has_ended": False}
         while not answer["has_ended"]:
@@ -93,12 +93,12 @@ class Bench:
         return reports
 
     def learn(self, *batches: list[int], **data: Any) -> Mapping[str, Any]:
-        """Lease batches, each by its rows of payload 7."""
+        """Lease batches; each is a list of row numbers of payload 7."""
         leases = [{"payload": np.full(len(rows), 7), "row": np.asarray(rows)} for rows in batches]
         return self.ask("l0", "learner_learn_task", data={"batches": leases, **data})
 
     def version(self) -> int | None:
-        """The newest version of the learner's policy."""
+        """Return the newest published version of the learner's policy."""
         found = self.transport.policy_store().newest("p2")
         return None if found is None else found[0]
 
@@ -116,7 +116,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def test_collector_announces_what_it_stores_and_ends_with_its_counts(bench: Bench) -> None:
+def test_collector_announces_its_stored_payloads_and_ends_with_counts(bench: Bench) -> None:
     bench.publish()
     bench.collect(payload_prefix="run7", columns=["reward"])
     reports = bench.reports()
@@ -161,10 +161,10 @@ def test_evaluated_policy_is_published_under_the_id_of_its_task(bench: Bench) ->
     assert np.array_equal(
         *(np.asarray(next(iter(model.values()))) for model in (found[1], evaluated[1]))
     )
-    assert bench.collector._policy_model is None  # its memory is free
+    assert bench.collector._policy_model is None  # its memory was freed
 
 
-def test_evaluated_policy_that_finds_no_room_at_first_is_published_in_the_end(
+def test_evaluated_policy_is_published_when_a_full_disk_has_room_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.publisher._PAUSE_S", 0.01)
@@ -189,7 +189,7 @@ def test_evaluated_policy_that_finds_no_room_at_first_is_published_in_the_end(
     assert store.newest("t1") == (0, {"w": np.ones(1)})
 
 
-def test_collector_is_connected_with_its_worker_and_its_clock(bench: Bench) -> None:
+def test_collector_uses_the_methods_and_the_clock_of_its_worker(bench: Bench) -> None:
     bench.publish()
     bench.collect()
     worker, collector = bench.collector, bench.collector._collector
@@ -203,21 +203,21 @@ def test_collector_is_connected_with_its_worker_and_its_clock(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(("worker_id", "role"), [("c0", "collector"), ("l0", "learner")])
-def test_job_that_hangs_fails_the_task_that_is_to_end_it(
+def test_close_task_fails_if_the_job_hangs(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, worker_id: str, role: str
 ) -> None:
     worker: Any = getattr(bench, role)
     over = threading.Event()
     worker._collector = worker._learner = SimpleNamespace()
     worker.start_job(lambda: over.wait(PATIENCE_S) and None, lambda: None, "job")
-    monkeypatch.setattr(worker._job, "join", lambda timeout_s: False)  # 5 s are over
+    monkeypatch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
     with pytest.raises(TaskFailedError, match=f"{worker_id}: the {role} hangs") as caught:
         bench.ask(worker_id, f"{role}_close_task")
     assert caught.value.result == {"message": "stuck"}
     over.set()
 
 
-def test_column_that_no_sample_has_ends_the_task_by_name(bench: Bench) -> None:
+def test_missing_column_ends_the_task_and_is_named(bench: Bench) -> None:
     bench.publish()
     bench.collect(columns=["colour"])
     with pytest.raises(TaskFailedError, match="needs the column 'colour'"):
@@ -237,12 +237,12 @@ def test_columns_of_more_than_64_bytes_a_row_are_refused() -> None:
     assert caught.value.path == "policy.other.replay_buffer"
 
 
-def test_report_of_neither_a_payload_nor_progress_is_refused(bench: Bench) -> None:
+def test_report_without_payload_or_progress_is_refused(bench: Bench) -> None:
     with pytest.raises(ProtocolError, match=r"collector_done.*got \['data_id'\]"):
         bench.collector.send_metadata({"data_id": "x"})
 
 
-def test_collector_waits_while_as_many_reports_wait_as_may(bench: Bench) -> None:
+def test_collector_waits_while_the_report_queue_is_full(bench: Bench) -> None:
     collector, sent = bench.collector, []
 
     def run() -> None:
@@ -265,7 +265,7 @@ def test_collector_waits_while_as_many_reports_wait_as_may(bench: Bench) -> None
     collector.stop_job()
 
 
-def test_newer_progress_takes_the_place_of_older_that_was_not_sent(bench: Bench) -> None:
+def test_newer_progress_replaces_older_unsent_progress(bench: Bench) -> None:
     counts = ("collector_done", "cur_episode", "cur_sample", "cur_step")
     for step, more in (
         (1, {"delivered_steps": 5, "policy_iter": 0}),
@@ -282,7 +282,7 @@ def test_newer_progress_takes_the_place_of_older_that_was_not_sent(bench: Bench)
     assert [report.get("delivered_steps") for report in reports] == [5, None, None]
 
 
-def test_task_that_is_to_end_sends_all_and_the_next_one_goes_on_with_its_episodes(
+def test_ending_task_sends_all_samples_and_the_next_one_continues_its_episodes(
     bench: Bench,
 ) -> None:
     bench.publish()
@@ -301,7 +301,7 @@ def test_task_that_is_to_end_sends_all_and_the_next_one_goes_on_with_its_episode
         assert unfinished is not None
 
 
-def test_collector_stores_a_payload_again_until_there_is_room(
+def test_collector_retries_to_store_a_payload_until_there_is_room(
     bench: Bench, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.collector.STORAGE_PAUSE_S", 0.01)
@@ -327,7 +327,7 @@ def test_collector_stores_a_payload_again_until_there_is_room(
     assert caplog.text.count("the disk is full; trying again every") == 1
 
 
-def test_reports_leave_when_what_they_report_is_stored(bench: Bench, monkeypatch) -> None:
+def test_reports_are_sent_only_after_their_payloads_are_stored(bench: Bench, monkeypatch) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.collector.ANSWER_WITHIN_S", 0.05)
     bench.publish()
     refusals, unsent = [3], {}
@@ -358,7 +358,7 @@ def test_reports_leave_when_what_they_report_is_stored(bench: Bench, monkeypatch
     assert rows == bench.ask("c0", "collector_close_task")["sample_count"]
 
 
-def test_full_store_is_tried_again_after_a_pause_when_the_collector_has_ended(
+def test_full_store_is_retried_after_a_pause_when_the_collector_has_ended(
     bench: Bench, monkeypatch
 ) -> None:
     pause_s = 0.2
@@ -384,7 +384,7 @@ def test_full_store_is_tried_again_after_a_pause_when_the_collector_has_ended(
     assert min(second - first, third - second) >= pause_s
 
 
-def test_collector_tells_another_coordinator_what_is_delivered_and_first_what_is_unheard(
+def test_collector_repeats_unacknowledged_reports_before_it_tells_its_delivered_steps(
     bench: Bench,
 ) -> None:
     collector, is_over = bench.collector, threading.Event()
@@ -395,7 +395,7 @@ def test_collector_tells_another_coordinator_what_is_delivered_and_first_what_is
     collector._delivered = delivered
     ids = {"task_id": "t1", "buffer_id": "b1"}
 
-    for _ in range(2):  # until it asks for more, nobody knows whether the report has come
+    for _ in range(2):  # a report is acknowledged only by the next request
         reports = bench.ask("c0", "collector_data_task")["reports"]
         assert [report["data_id"] for report in reports] == ["d0"]
         assert bench.ask("c0", "collector_go_on_task", task_id="t1") == {"admitted_steps": 0, **ids}
@@ -406,7 +406,7 @@ def test_collector_tells_another_coordinator_what_is_delivered_and_first_what_is
     assert found == {"admitted_steps": 0, **delivered, **ids}
 
 
-def test_collect_policy_is_called_as_the_last_data_task_says(bench: Bench) -> None:
+def test_last_collect_setting_of_a_data_task_is_kept(bench: Bench) -> None:
     bench.publish()
     bench.collect()
     bench.ask("c0", "collector_data_task", collect_setting={"eps": 0.125})
@@ -414,7 +414,7 @@ def test_collect_policy_is_called_as_the_last_data_task_says(bench: Bench) -> No
     assert bench.ask("c0", "collector_close_task")["collect_setting"] == {"eps": 0.125}
 
 
-def test_steps_are_admitted_as_the_data_tasks_say(bench: Bench) -> None:
+def test_data_task_sets_the_admitted_steps(bench: Bench) -> None:
     found: list[Any] = []
     collector = bench.collector
 
@@ -443,7 +443,7 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     batches = [list(range(start, start + BATCH)) for start in (0, 8, 16)]
     answer = bench.learn(*batches, payloads={payload["data_id"]: 7}, env_steps=123)
     assert answer.items() >= ids.items()
-    # It asks while it has one of three batches left.
+    # It asks for more while one of three batches is left.
     assert (answer["info"]["learner_step"], answer["info"]["batches_left"]) == (2, 1)
     assert not answer["info"]["learner_done"]
     assert bench.learner._learner.collector_envstep == 123
@@ -452,7 +452,7 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
 
     last = bench.learn([0] * BATCH, [1] * BATCH)
     assert last["info"]["learner_done"]
-    assert bench.learner._learner.collector_envstep == 0  # none was told
+    assert bench.learner._learner.collector_envstep == 0  # the lease contained none
     assert last["demand"] is None
     over = bench.ask("l0", "learner_get_data_task")
     assert over == {"pending": True, "learner_done": True, "held_up_by": ""} | ids
@@ -460,12 +460,12 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     learner = weakref.ref(bench.learner._learner)
     assert bench.ask("l0", "learner_close_task") == ids
     gc.collect()
-    assert learner() is None  # its memory is free
+    assert learner() is None  # its memory was freed
     assert bench.ask("l0", "learner_close_task") == ids
     with pytest.raises(TaskFailedError, match="no task"):
         bench.learn([0] * BATCH)
 
-    # Who goes on from a checkpoint ends where it would have without a break.
+    # A learner resumed from a checkpoint ends at the same iteration as without a break.
     longer = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 7}}
     for resume, begins_at, is_done in ((True, 5, False), (True, 6, True), (False, 0, False)):
         bench.ask("l0", "learner_start_task", task_info={**longer, "resume": resume})
@@ -475,7 +475,7 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
         assert (info["learner_step"], info["learner_done"]) == (begins_at + 1, is_done)
         bench.ask("l0", "learner_close_task")
 
-    # Who was at the limit when it was lost trains no more.
+    # A learner that was lost at its limit does not train again.
     at_limit = {**task, "learner_cfg": {**task["learner_cfg"], "train_iterations": 1}}
     bench.ask("l0", "learner_start_task", task_info={**at_limit, "resume": True})
     assert bench.ask("l0", "learner_get_data_task")["learner_done"]
@@ -483,7 +483,7 @@ def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
     assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 1
 
 
-def test_learner_that_finds_no_checkpoint_to_resume_from_says_so(
+def test_resume_without_a_checkpoint_is_logged(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
@@ -494,10 +494,10 @@ def test_learner_that_finds_no_checkpoint_to_resume_from_says_so(
     bench.ask("l0", "learner_close_task")
 
 
-def test_learner_and_the_tasks_that_talk_about_it_wake_each_other(
+def test_learner_and_its_tasks_wake_each_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ANSWER_WITHIN_S", "POLL_S"):  # nobody looks again by himself
+    for name in ("ANSWER_WITHIN_S", "POLL_S"):  # no wait ends by its timeout
         monkeypatch.setattr(f"dingsdk.worker.comm.worker.{name}", 600.0)
     monkeypatch.setattr("dingsdk.worker.comm.learner.ANSWER_WITHIN_S", 600.0)
     monkeypatch.setattr(bench.learner._end, "lease_s", 3000.0)
@@ -518,7 +518,7 @@ def test_learner_and_the_tasks_that_talk_about_it_wake_each_other(
     answer = bench.learn(batch, batch, batch, payloads={payload["data_id"]: 7})
     assert answer["info"]["batches_left"] == 1
     assert bench.ask("l0", "learner_go_on_task", task_id="t2")["info"]["batches_left"] == 0
-    # The last one comes before all hooks at the end of the training have run.
+    # The last info is sent before the hooks at the end of the training have run.
     assert bench.learn(batch, batch)["info"]["learner_done"]
     assert not bench.learner.job_ended
     may_end.set()
@@ -526,7 +526,7 @@ def test_learner_and_the_tasks_that_talk_about_it_wake_each_other(
 
 
 @pytest.mark.parametrize("name", ["learner_get_data_task", "learner_go_on_task"])
-def test_error_of_a_learner_fails_the_next_task_about_it(bench: Bench, name: str) -> None:
+def test_error_of_a_learner_fails_its_next_task(bench: Bench, name: str) -> None:
     def fail() -> None:
         raise ValueError("on purpose")
 
@@ -539,9 +539,7 @@ def test_error_of_a_learner_fails_the_next_task_about_it(bench: Bench, name: str
         bench.ask("l0", name, task_id="t2")
 
 
-def test_learner_that_goes_on_for_another_coordinator_reports_all_it_has_trained(
-    bench: Bench,
-) -> None:
+def test_learner_reports_all_its_training_to_a_new_coordinator(bench: Bench) -> None:
     bench.publish()
     bench.collect()
     payload = next(report for report in bench.reports() if "data_id" in report)
@@ -556,21 +554,21 @@ def test_learner_that_goes_on_for_another_coordinator_reports_all_it_has_trained
     counts = ("learner_step", "batches_left", "lost_payloads")
     assert [before[name] for name in counts] == [1, 1, [[8, "missing"]]]
 
-    # The first coordinator may not have written this down, and its demand is not answered.
+    # The first coordinator may not have saved this info, and did not answer the demand.
     kept = bench.ask("l0", "learner_go_on_task", task_id="t2")["info"]
     assert [kept[name] for name in counts] == [2, 0, [[8, "missing"]]]
     assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 2
-    # Who asks for the next demand has heard how far it is.
+    # A coordinator that asks for the next demand has the last info.
     assert bench.ask("l0", "learner_go_on_task", task_id="t2")["info"] is None
     answer = bench.learn(list(range(BATCH)), list(range(BATCH)))
     assert [answer["info"][name] for name in counts] == [3, 1, []]
-    with bench.learner.condition:  # it trains on the last one
+    with bench.learner.condition:  # it trains on the last batch
         assert bench.learner.condition.wait_for(lambda: bench.learner._is_idle, PATIENCE_S)
     closed = bench.ask("l0", "learner_close_task")
     assert [closed["info"][name] for name in counts] == [4, 0, []]
 
 
-def test_learner_that_was_asked_for_nothing_goes_on_and_the_next_task_has_rows_of_its_own(
+def test_learner_without_a_demand_can_be_continued_and_the_next_task_has_new_rows(
     bench: Bench,
 ) -> None:
     task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
@@ -585,13 +583,13 @@ def test_learner_that_was_asked_for_nothing_goes_on_and_the_next_task_has_rows_o
     rows = bench.learner._rows
     assert rows is not None
     rows.close = lambda: closed.append(rows)  # type: ignore[method-assign]
-    assert bench.learner.stop_job()  # as where its master gave it up
+    assert bench.learner.stop_job()  # as if the master had given it up
     bench.ask("l0", "learner_start_task", task_info=task)
     assert closed == [rows]
 
 
 @pytest.mark.parametrize(("lease_s", "rank_s"), [(None, RANK_S), (7.0, 7.0)])
-def test_learner_of_two_ranks_trains_through_their_aggregator(
+def test_learner_with_two_ranks_trains_through_an_aggregator(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, lease_s: float | None, rank_s: float
 ) -> None:
     made: list[tuple[Any, ...]] = []
@@ -616,7 +614,7 @@ def test_learner_of_two_ranks_trains_through_their_aggregator(
     assert others == [2, rank_s, None]
 
 
-def test_learner_holds_what_it_is_told_to(bench: Bench) -> None:
+def test_learner_keeps_and_drops_rows_as_it_is_told(bench: Bench) -> None:
     bench.publish()
     bench.collect()
     payload = next(report for report in bench.reports() if "data_id" in report)
@@ -653,7 +651,9 @@ def test_learner_names_the_payloads_that_it_could_not_read(bench: Bench) -> None
         ("after_iter", None, 1, []),
     ],
 )
-def test_policies_are_sent_after_so_many_updates(position, ext_args, rank, versions) -> None:
+def test_policies_are_sent_every_send_policy_freq_updates_by_rank_0(
+    position, ext_args, rank, versions
+) -> None:
     hook, sent = SendPolicyHook("send", position=position, ext_args=ext_args), []
     policy = SimpleNamespace(state_dict=lambda: {"model": "tensors"})
     for train_iter in range(6):

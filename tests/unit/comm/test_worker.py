@@ -1,4 +1,4 @@
-"""A worker's one job, and what its master hears, whenever it is closed."""
+"""Workers: their job, lease renewals, closing, rejoining, and the errors the master gets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def until(event: threading.Event) -> Callable[[], None]:
 
 
 class ScriptedWorker(CommWorker):
-    """Serves the functions that it is given."""
+    """A worker whose tasks are given functions."""
 
     role = "collector"
 
@@ -59,7 +59,7 @@ class ScriptedWorker(CommWorker):
 
 
 class Bench:
-    """A master, and one worker whose tasks are the test's functions."""
+    """A master, and workers whose tasks are functions of the test."""
 
     lease_s = 10.0
 
@@ -140,7 +140,7 @@ def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) ->
     assert not worker.has_job
 
 
-def test_close_cuts_a_task_off_instead_of_answering_that_its_job_ended(bench: Bench) -> None:
+def test_close_ends_a_waiting_task_without_an_answer(bench: Bench) -> None:
     stop = threading.Event()
 
     def report(task: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,7 +183,7 @@ def test_task_that_waits_for_its_job_ends_with_the_master(bench: Bench) -> None:
     assert worker.failure is None
 
 
-def test_lease_is_renewed_three_times_as_often_as_the_master_said(bench: Bench) -> None:
+def test_lease_is_renewed_every_third_of_its_length(bench: Bench) -> None:
     is_busy, go_on = threading.Event(), threading.Event()
     worker = bench.worker(wait=lambda task: (is_busy.set(), go_on.wait(PATIENCE_S), None)[2])
     task = bench.master.new_task("w0", {"name": "wait"}).start()
@@ -202,14 +202,14 @@ def test_lease_is_renewed_three_times_as_often_as_the_master_said(bench: Bench) 
     assert counts == [0, 1, 1, 2]
 
 
-def test_answers_of_a_worker_whose_job_hangs_are_no_sign_of_life(bench: Bench) -> None:
+def test_answers_of_a_worker_with_a_hanging_job_do_not_renew_its_lease(bench: Bench) -> None:
     over = threading.Event()
     worker = bench.worker(
         start=lambda task: worker.start_job(until(over), over.set, "j"),
         report=lambda task: {"reports": []},
     )
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
-    bench.now += 61.0  # longer than any step may take
+    bench.now += 61.0  # longer than progress_timeout_s
     bench.master.ask("w0", {"name": "report"}, PATIENCE_S)
     bench.renewed.clear()
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_answers_of_a_worker_whose_job_hangs_are_no_sign_of_life(bench: Bench) -
     over.set()
 
 
-def test_job_waits_before_the_end_of_a_lease_that_is_not_renewed(
+def test_job_pauses_before_the_end_of_a_lease_that_is_not_renewed(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on, is_reporting, may_answer = threading.Semaphore(0), threading.Event(), threading.Event()
@@ -256,7 +256,7 @@ def test_job_waits_before_the_end_of_a_lease_that_is_not_renewed(
     task.value(PATIENCE_S)
 
 
-def test_worker_gets_no_more_tasks_than_it_may_leave_unanswered(bench: Bench) -> None:
+def test_number_of_unanswered_tasks_is_limited(bench: Bench) -> None:
     go_on = threading.Event()
     bench.worker(wait=lambda task: (go_on.wait(PATIENCE_S), None)[1])
     tasks = [bench.master.new_task("w0", {"name": "wait"}).start() for _ in range(64)]
@@ -270,9 +270,7 @@ def test_worker_gets_no_more_tasks_than_it_may_leave_unanswered(bench: Bench) ->
     assert bench.master.ask("w0", {"name": "wait"}, PATIENCE_S) == {}
 
 
-def test_worker_may_leave_4096_tasks_unanswered_unless_the_master_says_otherwise(
-    bench: Bench,
-) -> None:
+def test_default_limit_of_unanswered_tasks_is_4096(bench: Bench) -> None:
     master = Master(
         bench.transport.master_end(),
         bench.transport.scheduler,
@@ -289,7 +287,7 @@ def test_worker_may_leave_4096_tasks_unanswered_unless_the_master_says_otherwise
     master.close()
 
 
-def test_master_gives_up_only_workers_that_it_knows_and_none_by_its_own_close() -> None:
+def test_master_loses_only_known_workers_and_none_by_its_close() -> None:
     dropped, closed, lost = list[Any](), list[float](), list[tuple[str, str]]()
     end: Any = SimpleNamespace(drop=lambda *given: dropped.append(given), close=closed.append)
     master = Master(
@@ -339,10 +337,10 @@ def test_end_of_the_job_wakes_the_task_that_waits_for_it(
     worker = bench.worker(start=start, wait=wait)
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
     bench.master.ask("w0", {"name": "wait"}, PATIENCE_S)
-    assert waited_s[0] < 2.5  # after a third of its lease it looks by itself
+    assert waited_s[0] < 2.5  # without the wake-up it checks after a third of the lease
 
 
-def test_task_that_waits_looks_again_until_its_time_is_over(
+def test_waiting_task_checks_its_condition_repeatedly(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.worker.POLL_S", 0.001)
@@ -356,7 +354,7 @@ def test_task_that_waits_looks_again_until_its_time_is_over(
     assert bench.master.ask("w0", {"name": "wait"}, PATIENCE_S) == {"came": True}
 
 
-def test_job_that_starts_long_after_the_last_renewal_need_not_wait_for_one(bench: Bench) -> None:
+def test_job_that_starts_long_after_the_last_renewal_does_not_wait(bench: Bench) -> None:
     has_moved = threading.Event()
 
     def run() -> None:
@@ -364,7 +362,7 @@ def test_job_that_starts_long_after_the_last_renewal_need_not_wait_for_one(bench
         has_moved.set()
 
     def start(task: Mapping[str, Any]) -> Mapping[str, Any]:
-        bench.now += 60.0  # of a task during which nothing was renewed
+        bench.now += 60.0  # the task took long and did not renew
         worker.start_job(run, lambda: None, "job")
         return {"has_moved": has_moved.wait(PATIENCE_S)}
 
@@ -372,7 +370,7 @@ def test_job_that_starts_long_after_the_last_renewal_need_not_wait_for_one(bench
     assert bench.master.ask("w0", {"name": "start"}, PATIENCE_S) == {"has_moved": True}
 
 
-def test_master_is_told_how_far_the_work_is_at_each_renewal(
+def test_each_renewal_reports_the_progress_of_the_job(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, int]] = []
@@ -391,12 +389,12 @@ def test_master_is_told_how_far_the_work_is_at_each_renewal(
         assert moved.acquire(timeout=PATIENCE_S)
         bench.now += 4.0
         busy.worker.renew()
-    assert told == [("w0", 2), ("w0", 3)]  # the start of the job is the first step
+    assert told == [("w0", 2), ("w0", 3)]  # the start of the job counts as the first step
     busy.end()
 
 
 def renews(bench: Bench, worker: CommWorker, after_s: float) -> bool:
-    """Whether the worker renews its lease once so much time has passed."""
+    """Advance the clock, and return whether the worker renews its lease then."""
     bench.now += after_s
     bench.renewed.clear()
     worker.renew()
@@ -404,7 +402,7 @@ def renews(bench: Bench, worker: CommWorker, after_s: float) -> bool:
 
 
 class KeptBusy:
-    """A worker whose serving thread is in a task, so that the test alone renews."""
+    """A worker whose serving thread is busy with a task, so that only the test renews."""
 
     def __init__(self, bench: Bench, job: Callable[[CommWorker], None], **cfg: Any) -> None:
         self.is_busy, self.go_on, self.stop = (threading.Event() for _ in range(3))
@@ -436,14 +434,14 @@ def test_job_without_progress_keeps_the_lease_for_its_timeout(
     busy = KeptBusy(bench, lambda worker: until(over)(), progress_timeout_s=timeout_s)
     assert renews(bench, busy.worker, timeout_s - 4.0)
     assert not renews(bench, busy.worker, 4.0)
-    busy.worker._moved_at = bench.now  # the job moves on
+    busy.worker._moved_at = bench.now  # the job makes progress
     assert renews(bench, busy.worker, 4.0)
     over.set()
     busy.end()
 
 
 @pytest.mark.parametrize("how", ["job_wait", "pause"])
-def test_job_that_waits_keeps_the_lease_however_long(bench: Bench, how: str) -> None:
+def test_waiting_job_keeps_the_lease_for_any_time(bench: Bench, how: str) -> None:
     def run(worker: CommWorker) -> None:
         if how == "job_wait":
             with worker.condition:
@@ -459,7 +457,7 @@ def test_job_that_waits_keeps_the_lease_however_long(bench: Bench, how: str) -> 
     busy.end()
 
 
-def test_time_that_a_job_waited_is_no_step_without_progress(bench: Bench) -> None:
+def test_waiting_time_of_a_job_does_not_count_as_lack_of_progress(bench: Bench) -> None:
     is_over, may_end = threading.Event(), threading.Event()
 
     def run(worker: CommWorker) -> None:
@@ -500,9 +498,7 @@ def test_job_that_hangs_after_a_wait_loses_the_lease(bench: Bench, how: str) -> 
     busy.end()
 
 
-def test_job_that_waits_does_something_meanwhile(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_wait_calls_a_function_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dingsdk.worker.comm.worker.ANSWER_WITHIN_S", 0.01)
     worker, called = bench.worker(), threading.Event()
     found: list[bool] = []
@@ -516,7 +512,7 @@ def test_job_that_waits_does_something_meanwhile(
     assert found == [True]
 
 
-def test_worker_without_a_job_or_with_one_that_ended_keeps_the_lease(bench: Bench) -> None:
+def test_worker_without_a_job_or_with_an_ended_job_keeps_the_lease(bench: Bench) -> None:
     busy = KeptBusy(bench, lambda worker: None)
     bench.wait(lambda: busy.worker.job_ended)
     assert renews(bench, busy.worker, 1000.0)
@@ -537,7 +533,7 @@ def hasty(tmp_path: Path) -> Iterator[Bench]:
 
 
 class Recorded:
-    """A condition that writes down how long its waits may take."""
+    """A condition that records the timeouts of its waits."""
 
     def __init__(self, condition: Any) -> None:
         self._condition = condition
@@ -558,7 +554,7 @@ class Recorded:
         self._condition.notify_all()
 
 
-def test_waits_are_short_enough_for_three_renewals_of_a_short_lease(
+def test_waits_are_at_most_a_third_of_a_short_lease(
     hasty: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     polls: list[float] = []
@@ -588,7 +584,7 @@ def test_waits_are_short_enough_for_three_renewals_of_a_short_lease(
     assert max(recorded.timeouts) == pytest.approx(hasty.lease_s / 3)
 
 
-def test_lease_is_renewed_while_a_task_builds_what_its_job_needs(hasty: Bench) -> None:
+def test_lease_is_renewed_while_a_task_builds_its_job(hasty: Bench) -> None:
     def build(task: Mapping[str, Any]) -> None:
         with worker.building({}):
             for _ in range(3):
@@ -600,7 +596,7 @@ def test_lease_is_renewed_while_a_task_builds_what_its_job_needs(hasty: Bench) -
     hasty.master.ask("w0", {"name": "build"}, PATIENCE_S)
 
 
-def test_error_of_a_job_fails_the_tasks_that_ask_for_it_and_not_the_next_job(
+def test_error_of_a_job_fails_the_tasks_that_check_it_but_not_the_next_job(
     bench: Bench,
 ) -> None:
     def fail() -> None:
@@ -628,7 +624,7 @@ def test_error_of_a_job_fails_the_tasks_that_ask_for_it_and_not_the_next_job(
         assert bench.master.ask("w0", {"name": "end"}, PATIENCE_S) == {"ended": True}
 
 
-def test_connection_that_closes_under_a_stopped_job_is_no_error_of_it(bench: Bench) -> None:
+def test_closed_connection_of_a_stopping_job_is_not_an_error(bench: Bench) -> None:
     go_on = threading.Event()
 
     def run() -> None:
@@ -642,7 +638,7 @@ def test_connection_that_closes_under_a_stopped_job_is_no_error_of_it(bench: Ben
 
     worker = bench.worker(start=lambda task: worker.start_job(run, go_on.set, "job"), end=end)
     bench.master.ask("w0", {"name": "start"}, PATIENCE_S)
-    # Set before the job can see it: the job is told first, and finds its flag up.
+    # Set before the job can raise, so that its error comes after the stop.
     worker.is_stopping = True
     assert bench.master.ask("w0", {"name": "end"}, PATIENCE_S) == {"fine": True}
 
@@ -663,7 +659,7 @@ def test_worker_runs_one_job_at_a_time(bench: Bench) -> None:
     over.set()
 
 
-def test_job_that_ignores_the_stop_is_still_the_workers_job(bench: Bench) -> None:
+def test_job_that_ignores_the_stop_stays_the_job_of_the_worker(bench: Bench) -> None:
     over = threading.Event()
     worker = bench.worker(
         start=lambda task: worker.start_job(until(over), lambda: None, "stubborn"),
@@ -677,7 +673,7 @@ def test_job_that_ignores_the_stop_is_still_the_workers_job(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize(("has_cuda", "gpus"), [(False, 0), (True, 3)])
-def test_worker_says_what_its_host_offers(
+def test_worker_reports_the_cpus_and_gpus_of_its_host(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, has_cuda: bool, gpus: int
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_cuda)
@@ -699,7 +695,7 @@ def test_worker_is_over_before_it_starts_and_after_it_closes(bench: Bench) -> No
     assert made.failure is None
 
 
-def test_worker_whose_id_another_one_takes_stays_away_and_says_why(
+def test_worker_whose_id_was_taken_does_not_rejoin_and_logs_why(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = bench.worker()
@@ -734,7 +730,7 @@ def test_worker_whose_transport_raises_ends_the_run_with_that_error(
         group.poll()
 
 
-def test_worker_that_loses_itself_in_a_task_joins_again_without_an_answer(bench: Bench) -> None:
+def test_task_that_raises_worker_lost_error_makes_the_worker_rejoin(bench: Bench) -> None:
     def lose(task: Mapping[str, Any]) -> None:
         raise WorkerLostError("the work of before hangs", worker_id="w0")
 
@@ -746,7 +742,7 @@ def test_worker_that_loses_itself_in_a_task_joins_again_without_an_answer(bench:
     assert (worker.tasks_done, worker.failure) == (1, None)
 
 
-def test_worker_that_is_lost_does_not_end_the_run(bench: Bench) -> None:
+def test_lost_worker_does_not_end_the_run(bench: Bench) -> None:
     first = bench.worker()
     bench.worker()
     bench.wait(lambda: first.is_over)
@@ -758,7 +754,7 @@ def test_worker_that_is_lost_does_not_end_the_run(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("facts", "joins"), [({"replaced": True}, 0), ({}, 1), ({"silent": True}, 1)]
 )
-def test_worker_that_does_not_join_again_serves_no_more(
+def test_worker_that_cannot_rejoin_stops_serving(
     bench: Bench, facts: dict[str, bool], joins: int
 ) -> None:
     slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}))
@@ -777,9 +773,7 @@ def test_worker_that_does_not_join_again_serves_no_more(
     assert str(slave.failure) == f"number {1 + joins}"
 
 
-def test_worker_that_learns_of_the_end_of_the_run_when_it_joins_again_has_not_failed(
-    bench: Bench,
-) -> None:
+def test_worker_that_rejoins_after_the_end_of_the_run_has_not_failed(bench: Bench) -> None:
     slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}))
     joins: list[str] = []
 
@@ -800,7 +794,7 @@ def test_worker_that_learns_of_the_end_of_the_run_when_it_joins_again_has_not_fa
 @pytest.mark.parametrize(
     ("facts", "is_kept"), [({"silent": True}, True), ({"restarted": True}, True), ({}, False)]
 )
-def test_job_is_kept_for_a_master_that_was_silent_or_is_another(
+def test_job_is_kept_if_the_master_was_silent_or_restarted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, facts: dict[str, bool], is_kept: bool
 ) -> None:
     over, worker, joined = threading.Event(), bench.worker(), list[Any]()
@@ -817,20 +811,20 @@ def test_job_is_kept_for_a_master_that_was_silent_or_is_another(
     over.set()
 
 
-def test_worker_whose_job_hangs_when_it_is_given_up_stays_away(
+def test_lost_worker_with_a_hanging_job_does_not_rejoin(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     over, worker, lost = threading.Event(), bench.worker(), WorkerLostError("gone")
     worker.start_job(until(over), lambda: None, "job")
     with monkeypatch.context() as patch:
-        patch.setattr(worker._job, "join", lambda timeout_s: False)  # 5 s are over
+        patch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
         assert not worker._join_again(lost)
     assert worker.failure is lost
     assert caplog.messages == ["w0 has work that does not end; it stays away"]
     over.set()
 
 
-def test_joining_again_renews_the_lease(bench: Bench) -> None:
+def test_rejoining_renews_the_lease(bench: Bench) -> None:
     slave = Slave(bench.transport, WorkerInfo("w1", "collector", {}), clock=lambda: bench.now)
     renewed: list[float] = []
     end: Any = SimpleNamespace(
@@ -847,7 +841,7 @@ def test_joining_again_renews_the_lease(bench: Bench) -> None:
     assert renewed == [1003.0]
 
 
-def test_task_that_cannot_be_sent_is_not_an_open_one(
+def test_task_that_cannot_be_sent_does_not_count_as_open(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*given: Any) -> None:
@@ -856,7 +850,7 @@ def test_task_that_cannot_be_sent_is_not_an_open_one(
     worker = bench.worker(good=lambda task: {}, bad=lambda task: {}["x"])
     with monkeypatch.context() as patch:
         patch.setattr(bench.transport.master_end(), "send", refuse)
-        for _ in range(65):  # more than may be open
+        for _ in range(65):  # more than the limit of open tasks
             with pytest.raises(ProtocolError):
                 bench.master.ask("w0", {"name": "good"}, PATIENCE_S)
     bench.master.ask("w0", {"name": "good"}, PATIENCE_S)
@@ -866,7 +860,9 @@ def test_task_that_cannot_be_sent_is_not_an_open_one(
 
 
 @pytest.mark.parametrize("how", ["stop", "go_on"])
-def test_job_that_was_kept_for_another_master_is_so_once(bench: Bench, how: str) -> None:
+def test_kept_job_is_no_longer_kept_after_it_is_stopped_or_continued(
+    bench: Bench, how: str
+) -> None:
     over, worker = threading.Event(), bench.worker()
     worker._task_info = {"task_id": "t1", "payload_prefix": "p"}
     worker.start_job(until(over), over.set, "the first")
@@ -882,7 +878,7 @@ def test_job_that_was_kept_for_another_master_is_so_once(bench: Bench, how: str)
     assert worker.has_job
 
 
-def test_job_that_has_ended_or_is_to_end_is_not_kept(bench: Bench) -> None:
+def test_ended_or_stopping_job_is_not_kept(bench: Bench) -> None:
     over, worker = threading.Event(), bench.worker()
     worker._task_info = {"task_id": "t1", "payload_prefix": "p"}
     assert worker._kept_task() is None
@@ -896,20 +892,20 @@ def test_job_that_has_ended_or_is_to_end_is_not_kept(bench: Bench) -> None:
     assert worker._kept_task() is None
 
 
-def test_worker_whose_kept_job_hangs_takes_no_other_task(
+def test_worker_with_a_hanging_kept_job_refuses_a_new_task(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over, worker = threading.Event(), bench.worker()
     worker.start_job(until(over), lambda: None, "job")
     assert worker._kept_task() is not None
-    monkeypatch.setattr(worker._job, "join", lambda timeout_s: False)  # 5 s are over
+    monkeypatch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
     with pytest.raises(WorkerLostError, match="w0 hangs") as caught, worker.building({}):
         raise AssertionError("its job hangs")
     assert caught.value.facts["worker_id"] == "w0"
     over.set()
 
 
-def test_job_is_taken_up_again_only_where_there_is_one_of_that_task(bench: Bench) -> None:
+def test_only_a_job_of_the_same_task_can_be_continued(bench: Bench) -> None:
     over, worker = threading.Event(), bench.worker()
     worker._task_info = {"task_id": "t1", "payload_prefix": "p"}
     with pytest.raises(TaskFail, match="w0 has no t1"):
@@ -921,14 +917,14 @@ def test_job_is_taken_up_again_only_where_there_is_one_of_that_task(bench: Bench
     worker.stop_job()
 
 
-def test_renewals_while_a_task_is_built_end_with_that(bench: Bench) -> None:
+def test_renewals_end_when_building_ends(bench: Bench) -> None:
     worker = bench.worker()
     with worker.building({}):
         assert "w0-renewals" in {thread.name for thread in threading.enumerate()}
     assert "w0-renewals" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_pause_counts_as_a_step_of_the_job(bench: Bench) -> None:
+def test_pause_counts_as_progress_of_the_job(bench: Bench) -> None:
     may_pause, has_paused, may_end = (threading.Event() for _ in range(3))
 
     def run(worker: CommWorker) -> None:

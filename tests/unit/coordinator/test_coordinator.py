@@ -496,9 +496,7 @@ def test_learner_gets_leases_on_the_payloads_of_collectors(site: Site) -> None:
     experience = site.coordinator.experience_of(learner)
     site.coordinator.open_experience(learner)
     assert site.coordinator.experience_of(learner) is experience
-    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None, (
-        "the buffer is empty"
-    )
+    assert site.coordinator.deal_with_learner_get_data(learner, DEMAND) is None, "no rows yet"
 
     assert site.send("a", "b") == [True, True]
     assert site.coordinator.status().buffer_count == 8

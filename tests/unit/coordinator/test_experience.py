@@ -92,9 +92,7 @@ def test_payload_that_is_announced_again_adds_no_rows(experience: Experience) ->
     push(experience, "a")
     assert not experience.push({"data_id": "a", "rows": ROWS, "policy_iter": 0}, 0)
     assert experience.count_rows() == ROWS
-    assert (experience.collects, experience.is_in_collect) == (0, False), (
-        "only on-policy training has collects"
-    )
+    assert (experience.collects, experience.is_in_collect) == (0, False), "not on-policy"
 
 
 def test_buffer_of_nothing_but_lost_payloads_makes_room_at_once(experience: Experience) -> None:

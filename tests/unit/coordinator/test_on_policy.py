@@ -365,9 +365,7 @@ def test_training_waits_for_the_collectors_of_an_earlier_coordinator() -> None:
 def test_collector_that_may_rejoin_gets_a_share_of_the_steps() -> None:
     admission = Admission(4, 0)
     admission.expect("gone")
-    assert admission.admit("c", 1, is_training=False) == 2, (
-        "half of 4 rows: the other collector may rejoin"
-    )
+    assert admission.admit("c", 1, is_training=False) == 2, "half of 4: the other may rejoin"
     admission.forget("gone")
     admission.report("c", 2, 0)
     assert admission.admit("c", 1, is_training=False) == 5

@@ -849,9 +849,7 @@ def test_worker_that_rejoins_with_its_task_is_busy(site: Site) -> None:
     assert site.state.adopt("t", state.payload_prefix, info) is state
     assert site.state.orphans == []
     assert not site.state.pool.has_idle("collector")
-    assert site.state.adopt("t", state.payload_prefix, info) is None, (
-        "the task has a worker already"
-    )
+    assert site.state.adopt("t", state.payload_prefix, info) is None, "it has a worker"
 
 
 def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
