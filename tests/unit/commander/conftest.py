@@ -20,7 +20,7 @@ def clock():
 
 @pytest.fixture
 def main_config():
-    """A compiled config as far as commanders read it."""
+    """A function that makes the parts of a compiled config that commanders read."""
 
     def make(**commander):
         return to_easydict(

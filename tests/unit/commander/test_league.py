@@ -1,4 +1,4 @@
-"""Who plays against whom, what games count, when snapshots are taken, and what is kept."""
+"""The league: choice of opponents, counting of games, snapshots, and saved state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_league_is_made_by_its_type() -> None:
     assert checkpoints == ["league-player_0", "league-player_1"]
 
 
-def test_without_history_a_player_plays_against_the_active_ones() -> None:
+def test_player_without_snapshots_plays_against_active_players() -> None:
     league = make_league(active_player_num=2, self_play=0.0)
 
     assert set(opponents(league, 100)) == {"player_0", "player_1"}
@@ -57,7 +57,7 @@ def test_player_is_evaluated_alone() -> None:
     assert (job["agent_num"], job["checkpoint_path"]) == (1, ["league-player_0"])
 
 
-def test_share_of_self_play_is_that_of_the_config() -> None:
+def test_share_of_self_play_follows_the_config() -> None:
     league = make_league(self_play=0.25)
     league.judge_snapshot("player_0", force=True)
 
@@ -82,7 +82,7 @@ def test_hard_opponents_are_drawn_more_often() -> None:
     assert found == pytest.approx(list(expected), abs=0.03)
 
 
-def test_opponents_weigh_as_the_square_of_the_rate_at_which_they_win() -> None:
+def test_weight_of_an_opponent_is_the_square_of_its_win_rate() -> None:
     assert pfsp_weights([0.5, 0.9]) == pytest.approx([25 / 26, 1 / 26])
 
 
@@ -106,7 +106,9 @@ def test_snapshot_is_due_after_a_phase_and_counts_from_the_last_one() -> None:
 
 
 @pytest.mark.parametrize(("wins", "is_taken"), [(7, True), (6, False)])
-def test_strong_player_is_snapshot_after_a_quarter_of_a_phase(wins: int, is_taken: bool) -> None:
+def test_snapshot_of_a_strong_player_is_due_after_a_quarter_of_a_phase(
+    wins: int, is_taken: bool
+) -> None:
     league = make_league(decay=1.0)
     league.judge_snapshot("player_0", force=True)
     play(league, "player_0", "player_0_0", wins=wins, losses=10 - wins)
@@ -115,11 +117,11 @@ def test_strong_player_is_snapshot_after_a_quarter_of_a_phase(wins: int, is_take
     assert train_to(league, 25) is is_taken
 
 
-def test_player_without_history_is_not_strong_yet() -> None:
+def test_player_without_snapshots_does_not_count_as_strong() -> None:
     assert not train_to(make_league(), 99)
 
 
-def test_few_games_say_nothing_and_older_ones_count_less() -> None:
+def test_win_rate_needs_enough_games_and_older_games_count_less() -> None:
     payoff = Payoff(decay=0.5, min_games=1.75)
     payoff.add("a", "b", "wins")
     payoff.add("a", "b", "wins")
@@ -132,7 +134,7 @@ def test_few_games_say_nothing_and_older_ones_count_less() -> None:
     assert payoff.win_rate("a", "nobody") == payoff.win_rate("a", "a") == 0.5
 
 
-def test_player_is_as_strong_as_itself_whatever_was_counted() -> None:
+def test_win_rate_against_oneself_is_always_one_half() -> None:
     payoff = Payoff(decay=0.5, min_games=1)
     for _ in range(3):
         payoff.add("a", "a", "wins")
@@ -140,16 +142,16 @@ def test_player_is_as_strong_as_itself_whatever_was_counted() -> None:
     assert payoff.win_rate("a", "a") == 0.5
 
 
-def test_results_of_eight_games_or_so_tell_who_is_stronger() -> None:
+def test_win_rate_is_known_after_nine_games_by_default() -> None:
     payoff, found = Payoff(), list[float]()
     for _ in range(9):
         payoff.add("a", "b", "wins")
         found.append(payoff.win_rate("a", "b"))
 
-    assert found == [0.5] * 8 + [1.0], "eight games weigh 7.7, nine 8.6"
+    assert found == [0.5] * 8 + [1.0], "eight games weigh 7.7, nine weigh 8.6"
 
 
-def test_loaded_results_replace_those_that_were_there() -> None:
+def test_loaded_results_replace_earlier_ones() -> None:
     saved, payoff = Payoff(), Payoff()
     saved.add("a", "b", "wins")
     payoff.add("a", "c", "wins")
@@ -193,7 +195,7 @@ def test_unknown_outcomes_and_players_are_refused_and_nothing_is_counted() -> No
     assert league.payoff.games("player_0", "player_0_0") == 0.0
 
 
-def test_loaded_league_goes_on_as_the_saved_one_would() -> None:
+def test_loaded_league_continues_like_the_saved_one() -> None:
     league = make_league(self_play=0.5)
     for _ in range(3):
         league.judge_snapshot("player_0", force=True)
@@ -211,7 +213,7 @@ def test_loaded_league_goes_on_as_the_saved_one_would() -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"players": [{"name": 1}]}, {"players": [], "payoff": {}}])
-def test_state_of_something_else_is_refused_and_changes_nothing(state: dict[str, Any]) -> None:
+def test_invalid_state_is_refused_and_changes_nothing(state: dict[str, Any]) -> None:
     league = make_league()
     before = league.state_dict()
 

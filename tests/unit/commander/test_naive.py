@@ -30,7 +30,7 @@ def test_each_collector_of_the_run_has_a_task_by_default(main_config, system, pl
     assert [task is None for task in tasks] == [False] * places + [True]
 
 
-def test_ended_tasks_make_place_however_they_ended(main_config):
+def test_finished_and_failed_tasks_free_their_places(main_config):
     commander = NaiveCommander(main_config(type="naive"))
     for _ in range(2):
         task = commander.get_collector_task()
@@ -45,7 +45,7 @@ def test_ended_tasks_make_place_however_they_ended(main_config):
     assert commander.statistics() == {}
 
 
-def test_a_task_ends_once_however_often_that_is_reported(main_config):
+def test_repeated_reports_end_a_task_only_once(main_config):
     commander = NaiveCommander(main_config(type="naive", learner_task_space=2))
     learners = [commander.get_learner_task() for _ in range(2)]
     assert [task["task_id"] for task in learners] == ["learner_task_id0", "learner_task_id1"]
@@ -60,7 +60,7 @@ def test_a_task_ends_once_however_often_that_is_reported(main_config):
     assert commander.get_learner_task() is None
 
 
-def test_newest_info_of_each_learner_is_kept_while_its_task_is_out(main_config):
+def test_newest_info_of_each_learner_is_kept_while_its_task_runs(main_config):
     commander = NaiveCommander(main_config(type="naive"))
     learner = commander.get_learner_task()
     for step in (1, 2):
@@ -78,7 +78,7 @@ def test_judgements_are_plain_booleans(main_config):
     assert commander.judge_learner_finish("t", {"learner_done": True}) is True
 
 
-def test_places_and_numbers_of_tasks_go_on_from_a_saved_state(main_config):
+def test_places_and_task_numbers_continue_from_a_saved_state(main_config):
     cfg = main_config(type="naive", collector_task_space=2)
     saved = NaiveCommander(cfg)
     saved.finish_collector_task(saved.get_collector_task()["task_id"], {})
@@ -99,7 +99,7 @@ def test_places_and_numbers_of_tasks_go_on_from_a_saved_state(main_config):
     assert commander.get_learner_task()["task_id"] == "learner_task_id1"
 
 
-def test_one_policy_trains_and_no_player_has_a_name(main_config):
+def test_commander_has_one_policy_and_no_named_players(main_config):
     commander = NaiveCommander(main_config(type="naive"))
 
     assert NaiveCommander.policy_num(main_config(type="naive")) == 1

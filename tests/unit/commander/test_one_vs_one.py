@@ -1,4 +1,4 @@
-"""Whom the trained player plays, what is counted, and when snapshots are taken, in both modes."""
+"""One-versus-one commanders in both modes: opponents, counted games, snapshots, saved state."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def next_evaluation(commander: Any, learner: Any, iteration: int) -> Any:
     return task
 
 
-def test_without_a_past_both_players_are_the_trained_policy(make_commander: Any) -> None:
+def test_without_snapshots_both_players_are_the_trained_policy(make_commander: Any) -> None:
     commander = make_commander()
     learner = start(commander)
 
@@ -101,7 +101,7 @@ def test_without_a_past_both_players_are_the_trained_policy(make_commander: Any)
     assert "eval_opponent" not in cfg["env"]
 
 
-def test_evaluation_is_one_player_against_the_opponent_of_the_env(make_commander: Any) -> None:
+def test_evaluation_is_one_player_against_an_opponent_of_the_env(make_commander: Any) -> None:
     commander = make_commander(("a:weak", "a:strong"))
     learner = commander.get_learner_task()
 
@@ -112,7 +112,7 @@ def test_evaluation_is_one_player_against_the_opponent_of_the_env(make_commander
     assert cfg["env"]["eval_opponent"] == "a:weak"
 
 
-def test_snapshots_are_copies_that_stay_and_play_without_training(make_commander: Any) -> None:
+def test_snapshots_are_unchanged_copies_that_play_but_do_not_train(make_commander: Any) -> None:
     commander = make_commander()
     learner = start(commander)
     for iteration in (60, 100, 160):
@@ -131,7 +131,7 @@ def test_snapshots_are_copies_that_stay_and_play_without_training(make_commander
     assert cfg["policy_update_flag"] == [True, False]
 
 
-def test_snapshot_that_finds_no_room_is_tried_again(
+def test_snapshot_is_tried_again_after_the_store_was_full(
     make_commander: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     commander = make_commander()
@@ -150,7 +150,7 @@ def test_snapshot_that_finds_no_room_is_tried_again(
     assert commander.league.players["player_0_0"].train_iter == 130
 
 
-def test_snapshot_of_a_policy_that_was_not_published_waits(make_commander: Any) -> None:
+def test_snapshot_waits_until_its_policy_is_published(make_commander: Any) -> None:
     commander = make_commander()
     learner = start(commander)
 
@@ -178,7 +178,7 @@ def test_results_of_finished_jobs_are_counted_once(make_commander: Any) -> None:
     )
 
 
-def test_failed_tasks_and_results_without_games_count_nothing(make_commander: Any) -> None:
+def test_failed_tasks_and_results_without_games_are_not_counted(make_commander: Any) -> None:
     commander = make_commander()
     learner = start(commander)
     train(commander, learner, 100)
@@ -195,7 +195,7 @@ def test_failed_tasks_and_results_without_games_count_nothing(make_commander: An
     assert commander.league.payoff.games("player_0", "player_0_0") == 0
 
 
-def test_opponents_of_evaluations_grow_stronger_and_the_last_one_ends_the_run(
+def test_evaluations_use_stronger_opponents_in_turn_and_the_last_one_ends_the_run(
     make_commander: Any,
 ) -> None:
     commander = make_commander(("a:weak", "a:strong"))
@@ -205,19 +205,19 @@ def test_opponents_of_evaluations_grow_stronger_and_the_last_one_ends_the_run(
         task = next_evaluation(commander, learner, iteration)
         return evaluate(commander, task, mean, **outcomes)
 
-    # 7 of 10 points are not more than 0.7.
+    # 7 of 10 points are not more than 0.7, so the opponent stays.
     assert evaluate_at(20, 1.0, wins=6, draws=2, losses=2) is False
     assert commander.statistics()["eval_opponent"] == 0
-    assert evaluate_at(40, 1.0, wins=5, draws=5) is False  # 7.5 are
+    assert evaluate_at(40, 1.0, wins=5, draws=5) is False  # 7.5 points are more
     task = next_evaluation(commander, learner, 60)
     assert task["collector_cfg"]["env"]["eval_opponent"] == "a:strong"
-    assert evaluate(commander, task, 0.4, wins=8, losses=2) is False  # short of the stop value
+    assert evaluate(commander, task, 0.4, wins=8, losses=2) is False  # below the stop value
     assert evaluate_at(80, 1.0, wins=7, losses=3) is False
     assert evaluate_at(90, 0.5, wins=8, losses=2) is True
     assert commander.get_collector_task() is None
 
 
-def test_untrained_player_that_wins_changes_nothing(make_commander: Any) -> None:
+def test_win_of_an_untrained_player_changes_nothing(make_commander: Any) -> None:
     commander = make_commander(("a:weak", "a:strong"))
     commander.get_learner_task()
     task = commander.get_collector_task()
@@ -227,7 +227,7 @@ def test_untrained_player_that_wins_changes_nothing(make_commander: Any) -> None
     assert commander.statistics()["eval_opponent"] == 0
 
 
-def test_next_learner_has_a_policy_of_its_own_and_plays_the_same_past(make_commander: Any) -> None:
+def test_next_learner_has_a_new_policy_and_plays_the_same_snapshots(make_commander: Any) -> None:
     commander = make_commander()
     first = start(commander)
     train(commander, first, 100)
@@ -240,7 +240,7 @@ def test_next_learner_has_a_policy_of_its_own_and_plays_the_same_past(make_comma
     tasks = list(iter(commander.get_collector_task, None))
     paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
     assert paths == [[second["policy_id"], "league-player_0_0"], [second["policy_id"]]]
-    train(commander, second, 100)  # it counts from its own start
+    train(commander, second, 100)  # its phase counts from its own start
     assert list(commander.league.players) == ["player_0", "player_0_0", "player_0_1"]
 
 
@@ -257,7 +257,7 @@ def start_two(commander: Any) -> tuple[Any, Any]:
 def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     first = commander.get_learner_task()
-    assert commander.get_collector_task() is None  # an opponent would have no policy
+    assert commander.get_collector_task() is None  # its opponent would have no policy
     second = commander.get_learner_task()
 
     assert commander.get_learner_task() is None
@@ -271,15 +271,13 @@ def test_each_active_player_has_a_learner_a_buffer_and_a_policy(make_commander: 
     assert [task["buffer_id"] for task in tasks] == [first["buffer_id"], second["buffer_id"]]
     paths = [task["collector_cfg"]["policy_update_path"] for task in tasks]
     assert paths == [[first["policy_id"]], [second["policy_id"]]]
-    # Else both would play the same games, and learn the same from them.
+    # With equal seeds both would play the same games and learn the same.
     assert first["seed"] != second["seed"]
     assert len({task["collector_cfg"]["seed"] for task in tasks}) == 2
 
 
 @pytest.mark.parametrize(("league", "num"), [(LEAGUE, 1), (TWO, 2)])
-def test_as_many_policies_train_as_there_are_active_players(
-    make_commander: Any, league: Any, num: int
-) -> None:
+def test_each_active_player_trains_one_policy(make_commander: Any, league: Any, num: int) -> None:
     commander = make_commander(league=league)
 
     assert OneVsOneCommander.policy_num(commander._cfg) == num
@@ -288,7 +286,7 @@ def test_as_many_policies_train_as_there_are_active_players(
     assert len(learners) == num
 
 
-def test_running_task_gets_the_epsilon_of_its_own_players_env_steps(make_commander: Any) -> None:
+def test_running_task_gets_the_epsilon_for_the_env_steps_of_its_player(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     start_two(commander)
     first, second = (commander.get_collector_task()["task_id"] for _ in range(2))
@@ -301,7 +299,7 @@ def test_running_task_gets_the_epsilon_of_its_own_players_env_steps(make_command
     assert commander.get_collect_setting("unknown") is None
 
 
-def test_first_player_begins_as_a_player_alone(
+def test_first_player_has_the_seed_of_a_solo_player(
     make_commander: Any, main_config: Any, clock: Any
 ) -> None:
     alone = SoloCommander(main_config(), clock).get_learner_task()
@@ -311,7 +309,7 @@ def test_first_player_begins_as_a_player_alone(
         assert make_commander(league=league).get_learner_task()["seed"] == alone["seed"]
 
 
-def test_games_go_to_both_players_and_train_the_one_that_they_are_for(make_commander: Any) -> None:
+def test_games_count_for_both_players_and_train_the_home_player(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     policies = [each["policy_id"] for each in start_two(commander)]
     played: list[Any] = []
@@ -341,7 +339,7 @@ def test_games_go_to_both_players_and_train_the_one_that_they_are_for(make_comma
     }  # fmt: skip
 
 
-def test_task_ends_early_for_the_evaluation_of_its_own_player(make_commander: Any) -> None:
+def test_task_ends_early_for_an_evaluation_of_its_own_player_only(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     learners = start_two(commander)
     tasks = [commander.get_collector_task()["task_id"] for _ in range(2)]
@@ -352,13 +350,13 @@ def test_task_ends_early_for_the_evaluation_of_its_own_player(make_commander: An
 
     commander.finish_collector_task(tasks[0], {"game_result": [["wins"]], "step_count": 7})
     commander.finish_collector_task(tasks[1], {"game_result": [["wins"]], "step_count": 7})
-    # Before the first player, who is next in turn.
+    # The evaluation comes before the turn of the first player.
     evaluation = commander.get_collector_task()
     assert (evaluation["player"], evaluation["collector_cfg"]["eval_flag"]) == ("player_1", True)
     assert "player" not in commander.get_collector_task()
 
 
-def test_evaluation_that_is_due_waits_for_its_players_turn_while_there_are_places(
+def test_due_evaluation_waits_for_the_turn_of_its_player_if_places_are_free(
     make_commander: Any,
 ) -> None:
     commander = make_commander(league=TWO)
@@ -374,7 +372,7 @@ def test_evaluation_that_is_due_waits_for_its_players_turn_while_there_are_place
     assert found == [(None, False), ("player_1", True)]
 
 
-def test_turns_go_by_the_games_of_each_player_and_not_by_its_evaluations(
+def test_turns_depend_on_the_collecting_tasks_and_not_on_evaluations(
     make_commander: Any,
 ) -> None:
     commander = make_commander(league=TWO)
@@ -394,7 +392,7 @@ def test_turns_go_by_the_games_of_each_player_and_not_by_its_evaluations(
     assert found == [first, second, evaluation, second, first, second, evaluation, first]
 
 
-def test_saved_state_holds_opponents_turns_and_games_that_are_played(make_commander: Any) -> None:
+def test_saved_state_contains_opponents_turns_and_running_games(make_commander: Any) -> None:
     opponents = ("a:weak", "a:strong")
     commander = make_commander(opponents, TWO)
     learners = start_two(commander)
@@ -418,7 +416,7 @@ def test_saved_state_holds_opponents_turns_and_games_that_are_played(make_comman
     assert other.league.payoff.games("player_0", "player_1") == 1.0
 
 
-def test_players_are_snapshot_each_by_its_own_iterations(make_commander: Any) -> None:
+def test_snapshots_of_each_player_depend_on_its_own_iterations(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     first, second = start_two(commander)
     train(commander, first, 100)
@@ -438,7 +436,7 @@ def test_players_are_snapshot_each_by_its_own_iterations(make_commander: Any) ->
     }  # fmt: skip
 
 
-def test_goal_is_that_of_the_first_player(make_commander: Any) -> None:
+def test_only_the_first_player_can_reach_the_goal(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     first, second = start_two(commander)
     train(commander, first, 20)
@@ -454,7 +452,7 @@ def test_goal_is_that_of_the_first_player(make_commander: Any) -> None:
                                      "reward_raw": [0.0]})  # fmt: skip
 
     assert evaluate(commander, evaluation("player_1"), 1.0, wins=10) is False
-    assert not commander._commanders["player_1"].has_reached_goal  # it goes on training
+    assert not commander._commanders["player_1"].has_reached_goal  # it continues to train
     train(commander, first, 40)
     train(commander, second, 40)
     assert evaluate(commander, evaluation(None), 1.0, wins=10) is True
@@ -463,7 +461,7 @@ def test_goal_is_that_of_the_first_player(make_commander: Any) -> None:
     assert commander.get_eval_task() is None
 
 
-def test_player_that_has_trained_out_plays_on_as_an_opponent(make_commander: Any) -> None:
+def test_player_that_has_trained_out_remains_an_opponent(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     first, second = start_two(commander)
     train(commander, first, 9)
@@ -486,7 +484,7 @@ def test_player_that_has_trained_out_plays_on_as_an_opponent(make_commander: Any
     assert task["collector_cfg"]["policy_update_path"] == [first["policy_id"]]
 
 
-def test_both_players_are_evaluated_while_they_train_on(make_commander: Any) -> None:
+def test_both_players_get_evaluations_after_collecting_has_ended(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     assert commander.get_eval_task() is None
     learners = start_two(commander)
@@ -499,7 +497,7 @@ def test_both_players_are_evaluated_while_they_train_on(make_commander: Any) -> 
     assert found == [None, "player_1"]
 
 
-def test_state_of_two_players_goes_on(make_commander: Any) -> None:
+def test_state_of_two_players_can_be_restored(make_commander: Any) -> None:
     commander = make_commander(league=TWO)
     first, second = start_two(commander)
     for _ in range(7):
@@ -527,7 +525,7 @@ def test_state_of_two_players_goes_on(make_commander: Any) -> None:
                 each.finish_collector_task(mine["task_id"], {"step_count": 1})
 
 
-def test_players_that_train_no_more_are_published_again_where_the_store_is_empty(
+def test_resume_publishes_missing_policies_of_players_that_no_longer_train(
     make_commander: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     commander = make_commander(league=TWO)
@@ -549,7 +547,7 @@ def test_players_that_train_no_more_are_published_again_where_the_store_is_empty
     assert found == {
         first["policy_id"]: (109, 109),
         "league-player_0_0": (100, 100),
-        "league-player_1_0": (7, 7),  # it is there
+        "league-player_1_0": (7, 7),  # it was stored already
     }
     assert [each.getMessage() for each in caplog.records] == [
         "player_0 ended its training at iteration 100 and does not go on to 200: its samples are "
@@ -561,7 +559,7 @@ def test_players_that_train_no_more_are_published_again_where_the_store_is_empty
     assert caplog.records == []
 
 
-def test_player_after_the_first_is_published_again_from_its_own_folder(
+def test_resume_publishes_the_second_player_from_its_own_folder(
     make_commander: Any, tmp_path: Any
 ) -> None:
     commander = make_commander(league=TWO)
@@ -580,7 +578,7 @@ def test_player_after_the_first_is_published_again_from_its_own_folder(
     assert (version, int(state["w"])) == (20, 2)
 
 
-def test_past_of_another_run_is_published_again_in_its_versions(
+def test_resume_publishes_snapshots_of_another_run_with_their_versions(
     make_commander: Any, tmp_path: Any
 ) -> None:
     first = make_commander()
@@ -590,7 +588,7 @@ def test_past_of_another_run_is_published_again_in_its_versions(
     league = {**LEAGUE, "load_path": str(tmp_path / "run" / "league")}
     second, again = (make_commander(league=league, run="second") for _ in range(2))
     start(second)
-    # It names the newest snapshot that the run took itself.
+    # This file names the newest snapshot that the run took itself.
     assert not (tmp_path / "second" / "league" / "latest.json").exists()
     again.load_state_dict(second.state_dict())
 
@@ -604,7 +602,7 @@ def test_past_of_another_run_is_published_again_in_its_versions(
 
 
 class Mode:
-    """The collect mode of a policy of one weight."""
+    """The collect mode of a policy with one weight."""
 
     def __init__(self, weight: float, load_path: Any = None, league: Any = LEAGUE) -> None:
         self.model = {"w": torch.tensor([weight])}
@@ -621,7 +619,7 @@ class Mode:
 
 
 class SerialRun:
-    """A serial run around a commander; two envs."""
+    """A commander of a serial run with two envs."""
 
     def __init__(
         self, run_dir: Any, load_path: Any = None, league: Any = LEAGUE, **cfg: Any
@@ -647,7 +645,7 @@ class SerialRun:
         self.curves[tag] = value
 
     def step(self, train_iter: int, *episodes: tuple[int, float, float]) -> float:
-        """Train to an iteration, end (env, own, other) games, and step; return the opponent."""
+        """Train, end (env, own, other) games and step; return the weight of the opponent."""
         self.own.model["w"].fill_(train_iter)
         self.learner.train_iter = train_iter
         self.collector.last_episodes = tuple(
@@ -671,7 +669,7 @@ def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot(tmp_path: Any)
     assert run.step(130) == 100
 
 
-def test_serial_opponent_is_drawn_anew_after_so_many_games(tmp_path: Any) -> None:
+def test_serial_opponent_is_drawn_again_after_games_per_opponent(tmp_path: Any) -> None:
     run = SerialRun(tmp_path, games_per_opponent=2)
     drawn = []
     for games in ((), ((0, 1, -1),), ((0, 1, -1),), ((1, 1, -1),), ((1, 1, -1),), ()):
@@ -698,11 +696,11 @@ def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
     assert list(second.commander.league.players) == ["player_0", "player_1"]
 
 
-def test_serial_games_that_were_begun_against_another_opponent_do_not_count(tmp_path: Any) -> None:
+def test_serial_games_that_started_against_another_opponent_do_not_count(tmp_path: Any) -> None:
     run = SerialRun(tmp_path, games_per_opponent=2)
     payoff = run.commander.league.payoff
     run.step(0)
-    assert run.step(100, (0, 1, -1), (1, 1, -1)) == 100  # drawn while both envs are in a game
+    assert run.step(100, (0, 1, -1), (1, 1, -1)) == 100  # drawn during games of both envs
 
     run.step(120, (0, 1, -1))
     run.step(130, (1, 1, -1))
@@ -713,7 +711,7 @@ def test_serial_games_that_were_begun_against_another_opponent_do_not_count(tmp_
     assert payoff.win_rate("player_0", "player_0_0") == pytest.approx(0.5 / 1.99)
 
 
-def test_league_of_a_run_is_the_past_of_another_one(make_commander: Any, tmp_path: Any) -> None:
+def test_league_of_a_run_can_be_loaded_by_another_run(make_commander: Any, tmp_path: Any) -> None:
     commander = make_commander()
     learner = start(commander)
     train(commander, learner, 100)
@@ -768,7 +766,7 @@ def test_folder_without_a_league_is_refused(tmp_path: Any) -> None:
         saved_league(str(tmp_path))
 
 
-def test_league_that_finds_no_room_on_the_disk_plays_on(
+def test_league_continues_if_the_disk_is_full(
     make_commander: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
@@ -782,7 +780,7 @@ def test_league_that_finds_no_room_on_the_disk_plays_on(
     assert "player player_0_0 of the league is not saved" in caplog.text
 
 
-def test_curves_are_of_the_league_and_of_the_evaluations(make_commander: Any) -> None:
+def test_statistics_contain_the_league_and_the_evaluation_opponent(make_commander: Any) -> None:
     commander = make_commander()
     learner = start(commander)
     assert commander.statistics() == {"eval_opponent": 0, "past_players": 0}
@@ -794,7 +792,7 @@ def test_curves_are_of_the_league_and_of_the_evaluations(make_commander: Any) ->
     }  # fmt: skip
 
 
-def test_serial_league_goes_on_from_its_saved_state(tmp_path: Any) -> None:
+def test_serial_league_continues_from_its_saved_state(tmp_path: Any) -> None:
     run = SerialRun(tmp_path / "first", games_per_opponent=2)
     run.step(0)
     run.step(100, (0, 1, -1), (1, 1, -1))

@@ -56,7 +56,7 @@ def test_collectors_wait_for_a_learner_task(commander):
     assert commander.get_learner_task() is None
 
 
-def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_the_clock(commander, clock):
+def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_time(commander, clock):
     learner = commander.get_learner_task()
     flags = []
     for train_iter, seconds in enumerate((0, 1, 9.5, 1, 11)):
@@ -71,9 +71,7 @@ def test_the_first_collector_task_is_an_evaluation_and_others_follow_by_the_cloc
     assert flags == [True, False, True, False, True]
 
 
-def test_evaluations_longer_than_their_interval_leave_a_single_place_to_collecting(
-    main_config, clock
-):
+def test_long_evaluations_alternate_with_collecting_in_a_single_place(main_config, clock):
     commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
     learner = commander.get_learner_task()
     flags = []
@@ -89,7 +87,7 @@ def test_evaluations_longer_than_their_interval_leave_a_single_place_to_collecti
     assert flags == [True, False, True, False, True]
 
 
-def test_one_evaluation_at_a_time(commander, clock):
+def test_only_one_evaluation_runs_at_a_time(commander, clock):
     commander.get_learner_task()
     first = commander.get_collector_task()
     clock.now += 1000
@@ -100,7 +98,7 @@ def test_one_evaluation_at_a_time(commander, clock):
     assert not second["collector_cfg"]["eval_flag"]
 
 
-def test_tasks_are_plain_data_with_valid_ids_and_leave_the_config_alone(main_config, clock):
+def test_tasks_are_plain_data_with_valid_ids_and_do_not_share_the_config(main_config, clock):
     cfg = main_config(collector_task_space=3)
     before = copy.deepcopy(cfg)
     commander = SoloCommander(cfg, clock)
@@ -117,7 +115,7 @@ def test_tasks_are_plain_data_with_valid_ids_and_leave_the_config_alone(main_con
     assert len({task["task_id"] for task in tasks}) == 3
 
 
-def test_tasks_are_numbered_one_after_the_other(commander):
+def test_tasks_are_numbered_consecutively(commander):
     learners = [commander.get_learner_task()]
     tasks = [commander.get_collector_task() for _ in range(2)]
     commander.notify_fail_learner_task(learners[0])
@@ -140,7 +138,7 @@ def test_commander_without_a_learner_has_nothing_to_evaluate_and_can_be_saved(ma
     assert other.state_dict() == commander.state_dict()
 
 
-def test_collectors_are_told_of_the_newest_learner_alone(main_config, clock):
+def test_collect_setting_depends_only_on_the_newest_learner(main_config, clock):
     commander = SoloCommander(main_config(learner_task_space=2, collector_task_space=3), clock)
     commander._command = SimpleNamespace(get_setting_collect=dict)
     learner = start(commander)
@@ -150,7 +148,7 @@ def test_collectors_are_told_of_the_newest_learner_alone(main_config, clock):
     assert setting == {"learner_step": 5, "loss": 0.5, "envstep": 0}
 
     second = commander.get_learner_task()
-    assert commander.get_collector_task()["collector_cfg"]["eval_flag"], "it is another policy"
+    assert commander.get_collector_task()["collector_cfg"]["eval_flag"], "it is a new policy"
     task = commander.get_collector_task()
     assert task["buffer_id"] == second["buffer_id"]
     assert task["collector_cfg"]["collect_setting"] == {"envstep": 0}
@@ -165,7 +163,7 @@ def test_collectors_are_told_of_the_newest_learner_alone(main_config, clock):
     assert commander.state_dict()["learner_info"] == {}
 
 
-def test_learner_that_reports_no_iteration_has_trained_nothing(commander):
+def test_learner_without_a_reported_iteration_is_not_evaluated_at_the_end(commander):
     learner = start(commander)
     commander.update_learner_info(learner["task_id"], {})
     commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
@@ -173,7 +171,7 @@ def test_learner_that_reports_no_iteration_has_trained_nothing(commander):
     assert commander.get_last_eval_task() is None
 
 
-def test_saved_commander_goes_on_at_another_clock(main_config, clock):
+def test_saved_commander_continues_with_another_clock(main_config, clock):
     cfg = main_config(collector_task_space=3, eval_interval=10.0)
     saved = SoloCommander(cfg, clock)
     learner = start(saved)
@@ -196,7 +194,7 @@ def test_saved_commander_goes_on_at_another_clock(main_config, clock):
     assert other.envstep == 50
     other.finish_collector_task(evaluation["task_id"], eval_result())
     train(other, learner, 6)
-    later.now += 5.9  # it was issued 4 s before
+    later.now += 5.9  # the last one was issued 4 s before the save
     assert other.get_eval_task() is None
     later.now += 0.2
     task = other.get_eval_task()
@@ -216,7 +214,7 @@ def test_saved_commander_goes_on_at_another_clock(main_config, clock):
         ("marine", {"type": "episode"}, {"type": "metric"}, (False, True)),
     ],
 )
-def test_task_runs_the_serial_part_that_zergling_is_none_like(
+def test_task_runs_a_serial_part_unless_zergling_does_the_same(
     main_config, parallel, collector, evaluator, serial
 ):
     cfg = main_config()
@@ -227,21 +225,21 @@ def test_task_runs_the_serial_part_that_zergling_is_none_like(
         assert task["collector_cfg"]["type"] == ("serial" if is_serial else parallel)
 
 
-def test_first_learner_begins_with_the_weights_of_serial_mode_and_others_do_not(main_config):
+def test_first_learner_has_the_seed_of_serial_mode_and_others_do_not(main_config):
     cfg = main_config()
     seeds = [learner_task(cfg, "t", "b", "p", number=number)["seed"] for number in range(3)]
     assert seeds[0] == derive_seed(3, "policy")
     assert len(set(seeds)) == 3
 
 
-def test_evaluators_play_at_least_as_many_episodes_as_are_asked_for(main_config):
+def test_evaluators_play_at_least_n_evaluator_episode_episodes(main_config):
     cfg = main_config()
     cfg.env.evaluator_episode_num, cfg.env.n_evaluator_episode = None, 11
     task = collector_task(cfg, "t", "b", "p", number=0, collect_setting={}, eval_flag=True)
-    assert task["collector_cfg"]["env"]["episode_num"] == 3, "of each of five envs"
+    assert task["collector_cfg"]["env"]["episode_num"] == 3, "per env, with five envs"
 
 
-def test_task_content(commander):
+def test_tasks_contain_the_settings_of_the_config(commander):
     learner = commander.get_learner_task()
     evaluate, collect = commander.get_collector_task(), commander.get_collector_task()
 
@@ -261,7 +259,7 @@ def test_task_content(commander):
     assert evaluate["collector_cfg"]["seed"] != collect["collector_cfg"]["seed"]
 
 
-def test_seeds_repeat_with_the_run_seed(main_config, clock):
+def test_seeds_are_the_same_for_the_same_run_seed(main_config, clock):
     def seeds():
         commander = SoloCommander(main_config(collector_task_space=3), clock)
         learner = commander.get_learner_task()
@@ -271,7 +269,7 @@ def test_seeds_repeat_with_the_run_seed(main_config, clock):
     assert seeds() == seeds()
 
 
-def test_only_a_buffer_without_a_seed_gets_one_of_the_run(main_config, clock):
+def test_only_a_buffer_without_a_seed_gets_one_from_the_run_seed(main_config, clock):
     def seed_of(given, run_seed=3):
         cfg = main_config()
         cfg.seed = run_seed
@@ -283,7 +281,7 @@ def test_only_a_buffer_without_a_seed_gets_one_of_the_run(main_config, clock):
     assert seed_of(None) != seed_of(None, run_seed=4)
 
 
-def test_epsilon_follows_the_env_steps_of_ended_and_running_tasks(commander):
+def test_epsilon_depends_on_the_env_steps_of_ended_and_running_tasks(commander):
     start(commander)
     first, second = commander.get_collector_task(), commander.get_collector_task()
     commander.update_collector_info(first["task_id"], {"cur_step": 100})
@@ -296,10 +294,10 @@ def test_epsilon_follows_the_env_steps_of_ended_and_running_tasks(commander):
     setting = commander.get_collector_task()["collector_cfg"]["collect_setting"]
     assert setting == {"eps": pytest.approx(0.75)}
     commander.notify_fail_collector_task(second)
-    assert commander.envstep == 250  # what it had sent is in the buffer
+    assert commander.envstep == 250  # its samples are in the buffer
 
 
-def test_a_running_task_gets_the_epsilon_of_the_env_steps_by_then(commander):
+def test_a_running_task_gets_the_epsilon_for_the_current_env_steps(commander):
     start(commander)
     first, second = commander.get_collector_task(), commander.get_collector_task()
     assert commander.get_collect_setting(first["task_id"]) == {"eps": 1.0}
@@ -310,16 +308,16 @@ def test_a_running_task_gets_the_epsilon_of_the_env_steps_by_then(commander):
     assert commander.get_collect_setting(first["task_id"]) is None
 
 
-def test_one_task_is_to_end_where_an_evaluation_that_is_due_has_no_place(commander, clock):
+def test_one_task_ends_early_if_a_due_evaluation_has_no_place(commander, clock):
     learner = start(commander)
     tasks = [commander.get_collector_task()]
     train(commander, learner, 5)
     clock.now += 11
-    assert not commander.wants_end_of(tasks[0]["task_id"])  # there is a place
+    assert not commander.wants_end_of(tasks[0]["task_id"])  # a place is free
     clock.now -= 11
     tasks.append(commander.get_collector_task())
     first, second = (task["task_id"] for task in tasks)
-    assert not commander.wants_end_of(first)  # none is due
+    assert not commander.wants_end_of(first)  # no evaluation is due
     clock.now += 11
     assert not commander.wants_end_of("unknown")
     assert commander.wants_end_of(second)
@@ -341,7 +339,7 @@ def test_one_task_is_to_end_where_an_evaluation_that_is_due_has_no_place(command
     assert not commander.wants_end_of(third)
 
 
-def test_evaluations_go_on_by_the_clock_where_nothing_is_collected_any_more(main_config, clock):
+def test_evaluations_continue_by_time_after_collecting_has_ended(main_config, clock):
     commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
     assert commander.get_eval_task() is None  # nothing to evaluate
     learner = start(commander)
@@ -351,11 +349,11 @@ def test_evaluations_go_on_by_the_clock_where_nothing_is_collected_any_more(main
         clock.now += 11
         evaluation = commander.get_eval_task()
         assert evaluation["collector_cfg"]["eval_flag"]
-        assert commander.get_eval_task() is None  # no place, and one at a time
+        assert commander.get_eval_task() is None  # no place is free, and only one runs at a time
         commander.finish_collector_task(evaluation["task_id"], eval_result(train_iter=train_iter))
     train(commander, learner, 7)
     clock.now += 11
-    collect(commander)  # after an evaluation, as there is one place
+    collect(commander)  # with one place, evaluations and collecting alternate
     commander.finish_collector_task(
         commander.get_eval_task()["task_id"], eval_result(480.0, train_iter=7)
     )
@@ -364,7 +362,7 @@ def test_evaluations_go_on_by_the_clock_where_nothing_is_collected_any_more(main
     assert commander.get_eval_task() is None  # the goal is reached
 
 
-def test_no_task_ends_for_an_evaluation_where_there_is_one_place(main_config, clock):
+def test_no_task_ends_early_for_an_evaluation_if_there_is_one_place(main_config, clock):
     commander = SoloCommander(main_config(collector_task_space=1, eval_interval=10.0), clock)
     learner = start(commander)
     task = commander.get_collector_task()
@@ -403,7 +401,7 @@ def test_an_untrained_policy_cannot_end_the_run(commander):
     assert commander.get_collector_task() is not None
 
 
-def test_a_failed_evaluation_is_issued_anew(commander):
+def test_a_failed_evaluation_is_issued_again(commander):
     commander.get_learner_task()
     failed = commander.get_collector_task()
 
@@ -413,7 +411,7 @@ def test_a_failed_evaluation_is_issued_anew(commander):
 
 
 @pytest.mark.parametrize("key", ["eval_freq", "eval_freq_env_steps"])
-def test_evaluations_follow_iterations_and_env_steps_too(main_config, clock, key):
+def test_evaluations_can_depend_on_iterations_or_env_steps(main_config, clock, key):
     cfg = main_config(collector_task_space=2)
     cfg.policy["eval"] = {"evaluator": {"eval_freq": None, key: 100}}
     commander = SoloCommander(cfg, clock)
@@ -426,7 +424,7 @@ def test_evaluations_follow_iterations_and_env_steps_too(main_config, clock, key
     assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
 
 
-def test_failed_evaluation_does_not_put_the_next_one_off(commander, clock):
+def test_failed_evaluation_does_not_delay_the_next_one(commander, clock):
     learner = start(commander)
     train(commander, learner, 5)
     collect(commander)
@@ -437,7 +435,7 @@ def test_failed_evaluation_does_not_put_the_next_one_off(commander, clock):
     assert commander.get_collector_task()["collector_cfg"]["eval_flag"]
 
 
-def test_what_was_trained_is_evaluated_at_the_end(commander):
+def test_trained_policy_is_evaluated_at_the_end(commander):
     learner = start(commander)
     train(commander, learner, 7)
     commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
@@ -499,11 +497,11 @@ def test_a_second_report_of_the_same_end_changes_nothing(commander):
 
     assert commander.envstep == 100
     assert commander.get_collector_task() is not None
-    assert commander.get_collector_task() is None  # second still holds its place
+    assert commander.get_collector_task() is None  # the second task still holds its place
     assert second is not None
 
 
-def test_collector_places_can_be_added_and_taken(commander):
+def test_collector_places_can_be_added_and_removed(commander):
     start(commander)
     tasks = [commander.get_collector_task(), commander.get_collector_task()]
     commander.increase_collector_task_space()

@@ -1,4 +1,4 @@
-"""Random histories of a solo commander against a plain count of what is out."""
+"""Random histories of a solo commander, compared with a simple count of running tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PICK = st.integers(0, 99)
 
 
 def written(commander):
-    """Return the state of a commander as a journal gives it back."""
+    """Return the state of a commander in the form in which a journal stores it."""
     return json.loads(json.dumps(capture(commander.state_dict())))
 
 
@@ -55,7 +55,7 @@ class SoloMachine(RuleBasedStateMachine):
         self.collectors, self.learners, self.goal = [], [], False
         self.limit, self.steps, self.newest = 2, 0, ""
 
-    @rule(seconds=st.integers(0, 10))  # whole ones, so that sums are exact
+    @rule(seconds=st.integers(0, 10))  # whole seconds, so that sums are exact
     def pass_time(self, seconds):
         self.now += seconds
 
@@ -117,9 +117,9 @@ class SoloMachine(RuleBasedStateMachine):
 
     @rule()
     def start_again(self):
-        """Another coordinator goes on from what the journal has."""
+        """Restore the state in a new commander, as another coordinator does from the journal."""
         state = written(self.commander)
-        self.now += 1000.0  # of another host's clock
+        self.now += 1000.0  # the clock of another host
         other = SoloCommander(CFG, clock=lambda: self.now)
         other.load_state_dict(revive(state))
         assert written(other) == state

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dingsdk.worker.commander.base import LimitedSpaceContainer
 
 
-def test_places_run_out_and_come_back():
+def test_places_can_be_acquired_up_to_the_limit_and_released():
     space = LimitedSpaceContainer(0, 2)
 
     assert [space.acquire_space() for _ in range(3)] == [True, True, False]
@@ -15,7 +15,7 @@ def test_places_run_out_and_come_back():
     assert space.acquire_space()
 
 
-def test_the_limit_can_move_while_places_are_taken():
+def test_the_limit_can_change_while_places_are_taken():
     space = LimitedSpaceContainer(0, 1)
     space.acquire_space()
     space.increase_space()
@@ -26,7 +26,7 @@ def test_the_limit_can_move_while_places_are_taken():
 
 
 @given(st.lists(st.sampled_from(["acquire", "release", "increase", "decrease"])))
-def test_the_count_stays_within_what_was_granted(moves):
+def test_the_count_matches_a_simple_model(moves):
     space = LimitedSpaceContainer(0, 2)
     taken, limit = 0, 2
     for move in moves:
@@ -42,13 +42,13 @@ def test_the_count_stays_within_what_was_granted(moves):
         assert space.get_residual_space() == max(0, limit - taken)
 
 
-def test_limits_that_cannot_be_are_refused():
+def test_invalid_limits_are_refused():
     for limits in ((3, 2), (-1, 2)):
         with pytest.raises(ValueError, match="min"):
             LimitedSpaceContainer(*limits)
 
 
-def test_a_space_without_places_to_give_is_full_from_the_start():
+def test_a_space_with_equal_limits_is_full_from_the_start():
     space = LimitedSpaceContainer(2, 2)
 
     assert not space.acquire_space()

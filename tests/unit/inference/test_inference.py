@@ -1,4 +1,4 @@
-"""One server acts for several collectors; a collector acts by itself where none answers."""
+"""An inference server acts for several collectors; without an answer, a collector acts itself."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ OBS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def _answers_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a collector would act by itself."""
+    """Use a long timeout, so that collectors do not act by themselves on a busy machine."""
     monkeypatch.setattr(client, "ANSWER_S", PATIENCE_S)
 
 
 class Store(PolicyStore):
-    """The newest version of each policy."""
+    """A policy store in memory that keeps the newest version of each policy."""
 
     def __init__(self) -> None:
         self.published: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -84,7 +84,7 @@ def serving(
 
 
 class Collector:
-    """A policy, and whoever acts for it."""
+    """A policy whose actions come from a server through a client."""
 
     def __init__(self, run_dir: Path, policy: Any, version: int, is_exact: bool = False) -> None:
         self.client = InferenceClient(run_dir, "collector-0")
@@ -107,7 +107,9 @@ def best(policy: Any, obs: Any = OBS) -> list[int]:
     return [int(each) for each in policy.collect_mode.forward_batch(obs, eps=0.0)["action"]]
 
 
-def test_actions_are_those_of_the_newest_version_which_is_named(tmp_path: Path) -> None:
+def test_actions_come_from_the_newest_version_and_the_client_knows_its_number(
+    tmp_path: Path,
+) -> None:
     store, mine, newest = Store(), policy_of(1), policy_of(2)
     assert best(mine) != best(newest)
     expected = best(newest)
@@ -125,7 +127,7 @@ def test_actions_are_those_of_the_newest_version_which_is_named(tmp_path: Path) 
 
 @contextmanager
 def waiting(server: InferenceServer, *asks: Callable[[], None]) -> Iterator[None]:
-    """Let the server run once all ask it, and until all are answered."""
+    """Start all requests, then run the server until all are answered."""
     threads = [threading.Thread(target=ask) for ask in asks]
     for each in threads:
         each.start()
@@ -141,7 +143,7 @@ def waiting(server: InferenceServer, *asks: Callable[[], None]) -> Iterator[None
     yield
 
 
-def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(tmp_path: Path) -> None:
+def test_waiting_requests_form_one_batch_and_each_gets_its_own_rows(tmp_path: Path) -> None:
     store, expected = Store(), best(policy_of(2))
     publish(store, policy_of(2), 1)
     server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
@@ -156,12 +158,12 @@ def test_requests_that_wait_are_one_batch_and_each_gets_its_own_rows(tmp_path: P
 
     with closing(server), waiting(server, *(partial(ask, index) for index in range(5))):
         assert [found[i] for i in range(4)] == [expected[i : i + 4] for i in range(0, 16, 4)]
-        # Who explores is apart.
+        # A request with exploration is in its own batch.
         assert found[4] != expected
         assert (server.request_count, server.batch_count) == (5, 2)
 
 
-def test_exploration_of_a_server_repeats_with_its_seed(tmp_path: Path) -> None:
+def test_exploration_of_a_server_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
     store = Store()
     publish(store, policy_of(2), 1)
 
@@ -178,13 +180,13 @@ def test_exploration_of_a_server_repeats_with_its_seed(tmp_path: Path) -> None:
 
 
 class TellsEnvs(DQNPolicy):
-    """Its action is the env it is asked for."""
+    """A policy whose actions are the env ids."""
 
     def act(self, obs: Any, env_ids: Any = None, **setting: Any) -> dict[str, Any]:
         return {**super().act(obs, env_ids, **setting), "action": np.array(env_ids)}
 
 
-def test_rows_of_a_batch_are_envs_apart_and_as_many_as_rows(tmp_path: Path) -> None:
+def test_each_row_of_a_batch_has_its_own_env_id(tmp_path: Path) -> None:
     manager, store = PluginManager(), Store()
     found: list[list[int]] = []
     manager.registry("policies").register("tells_envs", TellsEnvs)
@@ -205,7 +207,7 @@ def test_rows_of_a_batch_are_envs_apart_and_as_many_as_rows(tmp_path: Path) -> N
     assert sorted(env_id for each in found for env_id in each) == [0, 1, 2, 3, 4]
 
 
-def test_observations_of_another_shape_spoil_no_other_request(tmp_path: Path) -> None:
+def test_observations_of_another_shape_do_not_affect_other_requests(tmp_path: Path) -> None:
     store, expected, by_itself = Store(), best(policy_of(2)), best(policy_of(5))
     publish(store, policy_of(2), 1)
     server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
@@ -223,7 +225,7 @@ def test_observations_of_another_shape_spoil_no_other_request(tmp_path: Path) ->
         assert found == {"good": expected, "bad": by_itself}
 
 
-def test_store_is_looked_at_once_in_a_while_or_for_a_version_that_is_not_here(
+def test_store_is_read_at_intervals_or_for_an_unknown_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, looks = Store(), []
@@ -245,7 +247,7 @@ def test_store_is_looked_at_once_in_a_while_or_for_a_version_that_is_not_here(
         assert looks == [None, 1, 1]
 
 
-def test_server_says_that_it_goes_on_until_it_is_stopped(tmp_path: Path) -> None:
+def test_server_calls_advance_in_each_round_until_it_is_stopped(tmp_path: Path) -> None:
     with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0", seed=1)) as server:
         rounds: list[int] = []
 
@@ -260,7 +262,7 @@ def test_server_says_that_it_goes_on_until_it_is_stopped(tmp_path: Path) -> None
         assert len(rounds) == 3
 
 
-def test_requests_for_exact_versions_are_apart(tmp_path: Path) -> None:
+def test_requests_for_exact_versions_are_in_separate_batches(tmp_path: Path) -> None:
     store = Store()
     server = InferenceServer(CFG, store, tmp_path, "inference-0", seed=1)
     for version in (1, 2):
@@ -277,7 +279,7 @@ def test_requests_for_exact_versions_are_apart(tmp_path: Path) -> None:
         assert (server.request_count, server.batch_count) == (2, 2)
 
 
-def test_newer_version_is_used_without_being_asked_for(tmp_path: Path) -> None:
+def test_newer_version_is_used_without_a_request_for_it(tmp_path: Path) -> None:
     store = Store()
     publish(store, policy_of(1), 1)
     with serving(tmp_path, store) as server, Collector(tmp_path, policy_of(5), 1) as collector:
@@ -313,11 +315,11 @@ def test_only_the_last_versions_are_kept(tmp_path: Path) -> None:
             publish(store, policy_of(version), version)
             server._look("p", version)
         assert sorted(server._policies) == [("p", version) for version in (4, 5, 6, 7)]
-        server.close()  # the first of two
+        server.close()  # the context manager closes it again
     assert open_files() == before
 
 
-def test_recurrent_state_travels_with_its_row(tmp_path: Path) -> None:
+def test_recurrent_state_is_kept_per_row(tmp_path: Path) -> None:
     cfg = {**CFG, "type": "r2d2"}
     store = Store()
     publish(store, policy_of(2, R2D2Policy, type="r2d2"), 1)
@@ -335,7 +337,7 @@ def test_recurrent_state_travels_with_its_row(tmp_path: Path) -> None:
         assert server.request_count == 5
 
 
-def test_recurrent_states_of_one_batch_stay_apart(tmp_path: Path) -> None:
+def test_recurrent_states_of_one_batch_are_not_mixed(tmp_path: Path) -> None:
     store = Store()
     publish(store, policy_of(2, R2D2Policy, type="r2d2"), 1)
     expected = best(policy_of(2, R2D2Policy, type="r2d2"))
@@ -376,14 +378,14 @@ def test_server_that_does_not_answer_costs_one_deadline(
     store, own = Store(), policy_of(5)
     publish(store, policy_of(2), 1)
     by_itself = best(own)
-    idle = InferenceServer(CFG, store, tmp_path, "inference-0")  # it does not run
+    idle = InferenceServer(CFG, store, tmp_path, "inference-0")  # the server is not running
     with closing(idle), Collector(tmp_path, own, 1) as collector:
         assert collector.act() == by_itself
         assert collector.act() == by_itself
-        assert idle._requests.qsize() == 1  # the second was not sent
+        assert idle._requests.qsize() == 1  # the second request was not sent
 
 
-def test_folder_without_a_server_is_looked_at_once_in_a_while(
+def test_collector_without_a_server_looks_for_one_at_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "RETRY_S", PATIENCE_S)
@@ -395,7 +397,7 @@ def test_folder_without_a_server_is_looked_at_once_in_a_while(
         assert looks == [1]
 
 
-def test_server_that_is_gone_is_named_once(
+def test_lost_server_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "RETRY_S", 0.0)
@@ -407,7 +409,7 @@ def test_server_that_is_gone_is_named_once(
             (file,) = (tmp_path / FOLDER).glob("*.address")
             address = file.read_bytes()
         file.touch(0o600)
-        file.write_bytes(address)  # as of one that was killed
+        file.write_bytes(address)  # as left by a killed server
         for _ in range(3):
             assert collector.act() == best(own)
     assert caplog.text.count("collector-0 acts by itself") == 1
@@ -429,7 +431,7 @@ def test_collectors_are_spread_over_the_servers(
     assert min(first.count(address) for address in both) >= 5  # type: ignore[arg-type]
 
 
-def test_collector_that_takes_no_answer_is_cut_off_alone(tmp_path: Path) -> None:
+def test_only_a_collector_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
     store, told = Store(), list[str]()
     publish(store, policy_of(2), 1)
 
@@ -446,7 +448,9 @@ def test_collector_that_takes_no_answer_is_cut_off_alone(tmp_path: Path) -> None
     assert told == ["cut off", "answered"]
 
 
-def test_stranger_is_not_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_client_with_a_wrong_secret_gets_no_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, own = Store(), policy_of(5)
     publish(store, policy_of(2), 1)
     by_itself = best(own)
@@ -458,7 +462,7 @@ def test_stranger_is_not_answered(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "a client does not know the secret" in caplog.text
 
 
-def test_error_of_the_policy_is_raised_by_the_collectors_own(tmp_path: Path) -> None:
+def test_error_of_the_policy_is_raised_in_the_collector(tmp_path: Path) -> None:
     store = Store()
     publish(store, policy_of(2), 1)
     with serving(tmp_path, store) as server:
@@ -469,7 +473,7 @@ def test_error_of_the_policy_is_raised_by_the_collectors_own(tmp_path: Path) -> 
         assert server.request_count == 1
 
 
-def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
+def test_worker_serves_actions_from_the_start_to_the_end_of_its_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
@@ -499,7 +503,7 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     with Collector(tmp_path, policy_of(5), 1) as collector:
         assert [collector.act() for _ in range(3)] == [best(policy_of(2))] * 3
     advanced.clear()
-    assert advanced.wait(PATIENCE_S), "its master would give it up"
+    assert advanced.wait(PATIENCE_S), "the worker reports no progress to its master"
     assert ask("poll") == ask("close") == {"requests": 3, "batches": 3}
     (log,) = (tmp_path / "log" / "inference").iterdir()
     assert "acted for 3 requests in 3 batches" in log.read_text()
@@ -509,14 +513,14 @@ def test_worker_acts_from_the_start_of_its_task_to_the_end_of_it(
     ask("start", task_info=task)
     given_up = worker._server
     assert given_up is not None
-    assert worker.stop_job()  # as where its master gave it up
+    assert worker.stop_job()  # as if the master had given it up
     ask("start", task_info=task)
     assert given_up._is_closed
     assert len(files()) == 1
     monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.2)
     began = time.monotonic()
     ask("poll")
-    assert time.monotonic() - began >= 0.2, "the master would ask again at once"
+    assert time.monotonic() - began >= 0.2, "the poll returned at once"
     assert worker.close()
     assert files() == []
     master.close()
@@ -529,7 +533,7 @@ def open_paths() -> list[Path]:
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])
-def test_server_that_fails_fails_the_tasks_about_it(
+def test_failed_server_fails_the_tasks_of_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(role, "ANSWER_WITHIN_S", 0.0)
@@ -552,7 +556,7 @@ def test_server_that_fails_fails_the_tasks_about_it(
                 tasks[f"inference_{name}_task"]({})
     else:
         with monkeypatch.context() as patch:
-            patch.setattr(worker._job, "join", lambda timeout_s: False)  # 5 s are over
+            patch.setattr(worker._job, "join", lambda timeout_s: False)  # as after 5 s
             with pytest.raises(TaskFail, match="inference-0 hangs") as caught:
                 tasks["inference_close_task"]({})
         assert caught.value.facts["result"] == {"message": "stuck"}
@@ -581,7 +585,7 @@ def test_collector_may_be_silent_for_an_hour_and_has_5_s_for_a_message(
     assert set(asked) == {(5.0, 3600.0)}
 
 
-def test_collector_that_closes_hangs_up(tmp_path: Path) -> None:
+def test_closed_client_closes_its_connection(tmp_path: Path) -> None:
     store = Store()
     publish(store, policy_of(2), 1)
     with serving(tmp_path, store), Collector(tmp_path, policy_of(5), 1) as collector:
@@ -594,7 +598,7 @@ def test_collector_that_closes_hangs_up(tmp_path: Path) -> None:
         assert collector.client._link is None
 
 
-def test_each_policy_of_a_server_explores_with_a_seed_of_its_own(
+def test_each_policy_of_a_server_has_its_own_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, seeds = Store(), list[int | None]()
@@ -612,7 +616,7 @@ def test_each_policy_of_a_server_explores_with_a_seed_of_its_own(
     assert seeds == [7, 8, 9, 10]
 
 
-def test_long_error_of_a_policy_is_told_in_part(
+def test_long_error_of_a_policy_is_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(head: client.Act) -> Any:
@@ -631,7 +635,7 @@ def test_long_error_of_a_policy_is_told_in_part(
 
 
 class Asked(InferenceClient):
-    """Writes down what is asked of the server: id, version and whether no newer one will do."""
+    """Records requests to the server: policy id, version, and whether it must be exact."""
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir, "collector-0")
@@ -648,9 +652,7 @@ class Asked(InferenceClient):
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
-def test_rows_of_a_collector_are_of_the_version_that_the_server_acted_with(
-    tmp_path: Path, on_policy: bool
-) -> None:
+def test_rows_contain_the_version_that_the_server_used(tmp_path: Path, on_policy: bool) -> None:
     policy = {
         "type": "dqn",
         "on_policy": on_policy,
@@ -664,7 +666,7 @@ def test_rows_of_a_collector_are_of_the_version_that_the_server_acted_with(
     sent: list[Any] = []
 
     def collect(pool: EnvPool, client: Asked, version: int) -> ZerglingParallelCollector:
-        """Play a task with the policy of that version."""
+        """Run a task with the policy of that version."""
         collector = ZerglingParallelCollector(
             {
                 **ZerglingParallelCollector.default_config(),
@@ -674,7 +676,7 @@ def test_rows_of_a_collector_are_of_the_version_that_the_server_acted_with(
                     "collector_episode_num": 1,
                 },
                 "env_manager": {"type": "in_process"},
-                "policy": {**policy, "cuda": True},  # the server's device, not that of collectors
+                "policy": {**policy, "cuda": True},  # for the server; collectors use the CPU
                 "collect_setting": {"eps": 0.0},
                 "eval_flag": False,
                 "policy_update_path": "p",
@@ -706,14 +708,14 @@ def test_rows_of_a_collector_are_of_the_version_that_the_server_acted_with(
         assert set(client.asked) == {("p", 5, on_policy)}
 
 
-def test_server_without_requests_waits_a_while_for_the_first(tmp_path: Path) -> None:
+def test_server_without_requests_waits_for_the_poll_time(tmp_path: Path) -> None:
     with closing(InferenceServer(CFG, Store(), tmp_path, "inference-0")) as idle:
         began = time.monotonic()
         assert idle._take() == []
         assert time.monotonic() - began >= 0.9 * server_module.POLL_S
 
 
-def test_server_that_is_closed_runs_no_more(tmp_path: Path) -> None:
+def test_closed_server_does_not_run(tmp_path: Path) -> None:
     server = InferenceServer(CFG, Store(), tmp_path, "inference-0")
     server.close()
     advanced = []
@@ -726,19 +728,17 @@ def test_server_that_is_closed_runs_no_more(tmp_path: Path) -> None:
     assert advanced == []
 
 
-def test_each_task_explores_with_a_seed_of_its_own_from_that_of_the_run() -> None:
+def test_each_task_has_its_own_seed_derived_from_the_run_seed() -> None:
     made: Any = role.InferenceRole({}, to_easydict({"seed": 7, "policy": CFG}))
     commander: Any = None
     first, second = made.next_task(commander), made.next_task(commander)
     assert first["seed"] == derive_seed(7, "inference", first["task_id"])
     assert first["seed"] != second["seed"]
     assert first["policy"] == CFG
-    assert type(first["policy"]) is dict  # it is sent
+    assert type(first["policy"]) is dict  # it is sent to the worker
 
 
-def test_task_counts_as_started_once_the_worker_has_built_it_and_is_polled_until_it_must_end() -> (
-    None
-):
+def test_role_starts_the_task_and_polls_it_until_it_must_end() -> None:
     done: list[Any] = []
     must_end = iter([False, False, True])
     control = SimpleNamespace(
