@@ -429,7 +429,7 @@ def test_task_with_a_dead_rank_is_retried_unless_its_code_raised(
     assert saved == ([] if traceback else ["saved"])
 
 
-def test_announced_payloads_are_waited_for_for_half_a_second(learner: BaseCommLearner) -> None:
+def test_learner_waits_half_a_second_for_announced_payloads(learner: BaseCommLearner) -> None:
     now, asked = [100.0], list[tuple[Any, ...]]()
     learner._clock = lambda: now[0]
     learner._learner = SimpleNamespace(collector_envstep=0)

@@ -113,7 +113,7 @@ def test_no_trained_row_is_too_old_and_none_is_lost(
 
     for turn in turns:
         take_turn(turn)
-    for _ in range(200):  # each gets turns, so training must continue from any state
+    for _ in range(200):  # all take turns: training must continue from any state
         for turn in range(collectors + 1):
             take_turn(turn)
 
