@@ -25,7 +25,7 @@ def run(tmp_path: Path, *sets: str, **kwargs: Any) -> RunResult:
     return parallel_pipeline(RunContext(cfg=cfg, run_dir=tmp_path / "run", **kwargs))
 
 
-def test_run_trains_evaluates_and_leaves_both_checkpoints(tmp_path: Path) -> None:
+def test_run_trains_evaluates_and_saves_both_checkpoints(tmp_path: Path) -> None:
     result = run(tmp_path)
 
     assert result.reason == "limit"

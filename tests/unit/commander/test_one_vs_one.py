@@ -702,8 +702,8 @@ def test_serial_games_that_started_against_another_opponent_do_not_count(tmp_pat
     run.step(0)
     assert run.step(100, (0, 1, -1), (1, 1, -1)) == 100  # drawn during games of both envs
 
-    run.step(120, (0, 1, -1))
-    run.step(130, (1, 1, -1))
+    assert run.step(120, (0, 1, -1)) == 100
+    assert run.step(130, (1, 1, -1)) == 100
     assert payoff.games("player_0", "player_0_0") == 0
     run.step(140, (0, -1, 1), (1, 0, 0))  # the same opponent was drawn again
 
