@@ -13,7 +13,7 @@ BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 
 
 class Good(gym.Env[Any, Any]):
-    """Observes a drawn number and the share of the episode, which has ``length`` steps."""
+    """Observes a random number and the step / 100. An episode has ``length`` steps."""
 
     observation_space: Any = BOX
     action_space: Any = gym.spaces.Discrete(3)
@@ -120,7 +120,7 @@ class OwnRandomness(Good):
 
 
 class SharedState(Good):
-    """Counts steps for all envs of the process together."""
+    """All envs of a process share one step count."""
 
     steps: ClassVar[list[int]] = [0]
 
@@ -135,7 +135,7 @@ class SharedState(Good):
 
 
 class FailsBesideAnother(Good):
-    """Fails in one step, the first that is taken while another env is open."""
+    """Raises once: in the first step that is taken while another env is open."""
 
     opened: ClassVar[list[FailsBesideAnother]] = []
     failed: ClassVar[list[FailsBesideAnother]] = []
@@ -185,7 +185,7 @@ class OutOfBounds(Good):
 
 
 class Words(Good):
-    """Observations without columns."""
+    """Observes text, which has no columns."""
 
     observation_space = gym.spaces.Text(3)
 
@@ -194,7 +194,7 @@ class Words(Good):
 
 
 class Continuous(Good):
-    """Spaces that no policy takes."""
+    """Has an action space that no policy supports."""
 
     action_space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(2)])
 

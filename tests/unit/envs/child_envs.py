@@ -1,4 +1,4 @@
-"""Envs for child processes, which import this module by its name."""
+"""Envs for child processes. The processes import this module by its name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ STEP, RAISE, EXIT, HANG, TELL = range(5)
 
 
 class ChildEnv(gym.Env[Any, Any]):
-    """Observes [a number drawn at reset, step]; an episode has three steps, rewarded 1, 2 and 3.
+    """Observes [a number drawn at reset, step]. An episode has three steps with rewards 1, 2, 3.
 
-    Actions: RAISE raises, EXIT ends the process with code 3, HANG waits until somebody opens the
-    fifo ``gate`` for writing, TELL puts into the info the process id and whether torch
-    was imported.
+    Actions: RAISE raises, EXIT ends the process with code 3, HANG waits until the fifo ``gate``
+    is opened for writing, TELL puts the process id and whether torch was imported into the info.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -67,7 +66,7 @@ class ChildEnv(gym.Env[Any, Any]):
 
 
 class NotingEnv(ChildEnv):
-    """Makes an empty file in a folder when it is closed."""
+    """Creates an empty file in a folder when it is closed."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -78,12 +77,12 @@ class NotingEnv(ChildEnv):
 
 
 def fail() -> None:
-    """Make no env."""
+    """Raise instead of making an env."""
     raise RuntimeError("no env can be made")
 
 
 def make_once(folder: Path) -> ChildEnv:
-    """Make an env, but no second one."""
+    """Make one env; raise on the second call."""
     try:
         (folder / "made").touch(exist_ok=False)
     except FileExistsError:
@@ -92,17 +91,17 @@ def make_once(folder: Path) -> ChildEnv:
 
 
 def hang(gate: Path) -> None:
-    """Make no env before somebody opens ``gate`` for writing."""
+    """Wait until ``gate`` is opened for writing."""
     gate.open().close()
 
 
 def exit_at_once() -> None:
-    """End the process."""
+    """End the process with code 4."""
     os._exit(4)
 
 
 class SlowToImport:
-    """What makes envs, and is not imported before somebody opens ``gate`` for writing."""
+    """An env function. Unpickling it waits until ``gate`` is opened for writing."""
 
     def __init__(self, gate: Path) -> None:
         self._gate = gate

@@ -1,4 +1,4 @@
-"""Small real gymnasium envs that count, end and fail on cue."""
+"""Small gymnasium envs that count steps, end episodes and fail on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Counter(gym.Env[Any, Any]):
 
     Action 1 raises, action 2 observes NaN, action 3 observes the wrong shape, action 4 rewards
     NaN, action 5 reports an abnormal step. Terminates after ``length`` steps; a TimeLimit may
-    cut it before. The reward is the step number.
+    truncate earlier. The reward is the step number.
     """
 
     action_space = gym.spaces.Discrete(6)
@@ -88,9 +88,9 @@ class Counter(gym.Env[Any, Any]):
 
 
 class VectorCounter(VectorEnv[Any, Any, Any]):
-    """Counter as a native vector env that hands out the same buffers at every step.
+    """Counter as a native vector env that returns the same arrays at every step.
 
-    Env ``i`` terminates after ``i + 2`` steps. Any action 1 raises, any 2 observes NaN.
+    Env ``i`` terminates after ``i + 2`` steps. An action 1 raises, an action 2 observes NaN.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -175,7 +175,7 @@ def counter_cls() -> type[Counter]:
 
 @pytest.fixture
 def fork_server() -> Any:
-    """A context whose processes start at once: what envs need is imported in their server."""
+    """A forkserver context with preloaded env code, so that its processes start fast."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dingsdk.envs.subprocess"])
     return context

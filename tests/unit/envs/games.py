@@ -1,4 +1,4 @@
-"""Small games of PettingZoo's two kinds, written for tests."""
+"""Two small PettingZoo games: a parallel env and an AEC env."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 
 class Sums(ParallelEnv):  # type: ignore[misc]
-    """All act at once: player ``i`` gets its action minus the mean; it observes (seat, time, last).
+    """All act at once. Reward: own action minus the mean. Observation: (seat, time, last action).
 
     Args:
         lengths: Steps after which each agent leaves, in order of the seats.
@@ -57,9 +57,9 @@ class Sums(ParallelEnv):  # type: ignore[misc]
 
 
 class Nim(AECEnv):  # type: ignore[misc]
-    """By turns each takes one or two of the stones; who takes the last one wins 1, the other loses.
+    """Two players take one or two stones in turn. Taking the last stone wins 1; the other loses 1.
 
-    It observes ``{"observation": (own seat, stones), "action_mask"}``.
+    A player observes ``{"observation": (own seat, stones), "action_mask"}``.
     """
 
     metadata = {"name": "nim", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012
@@ -117,8 +117,8 @@ class Nim(AECEnv):  # type: ignore[misc]
 
 
 def take_one(obs: Any, action_space: Any, action_mask: Any, rng: Any) -> int:
-    """An opponent at Nim that always takes one stone."""
+    """A Nim opponent that always takes one stone."""
     assert obs["observation"].shape == (2,)
     assert action_mask.dtype == np.bool_
-    assert action_mask.any(), "asked when it is not its turn"
+    assert action_mask.any(), "asked to act out of turn"
     return 0

@@ -47,7 +47,7 @@ def test_native_vector_env_beats_single_envs() -> None:
     )
 
 
-def test_lines_for_the_config_choose_what_was_found() -> None:
+def test_config_lines_select_the_measured_manager() -> None:
     lines = EnvSpeed("subprocess", 32, 1.0).config
     assert yaml.safe_load(lines) == {
         "env": {"collector_env_num": 32},
@@ -55,7 +55,7 @@ def test_lines_for_the_config_choose_what_was_found() -> None:
     }
 
 
-def test_manager_that_cannot_step_the_env_is_left_out_with_the_reason() -> None:
+def test_manager_that_cannot_step_the_env_is_listed_with_its_error() -> None:
     good = importlib.import_module("checked_envs").Good
     lengths = set()
 
@@ -72,14 +72,14 @@ def test_manager_that_cannot_step_the_env_is_left_out_with_the_reason() -> None:
 
 
 @pytest.mark.slow
-def test_env_that_nothing_can_step_is_refused() -> None:
+def test_env_that_no_manager_can_step_is_refused() -> None:
     with pytest.raises(EnvError, match="no env manager can step this env: vector: "):
         bench_env("checked_envs:Words", seconds=1)
     with pytest.raises(UnknownEnvError):
         bench_env("checked_envs:Absent", seconds=1)
 
 
-def test_envs_are_as_many_as_can_be_made_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_envs_are_made_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr("dingsdk.envs.bench.time", clock)
@@ -91,7 +91,7 @@ def test_envs_are_as_many_as_can_be_made_in_the_time(monkeypatch: pytest.MonkeyP
     assert _most_envs(make_slow) == 16
 
 
-def test_memory_of_envs_is_what_is_in_use() -> None:
+def test_memory_bytes_counts_memory_in_use() -> None:
     before = _memory_bytes()
     block = np.ones(64 << 20, np.uint8)
     assert _memory_bytes() - before >= block.nbytes // 2
@@ -106,12 +106,12 @@ def test_speed_of_a_manager_is_its_best_turn(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Bench:
-    """Times and speeds of the choices of one manager, as a test gives them.
+    """Replaces the clock and the measured speeds of one manager with given values.
 
     Args:
         first: Steps per second by number of envs, in the search.
-        last: The same in the turns of the last comparison; the last one is given again.
-        turn_s: How long a turn takes by the clock.
+        last: The same in the final comparison, one per turn; the last value is repeated.
+        turn_s: Seconds that a turn takes on the clock.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Bench:
         return speeds.pop(0) if len(speeds) > 1 else speeds[0]
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[tuple[str, int, float]]]:
-        """Return what ``bench_env`` chooses in 10 s, and all that it found."""
+        """Run ``bench_env`` for 10 s. Return the chosen number of envs and all results."""
         for name, value in {
             "time": self,
             "step_for": self.step_for,
@@ -149,7 +149,7 @@ class Bench:
         return best.env_num, [(each.manager, each.env_num, each.steps_per_s) for each in found]
 
 
-def test_fewest_envs_are_chosen_whose_best_turn_is_about_as_fast(
+def test_fewest_envs_with_nearly_the_best_speed_are_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     last = {4: [70.0, 100.0, 60.0], 2: [97.0, 1.0], 1: [96.9, 1.0]}
@@ -173,7 +173,7 @@ def test_fewer_envs_are_not_tried_once_the_speed_has_fallen(
 
 
 def test_search_and_comparison_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search begins no choice after more than 6 of 10 s, the comparison no turn after 10."""
+    """The search starts no choice after more than 6 of 10 s; the comparison ends after 10 s."""
     speeds = dict.fromkeys((1, 2, 4, 8, 16), 1.0)
     bench = Bench(speeds, {count: [1.0] for count in speeds}, turn_s=1.0)
     _, found = bench.run(monkeypatch)
@@ -182,14 +182,14 @@ def test_search_and_comparison_end_when_their_time_is_over(monkeypatch: pytest.M
     assert bench.turns == [16, 16, 8, 8, 4, 4, 2, 2, 16, 8, 4, 2]
 
 
-def test_best_of_each_manager_is_compared_again_unless_it_is_hopeless() -> None:
+def test_best_of_each_manager_is_compared_again_unless_it_is_far_slower() -> None:
     found = speeds(9, 10, 8, 7, 5, 3, kinds="aaaabc")
     assert sorted(each.steps_per_s for each in _finalists(found)) == [5, 8, 9, 10]
     found = speeds(0, 3.9, 10, kinds="abc")
     assert [each.steps_per_s for each in _finalists(found)] == [10, 3.9]
 
 
-def test_steps_that_are_no_transitions_do_not_count() -> None:
+def test_steps_without_a_transition_do_not_count() -> None:
     good = importlib.import_module("checked_envs").Good
     with InProcessEnvManager({"episode_num": 1}, [good, good]) as manager:
         manager.launch()

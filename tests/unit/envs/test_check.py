@@ -1,4 +1,4 @@
-"""``check_env`` finds what is wrong with an env, in the check that is about it."""
+"""``check_env`` finds the faults of an env and reports each in its check."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_env_that_cannot_be_used_ends_the_checks(env: str, broken: str, text: st
         pytest.param("DiesInAChild", [CHILD], "EnvError", marks=pytest.mark.slow),
     ],
 )
-def test_env_that_workers_would_drive_otherwise_is_found(
+def test_env_that_behaves_differently_in_workers_is_found(
     env: str, broken: list[str], text: str
 ) -> None:
     found = by_name(check_env(f"checked_envs:{env}"))
@@ -121,7 +121,7 @@ def test_env_that_workers_would_drive_otherwise_is_found(
     assert text in found[broken[-1]].detail
 
 
-def test_env_of_a_local_function_cannot_be_handed_to_a_child_process() -> None:
+def test_env_of_a_local_function_cannot_be_sent_to_a_child_process() -> None:
     good = envs().Good
     found = by_name(check_env(lambda: good()))
     assert [name for name in ALL if found[name].state == "problem"] == [CHILD]
@@ -142,14 +142,14 @@ def test_env_of_two_players_passes() -> None:
     assert "dqn" in found[POLICIES].detail
 
 
-def test_policies_are_those_that_take_the_actions() -> None:
+def test_policies_that_support_the_action_space_are_listed() -> None:
     subject = _Subject(envs().Good, 0)
     subject.observation_space = subject.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     assert _check_policies(subject) == "ppo, sac"
     assert subject.warnings == []
 
 
-def test_policies_of_a_game_are_those_that_take_the_spaces_of_one_player() -> None:
+def test_policies_of_a_game_are_checked_with_the_spaces_of_one_player() -> None:
     subject = _Subject(envs().Good, 0)
     subject.players = 2
     subject.observation_space = gym.spaces.Box(-1, 1, (2, 4), np.float32)
@@ -157,7 +157,7 @@ def test_policies_of_a_game_are_those_that_take_the_spaces_of_one_player() -> No
     assert {"dqn", "ppo"} <= set(_check_policies(subject).split(", "))
 
 
-def test_first_step_that_differs_is_named() -> None:
+def test_error_names_the_first_step_that_differs() -> None:
     random, shared = (
         _Subject(getattr(envs(), name), 0) for name in ("OwnRandomness", "SharedState")
     )
@@ -165,12 +165,12 @@ def test_first_step_that_differs_is_named() -> None:
         each.observation_space, each.action_space = envs().BOX, gym.spaces.Discrete(3)
     with pytest.raises(_Problem, match=r"the same seed .* \(in the first observation\)"):
         _check_seeds(random)
-    # The other env takes the step between the first and the second of this one.
+    # The other env takes a step between the first and the second step of this env.
     with pytest.raises(_Problem, match=r"\(in step 2\)"):
         _check_manager(shared)
 
 
-def test_observation_outside_of_its_bounds_is_warned_of_once() -> None:
+def test_observation_out_of_bounds_gives_one_warning() -> None:
     subject = _Subject(envs().OutOfBounds, 0)
     subject.observation_space = envs().BOX
     subject.check_obs(np.array([1, -1], np.float32), "reset()")
@@ -181,7 +181,7 @@ def test_observation_outside_of_its_bounds_is_warned_of_once() -> None:
     assert text.startswith("reset() gives observations outside of the bounds")
 
 
-def test_env_that_fails_beside_another_one_is_found() -> None:
+def test_env_that_fails_while_another_is_open_is_found() -> None:
     subject = _Subject(envs().FailsBesideAnother, 0)
     subject.observation_space, subject.action_space = envs().BOX, gym.spaces.Discrete(3)
     with pytest.raises(_Problem, match="1 steps or resets failed"):
@@ -213,7 +213,7 @@ def test_env_that_fails_beside_another_one_is_found() -> None:
         ("Continuous", [SPACES, CHILD, POLICIES], "have no columns"),
     ],
 )
-def test_env_that_can_be_used_is_warned_of(env: str, warned: list[str], text: str) -> None:
+def test_usable_env_with_a_weakness_gives_a_warning(env: str, warned: list[str], text: str) -> None:
     found = by_name(check_env(f"checked_envs:{env}"))
     assert {name: found[name].state for name in ALL} == {
         name: "warning" if name in warned else "ok" for name in ALL
@@ -221,7 +221,7 @@ def test_env_that_can_be_used_is_warned_of(env: str, warned: list[str], text: st
     assert text in found[warned[0]].detail
 
 
-def test_command_says_by_its_code_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_of_the_command_shows_problems(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", "checked_envs:OldStep"]) == 1
     assert "problem  steps and episodes" in capsys.readouterr().out
     assert main(["check-env", "checked_envs:Words"]) == 0  # warnings

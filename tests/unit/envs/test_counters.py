@@ -1,4 +1,4 @@
-"""Returns, failure counters and rewards of rows that are no transitions, after odd events."""
+"""Returns, failure counts and rows without a transition, after resets, failures and restarts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def play(manager: EnvManager, action: int = 0) -> Any:
     "event", [lambda manager: manager.reset(), reset_the_first, restart, relaunch]
 )
 @every_manager
-def test_return_counts_from_the_last_start(
+def test_return_counts_from_the_last_reset_or_restart(
     cfg: dict[str, Any], env: str, event: Callable[[EnvManager], None]
 ) -> None:
     with make(cfg, env) as manager:
@@ -68,7 +68,7 @@ def test_return_counts_from_the_last_start(
 
 
 @every_manager
-def test_return_of_one_env_is_kept_while_another_begins_anew(cfg: dict[str, Any], env: str) -> None:
+def test_reset_of_one_env_keeps_the_return_of_another(cfg: dict[str, Any], env: str) -> None:
     with make(cfg, env) as manager:
         manager.launch()
         if not manager.capabilities.per_env_reset:
@@ -80,7 +80,7 @@ def test_return_of_one_env_is_kept_while_another_begins_anew(cfg: dict[str, Any]
 
 
 @every_manager
-def test_reseeding_starts_the_count_of_rebuilds_again(cfg: dict[str, Any], env: str) -> None:
+def test_reseeding_resets_the_count_of_rebuilds(cfg: dict[str, Any], env: str) -> None:
     with make(cfg, env, n=1) as manager:
         manager.launch()
         runs = []
@@ -99,7 +99,7 @@ def test_reseeding_starts_the_count_of_rebuilds_again(cfg: dict[str, Any], env: 
 
 
 @every_manager
-def test_reseeding_forgives_no_failure_in_a_row(cfg: dict[str, Any], env: str) -> None:
+def test_reseeding_keeps_the_count_of_failures_in_a_row(cfg: dict[str, Any], env: str) -> None:
     with make(cfg, env, n=1) as manager:
         manager.launch()
         for _ in range(2):
@@ -112,7 +112,7 @@ def test_reseeding_forgives_no_failure_in_a_row(cfg: dict[str, Any], env: str) -
 
 
 @every_manager
-def test_launch_forgives_all_failures(cfg: dict[str, Any], env: str) -> None:
+def test_launch_resets_all_failure_counts(cfg: dict[str, Any], env: str) -> None:
     with make(cfg, env, n=1) as manager:
         assert manager.failure_count == 0
         manager.launch()
@@ -126,7 +126,7 @@ def test_launch_forgives_all_failures(cfg: dict[str, Any], env: str) -> None:
 
 
 class Careless(gym.vector.VectorEnv[Any, Any, Any]):
-    """Rewards 7 or NaN in the steps it spends on resets, and ends every episode at once."""
+    """Gives ``reward`` in the steps that are resets, and reports an end in every step."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     single_observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -157,7 +157,7 @@ class CarelessManager(BaseVectorEnvManager):
 @pytest.mark.parametrize(
     "cfg", [{}, {"rewards_nan": True}, {"rewards_nan": True, "episode_num": 1}]
 )
-def test_rows_that_are_no_transitions_have_no_reward_and_no_end(cfg: dict[str, Any]) -> None:
+def test_rows_without_a_transition_have_no_reward_and_no_end(cfg: dict[str, Any]) -> None:
     with CarelessManager(cfg, [gym.Env] * 2) as manager:
         manager.launch()
         assert manager.step_batch(np.zeros(2, int)).reward.tolist() == [1.0, 1.0]
@@ -167,7 +167,7 @@ def test_rows_that_are_no_transitions_have_no_reward_and_no_end(cfg: dict[str, A
         assert not (columns.terminated | columns.truncated).any()
 
 
-def test_any_vector_env_is_a_manager_in_a_few_lines() -> None:
+def test_short_subclass_makes_a_manager_of_any_vector_env() -> None:
     class Native(BaseVectorEnvManager):
         def make_vector_env(self) -> Any:
             return gym.make_vec(

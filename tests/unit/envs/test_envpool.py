@@ -1,4 +1,4 @@
-"""Envs of envpool, against envs of it that are driven without a manager."""
+"""The envpool manager, compared with envpool without a manager."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dingsdk.errors import ConfigError, EnvError, NotSavableError, UnknownEnvErr
 CARTPOLE = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 12}}
 
 
-def test_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_missing_envpool_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(UnknownEnvError, match=r"is the extra 'envpool': pip install"):
         EnvFn({"env_id": "envpool:Pong-v5"})()
@@ -43,7 +43,7 @@ def launched(cfg: dict[str, Any], n: int = 3, seed: int = 1, **section: Any) -> 
     return manager
 
 
-def test_steps_and_ends_are_those_of_the_pool(envpool: Any) -> None:
+def test_steps_and_ends_equal_those_of_envpool(envpool: Any) -> None:
     with launched(CARTPOLE) as manager:
         assert manager.capabilities.reset_takes_step
         vec = manager._vec  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_steps_and_ends_are_those_of_the_pool(envpool: Any) -> None:
 
 
 @pytest.mark.usefixtures("envpool")
-def test_seed_decides_the_episodes_and_no_two_envs_are_alike() -> None:
+def test_seed_fixes_the_episodes_and_all_envs_differ() -> None:
     starts = []
     for seed in (1, 1, 2):
         with launched(CARTPOLE, seed=seed) as manager:
@@ -91,7 +91,7 @@ def test_seed_decides_the_episodes_and_no_two_envs_are_alike() -> None:
 
 
 @pytest.mark.usefixtures("envpool")
-def test_unseeded_managers_play_other_episodes() -> None:
+def test_unseeded_managers_play_different_episodes() -> None:
     starts = []
     for _ in range(2):
         with create_env_manager({"type": "envpool"}, make_env_fns(CARTPOLE, 1)) as manager:
@@ -101,7 +101,7 @@ def test_unseeded_managers_play_other_episodes() -> None:
 
 
 @pytest.mark.usefixtures("envpool")
-def test_one_env_alone_steps_until_its_pole_falls_or_its_time_is_over() -> None:
+def test_single_env_ends_when_the_pole_falls_or_the_time_is_over() -> None:
     cfg = {"env_id": "envpool:CartPole-v1", "kwargs": {"max_episode_steps": 15}}
     with closing(EnvFn(cfg)()) as env:
         for falls in (True, False):
@@ -140,7 +140,7 @@ def test_returns_and_finite_episodes_in_the_dict_form() -> None:
 
 
 @pytest.mark.usefixtures("envpool")
-def test_atari_has_the_options_of_envpool_and_runs_alone_too() -> None:
+def test_atari_takes_envpool_options_and_runs_as_a_single_env() -> None:
     cfg = {"env_id": "envpool:Pong-v5", "kwargs": {"stack_num": 2, "img_height": 42}}
     manager = create_env_manager({"type": "envpool", "num_threads": 1}, make_env_fns(cfg, 2))
     assert manager.observation_space.shape == (2, 42, 84)
@@ -168,13 +168,13 @@ def test_atari_has_the_options_of_envpool_and_runs_alone_too() -> None:
     ],
 )
 @pytest.mark.usefixtures("envpool")
-def test_what_it_cannot_run_is_refused(cfg: Any, error: type[Exception], text: str) -> None:
+def test_unsupported_envs_are_refused(cfg: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         launched(cfg, 2)
 
 
 @pytest.mark.usefixtures("envpool")
-def test_what_it_cannot_do_is_refused() -> None:
+def test_unsupported_operations_are_refused() -> None:
     with pytest.raises(ConfigError, match="takes no functions"):
         create_env_manager({"type": "envpool"}, [lambda: None])
     with launched(CARTPOLE) as manager:
@@ -191,7 +191,7 @@ def test_what_it_cannot_do_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("envpool")
-def test_run_is_the_same_twice(tmp_path: Path) -> None:
+def test_two_runs_with_the_same_seed_are_equal(tmp_path: Path) -> None:
     from dingsdk import train
 
     sets = ["env_manager.type=envpool", "policy.learn.learner.train_iterations=40"]
@@ -206,7 +206,7 @@ def test_run_is_the_same_twice(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("envpool")
-def test_parallel_run_uses_it_too(tmp_path: Path) -> None:
+def test_parallel_run_works_with_envpool(tmp_path: Path) -> None:
     from dingsdk import train
 
     sets = ["env_manager.type=envpool", "policy.learn.learner.train_iterations=40"]
@@ -216,9 +216,9 @@ def test_parallel_run_uses_it_too(tmp_path: Path) -> None:
     assert result.train_iter >= 40
 
 
-def test_closed_env_has_closed_its_pool(envpool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_closes_its_pool_once(envpool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     env = PooledEnv("CartPole-v1")
-    env.close()  # there is none yet
+    env.close()  # there is no pool yet
     env.reset(seed=1)
     pool: Any = env._envs._pool
     assert (pool.config["num_envs"], pool.config["num_threads"]) == (1, 0)
@@ -230,5 +230,5 @@ def test_closed_env_has_closed_its_pool(envpool: Any, monkeypatch: pytest.Monkey
     assert closed[0] is pool
 
 
-def test_pool_says_that_resets_take_a_step(envpool: Any) -> None:
+def test_pool_declares_that_resets_take_a_step(envpool: Any) -> None:
     assert PooledEnvs("CartPole-v1").metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP

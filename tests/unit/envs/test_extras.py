@@ -1,4 +1,4 @@
-"""Which extra an env needs is known without importing it, and named where it is missing."""
+"""The extra that an env needs is found without importing it. Errors name a missing extra."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ ROOT = Path(__file__).parents[3]
         ("pettingzoo.classic.tictactoe_v3:env", Extra("multiagent", "pettingzoo")),
     ],
 )
-def test_env_of_an_extra_is_known(env_id: str, extra: Extra) -> None:
+def test_extra_of_an_env_is_found(env_id: str, extra: Extra) -> None:
     assert extra_of(env_id) == extra
 
 
 @pytest.mark.parametrize(
     "env_id", ["CartPole-v1", "Absent-v1", "my_module:Pong", "ale_python:Env", "mine:ALE"]
 )
-def test_other_envs_need_none(env_id: str) -> None:
+def test_other_envs_need_no_extra(env_id: str) -> None:
     assert extra_of(env_id) is None
     assert missing_extra_hint(env_id) == ""
 
 
-def test_module_tells_whether_an_extra_is_installed() -> None:
+def test_extra_is_installed_if_its_module_is_found() -> None:
     assert Extra("any", "json").is_installed
     assert not Extra("any", "no_such_module").is_installed
 
 
-def test_missing_extra_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_a_missing_extra_and_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(UnknownEnvError) as raised:
         EnvFn({"env_id": "ale_py:ALE/Pong-v5"})()

@@ -1,4 +1,4 @@
-"""Envs that raise, observe NaN or the wrong shape: dropped, counted, rebuilt, then fatal."""
+"""An env that fails is rebuilt and its episode is dropped. The third failure in a row is fatal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def step(manager: EnvManager, *actions: int) -> Any:
 
 @pytest.mark.parametrize("cfg", GUARDED)
 @pytest.mark.parametrize("fault", [RAISE, NAN, WRONG_SHAPE, NAN_REWARD, REPORT])
-def test_fault_costs_one_env_its_episode(cfg: dict[str, Any], fault: int, counter_cls: Any) -> None:
+def test_fault_ends_only_its_own_episode(cfg: dict[str, Any], fault: int, counter_cls: Any) -> None:
     with launch(cfg) as manager:
         step(manager, 0, 0)
         made = counter_cls.made
@@ -86,7 +86,7 @@ def test_fault_is_an_abnormal_timestep_in_dict_form(cfg: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("cfg", GUARDED)
-def test_third_failure_in_a_row_is_fatal_and_chained(cfg: dict[str, Any]) -> None:
+def test_third_failure_in_a_row_is_fatal_and_keeps_its_cause(cfg: dict[str, Any]) -> None:
     with launch(cfg) as manager:
         step(manager, 0, RAISE)
         step(manager, 0, RAISE)
@@ -98,7 +98,7 @@ def test_third_failure_in_a_row_is_fatal_and_chained(cfg: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("cfg", GUARDED)
-def test_steps_between_failures_forgive_none(cfg: dict[str, Any]) -> None:
+def test_steps_between_failures_do_not_reset_the_count(cfg: dict[str, Any]) -> None:
     with launch(cfg, n=1) as manager:
         for _ in range(2):
             step(manager, RAISE)
@@ -108,7 +108,7 @@ def test_steps_between_failures_forgive_none(cfg: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cfg", GUARDED)
-def test_completed_episode_forgives_earlier_failures(cfg: dict[str, Any]) -> None:
+def test_completed_episode_resets_the_count_of_failures_in_a_row(cfg: dict[str, Any]) -> None:
     with launch(cfg, n=1) as manager:
         for _ in range(3):
             step(manager, RAISE)
@@ -121,7 +121,7 @@ def test_completed_episode_forgives_earlier_failures(cfg: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(("fault", "found"), [(NAN, "with NaN"), (WRONG_SHAPE, "float32[3]")])
-def test_unfit_observation_is_named_with_key_and_shape(fault: int, found: str) -> None:
+def test_error_names_key_and_shape_of_an_invalid_observation(fault: int, found: str) -> None:
     with launch({**IN_PROCESS, "max_retry": 0}) as manager:
         with pytest.raises(EnvError) as caught:
             step(manager, fault, 0)
@@ -133,7 +133,7 @@ def test_unfit_observation_is_named_with_key_and_shape(fault: int, found: str) -
 
 
 class Answering:
-    """An env that answers a step and a reset as it is told."""
+    """An env whose ``step`` and ``reset`` give the results passed to it."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -157,7 +157,7 @@ class Answering:
 
 
 @pytest.mark.parametrize("reward", [2, np.float64(2), np.array(2.0), np.array([2.0])])
-def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
+def test_reward_of_any_numeric_type_is_accepted(reward: Any) -> None:
     env = GuardedEnv(
         lambda: Answering((Answering.obs, reward, True, False, {})), 0, EnvManager.Config()
     )
@@ -166,7 +166,7 @@ def test_reward_of_any_numeric_form_is_taken(reward: Any) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_largest_reward_that_float32_holds_is_taken(sign: int) -> None:
+def test_largest_float32_reward_is_accepted(sign: int) -> None:
     most = sign * float(np.finfo(np.float32).max)
     assert guard._plain_reward(most, 1) == most
     with pytest.raises(SchemaMismatchError, match="float32 holds it"):
@@ -174,7 +174,7 @@ def test_largest_reward_that_float32_holds_is_taken(sign: int) -> None:
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, np.array([True]), np.float64(1)])
-def test_flag_of_any_numeric_form_is_taken(flag: Any) -> None:
+def test_flag_of_any_numeric_type_is_accepted(flag: Any) -> None:
     env = GuardedEnv(
         lambda: Answering((Answering.obs, 1.0, False, flag, {})), 0, EnvManager.Config()
     )
@@ -200,7 +200,7 @@ def test_flag_of_any_numeric_form_is_taken(flag: Any) -> None:
         ({"reset": (Answering.obs, None)}, "info", "NoneType, a dict"),
     ],
 )
-def test_answer_of_the_wrong_form_is_named(answers: dict[str, Any], key: str, text: str) -> None:
+def test_error_names_a_wrong_return_value(answers: dict[str, Any], key: str, text: str) -> None:
     env = GuardedEnv(lambda: Answering(**answers), 0, EnvManager.Config(max_retry=0))
 
     def play() -> None:
@@ -214,7 +214,7 @@ def test_answer_of_the_wrong_form_is_named(answers: dict[str, Any], key: str, te
     assert cause.key == key
 
 
-def test_env_that_exits_fails_as_one_that_raises() -> None:
+def test_system_exit_in_an_env_is_a_failure() -> None:
     env = GuardedEnv(lambda: Answering(SystemExit(3)), 0, EnvManager.Config())
     env.reset()
     assert env.step(0)[4]["error"] == "SystemExit: 3"
@@ -223,14 +223,14 @@ def test_env_that_exits_fails_as_one_that_raises() -> None:
         env.step(0)
 
 
-def test_unfit_part_of_a_dict_observation_is_named_by_its_path() -> None:
+def test_error_names_the_invalid_part_of_a_dict_observation() -> None:
     with launch({**IN_PROCESS, "max_retry": 0}, observes="dict") as manager:
         with pytest.raises(EnvError) as caught:
             manager.step({0: NAN, 1: 0})
         assert caught.value.__cause__.key == "obs.box"  # type: ignore[union-attr]
 
 
-def test_rebuilt_env_goes_on_with_a_stream_of_its_own() -> None:
+def test_rebuilt_env_gets_its_own_random_stream() -> None:
     def starts(manager: EnvManager) -> list[float]:
         found = [float(manager.current_obs()[0, 0])]
         for action in (RAISE, RAISE, 0, 0, 0):
@@ -246,7 +246,7 @@ def test_rebuilt_env_goes_on_with_a_stream_of_its_own() -> None:
     assert len({runs[0][0], runs[0][1], runs[0][2], runs[0][5]}) == 4
 
 
-def test_fixed_seed_survives_a_rebuild() -> None:
+def test_rebuilt_env_keeps_a_fixed_seed() -> None:
     with launch(IN_PROCESS, n=1) as manager:
         manager.seed(3, dynamic_seed=False)
         manager.reset()
@@ -255,7 +255,7 @@ def test_fixed_seed_survives_a_rebuild() -> None:
         np.testing.assert_array_equal(manager.current_obs(), first)
 
 
-def test_each_rebuild_takes_the_seed_of_its_number(counter_cls: Any) -> None:
+def test_each_rebuild_derives_its_seed_from_its_number(counter_cls: Any) -> None:
     def start_of(seed: int) -> float:
         return float(counter_cls().reset(seed=seed)[0][0])
 
@@ -266,7 +266,7 @@ def test_each_rebuild_takes_the_seed_of_its_number(counter_cls: Any) -> None:
         assert obs[0] == start_of(derive_seed(7, "rebuild", number))
 
 
-def test_guarded_env_goes_on_with_its_stream_until_its_seed_is_kept(counter_cls: Any) -> None:
+def test_guarded_env_repeats_its_seed_only_with_keep_seed(counter_cls: Any) -> None:
     env = GuardedEnv(counter_cls, 0, EnvManager.Config())
     first = env.reset(seed=7)[0].tolist()
     assert env.reset()[0].tolist() != first
@@ -274,7 +274,7 @@ def test_guarded_env_goes_on_with_its_stream_until_its_seed_is_kept(counter_cls:
     assert env.reset()[0].tolist() == first
 
 
-def test_failures_of_a_call_are_in_its_info_where_there_were_some(counter_cls: Any) -> None:
+def test_info_holds_the_failures_of_a_call_if_any(counter_cls: Any) -> None:
     env = GuardedEnv(counter_cls, 0, EnvManager.Config())
     for expected in (1, 1):
         assert FAILURES not in env.reset()[1]
@@ -282,13 +282,13 @@ def test_failures_of_a_call_are_in_its_info_where_there_were_some(counter_cls: A
         assert env.step(RAISE)[4][FAILURES] == expected
 
 
-def test_guarded_env_shows_what_its_env_renders(counter_cls: Any) -> None:
+def test_guarded_env_keeps_metadata_and_render_mode(counter_cls: Any) -> None:
     env = GuardedEnv(partial(counter_cls, render_mode="rgb_array"), 0, EnvManager.Config())
     assert env.metadata == counter_cls.metadata
     assert env.render_mode == "rgb_array"
 
 
-def test_guard_goes_on_in_another_one_with_its_failures(counter_cls: Any) -> None:
+def test_state_of_a_guarded_env_includes_its_failures(counter_cls: Any) -> None:
     env, other = (GuardedEnv(counter_cls, 0, EnvManager.Config()) for _ in range(2))
     env.reset(seed=7)
     for _ in range(2):
@@ -298,7 +298,7 @@ def test_guard_goes_on_in_another_one_with_its_failures(counter_cls: Any) -> Non
         other.step(RAISE)
 
 
-def test_ctrl_c_arrives_again_once_the_processes_have_started() -> None:
+def test_ctrl_c_is_blocked_only_inside_the_context() -> None:
     with guard.ctrl_c_blocked():
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -311,7 +311,7 @@ def test_retry_by_reset_keeps_the_instance(counter_cls: Any) -> None:
         assert counter_cls.made == made
 
 
-def test_env_without_a_space_is_named_as_it_is_under_its_wrappers() -> None:
+def test_error_of_an_invalid_space_names_the_unwrapped_env() -> None:
     env = gym.Wrapper(CartPoleEnv())
     guard.check_spaces(env)
     env.action_space = 2  # type: ignore[assignment]
@@ -339,7 +339,7 @@ def test_native_failure_rebuilds_all_and_marks_all_rows(env: str, fault: int) ->
         assert not columns.valid.any()
         assert columns.obs[:, 1].tolist() == [0, 0, 0]
         assert manager.failure_count == 3
-        manager.reset({0: None})  # the restart has done it
+        manager.reset({0: None})  # does nothing: the restart has reset all envs
         assert step(manager, 0, 0, 0).final_obs[:, 1].tolist() == [1, 1, 1]
         step(manager, 0, 0, 0)  # the first env completes an episode here
         step(manager, 0, fault, 0)
@@ -411,7 +411,7 @@ def test_envs_are_closed_with_their_manager_and_when_they_are_rebuilt(
 
 
 @pytest.mark.parametrize("cfg", [IN_PROCESS, {"type": "vector"}])
-def test_waits_before_an_env_is_retried(cfg: dict[str, Any]) -> None:
+def test_manager_waits_before_it_retries_an_env(cfg: dict[str, Any]) -> None:
     env = "Counter" if cfg is IN_PROCESS else "Native"
     with launch({**cfg, "retry_waiting_time": 0.05}, env=env) as manager:
         started = time.monotonic()
@@ -419,7 +419,7 @@ def test_waits_before_an_env_is_retried(cfg: dict[str, Any]) -> None:
         assert time.monotonic() - started >= 0.05
 
 
-def test_failed_native_env_goes_on_with_seeds_of_its_own() -> None:
+def test_failed_native_env_gets_a_new_seed_from_the_failure_count() -> None:
     def starts(seed: int, failures: int) -> list[float]:
         with launch(NATIVE, env="Native") as manager:
             manager.seed(seed)
@@ -434,7 +434,7 @@ def test_failed_native_env_goes_on_with_seeds_of_its_own() -> None:
             manager.launch()
             assert (manager.current_obs()[0, 0], manager.failure_count) == (found[0], 0)
             step(manager, 0, RAISE)
-            assert manager.current_obs()[0, 0] == found[1], "counts failures from its seeding"
+            assert manager.current_obs()[0, 0] == found[1], "launch did not reset the count"
             return found
 
     first = starts(3, failures=3)
@@ -442,7 +442,7 @@ def test_failed_native_env_goes_on_with_seeds_of_its_own() -> None:
     assert len({*first, *starts(4, failures=3)}) == 8
 
 
-def test_native_env_with_a_fixed_seed_begins_every_episode_alike_also_after_a_failure() -> None:
+def test_native_env_keeps_a_fixed_seed_after_a_failure() -> None:
     for env in ("Native", "NativeSameStep", "NativeDisabled"):
         with launch(NATIVE, env=env, n=1) as manager:
             manager.seed(3, dynamic_seed=False)
@@ -484,10 +484,10 @@ def _breaking_envs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Forked(AsyncVectorEnv):
-    """Its processes start at once."""
+    """Starts its processes fast, in the preloaded server."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "context": "forkserver"})  # of `fork_server`
+        super().__init__(*args, **{**kwargs, "context": "forkserver"})  # see `fork_server`
 
 
 @pytest.fixture
@@ -496,7 +496,7 @@ def _forked(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Hanging(CartPoleEnv):
-    """Waits until somebody opens a fifo for writing, in a step or a reset."""
+    """Waits in ``step`` or ``reset`` until the fifo ``gate`` is opened for writing."""
 
     def __init__(self, gate: Path, where: str) -> None:
         super().__init__()
@@ -526,7 +526,7 @@ def launch_hanging(tmp_path: Path, where: str, **cfg: Any) -> Any:
 
 
 @pytest.mark.usefixtures("_forked")
-def test_step_and_reset_of_child_processes_have_a_limit(
+def test_step_and_reset_of_child_processes_have_a_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vector, "_end_processes", partial(vector._end_processes, timeout_s=0.05))
@@ -540,7 +540,7 @@ def test_step_and_reset_of_child_processes_have_a_limit(
 
 
 @pytest.mark.usefixtures("_forked")
-def test_child_processes_get_time_to_end_and_are_killed_after_it(tmp_path: Path) -> None:
+def test_child_processes_that_do_not_end_in_time_are_killed(tmp_path: Path) -> None:
     with launch_hanging(tmp_path, "nowhere") as manager:
         vec = manager._vec
         vector._end_processes(vec)
@@ -563,8 +563,8 @@ def test_child_processes_get_time_to_end_and_are_killed_after_it(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("_forked", "_breaking_envs")
-@pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium warns of it as well
-def test_child_process_that_fails_too_often_hands_on_its_traceback() -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium also warns
+def test_error_includes_the_traceback_of_the_child_process() -> None:
     cfg = {"type": "vector", "vectorization_mode": "async", "max_retry": 1}
     env_fns = make_env_fns({"env_id": "breaking_envs:Breaking-v0"}, 2)
     with create_env_manager(cfg, env_fns) as manager:
@@ -579,7 +579,7 @@ def test_child_process_that_fails_too_often_hands_on_its_traceback() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_breaking_envs")
-def test_child_process_that_is_late_is_replaced() -> None:
+def test_child_process_that_exceeds_the_step_timeout_is_replaced() -> None:
     cfg = {"type": "vector", "vectorization_mode": "async", "step_timeout": 2.0}
     env_fns = make_env_fns(
         {"env_id": "breaking_envs:Breaking-v0", "kwargs": {"sleeps_s": 600.0}}, 2
@@ -592,7 +592,7 @@ def test_child_process_that_is_late_is_replaced() -> None:
 
 
 class Closing(CartPoleEnv):
-    """Notes the thread that closes it, and ends when ``gate`` is open."""
+    """Records the thread that calls ``close``, which returns when ``gate`` is set."""
 
     gate: ClassVar[threading.Event]
     closed_in: ClassVar[list[threading.Thread]]
@@ -613,12 +613,12 @@ def closing_cls() -> Iterator[type[Closing]]:
             thread.join(30)
 
 
-def test_close_of_an_env_that_hangs_is_not_waited_for(
+def test_manager_does_not_wait_for_an_env_whose_close_hangs(
     closing_cls: type[Closing], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(guard, "CLOSE_S", 0.1)
     manager = create_env_manager(IN_PROCESS, [closing_cls] * 2)
-    assert manager.observation_space.shape == (4,)  # of an env that is made for it, and closed
+    assert manager.observation_space.shape == (4,)  # makes an env and closes it
     manager.launch()
     manager.close()
     assert manager.closed
@@ -639,7 +639,7 @@ def test_env_that_renders_is_closed_in_the_thread_that_made_it(
     assert [thread is here for thread in closing_cls.closed_in] == [is_here] * 2
 
 
-def test_close_waits_for_an_env_that_takes_a_moment(
+def test_close_waits_for_an_env_that_closes_slowly(
     closing_cls: type[Closing], caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = create_env_manager(IN_PROCESS, [closing_cls] * 2)

@@ -1,4 +1,4 @@
-"""Making envs from config sections, and what is said where that fails."""
+"""Envs are made from config sections. Errors say why that fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dingsdk.plugins.registry import transaction
 
 def test_env_fn_is_picklable_and_makes_equal_envs() -> None:
     env_fn = EnvFn({"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 7}, "seed": 1})
-    again = pickle.loads(pickle.dumps(env_fn))  # noqa: S301 - what async does with it
+    again = pickle.loads(pickle.dumps(env_fn))  # noqa: S301 - async mode does the same
     assert again == env_fn
     assert len({again, env_fn, EnvFn({"env_id": "CartPole-v1"})}) == 2
     env: Any = again()
@@ -62,12 +62,12 @@ def test_unknown_env_id_names_the_nearest(asked: str, nearest: str | None) -> No
     assert caught.value.path == "env.env_id"
 
 
-def test_unknown_namespace_passes_on_the_hint_of_gymnasium() -> None:
+def test_unknown_namespace_error_includes_the_hint_of_gymnasium() -> None:
     with pytest.raises(UnknownEnvError, match="installed the proper package for qzqz"):
         make_env_fns({"env_id": "qzqz/Xyzw-v5"}, 1)
 
 
-def test_env_of_a_package_that_is_not_imported_says_how_to_get_and_name_it(
+def test_error_for_an_unregistered_atari_env_names_the_extra_and_the_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Another test of the same process may have imported the package.
@@ -79,7 +79,7 @@ def test_env_of_a_package_that_is_not_imported_says_how_to_get_and_name_it(
     assert caught.value.nearest == "ale_py:ALE/Pong-v5"
 
 
-def test_setting_of_vector_envs_builds_managers_of_as_many_envs() -> None:
+def test_vec_env_setting_gives_the_configured_numbers_of_envs() -> None:
     cfg = {"env_id": "CartPole-v1", "collector_env_num": 3, "evaluator_env_num": 2}
 
     env_fn, collector_cfgs, evaluator_cfgs = get_vec_env_setting(cfg)
@@ -94,14 +94,14 @@ def test_setting_of_vector_envs_builds_managers_of_as_many_envs() -> None:
     manager.close()
 
 
-def test_setting_of_vector_envs_has_one_env_by_default_and_no_unknown_ones() -> None:
+def test_vec_env_setting_gives_one_env_by_default_and_refuses_unknown_ids() -> None:
     _, collector_cfgs, evaluator_cfgs = get_vec_env_setting({"env_id": "CartPole-v1"})
     assert (len(collector_cfgs), len(evaluator_cfgs)) == (1, 1)
     with pytest.raises(UnknownEnvError, match="NoSuchEnv-v0"):
         get_vec_env_setting({"env_id": "NoSuchEnv-v0"})
 
 
-def test_missing_package_passes_on_the_hint_of_gymnasium() -> None:
+def test_missing_package_error_includes_the_hint_of_gymnasium() -> None:
     def entry_point(**_: Any) -> None:
         raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[tiny]"`')
 
@@ -111,12 +111,12 @@ def test_missing_package_passes_on_the_hint_of_gymnasium() -> None:
         EnvFn({"env_id": "Tiny/Extra-v0"})()
 
 
-def test_module_that_cannot_be_imported_is_named() -> None:
+def test_error_names_a_module_that_cannot_be_imported() -> None:
     with pytest.raises(UnknownEnvError, match="'no_such_module'"):
         make_env_fns({"env_id": "no_such_module:Env-v0"}, 1)
 
 
-def test_module_that_raises_is_named_with_the_line(
+def test_error_names_the_line_at_which_a_module_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_envs.py").write_text("import gymnasium\n\ngymnasium.regster()\n")
@@ -129,12 +129,12 @@ def test_module_that_raises_is_named_with_the_line(
     ("cause", "kwargs", "error"),
     [
         (RuntimeError("no display"), {}, EnvError),
-        # Nothing was given that it could not take.
+        # No kwargs were given, so they are not the cause.
         (TypeError("object of type 'int' has no len()"), {}, EnvError),
         (TypeError("unexpected keyword argument 'size'"), {"size": 3}, ConfigError),
     ],
 )
-def test_constructor_that_raises_is_named(
+def test_error_names_an_env_whose_constructor_raises(
     cause: Exception, kwargs: dict[str, Any], error: type[Exception]
 ) -> None:
     def entry_point(**_: Any) -> None:
@@ -214,7 +214,7 @@ def test_wrappers_are_applied_from_the_inside_out() -> None:
         EnvFn({"env_id": "CartPole-v1", "wrappers": ["tiny_limit"]})()
 
 
-def test_env_that_goes_to_a_child_process_brings_its_wrapper_types() -> None:
+def test_pickled_env_fn_includes_its_wrapper_types() -> None:
     registry = default_manager().registry("env_wrappers")
     with transaction("parent") as changes:
         registry.register("tiny_limit", gym.wrappers.TimeLimit)
@@ -232,7 +232,7 @@ def test_env_that_goes_to_a_child_process_brings_its_wrapper_types() -> None:
 
 @pytest.mark.usefixtures("_wrapper_types")
 @pytest.mark.parametrize("mode", ["auto", pytest.param("async", marks=pytest.mark.slow)])
-def test_vector_envs_are_wrapped_too_also_in_child_processes(mode: str) -> None:
+def test_vector_envs_are_wrapped_in_child_processes_too(mode: str) -> None:
     cfg = {"type": "vector", "vectorization_mode": mode}
     with create_env_manager(cfg, make_env_fns(LIMITED, 1)) as manager:
         assert manager.capabilities.per_env_seed
@@ -241,7 +241,7 @@ def test_vector_envs_are_wrapped_too_also_in_child_processes(mode: str) -> None:
     assert truncated == [False, False, False, True]
 
 
-def test_unknown_wrapper_and_manager_types_are_named() -> None:
+def test_unknown_wrapper_and_manager_types_are_refused() -> None:
     with pytest.raises(UnknownPluginError):
         EnvFn({"env_id": "CartPole-v1", "wrappers": ["no_such_wrapper"]})()
     with pytest.raises(UnknownPluginError):
@@ -250,7 +250,7 @@ def test_unknown_wrapper_and_manager_types_are_named() -> None:
         create_env_manager({"type": "base", "x": 1}, make_env_fns({"env_id": "CartPole-v1"}, 1))
 
 
-def test_makers_of_the_same_env_are_equal_and_say_what_they_make() -> None:
+def test_env_fns_of_the_same_config_are_equal_and_repr_shows_it() -> None:
     cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 9}, "wrappers": ["flatten_obs"]}
     one, same, other = EnvFn(cfg), EnvFn(cfg), EnvFn({**cfg, "wrappers": []})
     assert len({one, same, other}) == 2

@@ -1,4 +1,4 @@
-"""Life cycle, seeds, resets, episode counts and refusals of the env managers."""
+"""Life cycle, seeds, resets, episode counts and errors of the env managers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_wrong_number_of_seeds_is_refused() -> None:
 
 
 @pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])
-def test_seed_is_applied_once_and_the_stream_runs_on(cfg: dict[str, Any]) -> None:
+def test_seed_is_applied_to_the_next_reset_only(cfg: dict[str, Any]) -> None:
     with make(cfg) as manager:
         manager.seed(5)
         manager.launch()
@@ -132,7 +132,7 @@ def test_seed_is_applied_once_and_the_stream_runs_on(cfg: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("cfg", [*ALL, {**SYNC, "autoreset_mode": "disabled"}])
-def test_static_seed_starts_every_episode_alike(cfg: dict[str, Any]) -> None:
+def test_static_seed_starts_every_episode_in_the_same_state(cfg: dict[str, Any]) -> None:
     with make(cfg) as manager:
         manager.seed(5, dynamic_seed=False)
         manager.launch()
@@ -174,7 +174,7 @@ def test_reset_arguments_are_remembered_for_later_episodes(cfg: dict[str, Any]) 
         assert manager.current_obs()[1, 0] == 4.0
 
 
-def test_native_refuses_what_it_cannot_do() -> None:
+def test_native_mode_refuses_unsupported_operations() -> None:
     with make(NATIVE) as manager:
         manager.launch()
         assert manager.capabilities.per_env_seed is False
@@ -184,7 +184,7 @@ def test_native_refuses_what_it_cannot_do() -> None:
         assert refused.value.path == "env_manager.vectorization_mode"
         manager.reset()
         start = starts(manager)
-        manager.reset({0: None})  # at the start of its episode already
+        manager.reset({0: None})  # allowed: its episode has no step yet
         assert starts(manager) == start
         manager.step_batch(np.zeros(2, int), np.arange(2))
         with pytest.raises(PolicyOutputError, match="in_process") as caught:
@@ -196,7 +196,7 @@ def test_native_refuses_what_it_cannot_do() -> None:
         make({**NATIVE, "autoreset_mode": "same_step"})
 
 
-def test_env_that_is_done_holds_no_other_up() -> None:
+def test_finished_env_does_not_block_the_others() -> None:
     cfg = {**IN_PROCESS, "episode_num": 1}
     with make(cfg, env_id="Tiny/Counter-v0") as manager:
         manager.launch()
@@ -207,13 +207,13 @@ def test_env_that_is_done_holds_no_other_up() -> None:
         assert columns.obs[:, 1].tolist() == [3, 1]
 
 
-def test_closed_manager_calls_no_env() -> None:
+def test_closed_manager_refuses_env_methods() -> None:
     manager = make(IN_PROCESS)
     with pytest.raises(ClosedError):
         manager.enable_save_replay("replays")
 
 
-def test_in_process_steps_some_envs_alone() -> None:
+def test_in_process_manager_can_step_some_of_its_envs() -> None:
     with make(IN_PROCESS, n=3, env_id="Tiny/Counter-v0") as manager:
         manager.launch()
         columns = manager.step_batch(np.zeros(2, int), np.array([2, 0]))
@@ -288,7 +288,7 @@ def test_bad_actions_leave_the_envs_untouched(cfg: dict[str, Any], actions: Any)
 
 
 @pytest.mark.parametrize("cfg", ALL)
-def test_bad_action_of_one_env_moves_none(cfg: dict[str, Any]) -> None:
+def test_bad_action_for_one_env_steps_no_env(cfg: dict[str, Any]) -> None:
     with make(cfg) as manager:
         manager.launch()
         before = starts(manager)
@@ -324,7 +324,7 @@ def test_random_actions_are_for_ready_envs() -> None:
 
 
 class Silent(InProcessEnvManager):
-    """Does not say how many players its envs have."""
+    """Does not set the number of players of its envs."""
 
     def _open(self) -> None:
         self._envs = [GuardedEnv(self._env_fns[0], 0, self.section)]
@@ -332,7 +332,7 @@ class Silent(InProcessEnvManager):
         self._spaces = ObservationSchema(space), ActionChecker(actions)
 
 
-def test_envs_of_a_manager_that_names_no_players_have_one() -> None:
+def test_number_of_players_is_one_by_default() -> None:
     env_fns = make_env_fns({"env_id": "Tiny/Counter-v0"}, 1)
     with Silent({}, env_fns) as manager:
         manager.launch()
@@ -341,7 +341,7 @@ def test_envs_of_a_manager_that_names_no_players_have_one() -> None:
     assert timesteps[2].info["eval_episode_return"] == 6.0
 
 
-def test_images_of_envs_that_give_none_are_refused() -> None:
+def test_images_of_envs_without_a_render_mode_are_refused() -> None:
     with make(IN_PROCESS, env_id="Tiny/Counter-v0") as manager:
         assert isinstance(manager, InProcessEnvManager)
         manager.launch()
@@ -388,7 +388,7 @@ def test_unknown_config_key_names_the_nearest() -> None:
     assert caught.value.nearest == "episode_num"
 
 
-def test_default_config_holds_the_keys_of_the_bases() -> None:
+def test_default_config_has_the_keys_of_the_base_classes() -> None:
     default = VectorEnvManager.default_config()
     assert default.cfg_type == "VectorEnvManagerDict"
     assert default.vectorization_mode == "auto"
@@ -439,7 +439,7 @@ def test_reset_of_no_env_changes_nothing(cfg: dict[str, Any]) -> None:
         (NATIVE, Capabilities(False, False, False, True)),
     ],
 )
-def test_a_manager_says_what_it_promises(cfg: dict[str, Any], promises: Capabilities) -> None:
+def test_each_manager_has_its_capabilities(cfg: dict[str, Any], promises: Capabilities) -> None:
     with make(cfg) as manager:
         assert manager.capabilities == promises
         manager.launch()
@@ -467,7 +467,7 @@ def test_envs_are_seeded_from_a_branch_of_the_seed_tree() -> None:
 
 
 class Fresh(gym.vector.VectorEnv[Any, Any, Any]):
-    """Hands out new arrays in the dtypes of its spaces, and remembers which."""
+    """Returns new arrays in the dtypes of its spaces, and records their ids."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
@@ -529,7 +529,7 @@ def test_defaults_of_the_sections() -> None:
     assert {key: default[key] for key in own} == own
 
 
-def test_envs_that_are_stepped_one_by_one_give_every_guarantee() -> None:
+def test_in_process_manager_has_all_capabilities_but_asynchronous() -> None:
     found = make({"type": "in_process"}).capabilities
     assert found.per_env_seed
     assert found.per_env_reset

@@ -1,4 +1,4 @@
-"""Envs of several players behind gymnasium's interface, and one player against opponents."""
+"""Multi-player envs with gymnasium's interface, and single players against opponents."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_players_of_a_parallel_env_act_at_once() -> None:
     assert all(each["acted"] and each["terminated"] for each in info[PLAYERS])
 
 
-def test_players_change_seats_from_episode_to_episode() -> None:
+def test_players_change_seats_after_each_episode() -> None:
     env = PlayersEnv(Sums((1, 1, 1)))
     seats = [env.reset(seed=3)[0][:, 0].tolist()]
     seats += [env.reset()[0][:, 0].tolist() for _ in range(3)]
@@ -60,7 +60,7 @@ def test_players_change_seats_from_episode_to_episode() -> None:
     assert reward.tolist() == [1, -1, 0]
 
 
-def test_warnings_of_illegal_actions_are_kept_for_an_episode_at_most() -> None:
+def test_reset_clears_the_warnings_of_illegal_actions() -> None:
     env = PlayersEnv(Sums())
     env.reset(seed=0)
     EnvLogger.warn_on_illegal_move()
@@ -69,12 +69,12 @@ def test_warnings_of_illegal_actions_are_kept_for_an_episode_at_most() -> None:
     assert EnvLogger.mqueue == []
 
 
-def test_one_player_alone_is_a_game_too() -> None:
+def test_game_with_one_player_works() -> None:
     env = PlayersEnv(Sums((2,)))
     assert (env.player_num, env.reset(seed=0)[0].tolist()) == (1, [[0, 0, -1]])
 
 
-def test_player_that_leaves_early_is_told_apart() -> None:
+def test_info_shows_which_player_left_early() -> None:
     env = PlayersEnv(Sums((1, 2)))
     env.reset(seed=0)
     _, _, terminated, _, info = env.step(np.array([1, 1]))
@@ -90,7 +90,7 @@ def test_player_that_leaves_early_is_told_apart() -> None:
     assert reward.tolist() == [0, 0]
 
 
-def test_players_of_an_env_by_turns_get_rewards_with_their_turns() -> None:
+def test_turn_based_env_reports_turns_rewards_and_masks() -> None:
     env = PlayersEnv(Nim(stones=3))
     obs, info = env.reset(seed=0)
     assert obs["observation"].tolist() == [[0, 3], [1, 3]]
@@ -102,7 +102,7 @@ def test_players_of_an_env_by_turns_get_rewards_with_their_turns() -> None:
     assert (reward.tolist(), terminated) == ([0, 0], False)
     assert [each["acted"] for each in info[PLAYERS]] == [True, False]
     assert [each["acts_next"] for each in info[PLAYERS]] == [False, True]
-    # Whatever the player that does not act next chooses is ignored.
+    # The action of the player that does not act next is ignored, so its mask allows all.
     assert obs["action_mask"].tolist() == [[1, 1], [1, 0]]
 
     obs, reward, terminated, truncated, info = env.step(np.array([1, 0]))
@@ -114,7 +114,7 @@ def test_players_of_an_env_by_turns_get_rewards_with_their_turns() -> None:
 
 
 @pytest.mark.parametrize("made", [Sums((2, 2), truncates=True), Nim(stones=9, limit=2)])
-def test_game_that_is_cut_is_truncated(made: Any) -> None:
+def test_game_that_reaches_its_limit_is_truncated(made: Any) -> None:
     env = PlayersEnv(made)
     env.reset(seed=0)
     *_, terminated, truncated, _ = env.step(np.array([0, 0]))
@@ -127,7 +127,7 @@ def test_game_that_is_cut_is_truncated(made: Any) -> None:
 
 
 class Ticks(gym.Env[Any, Any]):
-    """The players act in turns, by actions 5 to 8; each step pays 1 to player 0. Ends after 40."""
+    """The players act in turn (actions 5 to 8). Player 0 gets 1 per step. Ends after 40 steps."""
 
     player_num = 2
     action_space = gym.spaces.MultiDiscrete([4, 4], start=[5, 5])
@@ -160,7 +160,7 @@ class Ticks(gym.Env[Any, Any]):
 
 
 class Three(gym.Env[Any, Any]):
-    """Three players, of which one each step has no turn: player 1, then 2, and so on."""
+    """Three players. In each step one of them has no turn: player 1, then 2, then 1 again."""
 
     player_num = 3
     observation_space = gym.spaces.Box(0, 9, (3, 1), np.float32)
@@ -181,7 +181,7 @@ class Three(gym.Env[Any, Any]):
         return {PLAYERS: [{"acts_next": player != 1 + self.time % 2} for player in range(3)]}
 
 
-def test_env_is_given_an_action_for_each_player_whoever_has_the_turn() -> None:
+def test_env_gets_an_action_for_every_player() -> None:
     env = OpponentEnv(three := Three(), "random")
     env.reset(seed=0)
     for _ in range(2):
@@ -189,14 +189,14 @@ def test_env_is_given_an_action_for_each_player_whoever_has_the_turn() -> None:
     assert three.shapes == [(3,), (3,)]
 
 
-def test_rewards_of_the_opponents_turns_are_part_of_a_step() -> None:
+def test_step_includes_the_rewards_of_the_opponents_turns() -> None:
     env = OpponentEnv(Ticks(), "random")
     env.reset(seed=0)
 
     assert [env.step(5)[1] for _ in range(3)] == [2, 2, 2]
 
 
-def test_random_opponent_without_a_mask_acts_by_its_seed_too() -> None:
+def test_random_opponent_follows_its_seed_and_the_mask() -> None:
     def played(seed: int, mask: Any = None) -> list[int]:
         env = OpponentEnv(ticks := Ticks(mask), "random")
         env.reset(seed=seed)
@@ -214,7 +214,7 @@ def test_players_with_unequal_spaces_are_refused() -> None:
         PlayersEnv(Sums(unequal=True))
 
 
-def test_opponent_plays_the_turns_between() -> None:
+def test_opponent_plays_its_turns_within_a_step() -> None:
     env = OpponentEnv(PlayersEnv(Nim(stones=4)), f"{take_one.__module__}:take_one")
     obs, _ = env.reset(seed=0)
     assert (obs["observation"].tolist(), env.action_space.n) == ([0, 4], 2)
@@ -228,14 +228,14 @@ def test_opponent_plays_the_turns_between() -> None:
     assert PLAYERS not in info
 
     obs, _ = env.reset()
-    assert obs["observation"].tolist() == [1, 3]  # it has the other seat: the opponent began
+    assert obs["observation"].tolist() == [1, 3]  # the seats have changed: the opponent began
     _, reward, terminated, *_ = env.step(0)
     assert (reward, terminated) == (0, False)
     _, reward, terminated, *_ = env.step(0)
     assert (reward, terminated) == (1, True)
 
 
-def test_opponent_that_ends_the_game_makes_the_player_lose() -> None:
+def test_player_loses_if_the_opponent_takes_the_last_stone() -> None:
     env = OpponentEnv(PlayersEnv(Nim(stones=2)), f"{take_one.__module__}:take_one")
     env.reset(seed=0)
 
@@ -245,7 +245,7 @@ def test_opponent_that_ends_the_game_makes_the_player_lose() -> None:
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_episode_of_one_player_ends_where_it_leaves(is_cut: bool) -> None:
+def test_episode_ends_when_the_player_leaves(is_cut: bool) -> None:
     game = Sums((1, 9), truncates=is_cut)
     env = OpponentEnv(PlayersEnv(game), "random")
     env.reset(seed=0)
@@ -255,7 +255,7 @@ def test_episode_of_one_player_ends_where_it_leaves(is_cut: bool) -> None:
     assert (terminated, truncated, game._time) == (not is_cut, is_cut, 1)
 
 
-def test_random_opponent_makes_legal_moves_by_its_seed() -> None:
+def test_random_opponent_makes_legal_moves_from_its_seed() -> None:
     def play(seed: int) -> list[Any]:
         env = OpponentEnv(PlayersEnv(Nim(stones=9)), "random")
         seen = []
@@ -264,7 +264,7 @@ def test_random_opponent_makes_legal_moves_by_its_seed() -> None:
             obs, _, terminated, truncated, _ = env.step(0)
             seen.append(obs["observation"].tolist())
             if terminated or truncated:
-                assert obs["observation"][1] == 0  # one stone left was never taken twice
+                assert obs["observation"][1] == 0  # nobody took two stones when one was left
                 env.reset()
         return seen
 
@@ -279,7 +279,7 @@ def test_unknown_opponent_is_refused(name: str) -> None:
     assert caught.value.path == "env.eval_opponents"
 
 
-def test_env_function_adapts_and_wraps_by_the_section() -> None:
+def test_make_env_adapts_and_wraps_a_game_as_configured() -> None:
     cfg = {"env_id": NIM, "kwargs": {"stones": 5}, "wrappers": ["flatten_players"]}
 
     made = make_env(cfg)
@@ -295,7 +295,7 @@ def test_env_function_adapts_and_wraps_by_the_section() -> None:
 @pytest.mark.parametrize(
     "kind", ["base", "async_subprocess", pytest.param("subprocess", marks=pytest.mark.slow)]
 )
-def test_managers_carry_a_reward_and_an_info_of_each_player(kind: str) -> None:
+def test_managers_return_a_reward_and_an_info_for_each_player(kind: str) -> None:
     manager = create_env_manager({"type": kind}, make_env_fns({"env_id": SUMS}, 2))
     assert manager.player_num == 2
     manager.seed(0)
@@ -324,7 +324,7 @@ def test_managers_carry_a_reward_and_an_info_of_each_player(kind: str) -> None:
 
 
 class Wrong(PlayersEnv):
-    """Fails, or returns a reward of the wrong shape, at its second step."""
+    """Raises, or returns a reward of the wrong shape or of NaN, in its second step."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(Sums())
@@ -341,7 +341,7 @@ class Wrong(PlayersEnv):
 
 
 @pytest.mark.parametrize("fault", ["raises", "shape", "nan"])
-def test_failed_step_of_a_game_pays_nobody(fault: str) -> None:
+def test_failed_step_of_a_game_gives_no_reward(fault: str) -> None:
     fns = make_env_fns({"env_id": f"{__name__}:Wrong", "kwargs": {"fault": fault}}, 1)
     with create_env_manager({"type": "base"}, fns) as manager:
         manager.launch()
@@ -349,7 +349,7 @@ def test_failed_step_of_a_game_pays_nobody(fault: str) -> None:
         step = manager.step({0: [2, 0]})[0]
         assert all(info["abnormal"] for info in step.info)
         assert step.reward.tolist() == [0, 0]
-        manager.step({0: [2, 0]})  # the env was made anew: this is its first step
+        manager.step({0: [2, 0]})  # the env was rebuilt: this is its first step
     with create_env_manager({"type": "base", "max_retry": 0}, fns) as manager:
         manager.launch()
         manager.step({0: [2, 0]})
@@ -367,10 +367,10 @@ def test_vector_manager_refuses_several_players() -> None:
 
 
 class Plain(gym.Env[Any, Any]):
-    """Two players act at once, and no info is theirs alone; player 0 gets what both did.
+    """Two players act at once, without player infos. Player 0's reward encodes both actions.
 
     Args:
-        lost: Episodes at the beginning that end before player 0 may act.
+        lost: Number of first episodes in which player 0 has no turn.
     """
 
     player_num = 2
@@ -398,7 +398,7 @@ def take_four(obs: Any, action_space: Any, action_mask: Any, rng: Any) -> int:
     return 4
 
 
-def test_opponent_acts_where_no_info_says_who_does() -> None:
+def test_opponent_acts_if_no_info_says_who_acts() -> None:
     env = OpponentEnv(Plain(), f"{__name__}:take_four")
     obs, info = env.reset()
     assert (obs["seat"].tolist(), info) == ([0], {})
@@ -406,7 +406,7 @@ def test_opponent_acts_where_no_info_says_who_does() -> None:
     assert (reward, terminated, truncated, info) == (74.0, True, False, {})
 
 
-def test_game_that_is_over_before_the_first_turn_is_followed_by_another() -> None:
+def test_reset_repeats_until_the_player_has_a_turn() -> None:
     env = OpponentEnv(Plain(lost=2), "random")
     obs, _ = env.reset(seed=1)
     assert obs["seat"].tolist() == [0]
@@ -424,7 +424,7 @@ def test_game_that_is_over_before_the_first_turn_is_followed_by_another() -> Non
         (gym.spaces.Box(-1, 2, (1, 3), np.int8), gym.spaces.Box(-1, 2, (3,), np.int8)),
     ],
 )
-def test_space_of_one_player_has_no_axis_of_players(space: Any, own: Any) -> None:
+def test_space_of_one_player_has_no_player_axis(space: Any, own: Any) -> None:
     assert space_of_player(space, 1) == own
     with pytest.raises(ConfigError, match="no axis of 2 players"):
         space_of_player(space, 2)
@@ -452,11 +452,11 @@ def test_observations_without_a_mask_are_flattened_for_each_player() -> None:
     assert env.observation_space.shape == (2, 7)
 
 
-def test_game_keeps_what_it_says_of_itself() -> None:
+def test_players_env_keeps_the_metadata_of_its_game() -> None:
     assert PlayersEnv(Sums()).metadata == Sums.metadata
 
 
-def test_picture_of_a_game_is_that_of_its_env() -> None:
+def test_players_env_renders_its_game() -> None:
     class Drawn(Sums):
         def render(self) -> Any:
             return np.full((2, 2, 3), 7, np.uint8)

@@ -1,4 +1,4 @@
-"""Envs and managers whose state is saved in mid-episode and goes on in others."""
+"""States of envs and managers, saved in mid-episode and loaded into other instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.envs.saving import env_state, set_env_state
 from dingsdk.errors import CheckpointCorruptError, NotSavableError
 
-# It registers its envs when it is imported, and what a test registers is forgotten afterwards.
+# The import registers the envs. Envs that a test registers are removed after the test.
 with contextlib.suppress(ImportError):
     import ale_py  # noqa: F401
 
@@ -26,7 +26,7 @@ def through_a_file(state: Any) -> Any:
 
 
 def play(env: gym.Env[Any, Any], actions: list[Any]) -> list[Any]:
-    """Return all that an env says, resets at episode ends included."""
+    """Step an env; return all results, including the resets at episode ends."""
     seen = []
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(action)
@@ -40,12 +40,12 @@ def play(env: gym.Env[Any, Any], actions: list[Any]) -> list[Any]:
     "env_id",
     ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "FrozenLake-v1", "Blackjack-v1"],
 )
-def test_env_goes_on_in_another_one(env_id: str, **kwargs: Any) -> None:
+def test_env_continues_in_another_instance(env_id: str, **kwargs: Any) -> None:
     goes_on(gym.make(env_id, **kwargs), gym.make(env_id, **kwargs))
 
 
 def goes_on(env: gym.Env[Any, Any], other: gym.Env[Any, Any], steps: int = 300) -> None:
-    """Check that the second env does what the first would have done."""
+    """Check that the second env continues exactly as the first one."""
     env.reset(seed=3)
     other.reset(seed=9)
     env.action_space.seed(1)
@@ -59,10 +59,10 @@ def goes_on(env: gym.Env[Any, Any], other: gym.Env[Any, Any], steps: int = 300) 
 
 
 @pytest.mark.parametrize("env_id", ["Hopper-v5", "Ant-v5", "HalfCheetah-v5"])
-def test_mujoco_env_goes_on_in_another_one(
+def test_mujoco_env_continues_in_another_instance(
     env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # MuJoCo logs warnings there
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log of warnings there
     pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
     env, other = gym.make(env_id), gym.make(env_id)
     goes_on(env, other, steps=299)
@@ -74,12 +74,12 @@ def test_mujoco_env_goes_on_in_another_one(
     ("game", "kwargs"),
     [("Pong", {"repeat_action_probability": 0.0}), ("Breakout", {"frameskip": (2, 5)})],
 )
-def test_atari_env_goes_on_in_another_one(game: str, kwargs: dict[str, Any]) -> None:
+def test_atari_env_continues_in_another_instance(game: str, kwargs: dict[str, Any]) -> None:
     pytest.importorskip("ale_py", reason="the extra atari is not installed")
-    test_env_goes_on_in_another_one(f"ALE/{game}-v5", obs_type="ram", **kwargs)
+    test_env_continues_in_another_instance(f"ALE/{game}-v5", obs_type="ram", **kwargs)
 
 
-def test_atari_preprocessing_goes_on_in_another_one() -> None:
+def test_atari_preprocessing_continues_in_another_instance() -> None:
     pytest.importorskip("cv2", reason="the extra atari is not installed")
     wrappers = [
         {"type": "AtariPreprocessing", "frame_skip": 4, "noop_max": 5},
@@ -93,7 +93,7 @@ def test_atari_preprocessing_goes_on_in_another_one() -> None:
     assert emulators == ["AtariEnv"]
 
 
-def test_sticky_actions_go_on_and_are_not_changed_by_saving() -> None:
+def test_sticky_actions_continue_and_are_not_changed_by_saving() -> None:
     pytest.importorskip("ale_py", reason="the extra atari is not installed")
     kwargs = {"frameskip": 1, "obs_type": "ram", "repeat_action_probability": 0.6}
     env, unsaved, other = (gym.make("ALE/Breakout-v5", **kwargs) for _ in range(3))
@@ -110,13 +110,13 @@ def test_sticky_actions_go_on_and_are_not_changed_by_saving() -> None:
         assert play(env, [action]) == [expected[index]]
 
 
-def test_sticky_actions_of_other_strengths_cannot_be_saved() -> None:
+def test_atari_env_with_continuous_actions_cannot_be_saved() -> None:
     pytest.importorskip("ale_py", reason="the extra atari is not installed")
     with pytest.raises(NotSavableError, match="continuous actions"):
         env_state(gym.make("ALE/Pong-v5", continuous=True))
 
 
-def test_emulator_that_a_wrapper_looks_at_is_saved_with_its_env_alone() -> None:
+def test_emulator_that_a_wrapper_refers_to_is_saved_once() -> None:
     ale_py = pytest.importorskip("ale_py", reason="the extra atari is not installed")
     gym.register_envs(ale_py)
 
@@ -148,7 +148,7 @@ def test_state_of_another_simulator_is_refused() -> None:
         set_env_state(hopper, state)
 
 
-def test_emulator_whose_sound_is_observed_cannot_be_saved() -> None:
+def test_atari_env_with_sound_observations_cannot_be_saved() -> None:
     pytest.importorskip("ale_py", reason="the extra atari is not installed")
     with pytest.raises(NotSavableError, match="sound_obs"):
         env_state(gym.make("ALE/Pong-v5", sound_obs=True))
@@ -172,7 +172,7 @@ def test_simulator_with_plugins_cannot_be_saved() -> None:
 
 
 class Rocket(gym.Env[Any, Any]):
-    """Keeps its height where no attribute shows it."""
+    """Keeps its state in an iterator, which cannot be saved."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -190,13 +190,13 @@ class Phase(enum.Enum):
 
 
 class PhasedRocket(Rocket):
-    """Keeps a member of an enumeration, and no engine."""
+    """Its only attribute is an enum member."""
 
     def __init__(self) -> None:
         self.phase = Phase.WAITING
 
 
-def test_member_of_an_enumeration_is_saved() -> None:
+def test_enum_member_is_saved() -> None:
     env, other = PhasedRocket(), PhasedRocket()
     env.phase = Phase.FLYING
     set_env_state(other, through_a_file(env_state(env)))
@@ -217,12 +217,12 @@ class SavableRocket(Rocket):
         self.height = state["height"]
 
 
-def test_env_that_keeps_no_data_is_named() -> None:
+def test_error_names_the_attribute_that_cannot_be_saved() -> None:
     with pytest.raises(NotSavableError, match=r"Rocket\.engine is a .*iterator"):
         env_state(gym.wrappers.TimeLimit(Rocket(), 5))
 
 
-def test_env_that_gives_its_state_and_takes_none_is_named() -> None:
+def test_env_with_get_state_but_no_set_state_is_refused() -> None:
     class HalfSavable(Rocket):
         def get_state(self) -> dict[str, Any]:
             return {}
@@ -231,7 +231,7 @@ def test_env_that_gives_its_state_and_takes_none_is_named() -> None:
         env_state(HalfSavable())
 
 
-def test_own_methods_are_used_below_wrappers() -> None:
+def test_get_state_and_set_state_of_a_wrapped_env_are_used() -> None:
     env, other = (gym.wrappers.TimeLimit(SavableRocket(), 5) for _ in range(2))
     env.reset()
     env.unwrapped.height = 0.25  # type: ignore[attr-defined]
@@ -272,7 +272,7 @@ def steps(manager: Any, actions: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("cfg", MANAGERS, ids=lambda cfg: "-".join(map(str, cfg.values())))
-def test_manager_goes_on_in_another_one(cfg: dict[str, Any]) -> None:
+def test_manager_continues_in_another_instance(cfg: dict[str, Any]) -> None:
     actions = np.random.default_rng(0).integers(0, 2, (200, 3))
     with launched(cfg, 1) as manager, launched(cfg, 7) as other:
         steps(manager, actions[:101])

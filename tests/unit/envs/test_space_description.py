@@ -1,4 +1,4 @@
-"""Spaces that are written into configs come back equal."""
+"""A space that is written into a config is read back equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_space_comes_back_from_a_config_file(space: spaces.Space, tmp_path: Path) -> None:
+def test_space_is_read_back_equal_from_a_config_file(space: spaces.Space, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     save_config({"space": describe_space(space)}, path)
 
@@ -48,7 +48,7 @@ def test_space_comes_back_from_a_config_file(space: spaces.Space, tmp_path: Path
     ],
     ids=["text", "dict", "large"],
 )
-def test_other_spaces_have_no_description(space: spaces.Space) -> None:
+def test_unsupported_spaces_have_no_description(space: spaces.Space) -> None:
     assert describe_space(space) is None
 
 
@@ -63,13 +63,13 @@ def test_other_spaces_have_no_description(space: spaces.Space) -> None:
         {"type": "discrete", "n": 0, "start": 0, "dtype": "int64"},
     ],
 )
-def test_description_of_no_space_is_refused_with_its_path(wrong: dict[str, object]) -> None:
+def test_invalid_description_is_refused_with_its_path(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"env\.action_space describes no space") as raised:
         make_space(wrong, "env.action_space")
     assert raised.value.path == "env.action_space"
 
 
-def test_space_of_an_unknown_type_is_named() -> None:
+def test_error_names_an_unknown_space_type() -> None:
     tree = {"type": "tree", "dtype": "int64"}
     with pytest.raises(ConfigError, match="no type 'tree'"):
         make_space({"type": "dict", "spaces": {"a": tree}}, "env.action_space")

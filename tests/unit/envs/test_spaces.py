@@ -1,4 +1,4 @@
-"""Checks of single actions and observations, and of columns of them, against their spaces."""
+"""Single actions and observations, and columns of them, are checked against their spaces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NESTED = gym.spaces.Dict({"box": BOX, "inner": gym.spaces.Dict({"n": gym.spaces.
     ],
     ids=str,
 )
-def test_actions_are_taken_inside_the_space_and_refused_outside(
+def test_actions_inside_the_space_are_accepted_and_others_refused(
     space: Any, inside: list[Any], outside: list[Any]
 ) -> None:
     checker = ActionChecker(space)
@@ -61,7 +61,7 @@ def test_a_batch_in_the_dtype_of_the_space_is_not_copied() -> None:
     assert ActionChecker(BOX).batch(actions, 2) is actions
 
 
-def test_what_is_wrong_with_an_action_is_named() -> None:
+def test_error_says_what_is_wrong_with_an_action() -> None:
     checker = ActionChecker(BOX)
     with pytest.raises(NonFiniteError, match="with NaN") as caught:
         checker.batch([[0, 2], [np.nan, 2]], 2)
@@ -77,13 +77,13 @@ def test_what_is_wrong_with_an_action_is_named() -> None:
         checker.single([4, 5.0])
 
 
-def test_an_action_that_only_rounding_puts_outside_is_taken() -> None:
+def test_action_outside_only_by_rounding_is_accepted() -> None:
     high = np.float32(0.1)
     checker = ActionChecker(gym.spaces.Box(-high, high, (1,), np.float32))
     assert checker.single(np.array([float(high) + 1e-12]))[0] == high
 
 
-def test_spaces_that_are_no_arrays_have_no_batched_form() -> None:
+def test_non_array_spaces_have_no_batched_form() -> None:
     checker = ActionChecker(gym.spaces.Text(3))
     assert checker.single("abc") == "abc"
     with pytest.raises(PolicyOutputError) as refused:
@@ -117,14 +117,14 @@ def test_observations_become_copies_in_the_dtype_of_the_space() -> None:
         ({"box": np.zeros(2)}, "obs", "a dict with ['box']"),
     ],
 )
-def test_unfit_observation_is_named_by_its_path(obs: Any, key: str, found: str) -> None:
+def test_error_names_the_path_of_an_invalid_observation(obs: Any, key: str, found: str) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         ObservationSchema(NESTED).conform(obs)
     assert caught.value.key == key
     assert caught.value.facts["found"].startswith(found)
 
 
-def test_infinite_observations_are_no_nan() -> None:
+def test_infinite_observations_do_not_count_as_nan() -> None:
     space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     assert ObservationSchema(space).conform([np.inf, 0]).tolist() == [np.inf, 0]
     assert not has_nan(np.array([np.inf, 1], np.float32))
@@ -132,7 +132,7 @@ def test_infinite_observations_are_no_nan() -> None:
     turned = np.array([[0, 1, 2], [3, 4, np.nan]], np.float32).T
     assert has_nan(turned)
     assert has_nan(turned[::2])
-    # Their squares are no float32, of which numpy warns.
+    # The squares overflow float32; numpy would warn of that.
     assert not has_nan(np.full((3, 2), 1e30, np.float32))
 
 
@@ -143,7 +143,7 @@ def columns(count: int) -> dict[str, Any]:
     }
 
 
-def test_columns_are_checked_whole() -> None:
+def test_columns_are_checked_in_shape_keys_and_values() -> None:
     schema = ObservationSchema(NESTED)
     schema.check_columns(columns(3), 3)
     unfit = columns(3)
@@ -173,7 +173,7 @@ def test_rows_are_stacked_replaced_and_read_back() -> None:
     np.testing.assert_equal(owned, columns(4))
 
 
-def test_spaces_without_columns_say_where_they_are() -> None:
+def test_error_names_the_space_that_has_no_columns() -> None:
     space = gym.spaces.Dict({"box": BOX, "text": gym.spaces.Text(3)})
     with pytest.raises(ConfigError, match=r"at obs\.text has no columns"):
         ObservationSchema(space).require_columns()
@@ -181,7 +181,7 @@ def test_spaces_without_columns_say_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["obs", "reward", "terminated", "truncated"])
-def test_only_arrays_that_nobody_else_holds_are_fresh(name: str) -> None:
+def test_only_arrays_without_other_references_are_fresh(name: str) -> None:
     def is_fresh(make_odd: Any = None, dtype: type = np.float32) -> bool:
         step = {
             "obs": np.zeros((3, 2), np.float32),
@@ -228,7 +228,7 @@ def test_infos_of_a_vector_env_are_split_by_env() -> None:
     assert part_of(nested, 1) == {"box": np.array([2.0]), "inner": {"n": 4}}
 
 
-def test_three_of_the_actions_outside_of_the_space_are_named() -> None:
+def test_error_names_three_of_the_invalid_actions() -> None:
     with pytest.raises(PolicyOutputError) as caught:
         ActionChecker(gym.spaces.Discrete(3)).batch(np.array([9, 4, 2, 5, 5, 7]), 6)
     assert caught.value.found == "int64[6] with [4, 5, 7]"

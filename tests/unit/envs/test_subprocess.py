@@ -1,4 +1,4 @@
-"""Envs in child processes: what is shared, who waits for whom, and processes that are lost."""
+"""Envs in child processes: shared memory, waiting, and lost processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gate(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launch(spawning: Launch, fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    """As ``spawning``, with processes that are forked, so that they start at once."""
+    """Like ``spawning``, but with a fork server, so that processes start fast."""
     monkeypatch.setattr(subprocess_envs, "spawn_context", lambda path: fork_server)
     return spawning
 
@@ -81,7 +81,7 @@ def test_episodes_that_a_time_limit_cuts_are_truncated() -> None:
     assert not any(each.terminated.any() for each in found)
 
 
-def test_rewards_that_an_env_shapes_in_a_list_of_its_own_replace_those_of_the_episode(
+def test_reward_shaping_of_an_env_may_return_a_new_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -102,14 +102,14 @@ def pid_of(manager: EnvManager, env_id: int) -> int:
     return pid
 
 
-def test_transport_of_the_parent_does_not_bring_torch_along(spawning: Launch) -> None:
+def test_child_process_does_not_import_torch_for_the_transport(spawning: Launch) -> None:
     with use_manager(PluginManager()) as plugins:
         plugins.get("comm_collectors", "flask_fs")
         with contextlib.closing(spawning(SYNC, 1)) as manager:
             assert manager.step({0: TELL})[0].info["has_torch"] is False
 
 
-def test_steps_are_those_of_the_plain_loop(spawning: Launch) -> None:
+def test_steps_equal_those_of_the_in_process_manager(spawning: Launch) -> None:
     plain = spawning({"type": "in_process", "max_retry": 99}, 3)
     with plain, spawning({**SYNC, "envs_per_process": 2, "max_retry": 99}, 3) as m:
         rng = np.random.default_rng(0)
@@ -130,7 +130,7 @@ def test_steps_are_those_of_the_plain_loop(spawning: Launch) -> None:
             assert plain.ready_obs.keys() == m.ready_obs.keys()
 
 
-def test_closed_manager_is_refused(launch: Launch) -> None:
+def test_closed_manager_refuses_every_call(launch: Launch) -> None:
     manager = launch(SYNC)
     assert manager.capabilities == Capabilities()
     manager.close()
@@ -146,7 +146,7 @@ def test_closed_manager_is_refused(launch: Launch) -> None:
             use()
 
 
-def test_env_is_stepped_once_a_call(launch: Launch) -> None:
+def test_duplicate_or_unknown_env_ids_are_refused(launch: Launch) -> None:
     with launch(SYNC) as manager:
         for use in (
             lambda: manager.step_batch(np.zeros(2, int), np.array([1, 1])),
@@ -172,7 +172,7 @@ def test_batched_step_waits_for_all_envs(launch: Launch, gate: Path) -> None:
         timer.join()
 
 
-def test_batched_step_waits_for_steps_that_are_under_way(launch: Launch, gate: Path) -> None:
+def test_batched_step_waits_for_running_steps(launch: Launch, gate: Path) -> None:
     with launch(ASYNC) as manager:
         manager.step({0: HANG, 1: STEP})
         timer = open_later(gate)
@@ -194,7 +194,7 @@ def test_envs_are_spread_over_the_cores_of_this_process(monkeypatch: pytest.Monk
     assert [group.env_ids for group in manager._groups] == [[i] for i in range(7)]
 
 
-def test_reseeding_starts_the_count_of_lost_processes_again(launch: Launch) -> None:
+def test_reseeding_resets_the_count_of_lost_processes(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 9}, 1) as manager:
         runs = []
         for _ in range(2):
@@ -212,7 +212,7 @@ def test_reseeding_starts_the_count_of_lost_processes_again(launch: Launch) -> N
 
 
 class Poll:
-    """A poll object that notes how long it was told to wait, in milliseconds."""
+    """A poll object that records its timeouts, in milliseconds."""
 
     def __init__(self, poll: Any) -> None:
         self._poll = poll
@@ -226,7 +226,7 @@ class Poll:
         return self._poll.poll(wait_ms)
 
 
-def test_wait_ends_with_a_step_and_at_the_earliest_deadline(
+def test_wait_ends_at_a_finished_step_or_the_earliest_deadline(
     launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = types.SimpleNamespace(now=100.0)
@@ -251,7 +251,7 @@ def test_wait_ends_with_a_step_and_at_the_earliest_deadline(
         assert manager.failure_count == 1
 
 
-def test_launch_begins_anew_whatever_was_under_way(
+def test_launch_after_close_starts_from_a_clean_state(
     launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess_envs, "_CLOSE_TIMEOUT_S", 0.05)
@@ -261,24 +261,24 @@ def test_launch_begins_anew_whatever_was_under_way(
         manager.step({0: HANG, 1: STEP})
         children = multiprocessing.active_children()
         assert [child.daemon for child in children] == [True, True]
-        manager.close()  # kills the one that hangs
+        manager.close()  # kills the process that hangs
         assert multiprocessing.active_children() == []
         manager.launch()
         assert sorted(manager.ready_obs) == [0, 1]
         assert manager.step({}) == {}
-        # One loss is forgiven as in the first launch, and what that was told is forgotten.
+        # Again one loss is allowed, and the reset parameters of the first launch are not used.
         manager.step({1: EXIT})
         assert manager.ready_obs[1][0] != 0.25
         assert manager.step({0: STEP})[0].reward == 1.0
 
 
-def test_nothing_is_stepped_where_no_env_is_named(launch: Launch) -> None:
+def test_step_without_actions_steps_no_env(launch: Launch) -> None:
     with launch(SYNC) as manager:
         assert manager.step({}) == {}
         assert manager.current_obs()[:, 1].tolist() == [0, 0]
 
 
-def test_reset_of_an_env_drops_what_its_lost_process_left(launch: Launch) -> None:
+def test_reset_of_an_env_drops_the_loss_of_its_process(launch: Launch) -> None:
     with launch({**SYNC, "envs_per_process": 2}) as manager:
         manager.step({0: STEP, 1: STEP})
         manager.step({0: EXIT})
@@ -290,7 +290,7 @@ def test_reset_of_an_env_drops_what_its_lost_process_left(launch: Launch) -> Non
         assert [each.info["eval_episode_return"] for each in timesteps.values()] == [6.0, 6.0]
 
 
-def test_process_that_is_lost_before_a_reset_is_reset(launch: Launch) -> None:
+def test_reset_replaces_a_lost_process(launch: Launch) -> None:
     with launch(SYNC, 1) as manager:
         pid = pid_of(manager, 0)
         os.kill(pid, signal.SIGKILL)
@@ -300,14 +300,14 @@ def test_process_that_is_lost_before_a_reset_is_reset(launch: Launch) -> None:
         assert (timestep.reward, "abnormal" in timestep.info) == (1.0, False)
 
 
-def test_envs_of_a_lost_process_are_stepped_where_they_are_named(launch: Launch) -> None:
+def test_one_env_of_a_replaced_process_is_stepped_alone(launch: Launch) -> None:
     with launch({**SYNC, "envs_per_process": 2}) as manager:
         manager.step_batch(np.array([EXIT, STEP]))
         manager.step_batch(np.array([STEP]), np.array([1]))
         assert manager.current_obs()[:, 1].tolist() == [0, 1]
 
 
-def test_error_of_a_lost_process_names_an_env_only_where_it_has_one(launch: Launch) -> None:
+def test_error_of_a_lost_process_with_two_envs_has_no_env_id(launch: Launch) -> None:
     with launch({**SYNC, "envs_per_process": 2, "max_retry": 0}) as manager:
         with pytest.raises(EnvError, match="process of env 0 to 1 failed 1 times") as caught:
             manager.step({0: EXIT})
@@ -316,7 +316,7 @@ def test_error_of_a_lost_process_names_an_env_only_where_it_has_one(launch: Laun
         assert manager.failure_count == 2
 
 
-def test_env_that_is_done_does_not_fail_with_its_process(launch: Launch) -> None:
+def test_finished_env_is_not_abnormal_when_its_process_is_lost(launch: Launch) -> None:
     with launch({**SYNC, "envs_per_process": 2, "episode_num": 1}) as manager:
         for _ in range(3):
             columns = manager.step_batch(np.array([STEP]), np.array([0]))
@@ -326,7 +326,7 @@ def test_env_that_is_done_does_not_fail_with_its_process(launch: Launch) -> None
         assert columns.abnormal.tolist() == [False, True]  # type: ignore[union-attr]
 
 
-def test_statistics_of_an_episode_are_found_by_the_row_of_its_env(launch: Launch) -> None:
+def test_episode_info_is_keyed_by_the_row_of_its_env(launch: Launch) -> None:
     with launch(SYNC) as manager:
         for _ in range(3):
             columns = manager.step_batch(np.array([STEP]), np.array([1]))
@@ -335,7 +335,7 @@ def test_statistics_of_an_episode_are_found_by_the_row_of_its_env(launch: Launch
         assert columns.obs[0, 1] == 0
 
 
-def test_losses_in_a_row_go_along_with_the_state(launch: Launch) -> None:
+def test_state_includes_the_count_of_lost_processes(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         manager.step({0: EXIT})
         state = manager.get_state()
@@ -361,7 +361,7 @@ def test_steps_pickle_nothing(launch: Launch, monkeypatch: pytest.MonkeyPatch, f
                 manager.step(dict.fromkeys(range(4), STEP))
 
 
-def test_finite_episodes_park_an_env(launch: Launch) -> None:
+def test_env_stops_after_its_last_episode(launch: Launch) -> None:
     with launch({**SYNC, "episode_num": 2, "envs_per_process": 2}) as manager:
         returns = []
         while not manager.done:
@@ -371,7 +371,7 @@ def test_finite_episodes_park_an_env(launch: Launch) -> None:
                     assert timestep.info["episode_info"] == {"length": 3}
                     assert timestep.obs[1] == 3
         assert returns == [6.0] * 4
-        assert manager.current_obs()[:, 1].tolist() == [3, 3]  # no episode begins after the last
+        assert manager.current_obs()[:, 1].tolist() == [3, 3]  # no further episode starts
         with pytest.raises(PolicyOutputError):
             manager.step({0: STEP})
         columns = manager.step_batch(np.zeros(2, int))
@@ -379,7 +379,7 @@ def test_finite_episodes_park_an_env(launch: Launch) -> None:
         assert not columns.reward.any()
 
 
-def test_killed_process_costs_its_envs_their_episodes(launch: Launch) -> None:
+def test_killed_process_ends_the_episodes_of_its_envs(launch: Launch) -> None:
     cfg = {**SYNC, "envs_per_process": 2}
     with launch(cfg, 3, reset_param={1: {"options": {"start": 0.25}}}) as manager:
         manager.step(dict.fromkeys(range(3), STEP))
@@ -388,7 +388,7 @@ def test_killed_process_costs_its_envs_their_episodes(launch: Launch) -> None:
         assert timesteps[0].info["abnormal"] is True
         assert "process of env 0 to 1 ended with exit code -9" in timesteps[0].info["error"]
         assert (timesteps[2].reward, "abnormal" in timesteps[2].info) == (2.0, False)
-        # The other env of the process was not stepped; its next step tells.
+        # The other env of the process was not stepped; its next step reports the loss.
         assert manager.ready_obs[1].tolist() == [0.25, 0]
         assert manager.step({1: STEP})[1].info["abnormal"] is True
         assert manager.step({1: STEP})[1].reward == 1.0
@@ -414,7 +414,7 @@ def test_process_whose_envs_cannot_be_made_again_ends_the_run(tmp_path: Path) ->
         assert manager.closed
 
 
-def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
+def test_completed_episode_resets_the_count_of_lost_processes(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         for _ in range(2):
             assert manager.step_batch(np.array([EXIT])).abnormal is not None
@@ -423,7 +423,7 @@ def test_completed_episode_forgives_a_lost_process(launch: Launch) -> None:
             assert columns.terminated[0]
 
 
-def test_step_that_takes_too_long_loses_the_process(launch: Launch) -> None:
+def test_process_that_exceeds_the_step_timeout_is_lost(launch: Launch) -> None:
     with launch({**SYNC, "step_timeout": 0.1, "max_retry": 0}, 1) as manager:
         with pytest.raises(EnvError, match="process of env 0 gave no answer in time"):
             manager.step({0: HANG})
@@ -431,7 +431,7 @@ def test_step_that_takes_too_long_loses_the_process(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_late_process_is_replaced(launch: Launch) -> None:
+def test_process_that_exceeds_the_step_timeout_is_replaced(launch: Launch) -> None:
     with launch({**SYNC, "step_timeout": 5.0}, 1) as manager:
         pid = pid_of(manager, 0)
         os.kill(pid, signal.SIGSTOP)
@@ -450,7 +450,7 @@ def test_process_that_stops_in_the_middle_of_its_answer_is_lost() -> None:
             subprocess_envs._Group([0], connection=ours).answer()
 
 
-def test_processes_are_not_waited_for_without_end(launch: Launch) -> None:
+def test_connection_to_a_process_has_timeouts(launch: Launch) -> None:
     with launch(SYNC, 1) as manager:
         (group,) = manager._groups  # type: ignore[attr-defined]
         with socket.socket(fileno=os.dup(group.connection.fileno())) as view:
@@ -467,7 +467,7 @@ def test_error_in_a_child_keeps_its_traceback(launch: Launch) -> None:
     assert 'raise RuntimeError("raises in the child")' in "".join(caught.value.__notes__)
 
 
-def test_slow_env_holds_no_other_up(launch: Launch, gate: Path) -> None:
+def test_slow_env_does_not_block_the_others(launch: Launch, gate: Path) -> None:
     with launch(ASYNC, 3) as manager:
         assert manager.capabilities.asynchronous
         first = manager.step({0: HANG, 1: STEP, 2: STEP})
@@ -488,7 +488,7 @@ def test_slow_env_holds_no_other_up(launch: Launch, gate: Path) -> None:
         assert 0 in manager.ready_obs
 
 
-def test_steps_under_way_are_saved_with_their_results(launch: Launch, gate: Path) -> None:
+def test_state_includes_the_results_of_running_steps(launch: Launch, gate: Path) -> None:
     with launch(ASYNC, 2) as manager, launch(ASYNC, 2) as other:
         for _ in range(2):
             told = manager.step({0: STEP})
@@ -508,7 +508,7 @@ def test_steps_under_way_are_saved_with_their_results(launch: Launch, gate: Path
             assert sorted(each.ready_obs) == [0, 1]
 
 
-def test_lost_process_is_still_told_of_after_saving(launch: Launch) -> None:
+def test_restored_manager_reports_a_process_lost_before_saving(launch: Launch) -> None:
     with launch(SYNC | {"max_retry": 1}, 2) as manager, launch(SYNC, 2) as other:
         os.kill(pid_of(manager, 1), signal.SIGKILL)
         with pytest.raises(EnvError, match="when get_state was called"):
@@ -518,7 +518,7 @@ def test_lost_process_is_still_told_of_after_saving(launch: Launch) -> None:
         assert [bool(steps[i].info.get("abnormal")) for i in range(2)] == [False, True]
 
 
-def test_reset_drops_a_step_that_is_under_way(launch: Launch, gate: Path) -> None:
+def test_reset_drops_a_running_step(launch: Launch, gate: Path) -> None:
     with launch(ASYNC, 2) as manager:
         manager.step({0: HANG, 1: STEP})
         gate.open("w").close()
@@ -544,13 +544,13 @@ def test_processes_and_memory_are_gone_after_close(launch: Launch) -> None:
 
 
 @pytest.mark.usefixtures("launch")
-def test_envs_are_closed_with_their_manager_and_its_descriptors_are_given_back(
+def test_close_closes_envs_and_releases_memory_and_descriptors(
     tmp_path: Path,
 ) -> None:
     env_fn = functools.partial(importlib.import_module("child_envs").NotingEnv, tmp_path)
 
     counts = []
-    for launches in (1, 2):  # what a first process leaves open serves all others
+    for launches in (1, 2):  # the first launch opens files that later ones share
         manager = create_env_manager({**SYNC, "envs_per_process": 2}, [env_fn] * 3)
         before = open_files(collect=True)
         manager.launch()
@@ -567,7 +567,7 @@ def test_envs_are_closed_with_their_manager_and_its_descriptors_are_given_back(
 @pytest.mark.parametrize(
     "cfg", [{"type": "in_process"}, {"type": "vector", "vectorization_mode": "sync"}, SYNC]
 )
-def test_methods_that_only_some_envs_have_are_called(
+def test_optional_methods_of_envs_are_called(
     launch: Launch, tmp_path: Path, cfg: dict[str, Any]
 ) -> None:
     with launch(cfg, 2) as manager:
@@ -588,14 +588,14 @@ def test_methods_that_only_some_envs_have_are_called(
         assert manager.step({0: 0})[0].reward == 1.0
 
 
-def test_method_that_gives_no_answer_in_time_loses_the_process(launch: Launch) -> None:
+def test_process_whose_method_exceeds_the_step_timeout_is_lost(launch: Launch) -> None:
     with launch({**SYNC, "step_timeout": 0.1, "max_retry": 0}, 1) as manager:
         with pytest.raises(EnvError, match="gave no answer in time"):
             manager.enable_save_figure(0, "gate")
         assert manager.closed
 
 
-def test_managers_that_call_no_methods_name_those_that_do() -> None:
+def test_vector_manager_names_the_managers_that_call_env_methods() -> None:
     env_fns = make_env_fns({"env_id": "CartPole-v1"}, 1)
     with create_env_manager({"type": "vector"}, env_fns) as manager:
         manager.launch()
@@ -613,7 +613,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_processes(spawning: Launch) -
         assert manager.failure_count == 0
 
 
-def test_envs_that_cannot_be_made_in_a_child_are_named(
+def test_error_says_why_a_child_cannot_make_its_envs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -630,7 +630,7 @@ def test_envs_that_cannot_be_made_in_a_child_are_named(
         make_env_fns({"env_id": "CartPol-v1"}, 1)
 
 
-def test_collector_and_evaluator_use_envs_that_come_back_one_by_one(
+def test_collector_and_evaluator_work_with_the_async_manager(
     launch: Launch, tmp_path: Path
 ) -> None:
     policy = create_policy(
@@ -641,7 +641,7 @@ def test_collector_and_evaluator_use_envs_that_come_back_one_by_one(
         batches = [collector.collect(policy_kwargs={"eps": 0.0}) for _ in range(3)]
         rows = SampleBatch.concat([SampleBatch.from_rows(batch) for batch in batches])
         assert len(rows) == 36
-        # Every row is a step of one episode: the observation moves on by one.
+        # Each row is one step of one episode: the step count in the observation rises by one.
         step = rows.columns["next_obs"][:, 1] - rows.columns["obs"][:, 1]
         assert step.tolist() == [1.0] * 36
         assert (rows.columns["next_obs"][:, 0] == rows.columns["obs"][:, 0]).all()
@@ -654,7 +654,7 @@ def test_collector_and_evaluator_use_envs_that_come_back_one_by_one(
 
 
 @pytest.mark.slow
-def test_envs_at_their_quota_leave_those_in_a_step_to_go_on(tmp_path: Path) -> None:
+def test_evaluation_waits_for_running_steps_if_other_envs_are_finished(tmp_path: Path) -> None:
     policy = create_policy(
         {"type": "dqn", "model": {"obs_shape": 4, "action_shape": 2}}, enable_field=["eval"]
     )
@@ -668,7 +668,7 @@ def test_envs_at_their_quota_leave_those_in_a_step_to_go_on(tmp_path: Path) -> N
             assert len(info["eval_episode_return"]) == 5
 
 
-def test_envs_that_are_not_made_in_time_are_told_by_name(launch: Launch, gate: Path) -> None:
+def test_error_names_the_process_that_makes_its_envs_too_slowly(launch: Launch, gate: Path) -> None:
     late = functools.partial(importlib.import_module("child_envs").hang, gate)
     manager = create_env_manager({**SYNC, "reset_timeout": 0.01}, [late])
     text = r"did not start: the process of env 0 gave.*env_manager.reset_timeout is 0.01 s"
@@ -685,7 +685,7 @@ if multiprocessing.parent_process() is not None:
 """
 
 
-def test_imports_of_a_process_do_not_count_as_a_reset(
+def test_import_time_does_not_count_for_the_reset_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_to_import.py").write_text(SLOW_TO_IMPORT + "class Late(CartPoleEnv): pass\n")
@@ -697,7 +697,7 @@ def test_imports_of_a_process_do_not_count_as_a_reset(
 
 
 @pytest.mark.usefixtures("launch")
-def test_imports_that_do_not_end_are_told_by_name(
+def test_imports_that_exceed_their_limit_are_an_error(
     gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess_envs, "IMPORT_S", 0.05)
@@ -725,7 +725,7 @@ def test_rollout_waits_for_the_last_env_that_it_needs(launch: Launch, gate: Path
         assert sorted(each.env_id for each in rollout.episodes) == [0, 1]
 
 
-def test_rollout_goes_on_with_the_steps_that_were_under_way(launch: Launch, gate: Path) -> None:
+def test_restored_rollout_records_the_running_steps(launch: Launch, gate: Path) -> None:
     seen = []
 
     def forward(obs: dict[int, Any]) -> dict[int, Any]:
@@ -782,7 +782,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_processes_and_memory_go_with_a_killed_manager(tmp_path: Path) -> None:
+def test_processes_and_memory_are_gone_after_the_manager_is_killed(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
     command = [sys.executable, str(tmp_path / "killed.py"), str(Path(__file__).parent)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
@@ -796,7 +796,7 @@ def test_processes_and_memory_go_with_a_killed_manager(tmp_path: Path) -> None:
         os.sched_yield()
 
 
-def test_process_that_would_run_the_users_script_again_is_told_from_one_that_died(
+def test_missing_main_guard_in_the_users_script_is_a_config_error(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with launch(SYNC, 1) as manager:

@@ -1,4 +1,4 @@
-"""The same transitions come out of every manager and autoreset mode."""
+"""Every manager and autoreset mode gives the same transitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def action_of(env_id: int, index: int) -> int:
 
 
 def transitions(manager: EnvManager, count: int) -> list[list[tuple[Any, ...]]]:
-    """The first ``count`` transitions of each env, through the batched form."""
+    """Return the first ``count`` transitions of each env, from the batched form."""
     rows: list[list[tuple[Any, ...]]] = [[] for _ in range(manager.env_num)]
     obs = manager.current_obs()
     while min(map(len, rows)) < count:
@@ -78,7 +78,7 @@ def dict_transitions(manager: EnvManager, count: int) -> list[list[tuple[Any, ..
 
 
 @pytest.mark.parametrize("cfg", [*SYNC, *ASYNC], ids=lambda c: " ".join(list(c.values())[1:]))
-def test_vector_modes_give_the_transitions_of_the_plain_loop(cfg: dict[str, Any]) -> None:
+def test_vector_modes_give_the_transitions_of_the_in_process_manager(cfg: dict[str, Any]) -> None:
     env_cfg = {"env_id": "CartPole-v1", "kwargs": {"max_episode_steps": 15}}
     with launch(IN_PROCESS, env_cfg, 2) as plain, launch(cfg, env_cfg, 2) as vector:
         expected = transitions(plain, 60)
@@ -96,7 +96,7 @@ def test_dict_form_gives_the_transitions_of_the_batched_form(cfg: dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ["Native", "NativeSameStep", "NativeDisabled"])
-def test_native_env_that_reuses_its_buffers_gives_right_episodes(name: str) -> None:
+def test_native_env_that_reuses_its_arrays_gives_correct_episodes(name: str) -> None:
     with launch(NATIVE, {"env_id": f"Tiny/{name}-v0"}, 3) as manager:
         kept: list[StepColumns] = [manager.step_batch(np.zeros(3, int)) for _ in range(12)]
     for env_id in range(3):
@@ -152,7 +152,7 @@ def test_done_reports_the_return_and_the_info_of_the_episode(cfg: dict[str, Any]
 
 
 @pytest.mark.parametrize("cfg", [IN_PROCESS, *SYNC])
-def test_batched_form_hands_over_episode_info_of_ended_rows_only(cfg: dict[str, Any]) -> None:
+def test_batched_form_returns_episode_info_of_ended_rows_only(cfg: dict[str, Any]) -> None:
     with launch(cfg, {"env_id": "Tiny/Counter-v0"}, 2) as manager:
         infos = [dict(manager.step_batch(np.zeros(2, int)).episode_info) for _ in range(3)]
     ended = {"length": 3}
@@ -186,7 +186,7 @@ def test_observation_without_columns_works_in_dict_form_only() -> None:
         launch(SYNC[0], env_cfg, 1)
 
 
-def test_auto_is_native_only_where_native_can_do_what_was_asked() -> None:
+def test_auto_mode_is_native_only_if_native_supports_the_config() -> None:
     def mode(env_cfg: dict[str, Any], **cfg: Any) -> str:
         manager: Any = create_env_manager({"type": "vector", **cfg}, make_env_fns(env_cfg, 2))
         return str(manager.vectorization_mode)

@@ -1,4 +1,4 @@
-"""Wrappers that a config names: the built-in ones, gymnasium's own, and what cannot be made."""
+"""Wrappers named in a config: built-in wrappers, gymnasium's wrappers, and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(*wrappers: Any, env_id: str = "CartPole-v1", **kwargs: Any) -> Any:
         ("FlattenObservation", (4,)),
     ],
 )
-def test_wrapper_changes_what_is_observed(wrapper: Any, shape: tuple[int, ...]) -> None:
+def test_wrapper_changes_the_observation(wrapper: Any, shape: tuple[int, ...]) -> None:
     env_cfg = {"env_id": "CartPole-v1", "wrappers": [wrapper]}
     with create_env_manager({"type": "vector"}, make_env_fns(env_cfg, 2)) as manager:
         manager.launch()
@@ -53,12 +53,12 @@ def test_selected_entries_are_observed_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("indices", [[], [4], [-1], [True]])
-def test_entries_that_observations_do_not_have_are_refused(indices: list[Any]) -> None:
+def test_indices_outside_of_the_observation_are_refused(indices: list[Any]) -> None:
     with pytest.raises(ConfigError, match="entries 0 to 3"):
         make({"type": "select_obs", "indices": indices})
 
 
-def test_entries_are_selected_from_vectors_alone() -> None:
+def test_select_obs_needs_a_vector_observation() -> None:
     with pytest.raises(ConfigError, match="Discrete"):
         make({"type": "select_obs", "indices": [0]}, env_id="FrozenLake-v1")
 
@@ -69,7 +69,7 @@ def test_rewards_are_clipped() -> None:
     assert env.step(0)[1] == 0.5
 
 
-def test_statistics_of_an_episode_go_into_its_info() -> None:
+def test_episode_statistics_are_put_into_the_info() -> None:
     env_cfg = {
         "env_id": "CartPole-v1",
         "kwargs": {"max_episode_steps": 3},
@@ -111,7 +111,7 @@ def test_observations_are_normalised_with_saved_statistics(tmp_path: Path) -> No
     assert env.observation_space.contains(found)
 
 
-def test_observation_that_never_changes_is_normalised_too(tmp_path: Path) -> None:
+def test_constant_observation_is_normalised(tmp_path: Path) -> None:
     file = tmp_path / "statistics.npz"
     np.savez(file, mean=np.full(4, 2.0), var=np.zeros(4))
     env = make({"type": "normalize_obs", "statistics": str(file), "clip": 5.0})
@@ -129,7 +129,7 @@ def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 @needs_video
-def test_video_without_images_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_record_video_without_a_render_mode_is_refused_before_the_run(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path / "videos")}
     config = {
         "exp_name": "run",
@@ -141,7 +141,7 @@ def test_video_without_images_is_refused_before_the_run(tmp_path: Path) -> None:
     assert caught.value.path == "env.wrappers[0]"
 
 
-def test_video_without_its_package_names_it(
+def test_record_video_without_moviepy_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "moviepy", None)
@@ -150,7 +150,7 @@ def test_video_without_its_package_names_it(
 
 
 @needs_video
-def test_whole_episodes_are_recorded_and_by_default_each_hundredth(tmp_path: Path) -> None:
+def test_record_video_records_each_hundredth_whole_episode_by_default(tmp_path: Path) -> None:
     env = make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
     assert env.video_length == np.inf
     assert [n for n in range(201) if env.episode_trigger(n)] == [0, 100, 200]
@@ -169,7 +169,7 @@ def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.mp4"))) == 4
 
 
-def test_wrapper_that_cannot_be_made_is_named() -> None:
+def test_error_names_a_wrapper_that_cannot_be_made() -> None:
     with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]: atari cannot be made"):
         make("atari")
     with pytest.raises(ConfigError, match="stack_size"):
@@ -177,7 +177,7 @@ def test_wrapper_that_cannot_be_made_is_named() -> None:
     with pytest.raises(UnknownPluginError, match="frame_stack"):
         make("frame_stck")
     with pytest.raises(UnknownPluginError):
-        make("vector")  # a module of gymnasium.wrappers, no wrapper
+        make("vector")  # a module of gymnasium.wrappers, not a wrapper
 
 
 OWN = """
