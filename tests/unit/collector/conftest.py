@@ -1,4 +1,4 @@
-"""An env whose observations say where they come from, and collectors built around it."""
+"""An env whose observations give env, episode and time, and fixtures for collectors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CounterEnv(gym.Env[Any, Any]):
 
 
 class Counters:
-    """Makers of CounterEnvs and what happened in them."""
+    """Functions that make CounterEnvs, and the logs of these envs."""
 
     def __init__(self, lengths: Any, fails: Any) -> None:
         self.logs = [{"episode": -1, "steps": 0} for _ in lengths]

@@ -1,4 +1,4 @@
-"""Envs of several players, and the plainest manager that can step them."""
+"""A minimal manager of multi-player envs, and a policy that records its calls."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CollectFunction = namedtuple(
 
 
 class DuelEnvs:
-    """Episode ``k`` of env ``i`` has length ``lengths[i][k % len]``; the players observe
+    """Episode ``k`` of env ``i`` has length ``lengths[i][k % len]``.
 
-    (env, player, episode, time); a step's reward is 1 for player 0, and less for each next one.
+    The players observe (env, player, episode, time). Player ``p`` gets ``1 - p`` per step.
 
     Args:
         lengths: Episode lengths, in turn, by env.
-        players: How many play.
+        players: Number of players.
         fails: (env, episode, time) at which a step is abnormal.
-        partial_step: Whether some envs may be stepped alone.
+        partial_step: Whether a step may leave out some envs.
     """
 
     episode_num = float("inf")
@@ -89,7 +89,7 @@ class DuelEnvs:
 
 
 class Fighter:
-    """A policy that acts with its number and the count of its calls, and counts its resets."""
+    """Its action is its number plus ``bonus``. It records its resets and the envs it was given."""
 
     def __init__(self, number: int, **attributes: Any) -> None:
         self.number = number

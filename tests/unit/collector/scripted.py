@@ -1,6 +1,6 @@
-"""Envs that play a script, a policy that counts, and what a collector must make of them.
+"""Scripted envs, a policy that counts its calls, and a model of a collector that uses both.
 
-Nothing here uses the collectors: ``Model`` is one plain loop over envs with a list for each.
+This module does not use the collectors: ``Model`` is a plain loop over envs with one list each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dingsdk.policy.base import CollectMode
 
 
 class Episode(NamedTuple):
-    """One scripted episode: how long it is, how it ends, and where it fails, if it does."""
+    """One scripted episode: its length, whether it terminates, and the time of its failure."""
 
     length: int
     is_terminated: bool
@@ -27,7 +27,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """What the envs do: each episode is drawn from ``seed``, its env and its number."""
+    """The script of all envs. An episode is drawn from ``seed``, its env and its number."""
 
     seed: int
     longest: int
@@ -37,7 +37,7 @@ class Script:
         draw = random.Random(f"{self.seed} {env_id} {number}")
         length, is_terminated = draw.randint(1, self.longest), draw.random() < 0.5
         fails_at = draw.randint(1, length) if draw.random() < self.fail_rate else None
-        # The third failure in a row would end the run.
+        # Only odd episodes fail: the third failure in a row would end the run.
         return Episode(length, is_terminated, fails_at if number % 2 else None)
 
     def reward(self, env_id: int, number: int, time: int) -> float:
@@ -45,7 +45,7 @@ class Script:
 
 
 class ScriptedEnv(gym.Env[Any, Any]):
-    """Observes (env, episode, time). ``numbers[env_id]`` counts its resets over rebuilds."""
+    """Observes (env, episode, time). ``numbers[env_id]`` counts its resets, also over rebuilds."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = gym.spaces.Discrete(5)
@@ -87,9 +87,9 @@ def env_fns(script: Script, env_num: int) -> list[Any]:
 
 
 class CountingPolicy:
-    """A recurrent policy: its action tells how often it was asked since the env's reset.
+    """A recurrent policy: its action is (calls since the env's reset + ``shift``) % 5.
 
-    A sample also says where in its trajectory piece it lay, so that pieces can be compared.
+    A sample also holds its position in its trajectory piece, so that pieces can be compared.
     """
 
     def __init__(self, **attributes: Any) -> None:
@@ -181,12 +181,12 @@ class EndedEpisode(NamedTuple):
 
 @dataclass
 class Model:
-    """What a serial collector of ``env_num`` scripted envs must give.
+    """Computes the results that a serial collector of ``env_num`` scripted envs must give.
 
     Args:
-        traj_len: Where trajectories are cut; None for only at episode ends.
-        reset_takes_step: An env spends a round on its reset after an episode.
-        asks_in_reset: And the policy is asked for an action in that round.
+        traj_len: Length at which trajectories are cut; None cuts only at episode ends.
+        reset_takes_step: Whether an env spends a round on its reset after an episode.
+        asks_in_reset: Whether the policy is asked for an action in that round.
     """
 
     script: Script
@@ -197,7 +197,7 @@ class Model:
     asks_in_reset: bool = False
     level_seeds: Sequence[int] | None = None
     truncates: bool = False
-    """Whether trajectories are cut where there are enough transitions."""
+    """Whether trajectories are cut as soon as there are enough transitions."""
     envstep: int = 0
     dropped: int = 0
     last_iter: int | None = None
@@ -271,7 +271,7 @@ class Model:
         is_random: bool,
         episodes: list[EndedEpisode],
     ) -> None:
-        """Play one env's part of one round."""
+        """Play one round of one env."""
         if self.is_resetting[env_id]:
             self.is_resetting[env_id] = False
             self.asked[env_id] += int(self.asks_in_reset and not is_random)
@@ -341,7 +341,7 @@ def plain_rows(samples: Any) -> list[dict[str, Any]]:
 def differences(
     rows: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Say where collected rows are not those of the model; an action of None fits any."""
+    """Return how collected rows differ from the model; an expected None matches any value."""
     found = [] if len(rows) == len(expected) else [f"{len(rows)} rows, not {len(expected)}"]
     for index, (row, model) in enumerate(zip(rows, expected, strict=False)):
         if row.keys() != model.keys():

@@ -1,4 +1,4 @@
-"""The env and the return of whole episodes, as columns that collectors add to samples."""
+"""Collectors can add the env id and the episode return to samples, as columns."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def facts(samples: Any, *names: str) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
-def test_samples_carry_the_env_and_the_return_of_their_episode(form, make_collector) -> None:
+def test_samples_have_the_env_and_the_return_of_their_episode(form, make_collector) -> None:
     collector, _ = make_collector(mode_of(form, ADDED), LENGTHS)
     found = facts(collector.collect(20, policy_kwargs={"eps": 0.5}), *ADDED)
     found += facts(collector.collect(20, policy_kwargs={"eps": 0.5}), *ADDED)
     assert len(found) == 40
     for env, episode, env_id, episode_return in found:
         assert env_id == env
-        assert episode_return == LENGTHS[env][episode % 2]  # 1 a step
+        assert episode_return == LENGTHS[env][episode % 2]  # reward 1 per step
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
 @pytest.mark.parametrize("is_cut", [False, True], ids=["episodes", "samples"])
-def test_whole_episodes_carry_them_too(form, is_cut, make_collector) -> None:
+def test_whole_episodes_have_the_added_columns_too(form, is_cut, make_collector) -> None:
     collector, _ = make_collector(
         mode_of(form, ADDED), LENGTHS, kind=EpisodeSerialCollector, get_train_sample=is_cut
     )
@@ -63,7 +63,7 @@ def test_no_other_columns_are_added(form, added, make_collector) -> None:
     assert set(names) & set(ADDED) == set(added)
 
 
-def test_samples_of_a_policy_that_leaves_columns_out_carry_them_too(make_collector) -> None:
+def test_columns_are_added_even_if_the_policy_leaves_others_out(make_collector) -> None:
     mode = mode_of("rows", ADDED)._replace(
         get_train_sample=lambda piece: [{"obs": row["obs"]} for row in piece]
     )
@@ -73,7 +73,7 @@ def test_samples_of_a_policy_that_leaves_columns_out_carry_them_too(make_collect
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
-def test_return_of_an_episode_that_goes_on_is_not_known(form, make_collector) -> None:
+def test_return_of_an_unfinished_episode_is_nan(form, make_collector) -> None:
     mode = mode_of(form, ADDED)
     cfg = {**mode.get_attribute("cfg"), "traj_len_inf": False}
     read = mode.get_attribute

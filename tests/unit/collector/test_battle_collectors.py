@@ -1,4 +1,4 @@
-"""Collectors of several players: what each gets, in envs that end, fail and wait."""
+"""Multi-player collectors: the data of each player when episodes end, fail or wait."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_battle(tmp_path) -> Iterator[Any]:
 
 
 def _rows(samples: Any) -> list[tuple[int, ...]]:
-    """(env, player, episode, time) of each sample."""
+    """Return (env, player, episode, time) of each sample."""
     return [tuple(int(value) for value in each["obs"]) for each in samples]
 
 
@@ -89,7 +89,7 @@ def test_each_call_plays_new_episodes(make_battle, partial_step) -> None:
         assert {sample["piece"] for sample in first} <= {2, 5}
 
 
-def test_an_abnormal_step_costs_the_unfinished_episode(make_battle) -> None:
+def test_abnormal_step_drops_the_unfinished_episode(make_battle) -> None:
     envs = DuelEnvs(((4,), (3,)), fails={(0, 0, 2)})
     fighters = [Fighter(0), Fighter(1)]
     collector = make_battle("episode_1v1", envs, fighters)
@@ -104,7 +104,7 @@ def test_an_abnormal_step_costs_the_unfinished_episode(make_battle) -> None:
 
 
 @pytest.mark.parametrize("players", [2, 3])
-def test_samples_of_each_player_and_what_is_beyond_them(make_battle, players) -> None:
+def test_surplus_of_each_player_comes_with_the_next_call(make_battle, players) -> None:
     envs = DuelEnvs(((4,), (4,)), players=players)
     fighters = [Fighter(number, n_sample=4) for number in range(players)]
     collector = make_battle("sample_1v1", envs, fighters)
@@ -122,7 +122,7 @@ def test_samples_of_each_player_and_what_is_beyond_them(make_battle, players) ->
     assert collector.dropped_sample_count == 0
 
 
-def test_surpluses_are_returned_or_discarded_as_asked(make_battle) -> None:
+def test_surplus_is_returned_or_dropped_as_requested(make_battle) -> None:
     envs = DuelEnvs(((4,), (4,)))
     collector = make_battle("sample_1v1", envs, [Fighter(0, n_sample=4), Fighter(1)])
 
@@ -131,7 +131,7 @@ def test_surpluses_are_returned_or_discarded_as_asked(make_battle) -> None:
     assert collector.dropped_sample_count == 2
 
 
-def test_on_policy_players_drop_what_older_policies_collected(make_battle) -> None:
+def test_on_policy_players_drop_samples_of_older_policies(make_battle) -> None:
     envs = DuelEnvs(((9,), (9,)))
     fighters = [Fighter(0, n_sample=4, on_policy=True), Fighter(1)]
     collector = make_battle("sample_1v1", envs, fighters)
@@ -150,7 +150,7 @@ def test_on_policy_players_drop_what_older_policies_collected(make_battle) -> No
 def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
     make_battle, cfg, dropped
 ) -> None:
-    # Episodes of one step in env 0; of env 1 each player has one step of an unfinished one.
+    # Episodes of env 0 have one step. In env 1 each player has one step of an unfinished episode.
     fighters = [Fighter(0, n_sample=4, **cfg), Fighter(1)]
     collector = make_battle("sample_1v1", DuelEnvs(((1,), (9,))), fighters)
 
@@ -161,7 +161,7 @@ def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
 
 
 @pytest.mark.parametrize("transform", [False, True])
-def test_players_see_floats_of_what_is_recorded_as_it_is(make_battle, transform) -> None:
+def test_players_see_floats_and_the_original_dtype_is_recorded(make_battle, transform) -> None:
     class ByteEnvs(DuelEnvs):
         def _obs(self, env_id: int) -> list[Any]:
             return [each.astype(np.uint8) for each in super()._obs(env_id)]
@@ -183,7 +183,7 @@ def test_players_see_floats_of_what_is_recorded_as_it_is(make_battle, transform)
     assert {sample["obs"].dtype for sample in samples} == {torch.uint8}
 
 
-def test_on_policy_collect_of_players_cuts_where_there_is_enough(make_battle) -> None:
+def test_on_policy_collect_cuts_trajectories_once_there_is_enough(make_battle) -> None:
     envs = DuelEnvs(((3,), (9,)))
     policies = [
         PPOPolicy(
@@ -235,7 +235,7 @@ def test_on_policy_collect_of_players_cuts_where_there_is_enough(make_battle) ->
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_who_only_acts_gets_no_data(make_battle) -> None:
+def test_player_that_only_acts_gets_no_data(make_battle) -> None:
     class Mute:
         collect_data = False
 
@@ -276,7 +276,7 @@ def test_returns_of_each_player_are_logged(make_battle) -> None:
     assert scalars["envstep_count"] == 6
 
 
-def test_what_cannot_be_played_is_refused(make_battle, tmp_path) -> None:
+def test_invalid_players_and_requests_are_refused(make_battle, tmp_path) -> None:
     three = [Fighter(number) for number in range(3)]
     with pytest.raises(ConfigError, match="plays 3 policies"):
         make_battle("episode_1v1", DuelEnvs(((2,),)), three)
@@ -299,7 +299,7 @@ def test_what_cannot_be_played_is_refused(make_battle, tmp_path) -> None:
         collector.collect(1)
 
 
-def test_a_reset_makes_envs_and_policies_begin_anew(make_battle) -> None:
+def test_reset_restarts_envs_and_policies(make_battle) -> None:
     envs = DuelEnvs(((9,), (9,)))
     fighters = [Fighter(0, n_sample=4), Fighter(1)]
     collector = make_battle("sample_1v1", envs, fighters)
@@ -313,7 +313,7 @@ def test_a_reset_makes_envs_and_policies_begin_anew(make_battle) -> None:
 
 
 class ByTurns(DuelEnvs):
-    """Player ``time % 2`` acts; each step pays 1 to player 0 and 10 to player 1. Ends after 5."""
+    """Player ``time % 2`` acts. The rewards per step are 1 and 10. Ends after 5 steps."""
 
     def __init__(self, leaves: int = 99, env_num: int = 1) -> None:
         super().__init__(((5,),) * env_num)
@@ -332,14 +332,14 @@ class ByTurns(DuelEnvs):
 
 
 def _turns(samples: Any) -> list[tuple[int, ...]]:
-    """(time of the turn, time of the next one, reward, done) of each sample."""
+    """Return (time of the turn, time of the next turn, reward, done) of each sample."""
     return [
         (int(row["obs"][3]), int(row["next_obs"][3]), int(row["reward"]), bool(row["done"]))
         for row in samples
     ]
 
 
-def test_transition_by_turns_is_from_one_turn_to_the_next(make_battle) -> None:
+def test_transition_spans_from_one_turn_to_the_next(make_battle) -> None:
     collector = make_battle("episode_1v1", ByTurns(), [Fighter(0), Fighter(1)])
 
     (first, second), _ = collector.collect(2)
@@ -350,7 +350,7 @@ def test_transition_by_turns_is_from_one_turn_to_the_next(make_battle) -> None:
         assert _turns(episode) == [(1, 3, 20, False), (3, 5, 20, True)]
 
 
-def test_transition_of_a_player_that_leaves_ends_there(make_battle) -> None:
+def test_player_that_leaves_ends_its_transition(make_battle) -> None:
     collector = make_battle("sample_1v1", ByTurns(leaves=3), [Fighter(0, n_sample=3), Fighter(1)])
 
     (first, second), _ = collector.collect(3, drop_extra=False)
@@ -359,7 +359,7 @@ def test_transition_of_a_player_that_leaves_ends_there(make_battle) -> None:
     assert _turns(second[:2]) == [(1, 3, 20, True), (3, 5, 20, True)]
 
 
-def test_turn_of_an_abandoned_game_is_forgotten(make_battle) -> None:
+def test_turn_of_a_failed_game_is_dropped(make_battle) -> None:
     envs = ByTurns()
     envs.fails = {(0, 0, 3)}  # player 1 has acted, and waits for its next turn
     collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)])
@@ -370,7 +370,7 @@ def test_turn_of_an_abandoned_game_is_forgotten(make_battle) -> None:
         assert {int(row["obs"][2]) for row in episode} == {1}
 
 
-def test_turns_of_other_games_are_remembered(make_battle) -> None:
+def test_failed_game_keeps_the_turns_of_other_games(make_battle) -> None:
     envs = ByTurns(env_num=2)
     envs.fails = {(0, 0, 3)}
     collector = make_battle("episode_1v1", envs, [Fighter(0), Fighter(1)])
@@ -405,7 +405,7 @@ def unfinished(writers: list[RowsWriter]) -> list[int]:
     return [each.unfinished_rows for each in writers]
 
 
-def test_player_that_trains_no_more_loses_what_is_unfinished() -> None:
+def test_player_that_stops_training_loses_its_unfinished_rows() -> None:
     rollout, writers, _ = make_rollout(DuelEnvs(((9,),)))
     rollout.round(0, {})
     rollout.write_to([writers[0], None])
@@ -417,10 +417,10 @@ def test_player_that_trains_no_more_loses_what_is_unfinished() -> None:
     assert unfinished(writers) == [3, 1]
 
 
-def test_turn_of_a_player_that_trained_before_is_forgotten() -> None:
+def test_player_that_trains_again_starts_with_its_next_turn() -> None:
     rollout, writers, _ = make_rollout(ByTurns())
     for _ in range(2):
-        rollout.round(0, {})  # the turns of both are under way or just over
+        rollout.round(0, {})  # each player has taken one turn
     rollout.write_to([writers[0], None])
     rollout.write_to(writers)
     rollout.round(0, {})
@@ -432,7 +432,7 @@ def test_turn_of_a_player_that_trained_before_is_forgotten() -> None:
     assert _turns(samples[1]) == [(3, 5, 20, True)]
 
 
-def test_nobody_is_asked_where_no_env_waits() -> None:
+def test_no_policy_is_called_if_no_env_is_ready() -> None:
     class Busy(DuelEnvs):
         ready_obs: ClassVar[Any] = {}
 
@@ -444,14 +444,14 @@ def test_nobody_is_asked_where_no_env_waits() -> None:
     assert [fighter.seen for fighter in fighters] == [[], []]
 
 
-def test_player_that_leaves_out_an_env_is_named() -> None:
+def test_policy_that_leaves_out_an_env_is_refused() -> None:
     rollout, _, fighters = make_rollout(DuelEnvs(((9,),)))
     rollout._players = (fighters[0].mode(), fighters[1].mode()._replace(forward=lambda obs: {}))
     with pytest.raises(PolicyOutputError):
         rollout.round(0, {})
 
 
-def test_one_info_may_be_that_of_all_players(make_battle) -> None:
+def test_all_players_may_share_one_info(make_battle) -> None:
     class Shared(DuelEnvs):
         def _step(self, env_id: int) -> Any:
             step = super()._step(env_id)
@@ -468,12 +468,12 @@ def test_one_info_may_be_that_of_all_players(make_battle) -> None:
     ("returns", "outcome"),
     [((1, 1), "draws"), ((2, 1), "wins"), ((1, 2, 0), "losses"), ((1, 0, 1), "draws")],
 )
-def test_player_0_wins_where_it_has_more_than_any_other(returns: Any, outcome: str) -> None:
+def test_player_0_wins_if_its_return_is_the_highest(returns: Any, outcome: str) -> None:
     assert game_outcome([{"eval_episode_return": each} for each in returns]) == outcome
 
 
 @pytest.mark.parametrize("kind", ["episode_1v1", "sample_1v1"])
-def test_policies_may_come_later_and_be_replaced(make_battle, tmp_path, kind) -> None:
+def test_policies_can_be_set_later_and_replaced(make_battle, tmp_path, kind) -> None:
     late = create_serial_collector(
         {"type": kind}, env=DuelEnvs(((2,),)), exp_name=str(tmp_path / "late")
     )

@@ -40,7 +40,7 @@ def step(manager: EnvManager) -> None:
     manager.step({env_id: np.int64(1) for env_id in range(manager.env_num)})
 
 
-def test_next_task_gets_the_same_envs_reset(pool: EnvPool) -> None:
+def test_next_task_gets_the_same_envs_after_a_reset(pool: EnvPool) -> None:
     first, parts = take(pool)
     assert (first.env_num, parts) == (2, None)
     begun = observed(first)
@@ -50,12 +50,12 @@ def test_next_task_gets_the_same_envs_reset(pool: EnvPool) -> None:
     second, parts = take(pool)
     assert second is first
     assert parts is None
-    assert observed(second) == begun  # of the same seed
+    assert observed(second) == begun  # the same seed
     step(second)
     pool.give_back(second, is_usable=True)
     third, _ = take(pool, seed=None)
     assert third is first
-    assert all(abs(value) <= 0.05 for each in observed(third) for value in each)  # as CartPole
+    assert all(abs(value) <= 0.05 for each in observed(third) for value in each)  # just reset
     assert observed(third) != begun
     pool.give_back(third, is_usable=False)
 
@@ -74,7 +74,7 @@ def test_envs_that_cannot_be_used_again_are_closed(pool: EnvPool) -> None:
     pool.give_back(third, is_usable=True)
 
 
-def test_envs_that_cannot_be_reset_are_closed_and_the_error_is_told(pool: EnvPool) -> None:
+def test_envs_that_cannot_be_reset_are_closed_and_the_error_is_raised(pool: EnvPool) -> None:
     class Unwilling(CartPoleEnv):
         def reset(self, **kwargs: Any) -> Any:
             if is_failing:
@@ -100,7 +100,7 @@ def test_envs_that_cannot_be_reset_are_closed_and_the_error_is_told(pool: EnvPoo
     "changes",
     [{"env_cfg": {**ENV, "env_id": "Acrobot-v1"}}, {"manager_cfg": {**MANAGER, "max_retry": 5}}],
 )
-def test_another_config_has_envs_of_its_own(pool: EnvPool, changes: dict[str, Any]) -> None:
+def test_another_config_gets_new_envs(pool: EnvPool, changes: dict[str, Any]) -> None:
     first, _ = take(pool)
     pool.give_back(first, is_usable=True)
     second, _ = take(pool, **changes)
@@ -116,13 +116,13 @@ def test_one_manager_of_each_kind_is_kept(pool: EnvPool) -> None:
     for manager in (first, second, evaluator):
         pool.give_back(manager, is_usable=True)
     assert [each.closed for each in (first, second, evaluator)] == [False, True, False]
-    pool.give_back(first, is_usable=True)  # it was given back before
+    pool.give_back(first, is_usable=True)  # given back a second time
     assert first.closed
     pool.close()
     assert evaluator.closed
 
 
-def test_closed_pool_keeps_nothing() -> None:
+def test_closed_pool_closes_returned_envs() -> None:
     pool = EnvPool()
     lent, _ = take(pool)
     pool.close()
@@ -158,7 +158,7 @@ def test_envs_that_do_not_close_are_left_behind(
     assert closed.wait(20.0)
 
 
-def test_envs_of_others_are_closed(pool: EnvPool) -> None:
+def test_envs_from_outside_of_the_pool_are_closed(pool: EnvPool) -> None:
     foreign = create_env_manager(MANAGER, make_env_fns(ENV, 1))
     foreign.launch()
     pool.give_back(foreign, is_usable=True)
@@ -166,7 +166,7 @@ def test_envs_of_others_are_closed(pool: EnvPool) -> None:
 
 
 @pytest.mark.parametrize("policy_cfg", ["same", "other", None])
-def test_task_of_the_same_policy_goes_on_with_episodes_in_progress(
+def test_task_of_the_same_policy_continues_unfinished_episodes(
     pool: EnvPool, policy_cfg: Any
 ) -> None:
     closed: list[str] = []
@@ -186,7 +186,7 @@ def test_task_of_the_same_policy_goes_on_with_episodes_in_progress(
 
 
 @pytest.mark.parametrize("ends_by", ["another config", "unusable", "pool"])
-def test_episodes_that_nobody_goes_on_with_are_ended(pool: EnvPool, ends_by: str) -> None:
+def test_unfinished_episodes_without_a_next_task_are_closed(pool: EnvPool, ends_by: str) -> None:
     closed: list[str] = []
     manager, _ = take(pool)
     left = Unfinished("same", "parts", lambda: closed.append("left"))

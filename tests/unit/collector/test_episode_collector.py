@@ -1,4 +1,4 @@
-"""Whole episodes: exactly as many as asked, begun and ended, in both forms."""
+"""The episode collector returns exactly the requested number of episodes, in both forms."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _whole(env_id: int, number: int, length: int) -> list[tuple[int, ...]]:
     return [(env_id, number, time) for time in range(length)]
 
 
-def test_episodes_are_whole_and_as_many_as_asked(
+def test_episodes_are_whole_and_as_many_as_requested(
     make_policy, make_episodes, form, manager_type
 ) -> None:
     collector, _ = make_episodes(make_policy(form=form), ((3, 2), (5,)), manager_type=manager_type)
 
     episodes = collector.collect(3, policy_kwargs=GREEDY)
 
-    # Env 1 was about to begin a fourth one when env 0 had begun the third.
+    # Env 0 begins the third episode, so env 1 begins no further one.
     assert [_rows(each) for each in episodes] == [_whole(0, 0, 3), _whole(0, 1, 2), _whole(1, 0, 5)]
     assert collector.envstep == 10
     kind = SampleBatch if form == "columns" else list
@@ -71,7 +71,7 @@ def test_each_call_plays_new_episodes(make_policy, make_episodes, form, manager_
     assert max(Counter(seen).values()) == 1
 
 
-def test_an_aborted_call_leaves_nothing_to_the_next(make_policy, make_episodes, form) -> None:
+def test_aborted_call_does_not_affect_the_next_call(make_policy, make_episodes, form) -> None:
     policy = make_policy(form=form)
     collector, _ = make_episodes(policy, ((4,), (4,)))
     name = "forward_batch" if form == "columns" else "forward"
@@ -129,7 +129,7 @@ def test_rewards_are_shaped_by_the_env_manager(make_policy, make_episodes, form)
     assert [[row["reward"] for row in each] for each in episodes] == [[10.0] * 2, [11.0] * 3]
 
 
-def test_what_cannot_be_collected_is_refused(make_policy, make_episodes) -> None:
+def test_invalid_requests_are_refused(make_policy, make_episodes) -> None:
     collector, _ = make_episodes(make_policy(), reward_shaping=True)
     with pytest.raises(NotSetError, match="n_episode"):
         collector.collect()
@@ -139,7 +139,7 @@ def test_what_cannot_be_collected_is_refused(make_policy, make_episodes) -> None
         collector.collect(2)
 
 
-def test_the_policy_says_how_many_and_statistics_are_logged(
+def test_policy_sets_n_episode_and_statistics_are_logged(
     make_policy, make_episodes, tmp_path
 ) -> None:
     collects: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Modes with just the documented fields, and train samples that are lists of rows."""
+"""Policy modes with only the documented fields, and train samples that are lists of rows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_episodes_are_collected_with_the_documented_fields(policy, make_collecto
     assert len(found) == (8 if samples else 2)
 
 
-def test_an_evaluation_needs_the_documented_fields_only(policy, make_collector, tmp_path) -> None:
+def test_evaluation_needs_only_the_documented_fields(policy, make_collector, tmp_path) -> None:
     collector, _ = make_collector(policy.collect_mode, ((4,), (2,)))
     evaluator = InteractionSerialEvaluator(
         {"n_episode": 2},
@@ -73,7 +73,7 @@ def test_an_evaluation_needs_the_documented_fields_only(policy, make_collector, 
     assert result["eval_episode_return"] == [4.0, 2.0]
 
 
-def test_a_learner_takes_samples_that_are_lists(policy, tmp_path) -> None:
+def test_learner_accepts_samples_that_are_lists(policy, tmp_path) -> None:
     def forward(data: Any) -> dict[str, Any]:
         assert type(data) is list
         assert type(data[0]) is list

@@ -1,4 +1,4 @@
-"""What the two forms of collecting ask of a policy, and what they do with its answers."""
+"""The two forms of collecting, columns and rows: inputs and outputs of the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dingsdk.worker.collector.policy_output import RandomActions
 from dingsdk.worker.collector.rows import DictRollout
 
 
-def test_rows_get_tensors_when_the_config_says_so(make_policy, make_collector) -> None:
+def test_row_form_passes_tensors_if_configured(make_policy, make_collector) -> None:
     seen: list[Any] = []
     policy = make_policy(form="rows")
 
@@ -45,7 +45,7 @@ def test_deepcopied_transitions_share_no_observation(make_policy, make_collector
         assert torch.equal(first["next_obs"], second["obs"])
 
 
-def test_columns_that_make_samples_leaves_out_are_added(make_policy, make_collector) -> None:
+def test_columns_missing_from_make_samples_are_added(make_policy, make_collector) -> None:
     policy = make_policy()
     policy = policy._replace(
         make_samples=lambda columns, ends: SampleBatch({"obs": columns["obs"]})
@@ -102,7 +102,7 @@ def test_transitions_that_change_their_form_are_refused(
     assert len(rounds) == 3
 
 
-def test_a_round_that_is_refused_leaves_no_part_of_it(make_policy, make_collector) -> None:
+def test_refused_round_records_nothing(make_policy, make_collector) -> None:
     policy = make_policy()
     rounds = []
 
@@ -119,9 +119,7 @@ def test_a_round_that_is_refused_leaves_no_part_of_it(make_policy, make_collecto
     assert (batch.columns["next_obs"][:, 2] == batch.columns["obs"][:, 2] + 1).all()
 
 
-def test_arrays_that_a_policy_fills_again_are_recorded_as_they_were(
-    make_policy, make_collector
-) -> None:
+def test_arrays_that_a_policy_reuses_are_copied(make_policy, make_collector) -> None:
     policy = make_policy()
     time, action = np.zeros(2, np.float32), np.zeros(2, np.int64)
 
@@ -147,7 +145,7 @@ def test_arrays_that_a_policy_fills_again_are_recorded_as_they_were(
 @pytest.mark.parametrize(
     ("value", "found"), [([0, 0], "list"), (np.zeros(3), "float64[3]"), (np.zeros(()), "float64[]")]
 )
-def test_a_first_column_needs_a_row_for_each_env(make_policy, make_collector, value, found) -> None:
+def test_new_column_needs_a_row_for_each_env(make_policy, make_collector, value, found) -> None:
     policy = make_policy()
     make = policy.make_transitions
     policy = policy._replace(make_transitions=lambda *args: {**make(*args), "deep": {"x": value}})
@@ -172,7 +170,7 @@ def test_nested_columns_stay_nested(make_policy, make_collector) -> None:
     assert (batch.columns["deep"]["twice"]["time"] == batch.columns["obs"][:, 2] * 2).all()
 
 
-def test_n_sample_that_is_no_multiple_of_the_envs_warns_once(
+def test_n_sample_that_is_not_a_multiple_of_the_envs_warns_once(
     make_policy, make_collector, caplog
 ) -> None:
     collector, _ = make_collector(make_policy())
@@ -227,7 +225,7 @@ def test_random_actions_lie_in_the_space_and_repeat_with_the_seed(space: Any) ->
     ],
     ids=["array", "dict", "masked"],
 )
-def test_random_actions_of_rows_keep_to_masks_where_there_are_some(
+def test_random_actions_of_rows_respect_action_masks(
     make_policy, make_collector, obs, allowed
 ) -> None:
     policy = make_policy(form="rows")
@@ -242,13 +240,13 @@ def test_random_actions_of_rows_keep_to_masks_where_there_are_some(
     assert {int(output["action"]) for output in outputs.values()} == allowed
 
 
-def test_random_actions_without_a_seed_are_new_each_time() -> None:
+def test_random_actions_without_a_seed_differ_each_time() -> None:
     first, second = (RandomActions(gym.spaces.Discrete(1000), None).draw(50) for _ in range(2))
     assert first.tolist() != second.tolist()
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_random_actions_go_on_where_their_state_was_taken(space: Any) -> None:
+def test_random_actions_continue_from_a_saved_state(space: Any) -> None:
     drawn = RandomActions(space, 3)
     drawn.draw(7)
     state = drawn.state_dict()

@@ -1,4 +1,4 @@
-"""The parallel collector of several players, against games that are played out by hand."""
+"""The parallel multi-player collector, compared with games that the test plays itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(seed: int) -> Any:
 
 
 def actor(seed: int) -> Callable[[int, int], int]:
-    """Return ``act(seat, stones)`` of the policy with those weights."""
+    """Return ``act(seat, stones)`` of the policy with the weights of ``seed``."""
     mode = create_policy(POLICY, enable_field=["eval"], seed=seed).eval_mode
 
     def act(seat: int, stones: int) -> int:
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def play(actors: Any, shift: int) -> tuple[list[list[Row]], float]:
-    """Play one game of Nim; return the rows of each player, and what player 0 got."""
+    """Play one game of Nim; return the rows of each player and the result of player 0."""
     stones, seat = STONES, 0
     last: dict[int, tuple[Any, int]] = {}
     rows: list[list[Row]] = [[], []]
@@ -77,7 +77,7 @@ def play(actors: Any, shift: int) -> tuple[list[list[Row]], float]:
 
 
 class Store:
-    """Policies by path; what is asked for, and what is sent."""
+    """Provides policies by path. Records the requested paths and the sent data."""
 
     def __init__(self, **models: Any) -> None:
         self.models = models
@@ -146,7 +146,7 @@ def make_marine(tmp_path: Any) -> Iterator[Any]:
 @pytest.mark.parametrize(
     "kind", ["base", "async_subprocess", pytest.param("subprocess", marks=pytest.mark.slow)]
 )
-def test_rows_of_all_who_train_are_sent_turn_by_turn(make_marine, kind: str) -> None:
+def test_rows_of_all_training_players_are_sent(make_marine, kind: str) -> None:
     store = Store(new=weights(6))
     collector = make_marine(store, ["new", "new"], [True, True], env_manager={"type": kind})
 
@@ -169,7 +169,7 @@ def test_rows_of_all_who_train_are_sent_turn_by_turn(make_marine, kind: str) -> 
     assert {meta["policy_iter"] for meta in store.metas if "data_id" in meta} == {3}
 
 
-def test_an_opponent_of_the_past_acts_with_its_own_weights_and_sends_nothing(make_marine) -> None:
+def test_fixed_opponent_acts_with_its_own_weights_and_sends_nothing(make_marine) -> None:
     store = Store(new=weights(6), old=weights(4))
     collector = make_marine(store, ["new", "old"], [True, False])
 
@@ -185,7 +185,7 @@ def test_an_opponent_of_the_past_acts_with_its_own_weights_and_sends_nothing(mak
         assert results == [names[games[index % 2][1]] for index in range(len(results))]
 
 
-def test_what_an_episode_end_cuts_short_is_sent_with_it(make_marine) -> None:
+def test_payloads_end_with_an_episode_if_n_episode_is_set(make_marine) -> None:
     store = Store(new=weights(6))
     policy = {**POLICY, "collect": {"n_sample": None, "n_episode": 2, "unroll_len": 1}}
     make_marine(store, ["new"] * 2, [True, False], policy=[policy] * 2).start()
@@ -196,7 +196,7 @@ def test_what_an_episode_end_cuts_short_is_sent_with_it(make_marine) -> None:
     }
 
 
-def test_newer_policies_are_loaded_between_rounds_for_players_that_train(make_marine) -> None:
+def test_newer_policies_are_loaded_between_rounds_for_training_players(make_marine) -> None:
     store = Store(new=weights(6), old=weights(4))
     collector = make_marine(store, ["new", "old"], [True, False], update_policy_second=0)
 
@@ -212,7 +212,7 @@ def test_newer_policies_are_loaded_between_rounds_for_players_that_train(make_ma
     assert collector.get_finish_info()["train_iter"] == store.versions["new"]
 
 
-def test_an_evaluation_is_one_player_against_the_opponent_of_its_env(make_marine) -> None:
+def test_evaluation_plays_against_the_eval_opponent_of_the_env(make_marine) -> None:
     env = {"eval_opponent": f"{GAMES}:take_one"}
     store = Store(new=weights(6))
     collector = make_marine(store, ["new"], [True], eval_flag=True, env=env)
@@ -231,9 +231,9 @@ def test_an_evaluation_is_one_player_against_the_opponent_of_its_env(make_marine
     ("kind", "flags"),
     [("base", [True, True]), ("base", [True, False]), ("async_subprocess", [True, True])],
 )
-def test_short_tasks_play_the_games_of_a_long_one(make_marine, kind: str, flags: Any) -> None:
-    """Nothing is cut where a task ends: no game is too long for a task."""
-    env_num = 1 if kind.startswith("async") else 2  # several are ready in any order
+def test_short_tasks_play_the_same_games_as_a_long_task(make_marine, kind: str, flags: Any) -> None:
+    """The end of a task cuts no game: the next task continues it."""
+    env_num = 1 if kind.startswith("async") else 2  # several envs would finish in any order
     env = {"collector_env_num": env_num, "kwargs": {"stones": 25}}
 
     def play(pool: EnvPool, episodes: int) -> tuple[list[float], list[Row]]:
@@ -264,7 +264,7 @@ def test_short_tasks_play_the_games_of_a_long_one(make_marine, kind: str, flags:
     assert len(set(returns)) == 2
 
 
-def test_game_that_goes_on_against_another_opponent_is_no_result(make_marine) -> None:
+def test_game_whose_opponent_changes_is_not_counted(make_marine) -> None:
     store = Store(new=weights(6), old=weights(4))
     env = {"collector_episode_num": 1, "kwargs": {"stones": 25}}
 
@@ -284,12 +284,12 @@ def test_game_that_goes_on_against_another_opponent_is_no_result(make_marine) ->
     assert first.get_finish_info()["game_result"] != [[], []]
     info = second.get_finish_info()
     counted = sum(map(len, info["game_result"]))
-    assert counted == info["real_episode_count"] - 2  # each env had begun a game
+    assert counted == info["real_episode_count"] - 2  # each of two envs had begun a game
     info = third.get_finish_info()
     assert sum(map(len, info["game_result"])) == info["real_episode_count"]
 
 
-def test_rows_after_a_change_of_the_first_player_are_of_its_new_policy_alone(make_marine) -> None:
+def test_rows_after_a_policy_change_come_only_from_the_new_policy(make_marine) -> None:
     def always(action: int) -> Any:
         """Return weights that prefer one action everywhere."""
         model = {name: np.zeros_like(value) for name, value in weights(6).items()}
@@ -317,7 +317,7 @@ def test_rows_after_a_change_of_the_first_player_are_of_its_new_policy_alone(mak
     assert actions == [{0}, {1}]
 
 
-def test_rows_have_the_version_that_acted_not_the_one_at_the_next_turn(make_marine) -> None:
+def test_rows_have_the_policy_version_that_acted(make_marine) -> None:
     store = Store(new=weights(6))
     env = {"collector_env_num": 1}
     collector = make_marine(store, ["new"] * 2, [True] * 2, update_policy_second=0, env=env)
@@ -342,7 +342,7 @@ def test_rows_have_the_version_that_acted_not_the_one_at_the_next_turn(make_mari
     assert len(set(iters)) == len(acted)
 
 
-def test_on_policy_games_have_no_turn_of_two_versions(make_marine) -> None:
+def test_on_policy_payloads_come_from_one_policy_version(make_marine) -> None:
     store = Store(new=weights(6), old=weights(4))
     policy = {**POLICY, "on_policy": True}
     env = {"collector_episode_num": 99}
@@ -366,14 +366,14 @@ def test_on_policy_games_have_no_turn_of_two_versions(make_marine) -> None:
     assert store.asked.count("old") == 1
 
 
-def test_players_of_task_and_env_must_be_as_many(make_marine) -> None:
+def test_number_of_policies_must_match_the_number_of_players(make_marine) -> None:
     with pytest.raises(ConfigError, match="names 3 policies, and an env has 2 players"):
         make_marine(Store(), ["new"] * 3, [True] * 3)
     with pytest.raises(ConfigError, match="names 1 policies"):
         make_marine(Store(), ["new"], [True], eval_flag=True)
 
 
-def test_opponent_without_a_policy_is_named(make_marine) -> None:
+def test_error_names_the_opponent_without_a_policy(make_marine) -> None:
     store = Store(new=weights(6))
     collector = make_marine(store, ["new", "gone"], [True, False], policy_timeout_s=0.02)
 
@@ -381,7 +381,7 @@ def test_opponent_without_a_policy_is_named(make_marine) -> None:
         collector.start()
 
 
-def test_version_told_is_that_of_the_first_player(make_marine) -> None:
+def test_finish_info_has_the_version_of_the_first_player(make_marine) -> None:
     store = Store(new=weights(6), old=weights(4))
     store.versions["old"] = 9
     collector = make_marine(store, ["new", "old"], [True, False])
@@ -391,7 +391,7 @@ def test_version_told_is_that_of_the_first_player(make_marine) -> None:
     assert collector.get_finish_info()["train_iter"] == 3
 
 
-def test_players_explore_apart(make_marine) -> None:
+def test_players_explore_independently(make_marine) -> None:
     collector = make_marine(Store(), ["new", "new"], [True, True])
     obs = {0: {"observation": np.zeros(2, np.float32), "action_mask": np.ones(2, np.int8)}}
 

@@ -1,4 +1,4 @@
-"""The zergling collector against a plain model: payloads, messages, versions of the policy."""
+"""The zergling collector is compared with a plain model: payloads, messages, policy versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEED = 13
 
 
 class SeededEnv(ScriptedEnv):
-    """Learns from the seed of its first reset which env it is."""
+    """Finds its env id from the seed of its first reset."""
 
     def __init__(self, script: Mapping[str, Any], env_num: int, role: str) -> None:
         SeededEnv.open_envs += 1
@@ -57,7 +57,7 @@ gym.register("Scripted-v0", entry_point=SeededEnv, disable_env_checker=True)
 
 
 class VersionPolicy(CountingPolicy):
-    """Acts with the version of the weights that it loaded last: action ``version % 5``."""
+    """Its action is the version of the weights that it loaded last, modulo 5."""
 
     def __init__(
         self, cfg: Mapping[str, Any], enable_field: Sequence[str], seed: int | None
@@ -184,7 +184,7 @@ def make(case: Mapping[str, Any], root: str, *, is_evaluating: bool) -> Zergling
 def expected_messages(
     case: Mapping[str, Any], versions: Sequence[int | None]
 ) -> tuple[list[list[dict[str, Any]]], list[dict[str, Any]], Model, list[EndedEpisode], int]:
-    """Return payloads, messages, the model, the episodes and the last version."""
+    """Return the expected payloads, messages, model, episodes and last version."""
     env_num, n_sample = case["env_num"], case["n_sample"]
     traj_len = None if not n_sample else max(case["unroll_len"], math.ceil(n_sample / env_num))
     model = Model(case["script"], env_num, traj_len)
@@ -234,7 +234,7 @@ def _scripted_policy() -> Any:
 
 @settings(max_examples=40, deadline=None)
 @given(case=CASE)
-def test_a_collect_task_sends_what_the_model_sends(case: dict[str, Any]) -> None:
+def test_collect_task_matches_the_model(case: dict[str, Any]) -> None:
     versions = [None, 7, *case["versions"]]
     wire = Wire(versions)
     payloads, messages, model, episodes, version = expected_messages(case, versions)
@@ -264,7 +264,7 @@ def test_a_collect_task_sends_what_the_model_sends(case: dict[str, Any]) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(case=CASE)
-def test_an_evaluation_counts_what_the_model_counts(case: dict[str, Any]) -> None:
+def test_evaluation_matches_the_model(case: dict[str, Any]) -> None:
     wire = Wire([None, 4, *case["versions"]])
     env_num = case["env_num"]
     total = env_num + case["episodes_per_env"]

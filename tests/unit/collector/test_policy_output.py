@@ -1,4 +1,4 @@
-"""Answers of policies that are refused, and random answers."""
+"""Policy outputs that are refused, and random actions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ from dingsdk.worker.collector.policy_output import RandomActions, check_columns,
         ({"action": np.zeros(2), "value": [0.0, 0.0]}, "value", "ndarray", "list"),
     ],
 )
-def test_columns_that_cannot_be_used_are_named(
-    output: Any, key: str, expected: Any, found: Any
-) -> None:
+def test_error_names_an_unusable_column(output: Any, key: str, expected: Any, found: Any) -> None:
     with pytest.raises(PolicyOutputError) as caught:
         check_columns(output, 2)
     assert (caught.value.key, caught.value.expected, caught.value.found) == (key, expected, found)
 
 
-def test_rows_that_are_not_finite_are_named() -> None:
+def test_error_names_rows_that_are_not_finite() -> None:
     value = np.zeros((4, 2))
     value[1, 1], value[3] = np.nan, np.inf
     with pytest.raises(NonFiniteError) as caught:
@@ -46,7 +44,7 @@ def test_rows_that_are_not_finite_are_named() -> None:
 @pytest.mark.parametrize(
     "bad", [float("nan"), np.float32(np.inf), np.array([0.0, np.nan]), torch.tensor([np.inf])]
 )
-def test_value_of_an_env_that_is_not_finite_is_named(bad: Any) -> None:
+def test_error_names_an_env_whose_value_is_not_finite(bad: Any) -> None:
     outputs = {0: {"action": 1, "value": 0.5}, 3: {"action": 1, "value": bad}}
     with pytest.raises(NonFiniteError) as caught:
         check_dicts(outputs, [0, 3])
@@ -55,7 +53,7 @@ def test_value_of_an_env_that_is_not_finite_is_named(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", [None, {0: {"action": 1}}, {0: {"action": 1}, 1: {"value": 1}}])
-def test_env_without_an_action_is_named(outputs: Any) -> None:
+def test_error_names_an_env_without_an_action(outputs: Any) -> None:
     with pytest.raises(PolicyOutputError, match=r"for env \d") as caught:
         check_dicts(outputs, [0, 1])
     assert caught.value.key == "action"
@@ -72,7 +70,7 @@ def test_env_without_an_action_is_named(outputs: Any) -> None:
     ],
     ids=repr,
 )
-def test_random_actions_are_of_the_space_and_of_their_seed(space: Any) -> None:
+def test_random_actions_lie_in_the_space_and_follow_the_seed(space: Any) -> None:
     drawn = RandomActions(space, 5).draw(60)
     assert len(drawn) == 60
     assert drawn.dtype == space.dtype
@@ -94,7 +92,7 @@ def test_random_actions_are_of_the_space_and_of_their_seed(space: Any) -> None:
     ],
     ids=["discrete", "unbounded", "tuple"],
 )
-def test_random_actions_go_on_from_their_state(make: Any) -> None:
+def test_random_actions_continue_from_a_saved_state(make: Any) -> None:
     actions, other = RandomActions(make(), 1), RandomActions(make(), 2)
     actions.draw(3)
     state = decode_safetensors("test", encode_safetensors("test", actions.state_dict()))

@@ -18,7 +18,7 @@ def _batch(samples: Any) -> SampleBatch:
 
 
 def _rows(samples: Any, key: str = "obs") -> list[tuple[int, ...]]:
-    """(env, episode, time) of each sample."""
+    """Return (env, episode, time) of each sample."""
     return [tuple(map(int, row)) for row in _batch(samples).columns[key]]
 
 
@@ -35,7 +35,7 @@ def test_steps_spent_on_resets_are_neither_samples_nor_env_steps(tmp_path, make_
     batches = [collector.collect(policy_kwargs={"eps": 1.0}, drop_extra=False) for _ in range(60)]
     collector.close()
 
-    # Cut after 1 row: all that is counted came out. The first observation lies near 0.
+    # Pieces have 1 row, so all counted steps were returned. A first observation is near 0.
     batch = SampleBatch.concat(batches)
     assert len(batch) == collector.envstep < 60 * 5
     assert batch.columns["done"].any()
@@ -52,9 +52,7 @@ def test_third_failure_in_a_row_ends_the_collect(make_policy, make_collector, fo
     assert "breaks" in str(caught.value.__cause__)
 
 
-def test_rows_that_each_collect_drops_are_warned_of_once(
-    make_policy, make_collector, caplog, monkeypatch
-) -> None:
+def test_dropped_rows_give_one_warning(make_policy, make_collector, caplog, monkeypatch) -> None:
     collector, _ = make_collector(make_policy(12))
     monkeypatch.setattr(collector._logger, "propagate", True)
     for _ in range(3):
@@ -66,7 +64,7 @@ def test_rows_that_each_collect_drops_are_warned_of_once(
     ]
 
 
-def test_envs_that_have_played_all_they_may_end_the_collect(
+def test_collect_fails_once_the_envs_have_used_up_their_episodes(
     make_policy, make_collector, form, manager_type
 ) -> None:
     collector, _ = make_collector(make_policy(12, form), manager_type=manager_type, episode_num=1)
@@ -125,7 +123,7 @@ def test_random_collect_does_not_ask_the_policy(make_policy, make_collector, for
         ({"action": [0, 1]}, PolicyOutputError),
     ],
 )
-def test_unusable_columns_are_refused_before_an_env_moves(
+def test_unusable_columns_are_refused_before_an_env_is_stepped(
     make_policy, make_collector, answer, error
 ) -> None:
     policy = make_policy()._replace(forward_batch=lambda obs, env_ids, **_: answer)
@@ -145,7 +143,7 @@ def test_unusable_columns_are_refused_before_an_env_moves(
         ({0: {"action": 0}, 1: {"action": 5}}, PolicyOutputError),
     ],
 )
-def test_unusable_dicts_are_refused_before_an_env_moves(
+def test_unusable_dicts_are_refused_before_an_env_is_stepped(
     make_policy, make_collector, answer, error
 ) -> None:
     policy = make_policy(form="rows")._replace(forward=lambda obs, **_: answer)
@@ -156,7 +154,7 @@ def test_unusable_dicts_are_refused_before_an_env_moves(
     assert counters.steps == 0
 
 
-def test_env_and_policy_may_come_later(tmp_path, make_policy, make_collector) -> None:
+def test_env_and_policy_can_be_set_later(tmp_path, make_policy, make_collector) -> None:
     donor, _ = make_collector(None)
     collector = SampleSerialCollector({}, exp_name=str(tmp_path / "late"))
 
@@ -172,7 +170,7 @@ def test_env_and_policy_may_come_later(tmp_path, make_policy, make_collector) ->
     collector.close()
 
 
-def test_n_sample_must_come_from_somewhere(make_policy, make_collector) -> None:
+def test_n_sample_must_be_set_in_the_call_or_the_policy(make_policy, make_collector) -> None:
     collector, _ = make_collector(make_policy(None))
 
     with pytest.raises(RuntimeError, match="n_sample"):
@@ -191,7 +189,7 @@ def test_reset_without_arguments_restarts_env_and_counters(make_policy, make_col
     assert {time for _, _, time in _rows(collector.collect())} == {0, 1, 2, 3}
 
 
-def test_last_episodes_are_those_that_ended_in_the_last_call(
+def test_last_episodes_holds_the_episodes_of_the_last_call(
     make_policy, make_collector, form
 ) -> None:
     collector, _ = make_collector(make_policy(8, form), ((4,), (9,)))
@@ -201,7 +199,7 @@ def test_last_episodes_are_those_that_ended_in_the_last_call(
         collector.collect(policy_kwargs=GREEDY)
         ended.append([each[:3] for each in collector.last_episodes])
 
-    # Pieces of up to 4 rows, so that calls end with rounds 4, 8 and 13; each step pays 1.
+    # Pieces of up to 4 rows, so calls end with rounds 4, 8 and 13. Each step gives 1.
     assert ended == [[(0, 4.0, 4)], [(0, 4.0, 4)], [(1, 9.0, 9), (0, 4.0, 4)]]
 
 
@@ -244,7 +242,7 @@ def test_a_surplus_is_returned_without_a_step(make_policy, make_collector, form)
     assert counters.steps == steps == collector.envstep
 
 
-def test_what_is_dropped_is_counted(make_policy, make_collector, form) -> None:
+def test_dropped_samples_are_counted(make_policy, make_collector, form) -> None:
     collector, _ = make_collector(make_policy(8, form), ((9,), (9,)))
     have = len(collector.collect(5, drop_extra=False, policy_kwargs=GREEDY))
     assert have == 8
@@ -256,7 +254,7 @@ def test_what_is_dropped_is_counted(make_policy, make_collector, form) -> None:
     assert collector.dropped_sample_count > 3
 
 
-def test_an_on_policy_collect_cuts_where_there_is_enough(make_policy, make_collector, form) -> None:
+def test_on_policy_collect_cuts_once_there_is_enough(make_policy, make_collector, form) -> None:
     collector, counters = make_collector(make_policy(8, form, on_policy=True), ((3,), (9,)))
 
     samples = _rows(collector.collect(train_iter=0, policy_kwargs=GREEDY))
@@ -276,11 +274,11 @@ def test_an_on_policy_collect_cuts_where_there_is_enough(make_policy, make_colle
     ("cfg", "steps"),
     [
         ({"traj_len_inf": True}, 18),  # three episodes of env 0 and one of env 1 end together
-        ({"collect": {"n_sample": 8, "unroll_len": 2}}, 12),  # 3 rows at 3, 4 at 4, 3 at 6
+        ({"collect": {"n_sample": 8, "unroll_len": 2}}, 12),  # 3 rows in round 3, 4 in 4, 3 in 6
     ],
     ids=["whole-episodes", "samples-of-several-steps"],
 )
-def test_an_on_policy_collect_cuts_no_episode_where_policies_need_more_of_it(
+def test_on_policy_collect_does_not_cut_if_samples_need_more_steps(
     make_policy, make_collector, form, cfg, steps
 ) -> None:
     policy = make_policy(8, form, on_policy=True, **cfg)
@@ -306,7 +304,7 @@ def test_an_on_policy_surplus_is_dropped_when_the_policy_changes(
     assert iters == [1, 1]
 
 
-def test_what_a_failed_on_policy_collect_has_made_is_dropped_too(
+def test_samples_of_a_failed_on_policy_collect_are_dropped(
     make_policy, make_collector, form
 ) -> None:
     mode, calls = make_policy(8, form, on_policy=True), []
@@ -324,13 +322,13 @@ def test_what_a_failed_on_policy_collect_has_made_is_dropped_too(
 
     other = collector.collect(train_iter=1, policy_kwargs=GREEDY)
 
-    # Three rounds of two envs, in which one of them has ended an episode.
+    # Three rounds of two envs; one env has ended an episode.
     assert collector.dropped_sample_count == 6
     assert [int(row["collect_iter"]) for row in other] == [1] * 8
 
 
 class ClosedFile:
-    """A tensorboard writer whose file the end of the interpreter has closed."""
+    """A tensorboard writer whose file was already closed at interpreter exit."""
 
     def add_scalar(self, *args: Any) -> None:
         pass
@@ -339,9 +337,7 @@ class ClosedFile:
         raise ValueError("flush of closed file")
 
 
-def test_collector_that_was_never_closed_says_nothing_at_the_end(
-    make_collector, make_policy
-) -> None:
+def test_deleting_an_unclosed_collector_raises_nothing(make_collector, make_policy) -> None:
     collector, _ = make_collector(make_policy(), tb_logger=ClosedFile())
     env = collector.env
 

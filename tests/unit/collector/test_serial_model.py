@@ -1,4 +1,4 @@
-"""The sample collector against a plain model of collecting, in both forms."""
+"""The sample collector, in both forms, is compared with a plain model of collecting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .scripted import (
     plain_rows,
 )
 
-# Resets between two collects skip episodes that end well, so failures in a row may come to many.
+# Resets between collects skip episodes that would succeed, so failures in a row can be many.
 IN_PROCESS = {"type": "in_process", "max_retry": 1000}
 VECTOR = {"type": "vector", "vectorization_mode": "sync", "max_retry": 1000}
 MANAGERS = {
@@ -38,7 +38,7 @@ MANAGERS = {
 
 
 class Recorder:
-    """Keeps what the collector writes as scalars and what it tells observers."""
+    """Records the scalars that the collector writes and the hooks that it calls."""
 
     def __init__(self) -> None:
         self.scalars: dict[str, tuple[float, int]] = {}
@@ -64,7 +64,7 @@ class Recorder:
 
 
 class Statistics:
-    """What is to be logged, counted by hand."""
+    """Computes the scalars that the collector must log."""
 
     def __init__(self, print_freq: int) -> None:
         self.print_freq = print_freq
@@ -104,7 +104,7 @@ class Statistics:
             assert scalars[f"collector_iter/{key}"] == (pytest.approx(value), train_iter), key
             if key != "total_envstep_count":
                 assert scalars[f"collector_step/{key}"] == (pytest.approx(value), envstep), key
-        # Rates share one duration, which is no longer than what was measured around it.
+        # All rates use one duration, which is at most the time measured around the collects.
         seconds = count / scalars["collector_iter/avg_episode_per_sec"][0]
         assert 0 < seconds <= self.outer_seconds
         rate = scalars["collector_iter/avg_envstep_per_sec"][0]
@@ -150,16 +150,14 @@ COLLECT = st.fixed_dictionaries(
         max_size=6,
     ),
 )
-def test_collector_gives_what_the_model_gives(case: dict[str, Any], calls: list[Any]) -> None:
+def test_collector_matches_the_model(case: dict[str, Any], calls: list[Any]) -> None:
     run(case, calls)
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
 @pytest.mark.parametrize("manager", sorted(MANAGERS))
 @pytest.mark.parametrize("on_policy", [False, True])
-def test_a_long_collection_gives_what_the_model_gives(
-    form: str, manager: str, on_policy: bool
-) -> None:
+def test_long_collection_matches_the_model(form: str, manager: str, on_policy: bool) -> None:
     case = {
         "script": Script(seed=5, longest=90, fail_rate=0.4), "env_num": 3, "n_sample": 30,
         "unroll_len": 1, "traj_len_inf": not on_policy, "on_policy": on_policy,
@@ -176,9 +174,7 @@ def test_a_long_collection_gives_what_the_model_gives(
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
 @pytest.mark.parametrize("manager", sorted(MANAGERS))
-def test_a_reset_after_all_envs_ended_at_once_gives_what_the_model_gives(
-    form: str, manager: str
-) -> None:
+def test_reset_after_all_envs_ended_at_once_matches_the_model(form: str, manager: str) -> None:
     case = {
         "script": Script(seed=0, longest=1, fail_rate=0.0), "env_num": 2, "n_sample": 4,
         "unroll_len": 1, "traj_len_inf": False, "on_policy": False, "level_seeds": None,
@@ -190,7 +186,7 @@ def test_a_reset_after_all_envs_ended_at_once_gives_what_the_model_gives(
 
 
 @pytest.mark.parametrize("n_sample", [None, 6])
-def test_recorded_rounds_move_to_the_front_and_stay_what_they_were(n_sample: int | None) -> None:
+def test_rounds_keep_their_values_when_the_writer_moves_them(n_sample: int | None) -> None:
     case = {
         "script": Script(seed=2, longest=24, fail_rate=0.0), "env_num": 4, "n_sample": n_sample,
         "unroll_len": 1, "traj_len_inf": False, "on_policy": False, "level_seeds": None,
@@ -230,7 +226,7 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
             return SampleSerialCollector({**cfg, "seed": 1}, env, mode, recorder, root)
 
         def resumed(before: SampleSerialCollector) -> SampleSerialCollector:
-            """Return another collector that goes on from the state of one."""
+            """Return a new collector with the state of ``before``."""
             state, env_state, asked = before.state_dict(), before.env.get_state(), policy.asked
             before.close()
             policy.asked = {}  # the constructor resets it

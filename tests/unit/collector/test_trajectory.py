@@ -6,7 +6,7 @@ import torch
 from dingsdk.worker.collector.rows import CachePool, TrajBuffer, to_tensor_transitions
 
 
-def test_buffer_keeps_the_newest() -> None:
+def test_buffer_keeps_the_newest_entries() -> None:
     assert TrajBuffer(2, [0, 1, 2, 3, 4]) == [3, 4]
     buffer = TrajBuffer(2, [0, 1, 2])
     assert buffer == [1, 2]
@@ -26,7 +26,7 @@ def test_buffer_copies_when_asked() -> None:
     assert buffer == [{"obs": [1]}]
 
 
-def test_pool_gives_back_what_was_stored_last() -> None:
+def test_pool_returns_the_value_stored_last() -> None:
     pool = CachePool("obs", 2)
     pool.update({0: "a"})
     assert (pool[0], pool[1]) == ("a", None)
@@ -34,13 +34,13 @@ def test_pool_gives_back_what_was_stored_last() -> None:
     assert pool[0] is None
 
 
-def test_pool_says_for_how_many_envs_something_is_stored() -> None:
+def test_repr_of_a_pool_shows_how_many_envs_have_a_value() -> None:
     pool = CachePool("obs", 3)
     pool.update({0: "a", 2: "b"})
     assert repr(pool) == "CachePool('obs', 2 of 3 filled)"
 
 
-def test_pool_stores_copies_where_it_is_asked_to() -> None:
+def test_pool_stores_copies_when_asked() -> None:
     obs = [1]
     shared, copied = CachePool("obs", 1), CachePool("obs", 1, deepcopy=True)
     for pool in (shared, copied):
@@ -49,7 +49,7 @@ def test_pool_stores_copies_where_it_is_asked_to() -> None:
     assert (shared[0], copied[0]) == ([1, 2], [1])
 
 
-def test_pool_of_players_stays_a_list_even_for_one() -> None:
+def test_pool_of_players_returns_a_list_also_for_one_player() -> None:
     pool = CachePool("obs", 1)
     pool.update([{0: "a"}])
     assert pool[0] == ["a"]
@@ -57,7 +57,7 @@ def test_pool_of_players_stays_a_list_even_for_one() -> None:
     assert pool[0] == ["a", "b"]
 
 
-def test_transitions_share_the_observation_between_them() -> None:
+def test_consecutive_transitions_share_an_observation() -> None:
     obs = [np.full(2, i, np.float32) for i in range(4)]
     data = [
         {"obs": obs[i], "next_obs": obs[i + 1], "done": i == 2, "reward": 0.5 * i} for i in range(3)
@@ -74,6 +74,6 @@ def test_transitions_share_the_observation_between_them() -> None:
     assert isinstance(data[0]["next_obs"], np.ndarray)
 
 
-def test_no_transitions_convert_to_none() -> None:
+def test_transitions_without_arrays_stay_unchanged() -> None:
     assert to_tensor_transitions([]) == []
     assert to_tensor_transitions([{"reward": 1.0}]) == [{"reward": 1.0}]

@@ -1,4 +1,4 @@
-"""What a writer has cut and not handed out yet goes along when a run is saved."""
+"""The saved state of a writer includes pieces that it has cut but not returned yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows_writer() -> Writer:
 
 
 def record(writer: Any, time: int, returns: dict[int, float]) -> None:
-    """One round of two envs; the episodes in ``returns`` end in it."""
+    """Record one round of two envs, in which the episodes in ``returns`` end."""
     writer.episode_returns = returns
     if isinstance(writer, ColumnsWriter):
         writer.record({"obs": np.array([time, 100 + time])}, time)
@@ -39,7 +39,7 @@ def values(samples: Any, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("make", [columns_writer, rows_writer])
-def test_pieces_that_wait_are_saved_with_their_returns(make: Any) -> None:
+def test_state_includes_pending_pieces_and_their_returns(make: Any) -> None:
     writer = make()
     writer.added_columns = ["episode_return"]
     record(writer, 0, {})

@@ -32,7 +32,7 @@ POLICY = {
 
 
 class Wire:
-    """The other side of a collector: keeps what it sends, hands out policies."""
+    """The peer of a collector: records what the collector sends and provides policies."""
 
     def __init__(self, polls_before_policy: int = 0) -> None:
         self.metas: list[dict[str, Any]] = []
@@ -118,7 +118,7 @@ def test_a_collect_task_sends_all_its_rows_in_payloads(make_zergling, manager_ty
     assert info["collect_setting"] == {"eps": 0.5}
     assert len(info["reward_raw"]) == info["real_episode_count"]
     assert sum(info["reward_raw"]) <= info["step_count"]
-    # Nothing is lost: what was unfinished at the end was cut there.
+    # No row is lost: unfinished trajectories are cut at the end and sent.
     assert info["sample_count"] == info["step_count"]
     assert info["sample_count"] == sum(len(batch) for batch in wire.payloads.values())
     assert [meta["data_id"] for meta in wire.samples] == list(wire.payloads)
@@ -134,7 +134,7 @@ def test_a_collect_task_sends_all_its_rows_in_payloads(make_zergling, manager_ty
     assert collector.env_manager.closed
 
 
-def test_payloads_belong_to_the_collector_no_longer(make_zergling) -> None:
+def test_collector_does_not_change_payloads_after_sending(make_zergling) -> None:
     wire = Wire()
     copies: dict[str, SampleBatch] = {}
     collector = make_zergling(wire=wire)
@@ -150,7 +150,7 @@ def test_payloads_belong_to_the_collector_no_longer(make_zergling) -> None:
 
 
 @pytest.mark.parametrize("manager_type", ["in_process", "vector"])
-def test_an_evaluation_counts_exactly_its_quota(make_zergling, manager_type) -> None:
+def test_evaluation_counts_exactly_its_quota_of_episodes(make_zergling, manager_type) -> None:
     wire = Wire()
     collector = make_zergling(eval_flag=True, wire=wire, env_manager={"type": manager_type})
 
@@ -165,11 +165,11 @@ def test_an_evaluation_counts_exactly_its_quota(make_zergling, manager_type) -> 
     assert wire.samples == []
     assert wire.progress[-1]["cur_episode"] == 5
     assert "collect_setting" not in info
-    # CartPole pays 1 a step.
+    # CartPole gives reward 1 per step.
     assert info["episode_info"]["eval_episode_return_mean"] == pytest.approx(info["reward_mean"])
 
 
-def test_a_setting_that_is_replaced_is_used_from_the_next_round_on(make_zergling) -> None:
+def test_replaced_collect_setting_is_used_from_the_next_round_on(make_zergling) -> None:
     collector = make_zergling(wire=Wire())
     used = []
     infer = collector._rollout.infer
@@ -190,7 +190,7 @@ R2D2 = {
     "model": {"obs_shape": 4, "action_shape": 2},
     "collect": {"n_sample": 32, "unroll_len": 1, "collector": {"type": "sample"}},
 }
-"""Acts by what it remembers of an episode."""
+"""A recurrent policy, which keeps a state during an episode."""
 
 
 WHOLE = {**POLICY, "traj_len_inf": True}
@@ -211,11 +211,11 @@ MANAGERS = [*QUICK_MANAGERS, "async_subprocess"]
         (SerialTaskCollector, R2D2, "vector"),
     ],
 )
-def test_short_tasks_play_the_episodes_of_a_long_one(
+def test_short_tasks_play_the_same_episodes_as_a_long_task(
     make_zergling, kind: Any, policy: dict[str, Any], manager_type: str
 ) -> None:
-    """Nothing is cut where a task ends: no episode is too long for a task."""
-    env_num = 1 if manager_type.startswith("async") else 2  # several are ready in any order
+    """The end of a task cuts no episode: the next task continues it."""
+    env_num = 1 if manager_type.startswith("async") else 2  # several would finish in any order
     wire = Wire()
     wire.model = create_policy(policy, enable_field=["collect"]).collect_mode.state_dict()["model"]
 
@@ -243,14 +243,14 @@ def test_short_tasks_play_the_episodes_of_a_long_one(
     assert steps >= long_steps
     rows = sum(len(batch) for batch in wire.payloads.values())
     if kind is SerialTaskCollector:
-        assert rows % 32 == 0  # those of a call beyond n_sample come with the next task
+        assert rows % 32 == 0  # rows beyond n_sample come with the next task
     elif policy is POLICY:
         assert rows == steps
     elif policy is WHOLE:
-        assert rows == sum(short)  # of whole episodes; CartPole pays 1 a step
+        assert rows == sum(short)  # whole episodes; reward 1 per step
 
 
-def test_task_of_another_policy_begins_anew(make_zergling) -> None:
+def test_task_of_another_policy_gets_a_new_rollout(make_zergling) -> None:
     with closing(EnvPool()) as pool:
         first = make_zergling(wire=Wire(), env_pool=pool)
         first.start()
@@ -262,7 +262,7 @@ def test_task_of_another_policy_begins_anew(make_zergling) -> None:
 
 
 @pytest.mark.parametrize("ends_by", ["policy", "pool"])
-def test_serial_collector_that_no_task_goes_on_with_is_closed(make_zergling, ends_by: str) -> None:
+def test_serial_collector_without_a_next_task_is_closed(make_zergling, ends_by: str) -> None:
     with closing(EnvPool()) as pool:
         first = make_zergling(kind=SerialTaskCollector, wire=Wire(), env_pool=pool)
         first.start()
@@ -274,7 +274,7 @@ def test_serial_collector_that_no_task_goes_on_with_is_closed(make_zergling, end
     assert not first.env_manager.closed or ends_by == "pool"
 
 
-def test_task_that_was_closed_or_evaluates_leaves_nothing(make_zergling) -> None:
+def test_closed_tasks_and_evaluations_leave_no_rollout(make_zergling) -> None:
     with closing(EnvPool()) as pool:
         evaluation = make_zergling(eval_flag=True, wire=Wire(), env_pool=pool)
         evaluation.start()
@@ -286,7 +286,7 @@ def test_task_that_was_closed_or_evaluates_leaves_nothing(make_zergling) -> None
         assert make_zergling(env_pool=pool)._rollout is not collector._rollout
 
 
-def test_envs_outlive_a_serial_task_that_leaves_nothing(make_zergling) -> None:
+def test_envs_stay_open_after_a_serial_evaluation(make_zergling) -> None:
     with closing(EnvPool()) as pool:
         policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 2}}}
         task = {"kind": SerialTaskCollector, "eval_flag": True, "env_pool": pool, "policy": policy}
@@ -317,15 +317,15 @@ def test_serial_evaluation_counts_the_steps_of_its_episodes(
 
     info = task.get_finish_info()
     assert info["real_episode_count"] == 3
-    # CartPole pays 1 a step, and one env plays one episode after the other.
+    # CartPole gives reward 1 per step, and the one env plays its episodes one after another.
     assert info["step_count"] == sum(info["reward_raw"]) == wire.progress[-1]["cur_step"]
 
 
 class Given(ISerialCollector):
-    """Gives what it is told to, and takes as many env steps a call as there are samples."""
+    """Returns the next of the prepared results. Each call counts 5 env steps."""
 
     class Config(PartSection, frozen=True, kw_only=True):
-        """Its section."""
+        """Its config section."""
 
         type: str = "given"
 
@@ -359,7 +359,7 @@ def rows_of(*numbers: int) -> list[dict[str, Any]]:
     return [{"x": np.float32(number)} for number in numbers]
 
 
-def test_serial_collector_without_episodes_is_called_as_often_as_asked_for(make_given) -> None:
+def test_serial_collector_without_episodes_is_called_a_fixed_number_of_times(make_given) -> None:
     wire = Wire()
     batch = SampleBatch({"x": np.array([4.0, 5.0], np.float32)})
     gives = [rows_of(1, 2), [], batch, [rows_of(6), rows_of(7)]]
@@ -367,7 +367,7 @@ def test_serial_collector_without_episodes_is_called_as_often_as_asked_for(make_
     task.start()
 
     assert Given.asked == [(wire.polls, 0.5, None)] * 4
-    # What is no SampleBatch and no episode is a sample, a list of rows too.
+    # Anything but a SampleBatch or an episode is one sample, even a list of rows.
     first, second, _ = wire.payloads.values()
     assert [list(each.columns["x"]) for each in (first, second)] == [[1.0, 2.0], [4.0, 5.0]]
     assert [meta["rows"] for meta in wire.samples] == [2, 2, 2]
@@ -377,14 +377,14 @@ def test_serial_collector_without_episodes_is_called_as_often_as_asked_for(make_
     assert (info["step_count"], info["sample_count"], info["real_episode_count"]) == (20, 6, 0)
 
 
-def test_batches_that_a_serial_collector_gives_in_a_list_are_a_payload_each(make_given) -> None:
+def test_each_batch_in_a_list_becomes_one_payload(make_given) -> None:
     wire = Wire()
     batches = [SampleBatch({"x": np.full(rows, 1.0, np.float32)}) for rows in (2, 3)]
     make_given(wire, [batches], calls=1).start()
     assert [meta["rows"] for meta in wire.samples] == [2, 3]
 
 
-def test_steps_of_a_task_count_from_its_start_where_it_goes_on_with_another(make_given) -> None:
+def test_steps_of_a_task_that_continues_another_count_from_its_start(make_given) -> None:
     with closing(EnvPool()) as pool:
         for _ in range(2):
             task = make_given(Wire(), [rows_of(1)] * 4, calls=2, env_pool=pool)
@@ -394,7 +394,7 @@ def test_steps_of_a_task_count_from_its_start_where_it_goes_on_with_another(make
 
 
 @pytest.mark.parametrize("found", [["text"], [3.0, {}]])
-def test_samples_that_cannot_be_moved_are_refused_by_the_type_of_their_collector(
+def test_error_for_samples_that_cannot_be_sent_names_the_collector_type(
     make_given, found: list[Any]
 ) -> None:
     wire = Wire()
@@ -403,7 +403,7 @@ def test_samples_that_cannot_be_moved_are_refused_by_the_type_of_their_collector
     assert wire.payloads == {}
 
 
-def test_serial_task_that_is_over_takes_no_further_step(make_given) -> None:
+def test_closed_serial_task_refuses_env_steps(make_given) -> None:
     task = make_given(Wire(), [])
     manager = task.env_manager
     steps = [vars(manager)[name] for name in ("step", "step_batch")]
@@ -416,7 +416,7 @@ def test_serial_task_that_is_over_takes_no_further_step(make_given) -> None:
     assert not {"step", "step_batch"} & vars(manager).keys()
 
 
-def test_episodes_per_env_come_before_the_total(make_zergling) -> None:
+def test_episodes_per_env_take_precedence_over_the_total(make_zergling) -> None:
     env = {"n_evaluator_episode": 5, "evaluator_episode_num": 3}
     collector = make_zergling(eval_flag=True, wire=Wire(), env=env)
     collector.start()
@@ -448,10 +448,10 @@ def test_the_loaded_weights_act(make_zergling) -> None:
         assert (again == batch.columns["action"]).all()
 
 
-def test_same_seed_same_data(make_zergling) -> None:
+def test_same_seed_gives_the_same_data(make_zergling) -> None:
     first, second = Wire(), Wire()
     for wire in (first, second):
-        # A slow machine is not to load a newer policy in one of them.
+        # Neither run may load a newer policy, even on a slow machine.
         make_zergling(wire=wire, update_policy_second=3600).start()
     pairs = zip(first.payloads.values(), second.payloads.values(), strict=True)
     assert all(a == b for a, b in pairs)
@@ -500,7 +500,7 @@ def test_an_on_policy_collector_takes_the_admitted_steps_with_the_admitted_polic
     assert delivered == [0, 6, 9]
 
 
-def test_policy_that_comes_amid_admitted_steps_acts_in_the_rest_of_them(make_zergling) -> None:
+def test_policy_that_arrives_during_admitted_steps_takes_the_rest(make_zergling) -> None:
     wire = Wire()
     collector = make_zergling(
         wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
@@ -526,10 +526,10 @@ def test_policy_that_comes_amid_admitted_steps_acts_in_the_rest_of_them(make_zer
     assert delivered == [0, 3, 9]
 
 
-def test_an_on_policy_collector_goes_on_with_what_a_learner_that_went_back_admits(
+def test_on_policy_collector_continues_after_the_learner_went_back(
     make_zergling,
 ) -> None:
-    """Policy 4 is gone with the learner, which goes on from a checkpoint of iteration 1."""
+    """The learner lost policy 4 and was restarted from a checkpoint of iteration 1."""
     wire = Wire()
     collector = make_zergling(
         wire=wire, policy={**POLICY, "on_policy": True}, env={"collector_episode_num": None}
@@ -588,7 +588,7 @@ def test_close_before_start_makes_start_return(make_zergling) -> None:
     assert collector.env_manager.closed
 
 
-def test_being_woken_by_a_closed_comm_layer_is_no_error_when_closing(make_zergling) -> None:
+def test_closed_transport_is_no_error_while_the_collector_closes(make_zergling) -> None:
     def closed(data_id: str, batch: SampleBatch) -> None:
         if is_closing:
             collector.close()
@@ -604,14 +604,14 @@ def test_being_woken_by_a_closed_comm_layer_is_no_error_when_closing(make_zergli
                 collector.start()
 
 
-def test_no_policy_within_the_deadline_is_a_typed_error(make_zergling) -> None:
+def test_no_policy_within_the_deadline_is_a_timeout_error(make_zergling) -> None:
     collector = make_zergling(wire=Wire(10**9), policy_timeout_s=0.02)
     with pytest.raises(TaskTimeoutError):
         collector.start()
     assert collector.env_manager.closed
 
 
-def test_what_goes_wrong_leaves_start_and_closes_the_envs(make_zergling) -> None:
+def test_start_raises_errors_and_closes_the_envs(make_zergling) -> None:
     def full(data_id: str, batch: SampleBatch) -> None:
         raise OSError("disk full")
 
@@ -630,7 +630,7 @@ def test_finish_info_is_complete_before_the_first_step(make_zergling) -> None:
 
 
 @pytest.mark.parametrize("name", ["send_metadata", "send_stepdata", "get_policy_update_info"])
-def test_what_is_not_attached_is_a_typed_error(make_zergling, name: str) -> None:
+def test_callback_that_is_not_attached_is_an_error(make_zergling, name: str) -> None:
     collector = make_zergling(wire=Wire())
     setattr(collector, name, getattr(make_zergling(), name))
     with pytest.raises(NotSetError, match=name):
@@ -660,7 +660,7 @@ def test_helper_threads_start_after_the_first_policy_and_always_end(make_zerglin
 
 
 class RowsPolicy(DQNPolicy):
-    """A DQN that acts env by env, and notes how its transitions share observations."""
+    """A DQN in the row form. Records whether its transitions share observations."""
 
     shared: ClassVar[list[bool]] = []
 
@@ -677,7 +677,7 @@ class RowsPolicy(DQNPolicy):
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_observations_are_copied_where_the_config_says_so(make_zergling, copies: bool) -> None:
+def test_observations_are_copied_if_configured(make_zergling, copies: bool) -> None:
     manager = PluginManager()
     manager.registry("policies").register("rows", RowsPolicy)
     RowsPolicy.shared.clear()
@@ -689,7 +689,7 @@ def test_observations_are_copied_where_the_config_says_so(make_zergling, copies:
     assert wire.samples
 
 
-def test_neither_n_sample_nor_n_episode_is_refused(make_zergling) -> None:
+def test_config_without_n_sample_and_n_episode_is_refused(make_zergling) -> None:
     with pytest.raises(NotSetError):
         make_zergling(policy={**POLICY, "collect": {"n_sample": None}})
 
@@ -700,7 +700,7 @@ def test_fewer_episodes_than_envs_are_refused(make_zergling) -> None:
 
 
 @pytest.mark.parametrize(("eval_flag", "folder"), [(False, "collector"), (True, "evaluator")])
-def test_a_collector_logs_to_a_file_of_its_own(make_zergling, tmp_path, eval_flag, folder) -> None:
+def test_collector_logs_to_its_own_file(make_zergling, tmp_path, eval_flag, folder) -> None:
     collector = make_zergling(eval_flag=eval_flag)
     collector.info("all is well")
     collector.error("nothing is")
@@ -767,7 +767,7 @@ def test_policy_and_envs_can_be_replaced_before_the_start(make_zergling) -> None
     assert collector.env_manager is other.env_manager
 
 
-def test_env_manager_of_a_collector_without_envs_is_a_typed_error(make_zergling) -> None:
+def test_env_manager_of_a_collector_without_envs_is_an_error(make_zergling) -> None:
     collector = make_zergling()
     collector.env_manager.close()
     collector.env_manager = None
@@ -775,7 +775,7 @@ def test_env_manager_of_a_collector_without_envs_is_a_typed_error(make_zergling)
         _ = collector.env_manager
 
 
-def test_result_before_the_start_counts_the_time_since_it_was_made(make_zergling) -> None:
+def test_duration_before_the_start_counts_from_the_constructor(make_zergling) -> None:
     before = time.time()
     collector = make_zergling()
     duration = collector.get_finish_info()["duration"]
@@ -790,7 +790,7 @@ def test_close_of_a_collector_that_never_started_closes_its_envs_once(make_zergl
     assert collector.env_manager.closed
 
 
-def test_close_of_a_running_collector_leaves_the_envs_to_it(make_zergling) -> None:
+def test_close_of_a_running_collector_lets_it_close_its_envs(make_zergling) -> None:
     collector = make_zergling(wire=Wire())
     was_closed = []
 
@@ -805,7 +805,7 @@ def test_close_of_a_running_collector_leaves_the_envs_to_it(make_zergling) -> No
     assert collector.env_manager.closed
 
 
-def test_a_policy_is_asked_for_once_an_interval_also_where_there_is_none(make_zergling) -> None:
+def test_collector_asks_for_a_policy_at_most_once_per_interval(make_zergling) -> None:
     wire = Wire()
     collector = make_zergling(wire=wire, update_policy_second=0.05)
     polls: list[float] = []
