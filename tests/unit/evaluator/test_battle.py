@@ -1,4 +1,4 @@
-"""Evaluating player 0 among others."""
+"""Evaluation of player 0 against other players."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_evaluator(tmp_path):
 
 @pytest.mark.parametrize("partial_step", [False, True])
 @pytest.mark.parametrize("players", [2, 3])
-def test_each_env_plays_its_quota_and_player_0_counts(
+def test_each_env_plays_its_quota_and_player_0_is_evaluated(
     make_evaluator, partial_step, players
 ) -> None:
     envs = DuelEnvs(((2,), (9,)), players, partial_step=partial_step)
@@ -47,14 +47,14 @@ def test_each_env_plays_its_quota_and_player_0_counts(
         assert returns == [(1 - player) * length for length in (2, 2, 9, 9)]
     if partial_step:
         assert envs.steps == 22
-    assert not evaluator.eval(train_iter=0, envstep=8)[0]  # of an untrained policy
+    assert not evaluator.eval(train_iter=0, envstep=8)[0]  # an untrained policy
     told: list[tuple[float, int, int]] = []
     evaluator._tell_observers = lambda *given: told.append(given)
     assert not evaluator.eval()[0]
     assert told == [(5.5, -1, -1)]
 
 
-def test_a_second_evaluation_begins_anew_and_may_be_no_better(make_evaluator) -> None:
+def test_second_evaluation_starts_anew_and_saves_no_worse_result(make_evaluator) -> None:
     envs = DuelEnvs(((1, 3, 2, 2), (1, 4, 1, 1)))
     fighters = [Fighter(0), Fighter(1)]
     evaluator = make_evaluator(envs, fighters, n_episode=2)
@@ -66,11 +66,11 @@ def test_a_second_evaluation_begins_anew_and_may_be_no_better(make_evaluator) ->
         assert len(infos[0]) == 2
 
     assert saved == [1]
-    # Reset when it was made, before each evaluation, and for each env at its end.
+    # Resets: in the constructor, before each evaluation, and of each env at its episode end.
     assert fighters[1].resets == [None, None, [0], [1], None, [1], [0]]
 
 
-def test_an_abnormal_step_is_played_again(make_evaluator) -> None:
+def test_episode_with_an_abnormal_step_is_played_again(make_evaluator) -> None:
     envs = DuelEnvs(((4,), (3,)), fails={(0, 1, 2)})
     evaluator = make_evaluator(envs, [Fighter(0), Fighter(1)], n_episode=2)
 
@@ -94,7 +94,7 @@ def test_policies_see_tensors(make_evaluator) -> None:
     assert seen == [(torch.Tensor, torch.float32)]
 
 
-def test_statistics_are_those_of_player_0(make_evaluator, monkeypatch) -> None:
+def test_statistics_come_from_player_0(make_evaluator, monkeypatch) -> None:
     envs = DuelEnvs(((2,),))
     step = envs._step
 
@@ -118,7 +118,7 @@ def test_policy_of_one_player_is_refused(tmp_path) -> None:
     assert caught.value.path == "policy.eval.evaluator.type"
 
 
-def test_what_is_missing_is_named(make_evaluator) -> None:
+def test_missing_or_too_small_n_episode_is_refused(make_evaluator) -> None:
     evaluator = make_evaluator(DuelEnvs(((2,), (2,))), [Fighter(0), Fighter(1)])
     with pytest.raises(NotSetError, match="n_episode"):
         evaluator.eval()

@@ -24,7 +24,7 @@ needs_video = pytest.mark.skipif(
 
 
 class FixedLengthEnv(gym.Env[Any, Any]):
-    """Ends after ``length`` steps with reward 1 each; breaks where ``fails`` says so."""
+    """Ends after ``length`` steps with reward 1 each; raises at the times in ``fails``."""
 
     observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -88,7 +88,7 @@ def make_evaluator(tmp_path):
         evaluator.close()
 
 
-def test_evaluation_that_does_not_end_is_named_once(
+def test_evaluation_without_a_finished_episode_gives_one_warning(
     make_evaluator, policy, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(interaction, "_MANY_STEPS", 10)
@@ -112,7 +112,7 @@ def test_short_episodes_do_not_crowd_out_long_ones(make_evaluator, policy, kind)
     assert info["eval_episode_return_mean"] == pytest.approx(13.2)
     assert info["length"] == [2, 2, 2, 30, 30]
     assert info["length_mean"] == pytest.approx(13.2)
-    # And once more, with another number.
+    # A second evaluation, with another number of episodes.
     assert evaluator.eval(n_episode=2)[1]["eval_episode_return"] == [2.0, 30.0]
 
 
@@ -172,7 +172,7 @@ def test_stops_at_the_stop_value_but_never_before_training(make_evaluator, polic
     assert make_evaluator(policy, lengths=(3,), stop_value=3.5).eval(train_iter=1)[0] is False
 
 
-def test_when_to_evaluate(make_evaluator, policy) -> None:
+def test_should_eval_follows_the_configured_frequency(make_evaluator, policy) -> None:
     evaluator = make_evaluator(policy, eval_freq=10)
     asked = [0, 0, 3, 10, 10, 15, 20, 25, 31]
     assert [i for i in asked if evaluator.should_eval(i)] == [0, 10, 20, 31]
@@ -180,11 +180,11 @@ def test_when_to_evaluate(make_evaluator, policy) -> None:
     asked = [(0, 0), (1, 60), (2, 120), (3, 180), (4, 220)]
     assert [i for i, step in asked if evaluator.should_eval(i, step)] == [0, 2, 4]
     evaluator = make_evaluator(policy, eval_freq=None, eval_freq_env_steps=100)
-    assert evaluator.should_eval(0)  # after no env steps, if none are named
+    assert evaluator.should_eval(0)  # the number of env steps is 0 by default
     assert [evaluator.should_eval(1, 99), evaluator.should_eval(2, 100)] == [False, True]
 
 
-def test_evaluator_goes_on_from_the_state_of_another(make_evaluator, policy) -> None:
+def test_evaluator_continues_from_a_saved_state(make_evaluator, policy) -> None:
     saved: list[str] = []
     first, second = (make_evaluator(policy, lengths=(3,), eval_freq=10) for _ in range(2))
     assert first.should_eval(5)
@@ -196,7 +196,7 @@ def test_evaluator_goes_on_from_the_state_of_another(make_evaluator, policy) -> 
     assert saved == []  # no better than before
 
 
-def test_what_is_missing_is_named(tmp_path, make_evaluator, policy) -> None:
+def test_missing_env_or_n_episode_is_refused(tmp_path, make_evaluator, policy) -> None:
     evaluator = InteractionSerialEvaluator({"n_episode": 1}, exp_name=str(tmp_path / "late"))
     with pytest.raises(NotSetError, match="evaluator has no env manager") as caught:
         evaluator.eval()
@@ -208,7 +208,7 @@ def test_what_is_missing_is_named(tmp_path, make_evaluator, policy) -> None:
         make_evaluator(policy).eval(n_episode=1)
 
 
-def test_rendering_needs_a_manager_that_can(make_evaluator, policy) -> None:
+def test_unsupported_rendering_is_refused(make_evaluator, policy) -> None:
     with pytest.raises(ConfigError, match="in_process"):
         make_evaluator(policy, kind="vector").eval(force_render=True)
     with pytest.raises(ConfigError, match="render_freq"):
@@ -218,7 +218,7 @@ def test_rendering_needs_a_manager_that_can(make_evaluator, policy) -> None:
 
 
 class Writer:
-    """Keeps what is written as scalars and videos."""
+    """Records scalars, histograms and videos."""
 
     def __init__(self) -> None:
         self.scalars: dict[str, tuple[float, int]] = {}
@@ -271,7 +271,7 @@ def test_statistics_are_written_over_iterations_and_env_steps(make_evaluator, po
         assert written == {key: (pytest.approx(value), step) for key, value in expected.items()}
 
 
-def test_observers_are_told_of_each_evaluation(make_evaluator, policy) -> None:
+def test_observers_are_called_for_each_evaluation(make_evaluator, policy) -> None:
     told: list[Any] = []
 
     class Listener:
@@ -289,7 +289,7 @@ def test_observers_are_told_of_each_evaluation(make_evaluator, policy) -> None:
     assert told == [("evaluator", 4.0, 3, 50), ("evaluator", 2.0, -1, -1)]
 
 
-def test_arguments_for_the_policy_are_handed_on(make_evaluator, policy) -> None:
+def test_policy_kwargs_are_passed_to_the_policy(make_evaluator, policy) -> None:
     seen: list[Any] = []
     name = "forward" if policy.forward_batch is None else "forward_batch"
     forward = getattr(policy, name)
@@ -313,7 +313,7 @@ def test_policy_is_reset_at_the_start_and_after_each_episode(make_evaluator, pol
     assert resets == [None, [0], [1], [0]]
 
 
-def test_a_deterministic_tie_is_no_new_best_and_a_better_one_is(make_evaluator, policy) -> None:
+def test_equal_result_is_not_a_new_best_and_a_better_one_is(make_evaluator, policy) -> None:
     saved: list[str] = []
     evaluator = make_evaluator(policy, lengths=(2, 30))
     evaluator.eval(saved.append, n_episode=3)  # mean (2 + 2 + 30) / 3
@@ -350,7 +350,7 @@ def test_videos_are_made_at_their_interval(make_evaluator, policy, tmp_path, mod
 
 
 @needs_video
-# As below.
+# For the reason given below.
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_video_can_be_forced_and_needs_a_writer(make_evaluator, policy, tmp_path) -> None:
@@ -374,7 +374,7 @@ def test_videos_need_moviepy(make_evaluator, policy, monkeypatch) -> None:
 
 
 class DrawingManager(InProcessEnvManager):
-    """Notes for which envs a figure was asked."""
+    """Records for which envs a figure was requested."""
 
     def enable_save_figure(self, env_id: int, path: str) -> None:
         self.drawn = [*getattr(self, "drawn", []), (env_id, path)]
@@ -403,7 +403,7 @@ def test_close_leaves_a_given_writer_open_and_flushes_it(make_evaluator, policy)
     assert evaluator.env.closed
 
 
-def test_without_a_writer_one_is_opened_and_closed_again(tmp_path, policy) -> None:
+def test_evaluator_without_a_writer_opens_one_and_closes_it(tmp_path, policy) -> None:
     fns = [lambda: FixedLengthEnv(2, [])]
     given, own = tmp_path / "given", tmp_path / "own"
     for folder, writer in ((given, Writer()), (own, None)):
@@ -428,10 +428,10 @@ def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
 
 @needs_video
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
-# moviepy leaves the pipes of an ffmpeg open that has ended before it is told to.
+# moviepy does not close the pipes of an ffmpeg process that has already ended.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(("height", "width"), [(33, 51), (34, 51), (33, 52)])
-def test_mp4_shows_the_frames_that_it_was_given(tmp_path, height, width) -> None:
+def test_mp4_shows_the_given_frames(tmp_path, height, width) -> None:
     from moviepy import VideoFileClip
 
     frames = np.zeros((6, 3, height, width), np.uint8)

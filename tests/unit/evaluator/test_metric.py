@@ -1,4 +1,4 @@
-"""The evaluator on a data set: what is measured, what is best, and when to stop."""
+"""The evaluator on a data set: its result, the best checkpoint and the stop value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dingsdk.worker.evaluator.base import returns_of
 
 
 class Accuracy(IMetric):
-    """The share of right answers; ``as_dict`` names it."""
+    """The share of correct outputs; with ``as_dict`` it is ``{"acc": share}``."""
 
     def __init__(self, as_dict: bool = False) -> None:
         self.as_dict = as_dict
@@ -85,7 +85,7 @@ def test_the_mean_over_all_batches_is_the_result(make_evaluator, resets) -> None
     assert points == {"evaluator_iter/metric": (0.625, 3), "evaluator_step/metric": (0.625, 30)}
 
 
-def test_metric_is_given_the_answers_and_then_the_labels(make_evaluator) -> None:
+def test_metric_gets_the_outputs_and_then_the_labels(make_evaluator) -> None:
     class SumOfAnswers(Accuracy):
         def eval(self, inputs: Any, label: Any) -> Any:
             return float(inputs.sum() + 100 * label.sum())
@@ -116,14 +116,14 @@ def test_training_may_stop_at_the_stop_value(make_evaluator, stop_value, train_i
     assert evaluator.eval(train_iter=train_iter)[0] is stops
 
 
-def test_results_by_name_stop_and_are_logged(make_evaluator) -> None:
+def test_named_results_are_logged_and_can_stop_the_training(make_evaluator) -> None:
     evaluator = make_evaluator([_batch(2)], Accuracy(as_dict=True), stop_value={"acc": 0.5})
     assert evaluator.eval(train_iter=5, envstep=2) == (True, {"acc": 0.5})
     assert evaluator._tb_logger.points["evaluator_iter/acc"] == (0.5, 5)
     assert make_evaluator([_batch(4)], Accuracy(as_dict=True)).eval(train_iter=5)[0] is False
 
 
-def test_observers_are_told_of_a_number(make_evaluator) -> None:
+def test_observers_are_called_only_for_results_that_are_numbers(make_evaluator) -> None:
     told: list[Any] = []
 
     class Observer:
@@ -142,7 +142,7 @@ def test_observers_are_told_of_a_number(make_evaluator) -> None:
     assert told == [("evaluator", 0.25, 2, 8), ("evaluator", 0.5, -1, -1)]
 
 
-def test_data_and_policy_may_come_later(make_evaluator, tmp_path) -> None:
+def test_data_and_policy_can_be_set_later(make_evaluator, tmp_path) -> None:
     evaluator = MetricSerialEvaluator({}, exp_name=str(tmp_path), instance_name="late")
     with pytest.raises(NotSetError, match="data loader") as caught:
         evaluator.eval()
@@ -172,7 +172,7 @@ def test_an_empty_data_set_is_refused(make_evaluator) -> None:
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
-def test_ranks_share_their_mean(make_evaluator, tmp_path, as_dict) -> None:
+def test_evaluation_works_in_a_process_group(make_evaluator, tmp_path, as_dict) -> None:
     import torch.distributed as dist
 
     evaluator = make_evaluator([_batch(2)], Accuracy(as_dict), multi_gpu=True)
@@ -206,13 +206,13 @@ def test_evaluations_are_due_every_50_iterations(make_evaluator) -> None:
     assert due == [0, 50, 100]
 
 
-def test_returns_are_those_of_the_episodes_or_the_metric() -> None:
+def test_returns_of_a_result_are_episode_returns_or_the_metric() -> None:
     assert returns_of({"eval_episode_return": [np.float32(1.5), 2], "other": 3}) == [1.5, 2.0]
     assert returns_of(np.float64(0.25)) == [0.25]
 
 
 @pytest.mark.parametrize("result", [{"acc": 1.0}, None, [1.0, 2.0]])
-def test_metric_that_is_no_number_has_no_returns(result: Any) -> None:
+def test_returns_of_a_result_that_is_not_a_number_are_refused(result: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         returns_of(result)
     assert caught.value.path == "policy.eval.evaluator.data"

@@ -42,7 +42,7 @@ def test_only_numbers_have_a_mean() -> None:
     }
 
 
-def test_statistic_that_is_a_number_only_at_times_has_no_mean() -> None:
+def test_statistic_that_is_not_always_a_number_has_no_mean() -> None:
     monitor = VectorEvalMonitor(1, 2)
     for found in (3, "none"):
         monitor.update_info(0, {"found": found})
@@ -65,4 +65,4 @@ def test_video_shows_worst_median_and_best(episodes: int, picked: list[int]) -> 
 
     assert video.shape == (len(picked), picked[-1] + 1, 1, 2, 3)
     assert video[:, 0, 0, 0, 0].tolist() == [10 * episode for episode in picked]
-    assert video[0, -1, 0, 0, 0] == 0  # filled up with its last frame
+    assert video[0, -1, 0, 0, 0] == 0  # padded with its last frame

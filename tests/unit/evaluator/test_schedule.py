@@ -1,4 +1,4 @@
-"""When the next evaluation is due."""
+"""The schedule decides when an evaluation is due."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clock() -> Clock:
 
 
 def evaluated(section: dict[str, Any], clock: Clock, *moments: tuple[int, int, float]) -> list[int]:
-    """Return the iterations that are evaluated of moments (iteration, env steps, seconds)."""
+    """Return the evaluated iterations among moments (iteration, env steps, seconds)."""
     schedule = EvalSchedule(section, clock)
     began = clock.now
     found = []
@@ -34,13 +34,13 @@ def evaluated(section: dict[str, Any], clock: Clock, *moments: tuple[int, int, f
     return found
 
 
-def test_policy_is_evaluated_at_the_start_and_every_so_many_iterations(clock: Clock) -> None:
+def test_policy_is_evaluated_at_the_start_and_every_eval_freq_iterations(clock: Clock) -> None:
     moments = [(n, 0, 0.0) for n in range(0, 3000, 10)]
     assert evaluated({}, clock, *moments) == [0, 1000, 2000]
     assert evaluated({"eval_freq": 700}, clock, *moments) == [0, 700, 1400, 2100, 2800]
 
 
-def test_env_steps_and_seconds_count_where_the_config_says_so(clock: Clock) -> None:
+def test_env_steps_and_seconds_count_if_configured(clock: Clock) -> None:
     moments = [(1, 64, 0.5), (2, 128, 1.0), (3, 192, 1.5), (4, 256, 2.0)]
     steps = {"eval_freq": None, "eval_freq_env_steps": 100}
     seconds = {"eval_freq": None, "eval_interval_s": 1.5}
@@ -57,7 +57,7 @@ def test_no_iteration_is_evaluated_twice(clock: Clock) -> None:
     assert evaluated(section, clock, *moments) == [0, 1]
 
 
-def test_evaluation_that_is_not_noted_stays_due_and_one_counts_from_its_begin(
+def test_evaluation_stays_due_until_noted_and_counts_from_its_start(
     clock: Clock,
 ) -> None:
     schedule = EvalSchedule({"eval_freq": 10}, clock)
@@ -72,7 +72,7 @@ def test_evaluation_that_is_not_noted_stays_due_and_one_counts_from_its_begin(
     assert schedule.is_due(9, 0)
 
 
-def test_saved_schedule_goes_on_by_another_clock(clock: Clock) -> None:
+def test_saved_schedule_continues_with_another_clock(clock: Clock) -> None:
     schedule = EvalSchedule({"eval_freq": None, "eval_interval_s": 10.0}, clock)
     schedule.note(schedule.now(3, 30))
     clock.now += 4.0
