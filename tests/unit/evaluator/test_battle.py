@@ -54,7 +54,7 @@ def test_each_env_plays_its_quota_and_player_0_is_evaluated(
     assert told == [(5.5, -1, -1)]
 
 
-def test_second_evaluation_starts_anew_and_saves_no_worse_result(make_evaluator) -> None:
+def test_second_evaluation_resets_the_envs_and_saves_no_worse_result(make_evaluator) -> None:
     envs = DuelEnvs(((1, 3, 2, 2), (1, 4, 1, 1)))
     fighters = [Fighter(0), Fighter(1)]
     evaluator = make_evaluator(envs, fighters, n_episode=2)
