@@ -60,30 +60,6 @@ def test_error_names_an_env_without_an_action(outputs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Discrete(3, start=4),
-        spaces.Box(-1, 1, (2,), np.float32),
-        spaces.Box(0, 2, (2,), np.int8),
-        spaces.Box(-np.inf, np.inf, (2,), np.float32),
-        spaces.MultiDiscrete([2, 3]),
-    ],
-    ids=repr,
-)
-def test_random_actions_lie_in_the_space_and_follow_the_seed(space: Any) -> None:
-    drawn = RandomActions(space, 5).draw(60)
-    assert len(drawn) == 60
-    assert drawn.dtype == space.dtype
-    assert all(space.contains(each if each.shape else each[()]) for each in drawn)
-    assert np.array_equal(RandomActions(space, 5).draw(60), drawn)
-    assert not np.array_equal(RandomActions(space, 6).draw(60), drawn)
-    if np.issubdtype(space.dtype, np.integer):
-        most = space.high.max() if isinstance(space, spaces.Box) else None
-        most = space.start + 2 if isinstance(space, spaces.Discrete) else most
-        assert most is None or drawn.max() == most
-
-
-@pytest.mark.parametrize(
     "make",
     [
         lambda: spaces.Discrete(9),

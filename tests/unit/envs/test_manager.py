@@ -527,12 +527,3 @@ def test_defaults_of_the_sections() -> None:
     }
     default = VectorEnvManager.default_config()
     assert {key: default[key] for key in own} == own
-
-
-def test_in_process_manager_has_all_capabilities_but_asynchronous() -> None:
-    found = make({"type": "in_process"}).capabilities
-    assert found.per_env_seed
-    assert found.per_env_reset
-    assert found.partial_step
-    assert not found.reset_takes_step
-    assert not found.asynchronous
