@@ -1,4 +1,4 @@
-"""Real distributions on ``sys.path``: a dist-info folder and modules, as pip leaves them."""
+"""Real distributions on ``sys.path``: a dist-info folder and modules, as pip installs them."""
 
 from __future__ import annotations
 

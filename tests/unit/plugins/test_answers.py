@@ -43,7 +43,7 @@ def stopping(reason: str | None, seen: list[Any]) -> Any:
     return plugin(should_stop=should_stop)
 
 
-def test_every_decide_and_report_hook_has_a_method_and_no_other() -> None:
+def test_answers_has_one_method_per_decide_and_report_hook() -> None:
     source = inspect.getsource(hookspecs)
     phases = source[source.index("# decide:") : source.index("# observe:")]
     hooks = {
@@ -102,7 +102,7 @@ def test_error_of_a_decide_hook_names_plugin_hook_and_line_of_the_plugin() -> No
     assert f"({__file__}, line {line})" in str(caught.value)
 
 
-def test_error_of_dingsdk_passes_a_decide_hook_with_a_note() -> None:
+def test_dingsdk_error_in_a_decide_hook_is_raised_with_a_note() -> None:
     def create_component(cfg: Any) -> object:
         raise ConfigError("buffers.size is -1", path="size")
 
@@ -115,7 +115,7 @@ def test_error_of_dingsdk_passes_a_decide_hook_with_a_note() -> None:
     assert __file__ in note
 
 
-def test_component_of_a_plugin_takes_the_place_of_the_class() -> None:
+def test_create_component_replaces_the_registered_class() -> None:
     asked: list[Any] = []
 
     def create_component(
@@ -134,7 +134,7 @@ def test_component_of_a_plugin_takes_the_place_of_the_class() -> None:
     other.close()
 
 
-def test_values_of_all_plugins_are_put_together_and_conflicts_are_named_once(
+def test_values_of_all_plugins_are_merged_and_conflicts_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = plugin(progress_columns=lambda run_dir: {"gpu": 1, "ram": 2})
@@ -152,7 +152,7 @@ def test_values_of_all_plugins_are_put_together_and_conflicts_are_named_once(
     )
 
 
-def test_field_with_a_name_of_dingsdk_keeps_the_plugin_in_its_name(
+def test_field_that_clashes_with_dingsdk_gets_the_plugin_name_as_suffix(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     answers = manager_of(plugin(result_fields=lambda result: {"reason": "mine", "cost": 2})).answers
@@ -165,7 +165,7 @@ def test_field_with_a_name_of_dingsdk_keeps_the_plugin_in_its_name(
 
 
 @pytest.mark.parametrize("answer", [lambda: 1 / 0, lambda: [("gpu", 1)]])
-def test_report_that_fails_is_logged_once_and_the_others_stay(
+def test_failed_report_is_logged_once_and_other_reports_are_kept(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = plugin(progress_columns=answer)
@@ -180,7 +180,7 @@ def test_report_that_fails_is_logged_once_and_the_others_stay(
     assert "progress_columns" in record.getMessage()
 
 
-def test_forgotten_mark_is_named_though_other_hooks_are_marked() -> None:
+def test_unmarked_hook_is_refused_even_if_other_hooks_are_marked() -> None:
     class Half:
         @hookimpl
         def dingsdk_after_iter(self) -> None: ...
@@ -195,7 +195,7 @@ def test_forgotten_mark_is_named_though_other_hooks_are_marked() -> None:
     assert f"({__file__}, line {line})" in str(caught.value)
 
 
-def test_hook_that_does_not_exist_is_named_with_the_nearest_if_any_is_near() -> None:
+def test_unknown_hook_is_refused_and_a_similar_name_is_suggested() -> None:
     class Misspelt:
         @hookimpl
         def dingsdk_after_itre(self) -> None: ...
@@ -213,7 +213,7 @@ def test_hook_that_does_not_exist_is_named_with_the_nearest_if_any_is_near() -> 
     assert caught.value.nearest is None
 
 
-def test_argument_that_a_hook_does_not_have_is_named_with_the_nearest_if_any_is_near() -> None:
+def test_unknown_hook_argument_is_refused_and_a_similar_name_is_suggested() -> None:
     class Misspelt:
         @hookimpl
         def dingsdk_after_iter(self, iteratoin: int) -> None: ...
@@ -229,7 +229,7 @@ def test_argument_that_a_hook_does_not_have_is_named_with_the_nearest_if_any_is_
         PluginManager().register_plugin(Unknown(), "acme")
 
 
-def test_argument_with_a_default_is_the_plugins_own() -> None:
+def test_hook_argument_with_a_default_keeps_its_default() -> None:
     class Counting:
         @hookimpl
         def dingsdk_after_iter(self, iteration: int, step: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Errors name the plugin's part that raised them."""
+"""Errors name the part of a plugin that raised them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def manager() -> Iterator[PluginManager]:
 
 
 def core(source: str) -> dict[str, Any]:
-    """Return what code defines that stands in a module of dingsdk."""
+    """Run ``source`` as a module of dingsdk and return its names."""
     names: dict[str, Any] = {"__name__": "dingsdk.worker.some"}
     exec(source, names)
     return names
@@ -55,7 +55,7 @@ class Part(CORE["Base"]):  # type: ignore[misc]
 
 
 class Other(Part):
-    """Another part, whose methods are those of the first."""
+    """A second part with the same methods."""
 
 
 def wrap() -> None:
@@ -82,12 +82,12 @@ def test_error_below_a_method_of_a_part_names_the_part(
     assert suffix(function) == IN_PART
 
 
-def test_error_of_the_core_with_a_part_names_none(manager: PluginManager) -> None:
+def test_error_in_core_code_names_no_part(manager: PluginManager) -> None:
     manager.registry("samplers").register("mine", Part)
     assert suffix(Part().draw) == ""
 
 
-def test_typed_error_of_the_core_speaks_for_itself(manager: PluginManager) -> None:
+def test_dingsdk_error_raised_through_core_code_names_no_part(manager: PluginManager) -> None:
     def refuse() -> None:
         raise ConfigError("what another part returned")
 
@@ -125,7 +125,7 @@ def test_transport_that_runs_jobs_of_the_core_is_not_named(manager: PluginManage
 
 
 class Store(PolicyStore):
-    """A store of the transport `Part`, of whose package it is."""
+    """A store in the same package as the transport `Part`."""
 
     def __init__(self, inner: Callable[[], Any]) -> None:
         self.inner = inner
@@ -139,14 +139,14 @@ class Store(PolicyStore):
 
 
 class Helper:
-    """In the same module, but nothing that a transport gives out."""
+    """A class in the same module that is not a part of the transport."""
 
     def refuse(self) -> None:
         json.loads("{")
 
 
 def publishing(inner: Callable[[], Any], cls: type[Store] = Store) -> Callable[[], Any]:
-    """Return what a part does that publishes over such a store."""
+    """Return a method of a part that publishes through a store of type ``cls``."""
     return Other(lambda: CORE["call"](lambda: cls(inner).publish("p", {}, 1))).pass_on
 
 
@@ -160,7 +160,7 @@ def test_error_of_a_store_names_its_transport(manager: PluginManager) -> None:
     assert suffix(publishing(Helper().refuse)) == named
 
 
-def test_what_a_store_is_not_to_blame_for_does_not_name_its_transport(
+def test_error_not_caused_by_a_store_does_not_name_its_transport(
     manager: PluginManager,
 ) -> None:
     def refuse() -> None:

@@ -34,7 +34,7 @@ def test_plugin_that_raises_on_import_is_named_and_others_still_load(ring: Insta
     assert manager.get("buffers", "ring").__name__ == "RingBuffer"
 
 
-def test_message_names_the_line_that_raised_or_that_cannot_be_read(install: Install) -> None:
+def test_message_names_the_line_that_raised_or_has_a_syntax_error(install: Install) -> None:
     install("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad="x = 1\n1 / 0\n")
     install("acme-odd", {"dingsdk.buffers": {"odd": "acme_odd"}}, acme_odd="def f(:\n")
     manager = PluginManager()
@@ -49,7 +49,9 @@ def test_message_names_the_line_that_raised_or_that_cannot_be_read(install: Inst
     assert str(odd.value).count("line") == 1
 
 
-def test_message_names_the_line_of_the_plugin_and_not_of_what_it_called(install: Install) -> None:
+def test_message_names_the_line_of_the_plugin_not_of_the_library_it_called(
+    install: Install,
+) -> None:
     called = "import json\njson.loads('{')\n"
     hook = """
         from dingsdk import hookimpl
@@ -148,7 +150,7 @@ def test_plugin_that_takes_a_builtin_name_is_refused_by_name(install: Install) -
     assert caught.value.__cause__.owner == "dingsdk-rl"
 
 
-def test_two_plugins_for_one_type_are_an_error_on_use_only_that_names_both(ring: Install) -> None:
+def test_type_of_two_plugins_raises_on_use_and_names_both(ring: Install) -> None:
     ring(
         "acme-hoop",
         {"dingsdk.buffers": {"ring": "acme_hoop", "hoop": "acme_hoop"}},
@@ -231,7 +233,7 @@ def test_hook_with_an_unknown_argument_is_refused_by_name(install: Install, body
         PluginManager().get("buffers", "args")
 
 
-def test_module_that_provides_nothing_is_refused_where_it_must(
+def test_module_without_hooks_is_refused_if_must_provide_is_set(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("acme-idle", {}, acme_idle="VALUE = 1\n")
@@ -262,7 +264,7 @@ def test_hook_wrapper_is_refused(install: Install) -> None:
     assert caught.value.reason == "wrapper"
 
 
-def test_plugin_that_does_not_register_what_it_advertises_is_told_so(install: Install) -> None:
+def test_plugin_that_does_not_register_its_advertised_type_is_refused(install: Install) -> None:
     install("acme-empty", {"dingsdk.buffers": {"void": "acme_empty"}}, acme_empty="")
 
     with pytest.raises(PluginLoadError) as caught:
@@ -271,7 +273,7 @@ def test_plugin_that_does_not_register_what_it_advertises_is_told_so(install: In
     assert (caught.value.plugin, caught.value.reason) == ("acme-empty", "not registered")
 
 
-def test_unreadable_entry_points_of_one_distribution_leave_the_others(
+def test_unreadable_entry_points_do_not_affect_other_distributions(
     ring: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = ring("acme-garbled", {"dingsdk.buffers": {"garbled": "acme_garbled"}})
@@ -300,7 +302,7 @@ def test_distribution_without_a_name_is_logged_and_left_out(
     assert "acme_anon" in caplog.text
 
 
-def test_group_that_this_version_does_not_know_is_ignored_and_logged(
+def test_unknown_entry_point_group_is_ignored_and_logged(
     ring: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     groups = {"dingsdk.novelties": {"x": "acme_x"}, "dingsdk.buffers": {"y": "acme_y"}}
@@ -314,7 +316,7 @@ def test_group_that_this_version_does_not_know_is_ignored_and_logged(
     assert "dingsdk.novelties" in record.getMessage()
 
 
-def test_first_copy_on_the_path_counts_when_a_distribution_is_there_twice(
+def test_first_copy_on_the_path_is_used_if_a_distribution_is_installed_twice(
     ring: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = tmp_path / "older"

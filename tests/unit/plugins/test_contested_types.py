@@ -1,4 +1,4 @@
-"""Types that several distributions provide, and distributions for other contracts."""
+"""Types that several distributions provide, and plugins for other contract versions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_type_of_two_plugins_is_chosen_by_its_distribution(rings: PluginManager)
     assert owner_of(rings, "acme_a_own") == "acme_a"
 
 
-def test_plain_name_of_two_plugins_says_which_there_are(rings: PluginManager) -> None:
+def test_plain_name_of_a_contested_type_is_refused_with_the_candidates(
+    rings: PluginManager,
+) -> None:
     owner_of(rings, "ring@acme-b")
     with pytest.raises(PluginLoadError, match="ring@acme-a or ring@acme-b") as caught:
         rings.get("buffers", "ring")
@@ -66,7 +68,7 @@ def test_listing_names_each_provider_and_what_is_loaded(rings: PluginManager) ->
     }
 
 
-def test_disabled_plugin_contests_nothing(rings: PluginManager) -> None:
+def test_disabled_plugin_does_not_count_as_a_provider(rings: PluginManager) -> None:
     manager = PluginManager(Switches(disabled=("acme-a",)))
 
     assert owner_of(manager, "ring") == "acme_b"
@@ -82,7 +84,7 @@ def test_distribution_that_does_not_provide_the_type_is_unknown(rings: PluginMan
     assert caught.value.nearest in ("ring@acme-a", "ring@acme-b")
 
 
-def test_builtin_type_stays_and_the_plugins_own_is_named_by_its_distribution(
+def test_plugin_type_with_a_builtin_name_is_chosen_by_its_distribution(
     install: Install,
 ) -> None:
     source = SOURCE.format(key="naive", owner="acme_a")
@@ -139,7 +141,7 @@ def test_plugin_for_the_newest_contract_is_loaded(install: Install) -> None:
     assert CONTRACT_VERSIONS.keys() == KINDS.keys()
 
 
-def test_kinds_without_contracts_have_the_first_version_alone() -> None:
+def test_kinds_without_contracts_have_only_version_1() -> None:
     def misfit(contract: str) -> str | None:
         return Advert("plugins", "watch", "acme_a", "acme-a", "1.0", contract).misfit
 

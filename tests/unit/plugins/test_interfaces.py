@@ -1,4 +1,4 @@
-"""A part that lacks methods of its kind is refused by name, before a run has made anything."""
+"""A part that lacks methods of its kind is refused before the run starts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Bare:
 
 
 class Undrawn(RowSampler):
-    """Its ``draw`` is missing."""
+    """A sampler without ``draw``."""
 
 
 class BaselessLimiter:
-    """Has what the base asks for, and not what a buffer calls besides."""
+    """Has the abstract methods of the base class, but not the others that a buffer calls."""
 
     def __init__(self, cfg: Any, seed: int | None = None) -> None: ...
     def can_sample(self, n: int) -> bool:
@@ -37,7 +37,7 @@ class BaselessLimiter:
 
 
 class BaselessEvaluator:
-    """Has what is called."""
+    """Has every method that is called, but no base class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def eval(self, *args: Any) -> tuple[bool, dict[str, Any]]:

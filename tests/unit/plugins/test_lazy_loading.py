@@ -15,7 +15,7 @@ from dingsdk.plugins import PluginManager
 Install = Callable[..., Path]
 
 
-def test_plugin_is_imported_when_its_type_is_named_and_not_before(ring: Install) -> None:
+def test_plugin_is_imported_only_when_its_type_is_used(ring: Install) -> None:
     manager = PluginManager()
 
     assert "ring" in manager.known("buffers")
@@ -26,7 +26,7 @@ def test_plugin_is_imported_when_its_type_is_named_and_not_before(ring: Install)
     assert (created.cfg, created.size) == ({"type": "ring"}, 7)
 
 
-def test_builtin_needs_no_look_at_installed_plugins() -> None:
+def test_registered_type_does_not_search_installed_plugins() -> None:
     def discover() -> list[Any]:
         raise AssertionError("looked")
 
@@ -71,7 +71,7 @@ def test_import_names_come_first_and_register_by_decorator_or_by_hook(
     assert entry.owner == "acme_top"
 
 
-def test_missing_import_name_says_where_it_was_named() -> None:
+def test_error_of_a_missing_import_name_gives_its_config_path() -> None:
     with pytest.raises(PluginLoadError) as caught:
         PluginManager().get("buffers", "naive", ["acme_absent"], "policy.other.replay_buffer")
 
@@ -99,7 +99,7 @@ def test_unknown_type_lists_known_names_sorted_and_the_nearest(ring: Install) ->
     assert (error.nearest, error.install) == ("ring", None)
 
 
-def test_unknown_type_of_another_kind_says_where_it_is(ring: Install) -> None:
+def test_error_for_a_type_of_another_kind_names_that_kind(ring: Install) -> None:
     with pytest.raises(UnknownPluginError, match="one among the buffers"):
         PluginManager().get("storages", "ring")
 
@@ -111,7 +111,7 @@ def test_unknown_kind_names_the_nearest() -> None:
     assert caught.value.nearest == "buffers"
 
 
-def test_plugin_installed_after_the_first_look_is_found(install: Install, tmp_path: Path) -> None:
+def test_plugin_installed_after_the_first_search_is_found(install: Install, tmp_path: Path) -> None:
     manager = PluginManager()
     package = tmp_path / "site" / "acme_parts"
     package.mkdir()
@@ -133,7 +133,7 @@ def test_plugin_installed_after_the_first_look_is_found(install: Install, tmp_pa
             """
         },
     )
-    # As where the clock of the file system has not moved on since.
+    # As on a file system whose clock has not advanced since then.
     os.utime(package, ns=(looked_at.st_atime_ns, looked_at.st_mtime_ns))
 
     assert manager.get("buffers", "late") is dict

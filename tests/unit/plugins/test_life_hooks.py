@@ -61,7 +61,7 @@ def test_every_registration_hook_gets_the_registry_of_its_kind() -> None:
     assert all(manager.get(kind, f"acme_{kind}") is dict for kind in KINDS)
 
 
-def test_plugin_learns_of_all_plugins_itself_included_in_any_order() -> None:
+def test_plugin_is_told_about_all_plugins_including_itself() -> None:
     manager, lifeline = PluginManager(), Lifeline()
     manager.register_plugin(SimpleNamespace(tag=1), "before")
     manager.register_plugin(lifeline, "lifeline")
@@ -85,7 +85,9 @@ def test_configure_reaches_late_plugins_and_unconfigure_fires_once_each() -> Non
     assert [event for event in late.events if event[0] != "registered"] == runs
 
 
-def test_failing_life_hook_is_logged_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_life_hook_is_logged_and_the_others_are_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Failing:
         @hookimpl(tryfirst=True)
         def dingsdk_configure(self) -> None:

@@ -46,7 +46,7 @@ def test_listing_tells_available_from_loaded_and_imports_nothing(ring: Install) 
     assert row(manager, "buffers", "ring", "acme-ring").state == "loaded"
 
 
-def test_listing_holds_every_builtin_by_kind_in_order() -> None:
+def test_listing_contains_builtins_sorted_by_kind() -> None:
     rows = PluginManager().plugins()
 
     builtin = row(PluginManager(), "buffers", "naive", "dingsdk-rl")
@@ -75,7 +75,7 @@ def test_listing_tells_broken_disabled_duplicate_and_shadowed(ring: Install) -> 
     assert (over.state, over.detail) == ("shadowed", "dingsdk-rl has registered it")
 
 
-def test_listing_holds_observers_and_what_import_names_registered(install: Install) -> None:
+def test_listing_contains_observers_and_types_registered_by_import_names(install: Install) -> None:
     install("acme-eye", {"dingsdk.plugins": {"eye": "acme_eye"}}, acme_eye=EYE)
     install("acme-other", {}, acme_mine=HOOK.format(key="mine"))
     manager = PluginManager()
@@ -89,7 +89,7 @@ def test_listing_holds_observers_and_what_import_names_registered(install: Insta
     assert (mine.state, mine.distribution) == ("loaded", None)
 
 
-def test_type_declared_by_its_place_is_loaded_once_its_module_is(install: Install) -> None:
+def test_declared_type_is_listed_as_loaded_after_its_module_is_imported(install: Install) -> None:
     install("acme-other", {}, acme_mine="KEEPS = dict")
     manager = PluginManager()
     manager.registries["buffers"].declare("mine", "acme_mine:KEEPS", "acme-other")

@@ -23,7 +23,7 @@ def test_function_of_a_module_is_found() -> None:
         ("no_such_module:f", "its import raised ModuleNotFoundError"),
     ],
 )
-def test_what_is_no_function_is_explained(name: str, why: str) -> None:
+def test_error_says_why_a_name_is_no_function(name: str, why: str) -> None:
     found, text = find_function(name)
     assert found is None
     assert text.startswith(why)

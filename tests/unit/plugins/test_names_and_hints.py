@@ -27,13 +27,13 @@ def test_advertised_name_is_imported_on_access(install: Install) -> None:
 
 
 @pytest.mark.parametrize("name", ["NoSuchThing", "__path__", "_private"])
-def test_name_that_nobody_owns_is_an_attribute_error(name: str) -> None:
+def test_unknown_name_is_an_attribute_error(name: str) -> None:
     with pytest.raises(AttributeError):
         PluginManager().named(name)
 
 
 @pytest.mark.parametrize(("kind", "key"), SHIPPED)
-def test_part_of_an_absent_plugin_says_what_to_install(kind: str, key: str) -> None:
+def test_error_for_a_part_of_an_absent_plugin_says_what_to_install(kind: str, key: str) -> None:
     manager = PluginManager(discover=list)
     with pytest.raises((ImportError, UnknownPluginError), match="pip install") as caught:
         manager.named(key) if kind == NAMES else manager.get(kind, key)
@@ -43,7 +43,7 @@ def test_part_of_an_absent_plugin_says_what_to_install(kind: str, key: str) -> N
     assert error.install == SHIPPED[kind, key]
 
 
-def test_private_name_is_not_looked_for_among_the_installed_plugins() -> None:
+def test_private_name_does_not_search_installed_plugins() -> None:
     def discover() -> list[Advert]:
         raise AssertionError("looked")
 
@@ -66,7 +66,7 @@ def test_name_of_a_broken_disabled_or_ambiguous_plugin_says_so(install: Install)
     assert reason("Twice") == "duplicate"
 
 
-def test_misspelled_type_of_an_absent_plugin_gives_spelling_and_hint() -> None:
+def test_misspelled_type_of_an_absent_plugin_suggests_name_and_install_command() -> None:
     with pytest.raises(UnknownPluginError, match="pip install") as caught:
         PluginManager(discover=list).get("transports", "in_memry")
 
@@ -95,7 +95,7 @@ def test_hint_names_the_folder_in_this_checkout_or_in_a_clone(tmp_path: Path) ->
         assert elsewhere.startswith(f"pip install ./plugins/{file.parent.name}, ")
 
 
-def test_another_projects_distribution_of_our_import_package_is_reported_by_name(
+def test_distribution_dingsdk_of_another_project_is_reported(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("dingsdk", {}, version="2.0.0")
@@ -108,7 +108,7 @@ def test_another_projects_distribution_of_our_import_package_is_reported_by_name
     assert "pip uninstall dingsdk dingsdk-rl" in record.getMessage()
 
 
-def test_our_distributions_alone_are_no_reason_for_a_report(
+def test_distributions_of_this_project_are_not_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     PluginManager().adverts()

@@ -25,7 +25,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_method_passes_its_arguments_on_to_the_hook_of_its_name(name: str) -> None:
+def test_method_passes_its_arguments_to_the_hook_of_the_same_name(name: str) -> None:
     seen: list[dict[str, Any]] = []
     arguments = ARGUMENTS[name]
     source = f"def dingsdk_{name}({', '.join(arguments)}):\n    seen.append(locals())\n"
@@ -42,7 +42,7 @@ def test_method_passes_its_arguments_on_to_the_hook_of_its_name(name: str) -> No
     assert seen == [arguments]
 
 
-def test_every_observe_hook_has_a_method_and_no_other() -> None:
+def test_observers_has_one_method_per_observe_hook() -> None:
     source = inspect.getsource(hookspecs)
     phase = source[source.index("# observe:") :]
     hooks = {
@@ -113,12 +113,12 @@ def test_each_hook_of_a_plugin_is_reported_once(caplog: pytest.LogCaptureFixture
     assert "dingsdk_after_evaluate" in messages[1]
 
 
-def test_arguments_are_given_by_keyword_alone() -> None:
+def test_arguments_are_keyword_only() -> None:
     with pytest.raises(TypeError):
         PluginManager().observers.after_checkpoint(Path("c"), 1)
 
 
-def test_keyboard_interrupt_in_an_observer_is_not_held_back() -> None:
+def test_keyboard_interrupt_in_an_observer_is_not_suppressed() -> None:
     class Interrupting:
         @hookimpl
         def dingsdk_after_iter(self) -> None:
@@ -131,7 +131,7 @@ def test_keyboard_interrupt_in_an_observer_is_not_held_back() -> None:
         manager.observers.after_iter(learner=None, iteration=0, log_vars={})
 
 
-def test_unregistered_observer_hears_nothing_more() -> None:
+def test_unregistered_observer_is_not_called() -> None:
     manager, counting = PluginManager(), Counting()
     name = manager.register_plugin(counting)
     manager.observers.after_iter(learner=None, iteration=0, log_vars={})

@@ -73,7 +73,7 @@ def test_unknown_name_is_a_key_error_with_known_names_and_nearest() -> None:
     assert (caught.value.known, caught.value.nearest) == (["ring"], "ring")
 
 
-def test_build_lets_a_key_error_of_the_constructor_through_unchanged() -> None:
+def test_build_does_not_change_a_key_error_of_the_constructor() -> None:
     registry = Registry("buffers")
     original = KeyError("capacity")
 
@@ -102,7 +102,7 @@ def test_a_name_that_is_no_text_is_refused(name: object) -> None:
         Registry("buffers").register(name, Ring)
 
 
-def test_declared_type_is_imported_when_asked_for_only() -> None:
+def test_declared_type_is_imported_only_on_use() -> None:
     registry = Registry("buffers")
     registry.declare("there", "collections:OrderedDict")
     registry.declare("gone", "dingsdk_no_such_module:Thing")

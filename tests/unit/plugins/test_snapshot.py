@@ -22,11 +22,13 @@ def ask_child(snapshot: Snapshot, conn: multiprocessing.connection.Connection) -
     conn.close()
 
 
-def test_spawned_process_knows_what_its_parent_registered(ring: Install, tmp_path: Path) -> None:
+def test_spawned_process_can_create_types_that_its_parent_registered(
+    ring: Install, tmp_path: Path
+) -> None:
     manager = PluginManager()
     manager.get("buffers", "ring")
     manager.registry("storages").register("ordered", OrderedDict)
-    # Without the metadata the child can know of the plugin by the snapshot alone.
+    # Without the metadata, the child can find the plugin only through the snapshot.
     (tmp_path / "site" / "acme_ring-1.0.dist-info" / "entry_points.txt").unlink()
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -43,7 +45,7 @@ def test_spawned_process_knows_what_its_parent_registered(ring: Install, tmp_pat
     assert child.exitcode == 0
 
 
-def test_snapshot_is_picklable_and_leaves_out_what_cannot_go_along() -> None:
+def test_snapshot_is_picklable_and_leaves_out_unpicklable_types() -> None:
     manager = PluginManager()
     manager.registry("buffers").register("local", lambda cfg: cfg)
     manager.registry("buffers").register("dict", OrderedDict)
@@ -60,7 +62,7 @@ def test_plugins_of_kinds_that_the_child_does_not_need_are_imported_on_use(ring:
     ring("acme-envs", {}, acme_envs="")
     manager = PluginManager()
     manager.get("buffers", "ring")
-    others = ("acme_both", "acme_name", "acme_envs")  # these may register anything
+    others = ("acme_both", "acme_name", "acme_envs")  # these modules may register any kind
     for module in others:
         manager.load(module)
 
@@ -84,7 +86,7 @@ def test_snapshot_keeps_a_replaced_builtin(ring: Install) -> None:
     assert other.get("buffers", "naive") is OrderedDict
 
 
-def test_restoring_where_the_same_is_registered_changes_nothing(ring: Install) -> None:
+def test_restoring_types_that_are_already_registered_changes_nothing(ring: Install) -> None:
     manager = PluginManager()
     manager.get("buffers", "ring")
     entry = manager.registry("buffers").entry("ring")
@@ -94,7 +96,7 @@ def test_restoring_where_the_same_is_registered_changes_nothing(ring: Install) -
     assert manager.registry("buffers").entry("ring") == entry
 
 
-def test_plugin_that_is_gone_is_logged_and_its_type_says_so_when_used(
+def test_missing_plugin_is_logged_on_restore_and_raises_on_use(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     snapshot = Snapshot(

@@ -70,7 +70,7 @@ def test_misspelled_variable_is_an_error_with_the_nearest_name() -> None:
         (Switches(plugins=("acme-ring", "acme-rign")), "DINGSDK_PLUGINS"),
     ],
 )
-def test_switch_that_names_nothing_is_an_error_with_the_nearest_plugin(
+def test_switch_with_an_unknown_plugin_is_an_error_that_names_the_nearest(
     ring: Install, switches: Switches, variable: str
 ) -> None:
     with pytest.raises(ConfigError, match=variable) as caught:
@@ -131,7 +131,7 @@ def test_without_autoload_only_listed_plugins_are_used(ring: Install) -> None:
     assert listed.get("buffers", "ring").__name__ == "RingBuffer"
 
 
-def test_builtins_are_immune_to_the_switches() -> None:
+def test_switches_do_not_affect_builtins() -> None:
     manager = PluginManager(Switches(autoload=False, disabled=("dingsdk",)))
     manager.registry("buffers").declare("text", "collections:OrderedDict")
 
@@ -171,7 +171,7 @@ def test_broken_observer_is_logged_by_name_and_left_out_or_raises_when_strict(
         loaded_observers(PluginManager(Switches(strict=True)))
 
 
-def test_observer_without_one_hookimpl_is_named(
+def test_observer_without_any_hookimpl_is_logged(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     forgotten = "def dingsdk_after_iter(learner):\n    pass\n"
