@@ -1,4 +1,4 @@
-"""Configs made to break the reader: one line of error, soon, without much memory."""
+"""Malicious configs raise a one-line error quickly and without using much memory."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ sys.exit(code)
         "self reference.py",
     ],
 )
-def test_command_line_tells_a_bad_config_in_one_line_with_little_memory(
+def test_command_line_reports_a_bad_config_in_one_line_with_little_memory(
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text(CONFIGS[name])
@@ -145,16 +145,16 @@ def test_bad_config_is_a_config_error_of_one_line(tmp_path: Path, name: str) -> 
 
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 1_000
-    # Bombs take hours; the factor of five is for a slow machine.
+    # Unchecked bombs take hours. The limit has a factor of five for slow machines.
     assert time.process_time() - started_at < 10
 
 
-def test_name_of_a_config_that_is_too_long_for_a_file_is_one_line(tmp_path: Path) -> None:
+def test_config_name_longer_than_a_file_name_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no config file"):
         load_config("n" * 300)
 
 
-def test_a_run_folder_in_place_of_a_config_names_the_config_of_that_run(tmp_path: Path) -> None:
+def test_run_folder_instead_of_a_config_suggests_the_config_of_that_run(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("{}")
 
@@ -165,7 +165,7 @@ def test_a_run_folder_in_place_of_a_config_names_the_config_of_that_run(tmp_path
 
 
 @pytest.mark.parametrize("text", ["9" * 5_000, "[" * 20_000, "&a [*a]", "{1: 2}"])
-def test_bad_override_is_one_short_line(text: str) -> None:
+def test_bad_override_raises_a_short_one_line_error(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         apply_set({}, f"env.x={text}")
 
@@ -197,21 +197,21 @@ def test_bounds_are_exact(tmp_path: Path, write: Callable[[Any], str], suffix: s
             load_config(path)
 
 
-def test_what_is_too_large_is_named_by_its_path() -> None:
+def test_too_large_value_is_named_by_its_path() -> None:
     with pytest.raises(ConfigError) as caught:
         check_bounds({"a": [1, {"b": 10**100}]})
 
     assert caught.value.path == "a.1.b"
 
 
-def test_key_that_json_gives_twice_is_named(tmp_path: Path) -> None:
+def test_duplicate_key_in_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "cfg.json").write_text('{"seed": 1, "env": {}, "env": {}}')
 
     with pytest.raises(ConfigError, match="the key 'env' is given twice"):
         load_config(tmp_path / "cfg.json")
 
 
-def test_as_many_values_as_are_allowed_pass() -> None:
+def test_largest_allowed_number_of_values_passes() -> None:
     check_bounds({"a": [0] * 99_998})
     with pytest.raises(ConfigError, match="100,000 values"):
         check_bounds({"a": [0] * 99_999})
@@ -220,7 +220,7 @@ def test_as_many_values_as_are_allowed_pass() -> None:
         check_bounds({"a": "x" * 9_999_900})
 
 
-def test_as_many_merged_keys_as_are_allowed_pass(tmp_path: Path) -> None:
+def test_largest_allowed_number_of_merged_keys_passes(tmp_path: Path) -> None:
     keys = ", ".join(f"k{i}: 1" for i in range(1_000))
     path = tmp_path / "cfg.yaml"
 
@@ -233,7 +233,7 @@ def test_as_many_merged_keys_as_are_allowed_pass(tmp_path: Path) -> None:
     assert caught.value.line == 2
 
 
-def test_file_as_large_as_is_allowed_is_read(tmp_path: Path) -> None:
+def test_largest_allowed_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "cfg.json"
 
     path.write_text('{"a": 1}'.ljust(1_048_576))
@@ -244,7 +244,7 @@ def test_file_as_large_as_is_allowed_is_read(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_one_text_in_place_of_a_list_of_overrides_is_told_how_to_write_it() -> None:
+def test_single_override_string_is_refused_with_the_list_form() -> None:
     from dingsdk.pipeline.train import compile_run
 
     with pytest.raises(ConfigError, match=r"sets=\['system.max_env_steps=9'\]"):

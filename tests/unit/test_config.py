@@ -45,7 +45,7 @@ CONFIGS = st.dictionaries(
 # merge
 
 
-def test_merge_lets_the_second_win_key_by_key() -> None:
+def test_merge_prefers_the_second_config_key_by_key() -> None:
     merged = deep_merge_dicts(
         {"a": {"x": 1, "y": 2}, "b": 1, "c": [1]}, {"a": {"y": 3, "z": 4}, "b": {"n": 1}}
     )
@@ -53,7 +53,7 @@ def test_merge_lets_the_second_win_key_by_key() -> None:
     assert merged == {"a": {"x": 1, "y": 3, "z": 4}, "b": {"n": 1}, "c": [1]}
 
 
-def test_merge_takes_none_as_empty_and_a_nested_none_as_a_value() -> None:
+def test_merge_treats_none_as_empty_and_a_nested_none_as_a_value() -> None:
     assert deep_merge_dicts(None, {"a": 1}) == {"a": 1}
     assert deep_merge_dicts({"a": 1}, None) == {"a": 1}
     assert deep_merge_dicts(None, None) == {}
@@ -62,7 +62,7 @@ def test_merge_takes_none_as_empty_and_a_nested_none_as_a_value() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS, CONFIGS)
-def test_merge_leaves_its_inputs_alone_and_shares_no_container(
+def test_merge_does_not_change_its_inputs_and_shares_no_container(
     a: dict[str, Any], b: dict[str, Any]
 ) -> None:
     def wreck(value: Any) -> None:
@@ -134,7 +134,7 @@ def test_value_with_no_plain_form_is_refused_with_its_path(tmp_path: Path, value
     assert path.read_text() == "old: 1\n"
 
 
-def test_folder_that_is_not_there_is_a_run_folder_error(tmp_path: Path) -> None:
+def test_missing_folder_is_a_run_folder_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError) as caught:
         save_config({}, tmp_path / "absent" / "c.yaml")
 
@@ -219,7 +219,7 @@ def test_file_that_is_no_text_is_a_config_error(tmp_path: Path) -> None:
         load_config(tmp_path / "c.yaml")
 
 
-def test_python_config_gives_its_raw_sections_and_its_main_block_does_not_run(
+def test_python_config_returns_its_raw_sections_and_does_not_run_its_main_block(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "c.py"
@@ -269,13 +269,13 @@ def test_absent_file_and_other_suffix_are_config_errors(tmp_path: Path) -> None:
 
 def test_file_that_the_system_cannot_read_is_a_config_error(tmp_path: Path) -> None:
     path = tmp_path / "cfg.yaml"
-    path.symlink_to("/proc/self/mem")  # its first page is nobody's
+    path.symlink_to("/proc/self/mem")  # reading its first page fails
     with pytest.raises(ConfigError, match="cannot read") as caught:
         load_config(path)
     assert caught.value.path == str(path)
 
 
-def test_misspelled_example_is_told_the_nearest_one() -> None:
+def test_error_for_a_misspelled_example_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'cartpole-dqn'\?") as caught:
         load_config("cartpole-dqm")
 
@@ -325,7 +325,7 @@ def test_set_reads_the_value_as_yaml(text: str, value: Any) -> None:
     assert cfg == {"a": {"b": value, "kept": 1}}
 
 
-def test_set_makes_absent_sections_and_works_on_easydict() -> None:
+def test_set_creates_absent_sections_and_works_on_easydict() -> None:
     cfg = EasyDict(a={})
 
     apply_set(cfg, "a.b.c=1")
@@ -334,13 +334,13 @@ def test_set_makes_absent_sections_and_works_on_easydict() -> None:
 
 
 @pytest.mark.parametrize("assignment", ["a.b", "=1", "a..b=1", ".a=1", "a.=1", ""])
-def test_set_of_another_form_is_refused(assignment: str) -> None:
+def test_set_without_path_and_value_is_refused(assignment: str) -> None:
     with pytest.raises(ConfigError):
         apply_set({}, assignment)
 
 
 @pytest.mark.parametrize("value", [3, [1, 2], None, "text"])
-def test_set_does_not_go_through_what_is_no_section(value: Any) -> None:
+def test_set_below_a_value_that_is_no_section_is_refused(value: Any) -> None:
     cfg = {"a": {"b": value}}
 
     with pytest.raises(ConfigError) as caught:
@@ -392,7 +392,7 @@ def test_key_that_is_no_string_is_refused_with_its_path(key: Any) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS)
-def test_plain_of_easydict_is_the_config_again(cfg: dict[str, Any]) -> None:
+def test_to_plain_reverses_to_easydict(cfg: dict[str, Any]) -> None:
     plain = to_plain(to_easydict(cfg))
 
     assert plain == cfg
@@ -402,7 +402,7 @@ def test_plain_of_easydict_is_the_config_again(cfg: dict[str, Any]) -> None:
 # values by their path
 
 
-def test_flatten_gives_values_by_their_path_and_keeps_empty_sections() -> None:
+def test_flatten_maps_paths_to_values_and_keeps_empty_sections() -> None:
     cfg: dict[str, Any] = {"a": {"b": {"c": 1}, "d": {}}, "e": [{"f": 2}], "g": None}
 
     assert flatten(cfg) == {"a.b.c": 1, "a.d": {}, "e": [{"f": 2}], "g": None}
@@ -420,7 +420,7 @@ def test_flatten_gives_values_by_their_path_and_keeps_empty_sections() -> None:
         ("x", None, {"a": {"b": 1}, "z": 2}),
     ],
 )
-def test_find_gives_the_value_or_none_and_take_also_removes_it(
+def test_find_returns_the_value_or_none_and_take_also_removes_it(
     path: str, value: Any, left: dict[str, Any]
 ) -> None:
     cfg = {"a": {"b": 1}, "z": 2}
@@ -432,7 +432,7 @@ def test_find_gives_the_value_or_none_and_take_also_removes_it(
     assert cfg == left
 
 
-def test_put_makes_sections_and_leaves_what_is_no_section() -> None:
+def test_put_creates_sections_and_does_not_replace_other_values() -> None:
     cfg: dict[str, Any] = {"a": {"b": 1}, "n": None}
 
     for path in ("a.c", "a.b.d", "x.y.z", "n.m", "top"):

@@ -1,4 +1,4 @@
-"""Config sections as types: what is accepted, filled in, refused, derived."""
+"""Config sections as types: accepted, completed, refused and derived values."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Fifo(Configurable):
 
 
 class Plain:
-    """A class written for the reference: a dict and nothing else."""
+    """A class of the reference style: its config is a plain dict."""
 
     config: ClassVar[dict[str, Any]] = {
         "step": 3,
@@ -100,7 +100,7 @@ class Plain:
 
 
 class Open:
-    """A class that states no config at all."""
+    """A class without a config."""
 
 
 CLASSES = {"fifo": Fifo, "plain": Plain, "open": Open}
@@ -129,7 +129,7 @@ def test_empty_section_is_filled_with_the_defaults_of_its_parts_too() -> None:
     }
 
 
-def test_completing_a_complete_section_gives_it_back() -> None:
+def test_completing_a_complete_section_changes_nothing() -> None:
     full = completed({"size": 3, "tail": {"type": "plain"}, "free": {"x": [1]}})
 
     assert completed(full) == full
@@ -149,7 +149,9 @@ def test_completing_a_complete_section_gives_it_back() -> None:
         ({"tail": None}, "tail", {"type": "fifo", "import_names": [], "step": 1}),
     ],
 )
-def test_fitting_value_is_made_to_fit(given: dict[str, Any], key: str, expected: Any) -> None:
+def test_compatible_value_is_converted_to_the_type_of_the_field(
+    given: dict[str, Any], key: str, expected: Any
+) -> None:
     value = completed(given)[key]
 
     assert value == expected
@@ -180,7 +182,7 @@ def test_fitting_value_is_made_to_fit(given: dict[str, Any], key: str, expected:
         ({"free": 1}, "outer.free", "a section"),
     ],
 )
-def test_wrong_value_is_refused_with_path_and_what_belongs_there(
+def test_wrong_value_is_refused_with_path_and_expected_type(
     given: dict[str, Any], path: str, expected: str
 ) -> None:
     with pytest.raises(ConfigTypeError) as caught:
@@ -191,7 +193,9 @@ def test_wrong_value_is_refused_with_path_and_what_belongs_there(
 
 
 @pytest.mark.parametrize(("found", "is_advised"), [(dict, True), (len, True), ("len", False)])
-def test_class_or_function_for_a_number_comes_with_advice(found: Any, is_advised: bool) -> None:
+def test_class_or_function_instead_of_a_number_comes_with_advice(
+    found: Any, is_advised: bool
+) -> None:
     with pytest.raises(ConfigTypeError) as caught:
         completed({"size": found})
 
@@ -211,13 +215,13 @@ def test_class_or_function_for_a_number_comes_with_advice(found: Any, is_advised
         ("env.stop_value=info", "(str)"),
     ],
 )
-def test_value_that_yaml_took_for_another_comes_with_advice(given: str, advice: str) -> None:
+def test_value_that_yaml_read_as_another_type_comes_with_advice(given: str, advice: str) -> None:
     with pytest.raises(ConfigTypeError) as caught:
         compile_run("cartpole-dqn", sets=(given,))
     assert str(caught.value).endswith(advice)
 
 
-def test_whole_number_without_bounds_is_of_fifteen_digits_at_most() -> None:
+def test_whole_number_without_bounds_is_limited_to_1e15() -> None:
     assert read_section(Pair, {"high": 10**15}, "pair").high == 10**15
     for number in (10**15 + 1, -(10**15) - 1):
         with pytest.raises(ConfigTypeError) as caught:
@@ -252,7 +256,7 @@ class Points(Section, frozen=True, kw_only=True):
 
 
 @pytest.mark.parametrize("given", [{"at": [1.0, math.nan]}, {"grid": [[1.0], [2.0, math.nan]]}])
-def test_what_is_no_number_is_refused_in_lists_too(given: dict[str, Any]) -> None:
+def test_nan_is_refused_in_lists_too(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigTypeError, match="expected a number") as caught:
         read_section(Points, given, "points")
 
@@ -279,7 +283,7 @@ def test_number_of_thousands_of_digits_is_refused_in_one_short_line() -> None:
         ({"qqq": 1}, "outer.qqq", None, None),
     ],
 )
-def test_unknown_key_is_refused_with_the_nearest_or_the_place_where_it_belongs(
+def test_unknown_key_is_refused_with_the_nearest_key_or_its_right_path(
     given: dict[str, Any], path: str, nearest: str | None, elsewhere: str | None
 ) -> None:
     with pytest.raises(UnknownKeyError) as caught:
@@ -310,19 +314,19 @@ def test_field_of_many_parts_holds_a_section_for_each_type() -> None:
             complete(Many, {"tails": wrong}, find)
 
 
-def test_class_that_states_no_config_takes_any_key() -> None:
+def test_class_without_a_config_accepts_any_key() -> None:
     tail = {"type": "open", "anything": {"goes": [1]}}
 
     assert completed({"tail": tail})["tail"] == {"type": "open", "import_names": [], **tail}
 
 
-def test_key_of_a_plain_default_of_none_takes_anything() -> None:
+def test_key_with_a_plain_default_of_none_accepts_any_value() -> None:
     tail = completed({"tail": {"type": "plain", "none": "text"}})["tail"]
 
     assert tail["none"] == "text"
 
 
-def test_preset_of_another_type_keeps_only_what_the_asked_type_has() -> None:
+def test_preset_for_another_type_keeps_only_keys_of_the_chosen_type() -> None:
     class Preset(Section, frozen=True, kw_only=True):
         tail: Annotated[dict[str, Any], Part("removers")] = preset("fifo", step=5)
 
@@ -334,7 +338,7 @@ def test_preset_of_another_type_keeps_only_what_the_asked_type_has() -> None:
     assert set(other["tail"]) == {"type", "import_names", "step", "name", "extra", "none"}
 
 
-def test_section_whose_parts_are_not_looked_up_keeps_a_preset_of_the_same_type_alone() -> None:
+def test_preset_is_kept_only_for_its_own_type_if_parts_are_not_looked_up() -> None:
     class Preset(Section, frozen=True, kw_only=True):
         tail: Annotated[dict[str, Any], Part("removers")] = preset("fifo", step=5)
 
@@ -360,7 +364,7 @@ def test_required_key_that_is_absent_is_named_with_its_meaning() -> None:
     assert caught.value.path == "env.env_id"
 
 
-def test_contradiction_within_a_section_names_the_section() -> None:
+def test_contradiction_in_a_section_is_named_by_its_path() -> None:
     with pytest.raises(ConfigError, match=r"^a\.pair\.low is 3, above high 1") as caught:
         complete(Holder, {"pair": {"low": 3}}, path="a")
 
@@ -368,12 +372,12 @@ def test_contradiction_within_a_section_names_the_section() -> None:
 
 
 class WrongDefault(Inner, frozen=True, kw_only=True):
-    """One whose author wrote a default that its type refuses."""
+    """A section with a default that its type refuses."""
 
     depth: int = "three"  # type: ignore[assignment]
 
 
-def test_default_that_its_type_refuses_names_whose_it_is() -> None:
+def test_error_for_a_wrong_default_names_its_class() -> None:
     with pytest.raises(ConfigError) as caught:
         complete(WrongDefault, {}, path="policy.learn")
     assert caught.value.facts["path"] == "policy.learn.depth"
@@ -394,7 +398,7 @@ def test_class_may_check_more_of_its_section() -> None:
         complete(Outer, {"tail": {"step": 3}}, lambda *_: Checked, "outer")
 
 
-def test_what_is_given_is_neither_changed_nor_shared() -> None:
+def test_complete_neither_changes_nor_shares_the_given_section() -> None:
     given = {"widths": [1], "free": {"x": [1]}, "tail": {"type": "open", "deep": [1]}}
     before = {"widths": [1], "free": {"x": [1]}, "tail": {"type": "open", "deep": [1]}}
 
@@ -423,7 +427,7 @@ def test_section_is_read_into_its_type_with_its_parts_as_dicts() -> None:
     assert section.tail == {"type": "fifo", "step": 2}
 
 
-def test_documentation_of_a_field_is_its_line_among_the_attributes() -> None:
+def test_documentation_of_a_field_is_its_entry_under_attributes() -> None:
     class Longer(Inner, frozen=True, kw_only=True):
         """Attributes:
         own: One more.
@@ -447,7 +451,7 @@ def test_config_of_a_class_is_made_from_its_type() -> None:
     assert isinstance(Fifo.default_config(), EasyDict)
 
 
-def test_changing_a_default_config_leaves_the_class_as_it_is() -> None:
+def test_changing_a_default_config_does_not_change_the_class() -> None:
     Fifo.default_config().step = 5
 
     assert Fifo.default_config().step == 1
@@ -473,7 +477,7 @@ def test_plain_config_of_a_subclass_overrides_defaults_and_adds_typed_keys() -> 
     assert Fifo.config["step"] == 1
 
 
-def test_list_of_a_plain_config_takes_what_its_items_are_if_they_are_alike() -> None:
+def test_list_in_a_plain_config_accepts_the_type_of_its_items_if_all_agree() -> None:
     class Listed(Fifo):
         config: ClassVar[dict[str, Any]] = {
             "sizes": [1, 2],
@@ -489,7 +493,7 @@ def test_list_of_a_plain_config_takes_what_its_items_are_if_they_are_alike() -> 
     assert {name: getattr(found, name) for name in given} == given
 
 
-def test_plain_config_of_a_subclass_may_name_another_part() -> None:
+def test_plain_config_of_a_subclass_may_choose_another_part() -> None:
     class Holder(Configurable):
         Config: ClassVar[type[Outer]] = Outer
 
@@ -511,7 +515,7 @@ def test_section_of_a_foreign_class_has_the_keys_of_its_kind_too() -> None:
     assert defaults_of(section)["name"] == "x"
 
 
-def test_declared_section_of_another_base_keeps_its_types_over_those_of_its_kind() -> None:
+def test_types_of_a_declared_section_override_those_of_its_kind() -> None:
     section = config_type(Fifo, Outer)
 
     assert issubclass(section, Outer)
@@ -520,7 +524,7 @@ def test_declared_section_of_another_base_keeps_its_types_over_those_of_its_kind
         complete(section, {"step": 0}, find, "outer")
 
 
-def test_foreign_default_config_is_used_where_a_class_has_one() -> None:
+def test_default_config_of_a_foreign_class_is_used() -> None:
     class Reference:
         @classmethod
         def default_config(cls) -> EasyDict:

@@ -1,4 +1,4 @@
-"""The digits of the example ``metric-supervised``, who reads them, and how well."""
+"""The environment, the policy and the metric of the example ``metric-supervised``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dingsdk.examples import digits
 from dingsdk.examples.digits import Accuracy, DigitReader, Digits, draw, held_out
 
 
-def test_digits_stand_at_every_place_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_drawn_at_every_position_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "NOISE", 0.0)
     images, labels = draw(np.random.default_rng(0), 2000)
     assert (images.dtype, images.shape, labels.shape) == (np.float32, (2000, 64), (2000,))
@@ -30,14 +30,14 @@ def test_digits_stand_at_every_place_of_an_image(monkeypatch: pytest.MonkeyPatch
     assert places == {(top, left) for top in range(4) for left in range(6)}
 
 
-def test_noise_is_of_a_seventh_of_the_ink() -> None:
+def test_noise_has_a_standard_deviation_of_015() -> None:
     images, _ = draw(np.random.default_rng(0), 500)
     noise = images - images.round()
     assert abs(noise.mean()) < 0.01
     assert noise.std() == pytest.approx(0.15, rel=0.05)
 
 
-def test_env_shows_thirty_two_digits_and_pays_for_their_labels() -> None:
+def test_env_shows_32_digits_and_rewards_the_right_label() -> None:
     env = Digits()
     obs, info = env.reset(seed=3)
     images, labels = draw(np.random.Generator(np.random.PCG64(np.random.SeedSequence(3))), 33)
@@ -65,7 +65,7 @@ def test_reader_learns_the_labels() -> None:
     policy = reader("learn", "eval")
     assert policy.state().keys() == {"model", "optimizer"}
     found = [policy.learn({"image": images, "label": labels}) for _ in range(150)]
-    assert found[0]["total_loss"] == pytest.approx(2.3, abs=0.2)  # ln 10: it knows nothing
+    assert found[0]["total_loss"] == pytest.approx(2.3, abs=0.2)  # ln 10: untrained
     assert found[-1]["total_loss"] < 0.5 * found[0]["total_loss"]
     assert all(each["grad_norm"] > 0 for each in found)
 
@@ -77,28 +77,28 @@ def test_reader_learns_the_labels() -> None:
     assert actions.tolist() == scores.argmax(1).tolist()
 
 
-def test_first_step_of_the_reader_is_as_long_as_its_learning_rate() -> None:
+def test_first_optimizer_step_is_as_large_as_the_learning_rate() -> None:
     images, labels = (torch.from_numpy(each) for each in draw(np.random.default_rng(0), 64))
     policy = reader("learn")
     before = [each.detach().clone() for each in policy.state()["model"].parameters()]
     policy.learn({"image": images, "label": labels})
     after = [each.detach() for each in policy.state()["model"].parameters()]
     moved = max(float((new - old).abs().max()) for new, old in zip(after, before, strict=True))
-    assert moved == pytest.approx(1e-3, rel=0.01)  # as Adam begins
+    assert moved == pytest.approx(1e-3, rel=0.01)  # the first step of Adam
     assert DigitReader.default_config().collect.n_sample == 256
 
 
-def test_reader_that_only_plays_has_no_optimizer() -> None:
+def test_reader_without_learn_mode_has_no_optimizer() -> None:
     assert reader("eval").state().keys() == {"model"}
 
 
-def test_samples_are_what_was_observed() -> None:
+def test_samples_contain_the_observed_labels() -> None:
     columns = {"obs": {"image": np.zeros((2, 64), np.float32), "label": np.array([1, 2])}}
     found = reader("collect").samples(columns, np.array([2]))
     assert found.columns["label"].tolist() == [1, 2]
 
 
-def test_accuracy_is_the_share_of_right_labels() -> None:
+def test_accuracy_is_the_fraction_of_right_labels() -> None:
     metric = Accuracy()
     scores = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     assert metric.eval(scores, torch.tensor([1, 0, 1, 0])) == 0.75
@@ -106,7 +106,7 @@ def test_accuracy_is_the_share_of_right_labels() -> None:
     assert [metric.gt(0.5, other) for other in (None, 0.4, 0.5, 0.6)] == [True, True, True, False]
 
 
-def test_a_thousand_digits_are_held_out_the_same_each_time() -> None:
+def test_held_out_set_has_1000_digits_and_is_the_same_each_time() -> None:
     data, metric = held_out()
     first, again = list(data), list(data)
     assert isinstance(metric, Accuracy)

@@ -1,4 +1,4 @@
-"""Every public name says what it is: modules, classes, functions, methods and properties."""
+"""Every public module, class, function, method and property has a docstring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = [
     if importlib.util.find_spec(name) is not None
 ]
 NAMED_BY_BEHAVIOUR = ("test_", "pytest_", "dingsdk_")
-"""Tests, and implementations of hooks, which are described where the hook is."""
+"""Prefixes of tests and of hook implementations. Hooks are documented in their specs."""
 MEMBERS = (FunctionType, classmethod, staticmethod, property)
 
 
@@ -38,7 +38,7 @@ def modules_of(package: str) -> Iterator[ModuleType]:
 
 
 def undocumented(module: ModuleType) -> Iterator[str]:
-    """Yield the public names of a module that have no docstring, inherited ones included."""
+    """Yield the public names of a module without a docstring of their own or an inherited one."""
     if not module.__doc__:
         yield module.__name__
     for name, value in list(vars(module).items()):  # a lazy name may be added
@@ -71,7 +71,7 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
     assert found == []
 
 
-def test_bare_names_are_found_and_inherited_docstrings_count() -> None:
+def test_names_without_docstring_are_found_and_inherited_docstrings_count() -> None:
     class Base:
         """A documented base."""
 

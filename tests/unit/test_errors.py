@@ -1,4 +1,4 @@
-"""Errors behave like the builtins they stand for, and survive the way between processes."""
+"""Errors behave like the builtin exceptions they subclass, and can be copied."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_task_fail_carries_its_result_through_a_copy() -> None:
 
 
 @pytest.mark.parametrize("is_mistake", [True, False])
-def test_failed_task_is_a_mistake_where_its_cause_was(is_mistake: bool) -> None:
+def test_failed_task_is_a_user_mistake_if_its_result_says_so(is_mistake: bool) -> None:
     error = TaskFailedError("task failed", result={"is_user_mistake": is_mistake})
     assert error.is_user_mistake is is_mistake
     assert copy.copy(error).is_user_mistake is is_mistake
 
 
-def test_same_call_may_succeed_later_for_these_errors_alone() -> None:
+def test_only_these_errors_are_retryable() -> None:
     retryable = {error.__name__ for error in ALL if error.retryable}
 
     assert retryable == {
@@ -81,7 +81,7 @@ def test_same_call_may_succeed_later_for_these_errors_alone() -> None:
     }
 
 
-def test_mistakes_of_the_user_are_these_alone() -> None:
+def test_only_these_errors_are_user_mistakes() -> None:
     mistakes = {error.__name__ for error in ALL if error.is_user_mistake}
 
     assert mistakes == {
@@ -109,7 +109,7 @@ def test_mistakes_of_the_user_are_these_alone() -> None:
     }
 
 
-def test_task_fail_has_a_text_and_a_result_of_its_own() -> None:
+def test_task_fail_has_a_default_text_and_copies_its_result() -> None:
     result = {"message": "busy"}
     error = TaskFail(result)
     result["message"] = "idle"
@@ -138,7 +138,7 @@ def test_names_are_listed_in_order() -> None:
     assert listing([]) == "none"
 
 
-def test_syntax_error_says_itself_where_it_is(tmp_path: Path) -> None:
+def test_raised_at_is_empty_for_a_syntax_error(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     path.write_text("def f(:\n")
     with pytest.raises(SyntaxError) as caught:
@@ -146,12 +146,12 @@ def test_syntax_error_says_itself_where_it_is(tmp_path: Path) -> None:
     assert raised_at(caught.value) == ""
 
 
-def test_nearest_name_needs_some_likeness() -> None:
+def test_nearest_name_is_none_without_a_similar_name() -> None:
     assert nearest_name("in_memroy", ["flask_fs", "in_memory"]) == "in_memory"
     assert nearest_name("zzz", ["flask_fs", "in_memory"]) is None
 
 
-def test_place_of_an_error_is_in_the_module_that_was_asked_for_or_else_where_it_was_raised(
+def test_raised_at_gives_the_line_in_the_given_module_or_the_innermost_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "acme_outer.py").write_text("import acme_inner\ndef go():\n    acme_inner.go()\n")

@@ -29,7 +29,7 @@ from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
         (get_policy_cls, "dqn"),
     ],
 )
-def test_section_without_a_type_is_told_the_known_ones(
+def test_error_for_a_section_without_a_type_lists_the_known_types(
     get_class: Callable[[dict[str, Any]], Any], known: str
 ) -> None:
     with pytest.raises(ConfigError, match="names no type") as caught:
@@ -63,7 +63,7 @@ def test_class_is_found_by_the_alias_of_type() -> None:
     assert found is worker.SoloCommander
 
 
-def test_alias_of_import_names_is_taken_and_not_handed_on(tmp_path: Path) -> None:
+def test_alias_of_import_names_is_replaced_by_import_names(tmp_path: Path) -> None:
     (tmp_path / "acme_alias.py").write_text(
         "from dingsdk import default_manager\n"
         "default_manager().registry('buffers').register('aliased', lambda cfg: cfg)\n"
@@ -123,14 +123,14 @@ def test_serial_and_parallel_parts_are_built_by_their_type(tmp_path: Path) -> No
 
 
 class Attic(ArrayStorage):
-    """Takes over by another option than ``reopen``."""
+    """Reopens existing data with another option than ``reopen``."""
 
     @classmethod
     def reopening(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**section, "attach": "always"}
 
 
-def test_storage_says_how_it_takes_over_what_is_on_disk() -> None:
+def test_reopening_storage_uses_the_option_of_the_storage_class() -> None:
     with use_manager(PluginManager()) as manager:
         manager.registry("storages").register("attic", Attic)
         assert reopening_storage({"type": "attic", "attach": "never"})["attach"] == "always"

@@ -1,4 +1,4 @@
-"""Imports point one way; every offence is listed as file:line."""
+"""Imports point one way. Every violation is listed as file:line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ENTRANCES = dict.fromkeys(("__main__", "examples", "testing"), LEVEL["cli"] + 1)
-"""Rooms outside the layers that may import what is below their level."""
+"""Packages outside the layers. They may import everything below their level."""
 
 KNOW_NO_TRANSPORT = {"replay_buffer", "evaluator", "collector", "learner"}
 TRANSPORT_SIDE = {"comm", "coordinator", "adapter"}
@@ -35,7 +35,7 @@ def violations(checkout: Path) -> list[str]:
     distributions = plugin_packages(checkout)
     for file in sorted((checkout / "dingsdk").rglob("*.py")):
         if "templates" in file.parent.parts:
-            continue  # packages of others, which import what is public
+            continue  # templates for new plugins, which import only public names
         parts = module_parts(checkout, file)
         for line, target in imports(file, parts, checkout):
             reason = core_offence(parts, target, set(distributions))
@@ -63,13 +63,13 @@ def module_parts(root: Path, file: Path) -> tuple[str, ...]:
 
 @functools.cache
 def nodes_of(source: str) -> list[ast.If | ast.Import | ast.ImportFrom]:
-    """List the nodes of a file that matter here; each of the tests looks at all files."""
+    """Return the nodes that the tests need. Cached, because each test reads all files."""
     kinds = ast.If, ast.Import, ast.ImportFrom
     return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
 
 
 def imports(file: Path, parts: tuple[str, ...], checkout: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name) of every import, wherever in the file; names included."""
+    """Yield (line, "module" or "module:name") of every import anywhere in the file."""
     package = parts if file.name == "__init__.py" else parts[:-1]
     for node in nodes_of(file.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
@@ -132,7 +132,7 @@ def test_imports_of_this_checkout_point_one_way() -> None:
     assert not found, "\n".join(["", *found])
 
 
-def test_the_test_sees_this_checkout() -> None:
+def test_every_package_of_this_checkout_has_a_layer() -> None:
     assert (CHECKOUT / "dingsdk" / "errors.py").is_file()
     rooms = {path.stem for path in (CHECKOUT / "dingsdk").iterdir() if path.suffix in {"", ".py"}}
     unknown = (
@@ -206,7 +206,7 @@ def test_allowed_import_passes(tmp_path: Path, file: str, source: str) -> None:
 
 
 def import_graph(checkout: Path) -> dict[str, set[str]]:
-    """Return the modules that each module imports when it runs, annotations aside."""
+    """Return the modules that each module imports, without imports under TYPE_CHECKING."""
     roots = [checkout, *(folder.parent for folder in plugin_packages(checkout).values())]
     files = {
         ".".join(module_parts(root, file)): file
@@ -239,7 +239,7 @@ def typing_only_lines(file: Path) -> set[int]:
 
 
 def find_circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules of a circle of imports in order, ``[]`` without one."""
+    """Return the modules of an import cycle in order, or ``[]`` if there is none."""
     done: set[str] = set()
     path: list[str] = []
 
@@ -257,11 +257,11 @@ def find_circle(graph: dict[str, set[str]]) -> list[str]:
     return next((circle for name in sorted(graph) if (circle := visit(name))), [])
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     assert find_circle(import_graph(CHECKOUT)) == []
 
 
-def test_planted_circle_is_found_and_imports_for_annotations_are_none(tmp_path: Path) -> None:
+def test_planted_import_cycle_is_found_and_typing_imports_are_ignored(tmp_path: Path) -> None:
     plant(tmp_path, "dingsdk/worker/a.py", "from dingsdk.worker import b")
     plant(tmp_path, "dingsdk/worker/b.py", "def f():\n    from dingsdk.worker.c import x")
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import dingsdk.worker.a"

@@ -1,4 +1,4 @@
-"""`make mutate` draws mutants of code that behaves, and only where a test could see them."""
+"""`make mutate` draws only mutants that a test could detect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def changes(source: str) -> list[str]:
         ("x: Annotated[int, Meta(ge=1)] = y", ["x: Annotated[int, Meta(ge=2)] = y"]),
     ],
 )
-def test_places_that_behave_are_changed(source: str, expected: list[str]) -> None:
+def test_code_with_an_effect_is_mutated(source: str, expected: list[str]) -> None:
     assert sorted(changes(source)) == sorted(expected)
 
 
@@ -64,18 +64,18 @@ def test_places_that_behave_are_changed(source: str, expected: list[str]) -> Non
         "x = isinstance(y, int | None)",
     ],
 )
-def test_what_no_test_could_see_is_left_alone(source: str) -> None:
+def test_code_that_no_test_can_check_is_not_mutated(source: str) -> None:
     assert changes(source) == []
 
 
-def test_a_mutant_changes_its_line_alone() -> None:
+def test_mutant_changes_only_its_line() -> None:
     source = "if a:\n    b += 1  # why\nc\n"
     mutant = next(mutant for mutant in mutants_of("m.py", source) if mutant.after.startswith("b -"))
-    assert mutant.before == "b += 1"  # so that the name stays when the comment changes
+    assert mutant.before == "b += 1"  # without the comment: the mutant's name must not depend on it
     assert mutant.apply(source) == "if a:\n    b -= 1\nc\n"
 
 
-def test_lines_that_run_at_import_are_told_from_those_of_functions() -> None:
+def test_lines_that_run_at_import_are_distinguished_from_lines_of_functions() -> None:
     source = "x = 1\n@njit\ndef f():\n    y = 2\ndef g():\n    z = 3\n"
     by_line = {mutant.line: mutant for mutant in mutants_of("m.py", source)}
     assert [by_line[line].runs_at_import for line in (1, 4, 6)] == [True, True, False]
@@ -101,7 +101,7 @@ def test_every_shipped_module_is_in_an_area_except_the_kit_and_templates() -> No
     assert area_of("plugins/dingsdk-watch/tests/test_page.py") is None
 
 
-def test_every_mutant_left_out_of_the_draw_is_one_of_the_code() -> None:
+def test_every_excluded_mutant_exists_in_the_code() -> None:
     left_out = tomllib.loads(EQUIVALENT.read_text())["mutant"]
     known: dict[str, set[tuple[str, str]]] = {}
     for path in {entry["path"] for entry in left_out}:
@@ -121,7 +121,7 @@ TESTS = {
 }
 
 
-def test_tests_that_cannot_run_are_not_taken_for_tests_that_notice_nothing(tmp_path: Path) -> None:
+def test_recording_fails_if_no_test_ran(tmp_path: Path) -> None:
     coverage_map = CoverageMap(tmp_path / "coverage", Tree(CHECKOUT), ())
     with pytest.raises(RuntimeError, match="no test ran: /bin/false"):
         coverage_map.record(["tests/unit/test_errors.py"], tmp_path, Path("/bin/false"), 1)
@@ -154,7 +154,7 @@ def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("at_import", "expected"), [(True, ["short", "middle", "pages"]), (False, ["short", "long"])]
 )
-def test_tests_that_take_too_long_are_left_out_but_for_the_reference_pages(
+def test_slow_tests_are_skipped_except_the_reference_pages(
     at_import: bool, expected: list[str]
 ) -> None:
     class Recorded:

@@ -24,7 +24,7 @@ def modules_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-def test_import_dingsdk_loads_nothing_heavy_and_none_of_its_rooms() -> None:
+def test_import_dingsdk_loads_no_heavy_module_and_no_subpackage() -> None:
     loaded = modules_after("import dingsdk; dir(dingsdk)")
 
     assert not loaded & (HEAVY | {"pluggy", "yaml", "importlib.metadata"})
@@ -44,7 +44,7 @@ def test_import_dingsdk_loads_nothing_heavy_and_none_of_its_rooms() -> None:
         "from dingsdk import hookimpl, default_manager, DingError, __version__",
     ],
 )
-def test_light_rooms_load_nothing_heavy(statement: str) -> None:
+def test_light_subpackages_load_no_heavy_module(statement: str) -> None:
     assert not modules_after(statement) & HEAVY
 
 
@@ -80,7 +80,7 @@ def test_every_worker_name_of_the_contract_is_reachable(name: str) -> None:
     assert getattr(dingsdk.worker, name).__name__ == name
 
 
-def test_star_import_gives_the_worker_names_without_those_of_plugins() -> None:
+def test_star_import_of_worker_contains_no_names_of_plugins() -> None:
     scope: dict[str, object] = {}
     exec("from dingsdk.worker import *", scope)
 
@@ -88,13 +88,13 @@ def test_star_import_gives_the_worker_names_without_those_of_plugins() -> None:
     assert set(WORKER_NAMES) <= set(dir(dingsdk.worker))
 
 
-def test_import_of_the_worker_names_loads_the_part_that_is_named_alone() -> None:
+def test_importing_a_worker_name_loads_only_its_module() -> None:
     assert not modules_after("import dingsdk.worker; dir(dingsdk.worker)") & HEAVY
     loaded = modules_after("from dingsdk.worker import IBuffer, NaiveReplayBuffer")
     assert not loaded & (HEAVY - {"numpy"})
 
 
-def test_name_that_neither_the_workers_nor_a_plugin_have_is_an_import_error() -> None:
+def test_unknown_worker_name_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="NoSuchWorker"):
         from dingsdk.worker import NoSuchWorker  # noqa: F401
 
@@ -103,7 +103,7 @@ def test_sample_batch_does_not_load_torch() -> None:
     assert "torch" not in modules_after("from dingsdk import SampleBatch")
 
 
-def test_env_of_the_rules_does_not_load_torch_in_each_child_process() -> None:
+def test_env_of_the_conformance_rules_does_not_load_torch() -> None:
     assert "torch" not in modules_after("from dingsdk.testing.env_rules import RuleEnv")
 
 
@@ -118,7 +118,9 @@ def test_version_is_that_of_the_distribution() -> None:
     assert dingsdk.__version__ == metadata.version("dingsdk-rl")
 
 
-def test_version_is_ours_where_another_project_shares_the_import_package(tmp_path: Path) -> None:
+def test_version_is_ours_if_another_distribution_has_the_same_import_package(
+    tmp_path: Path,
+) -> None:
     info = tmp_path / "dingsdk-2.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
@@ -140,7 +142,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = dingsdk.no_such_name
 
 
-def test_compiled_code_is_imported_by_those_who_use_it() -> None:
+def test_uniform_sampling_does_not_load_numba() -> None:
     push = "buffer.push([{'x': 1.0}], 1); buffer.sample(1, 0)"
     uniform = "import dingsdk.pipeline.parallel as p; from dingsdk.worker import NaiveReplayBuffer"
     assert "numba" not in modules_after(f"{uniform}; buffer = NaiveReplayBuffer({{}}); {push}")

@@ -1,4 +1,4 @@
-"""Counts of samples add up, and contradictions are named."""
+"""Sample counts can be added, and inconsistent counts raise an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_counts_of_two_buffers_are_added_field_by_field() -> None:
         SampleCounts(7, 8, 0, 5, {"overwritten": 3}),
     ],
 )
-def test_samples_that_are_not_accounted_for_are_named(wrong: SampleCounts) -> None:
+def test_inconsistent_counts_raise_samples_lost_error(wrong: SampleCounts) -> None:
     with pytest.raises(SamplesLostError) as caught:
         wrong.check()
     assert caught.value.facts["acknowledged"] == 8
