@@ -1,4 +1,4 @@
-"""The command line's shell: exit codes, messages, commands of plugins."""
+"""The main command: exit codes, error messages and commands of plugins."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_broken_command_does_not_hide_the_others(
     assert sum(line.split()[:1] == ["broken"] for line in out.splitlines()) == 1
 
 
-def test_long_help_of_a_plugins_command_is_cut_in_the_list(
+def test_long_help_of_a_plugin_command_is_shortened_in_the_list(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manager.registry("commands").register("wordy", click.Command("wordy", help="word " * 60))
@@ -90,7 +90,7 @@ def test_hidden_command_is_run_and_not_listed(
     assert main(["probe"]) == 5
 
 
-def test_users_mistake_is_one_line_and_exit_code_2(
+def test_user_mistake_is_one_line_and_exit_code_2(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_command(manager, ConfigError("env.env_id is missing", path="env.env_id"))
@@ -110,7 +110,7 @@ def test_notes_of_a_mistake_are_shown_below_it(
     assert capsys.readouterr().err == "Error: env.env_id is missing\n  (asked for as env)\n"
 
 
-def test_program_ends_with_the_code_that_a_command_asks_for(manager: PluginManager) -> None:
+def test_program_exits_with_the_code_of_the_command(manager: PluginManager) -> None:
     add_command(manager, click.exceptions.Exit(7))
     assert main(["probe"]) == 7
 
@@ -128,7 +128,7 @@ def test_debug_shows_the_traceback_of_a_mistake(
 @pytest.mark.parametrize(
     "arguments", ["--debug outer probe", "outer --debug probe", "outer probe --debug"]
 )
-def test_commands_of_a_group_have_the_option_debug_too(
+def test_debug_option_also_works_for_commands_of_a_group(
     manager: PluginManager, capsys: pytest.CaptureFixture[str], arguments: str
 ) -> None:
     @click.group("outer")
@@ -191,7 +191,7 @@ def test_unexpected_error_shows_a_traceback_and_exits_with_1(
     assert advice in err
 
 
-def test_reader_that_leaves_early_ends_the_program_without_a_traceback() -> None:
+def test_broken_pipe_ends_the_program_without_a_traceback() -> None:
     code = """
 import sys
 import click
@@ -212,7 +212,7 @@ sys.exit(main(["probe"]))
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_failure_of_a_worker_shows_the_workers_traceback(
+def test_failed_task_shows_the_traceback_of_the_worker(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = "Traceback (most recent call last):\n  in the worker\nValueError: bad"
@@ -236,7 +236,7 @@ def test_ctrl_c_before_a_run_exits_with_130(
 @pytest.mark.parametrize(
     "module", ["dingsdk.cli.root", "click", "dingsdk.pipeline.train", "msgspec", "torch"]
 )
-def test_ctrl_c_while_the_program_is_still_imported_is_one_line(module: str) -> None:
+def test_ctrl_c_during_imports_prints_one_line(module: str) -> None:
     code = f"""
 import sys
 class Interrupting:
@@ -255,7 +255,7 @@ sys.exit(main(["train", "cartpole-dqn"]))
     assert done.returncode == 130
     assert done.stderr.split("\n") in (
         ["Interrupted; there was nothing to save.", ""],
-        ["", "Interrupted; there was nothing to save.", ""],  # click's, after the ^C of a terminal
+        ["", "Interrupted; there was nothing to save.", ""],  # click adds a newline after the ^C
     )
 
 
@@ -264,7 +264,7 @@ def test_unknown_command_and_option_exit_with_2(manager: PluginManager) -> None:
     assert main(["plugins", "--no-such-option"]) == 2
 
 
-def test_unknown_command_names_the_nearest(
+def test_unknown_command_suggests_the_nearest(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["trian"]) == 2
@@ -276,7 +276,7 @@ def test_unknown_command_names_the_nearest(
 
 
 def ended(**changes: Any) -> RunResult:
-    """Return the result of a run that came to its limit, but for the changes."""
+    """Return the result of a run that reached its step limit, with these changes."""
     given: dict[str, Any] = {
         "reached": False,
         "reason": "limit",
@@ -313,7 +313,7 @@ def test_summary_proposes_a_command_that_works(names: tuple[str, ...], command: 
         (False, "dingsdk/__main__.py", "dingsdk"),
     ],
 )
-def test_summary_names_the_program_as_it_can_be_typed(
+def test_summary_shows_the_program_as_the_user_can_type_it(
     is_on_path: bool, started: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / "dingsdk"
@@ -363,7 +363,7 @@ def test_summary_of_a_solved_run_names_its_files() -> None:
         ("stop_value", "journal", False),
     ],
 )
-def test_summary_says_how_to_go_on_where_something_is_left_to_go_on_from(
+def test_summary_shows_the_resume_command_if_the_run_can_be_resumed(
     tmp_path: Path, reason: str, folder: str, is_told: bool
 ) -> None:
     (tmp_path / folder).mkdir(exist_ok=True)
@@ -372,7 +372,7 @@ def test_summary_says_how_to_go_on_where_something_is_left_to_go_on_from(
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_summary_says_how_to_get_tensorboard_where_it_is_missing(
+def test_summary_says_how_to_install_tensorboard_if_it_is_missing(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"tensorboard": object()} if is_installed else {}
@@ -382,7 +382,7 @@ def test_summary_says_how_to_get_tensorboard_where_it_is_missing(
     assert summary(result).splitlines()[-1] == f"  next        tensorboard --logdir r{hint}"
 
 
-def test_summary_of_a_run_that_a_plugin_stopped_says_why() -> None:
+def test_summary_of_a_run_stopped_by_a_plugin_gives_the_reason() -> None:
     result = ended(
         reason="stopped",
         best_return=90.0,
@@ -399,7 +399,7 @@ def test_summary_of_a_run_that_a_plugin_stopped_says_why() -> None:
     )
 
 
-def test_summary_names_a_checkpoint_from_here_or_with_its_whole_path(
+def test_summary_shows_a_checkpoint_by_relative_or_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -409,7 +409,7 @@ def test_summary_names_a_checkpoint_from_here_or_with_its_whole_path(
         assert summary(result).splitlines()[1].endswith(f"; checkpoint saved: {shown}.")
 
 
-def test_plugins_table_is_not_cut_in_a_pipe_and_says_why_a_type_cannot_be_used(
+def test_plugins_table_is_not_cut_in_a_pipe_and_says_why_a_type_is_disabled(
     tmp_path: Path,
 ) -> None:
     info = tmp_path / "acme_far-1.0.dist-info"
@@ -461,7 +461,7 @@ def test_command_line_reports_another_project_with_our_import_package(
     info = tmp_path / "dingsdk-2.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dingsdk\nVersion: 2.0.0\n")
-    if has_overwritten:  # as pip leaves it: their files over ours
+    if has_overwritten:  # as after pip install: their files replace ours
         package = tmp_path / "dingsdk"
         package.mkdir()
         for ours in Path(dingsdk.__file__).parent.iterdir():
@@ -486,7 +486,7 @@ def test_command_line_reports_another_project_with_our_import_package(
 
 
 @pytest.mark.parametrize("argument", ["plugins", "--help"])
-def test_lists_of_plugins_and_commands_import_nothing_slow(argument: str) -> None:
+def test_lists_of_plugins_and_commands_import_no_slow_module(argument: str) -> None:
     code = (
         f"import sys; from dingsdk.cli import main; main([{argument!r}]);"
         "print(sorted({'torch', 'numpy', 'gymnasium', 'msgspec', 'yaml'} & set(sys.modules)))"
@@ -499,7 +499,7 @@ def test_lists_of_plugins_and_commands_import_nothing_slow(argument: str) -> Non
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_doctor_names_what_does_not_work(tmp_path: Path) -> None:
+def test_doctor_reports_broken_and_conflicting_distributions(tmp_path: Path) -> None:
     for name, points in {
         "acme-broken": "[dingsdk.buffers]\nbroken = no_such_module\n",
         "dingsdk": "",
@@ -526,7 +526,7 @@ def test_doctor_names_what_does_not_work(tmp_path: Path) -> None:
     assert "pass  ports" in done.stdout
 
 
-def test_doctor_finds_no_problem_where_there_is_none(
+def test_doctor_reports_no_problem_on_a_working_system(
     tmp_path: Path,
     manager: PluginManager,
     capsys: pytest.CaptureFixture[str],
@@ -541,7 +541,7 @@ def test_doctor_finds_no_problem_where_there_is_none(
     assert [row for row in rows if f" {row} " not in told] == []
 
 
-def test_doctor_leaves_no_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_kills_a_hanging_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_answer", hang)
     monkeypatch.setattr(doctor, "SPAWN_TIMEOUT_S", 0.0)
     before = set(psutil.Process().children())
@@ -551,7 +551,7 @@ def test_doctor_leaves_no_child_that_hangs(monkeypatch: pytest.MonkeyPatch) -> N
     assert [each for each in left if "resource_tracker" not in " ".join(each.cmdline())] == []
 
 
-def test_process_that_ends_collects_no_more_garbage_and_heeds_no_ctrl_c() -> None:
+def test_process_at_exit_skips_garbage_collection_and_ignores_ctrl_c() -> None:
     program = (
         "import atexit, gc, signal, sys; from dingsdk.cli import main;"
         "ignored = lambda: signal.getsignal(signal.SIGINT) == signal.SIG_IGN;"
@@ -567,7 +567,7 @@ def test_process_that_ends_collects_no_more_garbage_and_heeds_no_ctrl_c() -> Non
 
 
 @pytest.mark.parametrize("option", [["--host", "0.0.0.0"], ["--port", "0"]])
-def test_replay_server_of_a_run_refuses_an_address_that_it_would_not_listen_on(
+def test_replay_server_of_a_run_refuses_the_host_and_port_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
 ) -> None:
     run = ["--coordinator", "http://127.0.0.1:1", "--config", "cartpole-dqn"]

@@ -1,4 +1,4 @@
-"""What shells get when TAB is pressed, through the protocol of their completion scripts."""
+"""Shell completion, tested through the protocol of the completion scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def variables(shell: str, words: tuple[str, ...]) -> dict[str, str]:
-    """Return what the shell's script sets to ask for the last of ``words``."""
+    """Return the variables that the shell's script sets to complete the last of ``words``."""
     return {
         "_DINGSDK_COMPLETE": f"{shell}_complete",
         "COMP_WORDS": "\n".join(["dingsdk", *words]),
@@ -29,7 +29,7 @@ def variables(shell: str, words: tuple[str, ...]) -> dict[str, str]:
 
 
 def proposals(shell: str, answer: str) -> list[str]:
-    """Return ``kind,value`` of each proposal in what the program answered."""
+    """Return ``kind,value`` of each proposal in the program's output."""
     lines = answer.strip("\n").splitlines()
     if shell == "zsh":  # three lines each: kind, value, help
         return [f"{kind},{value}" for kind, value in zip(lines[::3], lines[1::3], strict=True)]
@@ -41,7 +41,7 @@ Ask = Callable[..., list[str]]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
-    """``ask(shell, *words)`` returns what is proposed for the last word, in this process."""
+    """``ask(shell, *words)`` returns the proposals for the last word. Runs in this process."""
 
     def ask(shell: str, *words: str) -> list[str]:
         with monkeypatch.context() as patch:
@@ -57,7 +57,7 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_program_answers_the_script_of_the_shell_without_a_warning(
+def test_program_answers_the_completion_script_without_a_warning(
     tmp_path: Path, shell: str
 ) -> None:
     info = tmp_path / "dingsdk-2.0.0.dist-info"
@@ -83,7 +83,7 @@ def test_options_of_the_program_are_proposed_after_a_dash(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_config_is_a_file_or_a_shipped_example(ask: Ask, shell: str) -> None:
+def test_files_and_shipped_examples_are_proposed_for_a_config(ask: Ask, shell: str) -> None:
     assert ask(shell, "train", "cartpole-d") == ["file,cartpole-d", "plain,cartpole-dqn"]
     assert ask(shell, "coordinator", "--config", "x") == ["file,x"]
 
@@ -94,7 +94,7 @@ def test_transports_and_kinds_are_proposed(ask: Ask, shell: str) -> None:
     assert ask(shell, "plugins", "--kind", "buf") == ["plain,buffers"]
 
 
-def test_config_keys_are_those_of_the_config_that_is_named(
+def test_keys_of_the_given_config_are_proposed(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ def test_types_are_proposed_after_the_equals_sign(ask: Ask, shell: str) -> None:
     assert ask(shell, "train", "c", "--set", "seed=") == []
 
 
-def test_bash_gets_the_part_after_the_equals_sign_which_it_takes_for_a_word(ask: Ask) -> None:
+def test_bash_gets_only_the_part_after_the_equals_sign(ask: Ask) -> None:
     key = "policy.other.replay_buffer.type"
     known = default_manager().known("buffers")
 
@@ -152,13 +152,13 @@ def test_types_to_check_are_proposed_after_the_colon(ask: Ask, shell: str) -> No
     assert ask(shell, "check", "samplers:un") == ["plain,samplers:uniform"]
 
 
-def test_bash_gets_the_part_after_the_colon_which_it_takes_for_a_word(ask: Ask) -> None:
+def test_bash_gets_only_the_part_after_the_colon(ask: Ask) -> None:
     assert ask("bash", "check", "samplers", ":", "un") == ["plain,uniform"]
     assert "plain,uniform" in ask("bash", "check", "samplers", ":")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_script_of_the_shell_is_printed(shell: str) -> None:
+def test_completion_script_of_the_shell_is_printed(shell: str) -> None:
     done = subprocess.run(
         PROGRAM,
         env={**os.environ, "_DINGSDK_COMPLETE": f"{shell}_source"},
@@ -197,7 +197,7 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("compopt -o nospace\nenv.env_id=\n", "")
 
 
-def test_failure_while_completing_prints_nothing(tmp_path: Path) -> None:
+def test_failed_completion_prints_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         PROGRAM,
         env={**os.environ, "_DINGSDK_COMPLETE": "bash_complete"},  # without the words
@@ -210,7 +210,7 @@ def test_failure_while_completing_prints_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
-def test_module_is_run_as_the_program() -> None:
+def test_module_can_be_run_as_the_program() -> None:
     done = subprocess.run(
         [*PROGRAM, "plugins", "--kind", "commands"], capture_output=True, text=True, timeout=60
     )

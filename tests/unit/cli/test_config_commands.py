@@ -1,4 +1,4 @@
-"""``dingsdk config``, and what ``plugins`` and ``doctor`` find when they import."""
+"""``dingsdk config``, ``dingsdk plugins --check`` and ``dingsdk doctor``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, di
     return {row["type_key"]: row for row in rows if row["distribution"] == "acme-broken"}
 
 
-def test_plugins_imports_only_where_asked_to(
+def test_plugins_command_imports_plugins_only_with_check(
     broken: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = rows_of(capsys)
@@ -64,7 +64,7 @@ def test_plugins_imports_only_where_asked_to(
     assert "implements no hook" in checked["watch"]["detail"]
 
 
-def test_doctor_tells_plugins_that_can_be_imported_from_those_that_cannot(broken: None) -> None:
+def test_doctor_distinguishes_importable_and_broken_plugins(broken: None) -> None:
     found = {each.what: each for each in doctor_module._plugins()}
 
     state, _, detail, fix = found["buffers broken"]
@@ -82,7 +82,7 @@ def disabled(broken: None) -> Iterator[None]:
         yield
 
 
-def test_plugin_that_is_switched_off_is_not_imported_by_a_check(
+def test_disabled_plugin_is_not_imported_by_a_check(
     disabled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checked = rows_of(capsys, "--check")
@@ -96,7 +96,7 @@ def test_plugin_that_is_switched_off_is_not_imported_by_a_check(
     assert "DINGSDK_DISABLED_PLUGINS" in found[0].detail
 
 
-def test_plugins_check_fails_where_a_plugin_cannot_be_imported(
+def test_plugins_check_fails_if_a_plugin_cannot_be_imported(
     broken: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plugins", "--kind", "samplers", "--check"]) == 0
@@ -108,7 +108,7 @@ def test_plugins_check_fails_where_a_plugin_cannot_be_imported(
     assert "why not" in table
 
 
-def test_shown_config_is_complete_and_can_be_used(
+def test_shown_config_is_complete_and_can_be_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "show", "cartpole-dqn", "--set", "policy.nstep=3"]) == 0
@@ -123,7 +123,7 @@ def test_shown_config_is_complete_and_can_be_used(
     assert capsys.readouterr().out == "policy.nstep: 30 | 3\n"
 
 
-def test_differences_name_keys_that_only_one_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_keys_that_only_one_config_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "diff", "cartpole-dqn", "cartpole-dqn"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["config", "diff", "cartpole-dqn", "cartpole-ppo"]) == 1
@@ -134,7 +134,7 @@ def test_differences_name_keys_that_only_one_has(capsys: pytest.CaptureFixture[s
     assert any(line.startswith("policy.learn.entropy_weight: (absent) | ") for line in lines)
 
 
-def test_differences_are_shown_as_they_are_written(
+def test_diff_shows_non_ascii_text_unescaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cfg = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
@@ -146,9 +146,7 @@ def test_differences_are_shown_as_they_are_written(
     assert capsys.readouterr().out == 'system.replay.path: "één" | "twee"\n'
 
 
-def test_difference_names_the_config_that_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_names_the_invalid_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("env: {env_id: CartPole-v1}\npolicy: {type: dqn, nstpe: 1}\n")
 
@@ -158,7 +156,9 @@ def test_difference_names_the_config_that_is_wrong(
     assert "policy.nstpe" in line
 
 
-def test_false_and_zero_are_different(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_distinguishes_false_and_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = "env: {{env_id: CartPole-v1, kwargs: {{render_mode: null, sutton_barto_reward: {}}}}}\n"
     for name, value in (("zero", "0"), ("false", "false")):
         text = base.format(value) + "policy: {type: dqn}\n"
@@ -169,7 +169,7 @@ def test_false_and_zero_are_different(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "env.kwargs.sutton_barto_reward: 0 | false" in capsys.readouterr().out
 
 
-def test_every_config_is_validated_though_one_is_wrong(
+def test_validate_checks_all_configs_even_if_one_is_invalid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
@@ -183,7 +183,7 @@ def test_every_config_is_validated_though_one_is_wrong(
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.yaml"]
 
 
-def test_defect_is_not_taken_for_a_config_that_is_wrong(
+def test_validate_does_not_report_a_defect_as_an_invalid_config(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*given: Any, **named: Any) -> Any:
@@ -194,14 +194,14 @@ def test_defect_is_not_taken_for_a_config_that_is_wrong(
     assert "cartpole-dqn: a defect" not in capsys.readouterr().err
 
 
-def test_validation_is_for_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_checks_the_config_for_the_given_mode(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["config", "validate", "cartpole-dqn", "--set", "system.transport.type=absent"]
 
     assert main([*arguments, "--mode", "serial"]) == 0
     assert main([*arguments, "--mode", "parallel"]) == 2
 
 
-def test_reader_that_leaves_is_no_defect() -> None:
+def test_closed_output_pipe_is_not_reported_as_a_defect() -> None:
     shown = subprocess.Popen(
         [sys.executable, "-m", "dingsdk", "config", "show", "cartpole-dqn"],
         stdout=subprocess.PIPE,
@@ -218,7 +218,7 @@ def test_reader_that_leaves_is_no_defect() -> None:
     assert told == b""
 
 
-def test_doctor_says_how_to_mend_what_it_finds(
+def test_doctor_says_how_to_fix_problems(
     broken: None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -239,9 +239,7 @@ def test_doctor_says_how_to_mend_what_it_finds(
     assert "2 problems found." in lines
 
 
-def test_older_package_than_needed_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_old_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "pluggy-1.4.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pluggy\nVersion: 1.4.9\n")
@@ -271,7 +269,7 @@ def test_older_package_than_needed_is_found(
         ),
     ],
 )
-def test_doctor_tells_gpus_that_torch_can_and_cannot_use(
+def test_doctor_reports_gpus_that_torch_can_and_cannot_use(
     names: list[str],
     has_device: bool,
     expected: tuple[str, ...],
@@ -290,14 +288,14 @@ def test_doctor_tells_gpus_that_torch_can_and_cannot_use(
     assert found == expected
 
 
-def test_package_without_metadata_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_without_metadata_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "version_of", lambda name: None)
     (found,) = doctor_module._packages()
     assert found[:3] == ("fail", "dingsdk-rl", "not installed")
     assert "metadata" in found.fix
 
 
-def test_child_that_does_not_answer_in_time_is_found_and_ended(
+def test_child_that_does_not_answer_in_time_is_reported_and_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doctor_module, "SPAWN_TIMEOUT_S", 0.0)
@@ -312,14 +310,14 @@ def test_child_that_does_not_answer_in_time_is_found_and_ended(
     assert multiprocessing.active_children() == []
 
 
-def test_child_that_ends_without_an_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_ends_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "_answer", operator.methodcaller("fileno"))
     found = doctor_module._checked("child processes", doctor_module._spawn, "run it from a file")
     assert (found.state, found.detail.partition(":")[0]) == ("fail", "EOFError")
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 9), (0, 0), (-9, 0), (1, 9), (-9, -1)])
-def test_python_is_tested_from_the_first_to_the_last_version(
+def test_python_outside_the_tested_versions_is_a_warning(
     first: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     major, minor = sys.version_info[:2]
@@ -329,7 +327,7 @@ def test_python_is_tested_from_the_first_to_the_last_version(
     assert doctor_module._python().state == state
 
 
-def test_ports_that_nobody_can_reach_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_ports_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any, **named: Any) -> None:
         raise ConnectionRefusedError("by a filter")
 
@@ -338,7 +336,7 @@ def test_ports_that_nobody_can_reach_are_found(monkeypatch: pytest.MonkeyPatch) 
     assert found == ("fail", "ports", "ConnectionRefusedError: by a filter", "allow connections")
 
 
-def test_failing_look_is_a_finding_with_its_fix() -> None:
+def test_failed_check_is_reported_with_its_fix() -> None:
     def full() -> str:
         raise OSError(28, "No space left on device")
 
@@ -359,7 +357,7 @@ def test_failing_look_is_a_finding_with_its_fix() -> None:
         (doctor_module._disk, 1 << 30, "pass", "1 GiB are free in this folder"),
     ],
 )
-def test_doctor_warns_where_little_room_is_left(
+def test_doctor_warns_if_little_space_is_free(
     look: Callable[[], str], free: int, state: str, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))

@@ -1,4 +1,4 @@
-"""``dingsdk examples`` names every shipped example, and what it lacks."""
+"""``dingsdk examples`` lists every shipped example and its missing requirements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dingsdk.pipeline.examples import _first_sentence
 NAMES = sorted(path.stem for path in EXAMPLES_DIR.glob("*.yaml"))
 
 
-def test_every_example_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_example_is_listed_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["examples"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == NAMES
@@ -27,7 +27,7 @@ def test_every_example_is_listed_with_what_it_does(capsys: pytest.CaptureFixture
     assert not any(line[at].isspace() for line in lines)
 
 
-def test_python_and_json_give_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_and_json_return_the_same_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["examples", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     found = dingsdk.list_examples()

@@ -1,4 +1,4 @@
-"""The live page of ``dingsdk train --watch``, with a small program in place of the page."""
+"""The live page of ``dingsdk train --watch``; a shell script replaces the page's process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pages = Callable[[str], None]
 
 @pytest.fixture
 def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
-    """``show(script)``: what a page does, as a script of the shell."""
+    """``show(script)`` makes the page's process run this shell script."""
 
     def show(script: str) -> None:
         program = tmp_path / "program"
@@ -56,7 +56,7 @@ def test_page_of_a_run_is_shown_until_the_run_closes_it(
     with LivePage() as page:
         page.run_started(Path("/runs/mine"))
         process = process_of(page)
-        assert os.getsid(process.pid) == process.pid  # Ctrl-C is for the run alone
+        assert os.getsid(process.pid) == process.pid  # Ctrl-C reaches only the run
         assert page._printer.daemon
     assert process.poll() == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -65,7 +65,7 @@ def test_page_of_a_run_is_shown_until_the_run_closes_it(
     ]
 
 
-def test_all_that_a_page_says_at_its_end_is_shown(
+def test_all_output_of_a_page_is_shown_at_its_end(
     show: Pages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show("cat > /dev/null; seq 20000")
@@ -89,7 +89,7 @@ def fail(page: LivePage, error: BaseException) -> None:
     raise error
 
 
-def test_page_stays_after_a_run_that_failed_until_ctrl_c(
+def test_page_stays_open_after_a_failed_run_until_ctrl_c(
     show: Pages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = subprocess.Popen.wait
@@ -112,7 +112,7 @@ def test_page_stays_after_a_run_that_failed_until_ctrl_c(
     assert told.out == "  live page   stays until Ctrl-C\n"
 
 
-def test_page_does_not_stay_after_ctrl_c_or_where_it_has_ended(
+def test_page_does_not_stay_open_after_ctrl_c(
     show: Pages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show("cat > /dev/null")
@@ -131,7 +131,7 @@ def test_page_that_was_never_shown_is_not_waited_for(
     assert capsys.readouterr() == ("", "")
 
 
-def test_run_that_is_watched_waits_for_its_page_at_the_end(
+def test_watched_run_waits_for_its_page_at_the_end(
     show: Pages,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""``dingsdk new plugin``: names are checked, and a package is written whole or not at all."""
+"""``dingsdk new plugin`` checks names, and writes a complete package or nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_no_placeholder_is_left_in_a_package(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_package_says_who_it_is(kind: str) -> None:
+def test_package_has_its_own_name_entry_point_and_files(kind: str) -> None:
     files = render(kind, "own-part")
 
     project = tomllib.loads(files["pyproject.toml"])["project"]
@@ -44,7 +44,7 @@ def test_package_says_who_it_is(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_template_has_a_group_that_is_known(kind: str) -> None:
+def test_template_has_a_known_entry_point_group(kind: str) -> None:
     assert TEMPLATES[kind].group in {*KINDS, "plugins"}
     assert "notes.md" in template_files(kind)
 
@@ -92,13 +92,13 @@ def test_taken_name_is_refused(name: str, why: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_command_may_not_have_the_name_of_a_role() -> None:
+def test_command_with_the_name_of_a_role_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is a command of that type already") as raised:
         render("command", "collector")
     assert raised.value.found == "collector"
 
 
-def test_module_that_exists_is_a_taken_name(
+def test_name_of_an_existing_module_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dingsdk_lone.py").touch()
@@ -132,15 +132,15 @@ def test_dangling_link_is_refused(tmp_path: Path) -> None:
         new_plugin("policy", "mine", tmp_path)
 
 
-def test_missing_folder_is_told(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="No such file"):
         new_plugin("policy", "mine", tmp_path / "absent")
 
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
-    # Python ignores the signal, so that a file beyond the limit is an OSError.
+def test_no_files_are_left_if_writing_fails(tmp_path: Path) -> None:
+    # Python ignores SIGXFSZ, so writing beyond the limit raises OSError.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
     try:
@@ -152,7 +152,7 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_command_tells_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["new", "plugin", "policy", "my_own", "--into", str(tmp_path)])
 
     out = capsys.readouterr().out

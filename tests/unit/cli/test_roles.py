@@ -1,4 +1,4 @@
-"""Commands for the processes of a run that start by themselves: what they are given, and say."""
+"""Commands that start single processes of a run: their arguments and their output."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ADDRESS = "http://127.0.0.1:7777"
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[bool]]:
-    """What workers were told, and what they answer: whether they want to be started again."""
+    """The calls of the fake ``run_worker``, and its return values: whether to restart it."""
     told: list[Any] = []
     answers: list[bool] = []
 
     def run_worker(*given: Any) -> bool:
         told.append(given)
-        given[6]()  # it has joined
+        given[6]()  # report that it has joined
         if not answers:
             os.kill(os.getpid(), signal.SIGTERM)
         return bool(answers) and answers.pop()
@@ -40,7 +40,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[bool]]:
     return told, answers
 
 
-def test_worker_is_told_its_run_and_says_how_it_ended(
+def test_worker_command_passes_its_options_and_reports_how_it_ended(
     work: tuple[list[Any], list[bool]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -70,7 +70,7 @@ def test_worker_is_told_its_run_and_says_how_it_ended(
     assert "leaving the run" in told_last.err
 
 
-def test_worker_without_a_name_is_called_by_its_role_host_and_process(
+def test_worker_without_an_id_gets_a_name_of_role_host_and_process(
     work: tuple[list[Any], list[bool]], tmp_path: Path
 ) -> None:
     told, answers = work
@@ -80,14 +80,16 @@ def test_worker_without_a_name_is_called_by_its_role_host_and_process(
     assert re.fullmatch(rf"collector-[A-Za-z0-9_-]{{1,40}}-{os.getpid()}", told[0][3])
 
 
-def test_help_of_a_worker_is_that_of_its_role(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_worker_command_contains_the_docstring_of_its_role(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["collector", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert " ".join(str(inspect.getdoc(CollectorRole)).split()) in told
     assert "--coordinator" in told
 
 
-def test_name_that_is_none_is_refused(
+def test_invalid_worker_id_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], work: tuple[list[Any], list[bool]]
 ) -> None:
     command = ["collector", *OF_A_RUN, "--data", str(tmp_path), "--coordinator", ADDRESS]
@@ -96,7 +98,7 @@ def test_name_that_is_none_is_refused(
     assert work[0] == []
 
 
-def test_one_of_several_learners_is_told_its_place_and_the_config_must_know_of_it(
+def test_learner_gets_its_rank_and_the_config_must_set_learner_num(
     work: tuple[list[Any], list[bool]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -120,7 +122,7 @@ def test_one_of_several_learners_is_told_its_place_and_the_config_must_know_of_i
 
 
 @pytest.mark.parametrize(("signal_number", "code"), [(None, 0), (15, 143)])
-def test_coordinator_says_where_it_is_and_how_the_run_ended(
+def test_coordinator_prints_its_address_and_how_the_run_ended(
     signal_number: int | None,
     code: int,
     tmp_path: Path,
@@ -172,7 +174,7 @@ def test_coordinator_says_where_it_is_and_how_the_run_ended(
         (["--transport", "flask_fs"], "--transport is for --coordinator"),
     ],
 )
-def test_options_of_a_replay_server_that_do_not_go_together_are_refused(
+def test_conflicting_options_of_a_replay_server_are_refused(
     options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay-server", "--data", str(tmp_path / "data"), *options]) == 2
@@ -180,7 +182,7 @@ def test_options_of_a_replay_server_that_do_not_go_together_are_refused(
     assert not (tmp_path / "data").exists()
 
 
-def test_replay_server_of_a_run_is_a_worker_of_it(
+def test_replay_server_of_a_run_is_started_as_a_worker(
     work: tuple[list[Any], list[bool]], tmp_path: Path
 ) -> None:
     told, answers = work
@@ -191,7 +193,7 @@ def test_replay_server_of_a_run_is_a_worker_of_it(
     assert (told[0][0], told[0][2], told[0][4]) == ("replay-server", ADDRESS, tmp_path)
 
 
-def test_fastest_env_manager_is_shown_with_all_that_were_measured(
+def test_bench_env_shows_all_measurements_and_a_config_for_the_fastest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -215,7 +217,7 @@ def test_fastest_env_manager_is_shown_with_all_that_were_measured(
     )
 
 
-def test_replay_server_says_where_it_is_and_serves_until_a_signal(
+def test_replay_server_prints_its_address_and_serves_until_a_signal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stop(threading.Event):

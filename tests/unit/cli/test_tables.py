@@ -24,7 +24,7 @@ def test_columns_are_aligned_and_rows_are_single_lines_in_a_pipe(
     assert len(lines) == 3
 
 
-def test_no_rows_are_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_without_rows_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     show_table([])
     show_table([], ("a", "b"))
 
@@ -32,14 +32,14 @@ def test_no_rows_are_no_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Terminal(io.StringIO):
-    """Text that a terminal was sent."""
+    """Text written to a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 @pytest.mark.parametrize(("columns", "is_wrapped"), [("60", True), ("43", True), ("42", False)])
-def test_last_column_is_wrapped_where_a_terminal_has_20_columns_for_it(
+def test_last_column_is_wrapped_if_a_terminal_has_20_columns_left_for_it(
     columns: str, is_wrapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -55,7 +55,7 @@ def test_last_column_is_wrapped_where_a_terminal_has_20_columns_for_it(
         assert all(line.startswith(" " * 23) for line in lines[2:])
 
 
-def test_headings_alone_are_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_headings_are_bold_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     for headings in (("state", "name", "why"), ()):
         terminal = Terminal()
