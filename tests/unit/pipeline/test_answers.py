@@ -1,4 +1,4 @@
-"""Hooks that are asked during a run: when it ends, what its result says, checkpoints."""
+"""Hooks that decide during a run: when it stops, extra result fields, checkpoint files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETS = (
 
 
 class Patient:
-    """Stops a run after some env steps, and says so in its result."""
+    """Stops a run after ``env_steps`` and adds fields to its result."""
 
     def __init__(self, env_steps: int) -> None:
         self.env_steps = env_steps
@@ -81,7 +81,9 @@ def test_plugin_ends_a_run_and_adds_to_its_result(
     assert "'bad' of a plugin is left out" in caplog.text
 
 
-def test_functions_given_to_train_decide_too(tmp_path: Path, manager: PluginManager) -> None:
+def test_callback_function_of_train_can_stop_the_run(
+    tmp_path: Path, manager: PluginManager
+) -> None:
     def should_stop(status: Mapping[str, Any]) -> str | None:
         return "as asked" if status["train_iter"] >= 8 else None
 
@@ -90,9 +92,7 @@ def test_functions_given_to_train_decide_too(tmp_path: Path, manager: PluginMana
     assert (result.stopped_by, result.train_iter) == ("as asked", 8)
 
 
-def test_run_that_was_stopped_goes_on_when_it_is_resumed(
-    tmp_path: Path, manager: PluginManager
-) -> None:
+def test_run_stopped_by_a_plugin_can_be_resumed(tmp_path: Path, manager: PluginManager) -> None:
     manager.register_plugin(Patient(40), "patient")
     first = train("cartpole-dqn", sets=SETS, output=tmp_path)
     manager.unregister_plugin("patient")
@@ -105,7 +105,7 @@ def test_run_that_was_stopped_goes_on_when_it_is_resumed(
     assert second.train_iter == first.train_iter + 8
 
 
-def test_error_of_a_plugin_that_decides_ends_the_run_by_name(
+def test_error_in_should_stop_ends_the_run_and_names_the_plugin(
     tmp_path: Path, manager: PluginManager
 ) -> None:
     class Broken:
@@ -122,7 +122,7 @@ def test_error_of_a_plugin_that_decides_ends_the_run_by_name(
 
 
 class Reversed:
-    """Keeps checkpoints with their bytes reversed."""
+    """Stores checkpoints with their bytes reversed."""
 
     def __init__(self) -> None:
         self.is_writing = True
@@ -153,7 +153,7 @@ def test_checkpoints_are_written_and_read_by_a_plugin(
     assert len(dingsdk.evaluate(result.run_dir, episodes=1).returns) == 1
 
 
-def test_checkpoint_of_a_plugin_with_values_of_other_types_is_refused(
+def test_checkpoint_of_a_plugin_with_wrong_value_types_is_refused(
     tmp_path: Path, manager: PluginManager
 ) -> None:
     class Textual:
@@ -167,7 +167,7 @@ def test_checkpoint_of_a_plugin_with_values_of_other_types_is_refused(
         load_checkpoint(tmp_path / "some.safetensors")
 
 
-def test_plugin_that_says_it_wrote_and_did_not_is_named(
+def test_plugin_that_claims_to_write_a_checkpoint_but_does_not_is_named(
     tmp_path: Path, manager: PluginManager
 ) -> None:
     plugin = Reversed()

@@ -1,4 +1,4 @@
-"""User config in, complete and checked config out."""
+"""``compile_config`` turns a user config into a complete and checked config."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": 
 
 
 class RaisesAtClose(CartPoleEnv):  # type: ignore[misc]
-    """A pole that cannot be left."""
+    """An environment whose ``close`` raises."""
 
     def close(self) -> None:
         raise RuntimeError("stuck")
 
 
 class Spaceless(gym.Env[Any, Any]):
-    """Says what it gives, and not what it takes."""
+    """An environment with an observation space but no action space."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
@@ -88,7 +88,7 @@ def test_model_shapes_are_read_from_the_env() -> None:
     assert (cfg.policy.model.obs_shape, cfg.policy.model.action_shape) == (4, 2)
 
 
-def test_stated_shape_that_is_not_the_envs_is_refused() -> None:
+def test_shape_that_differs_from_the_env_is_refused() -> None:
     with pytest.raises(ConfigError, match="is 7, but CartPole-v1 has 4") as caught:
         compile_config(changed("policy.model.obs_shape=7"))
 
@@ -96,7 +96,7 @@ def test_stated_shape_that_is_not_the_envs_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [".nan", ".inf", "text", "{a: 1}", "[4, 1]", "''"])
-def test_stated_shape_that_is_no_size_is_refused(shape: str) -> None:
+def test_shape_that_is_no_size_is_refused(shape: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compile_config(changed(f"policy.model.obs_shape={shape}"))
 
@@ -104,19 +104,21 @@ def test_stated_shape_that_is_no_size_is_refused(shape: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_too_many_trainings_on_one_collect_are_refused_on_policy(mode: Any) -> None:
+def test_too_large_update_per_collect_is_refused_on_policy(mode: Any) -> None:
     def compiled(example: str, count: int) -> Any:
         config = load_config(example)
         apply_set(config, f"policy.learn.update_per_collect={count}")
         return compile_config(config, mode=mode)
 
     compiled("cartpole-ppo", 1000)
-    compiled("cartpole-dqn", 10**9)  # each of these is one iteration, and limits hold between them
+    compiled(
+        "cartpole-dqn", 10**9
+    )  # off-policy, each training is one iteration, and limits are checked between iterations
     with pytest.raises(ConfigError, match=r"update_per_collect is 1,001: .* at most 1,000"):
         compiled("cartpole-ppo", 1001)
 
 
-def test_run_name_that_cannot_be_a_folder_is_told_in_words_what_can() -> None:
+def test_error_for_a_bad_run_name_lists_the_allowed_characters() -> None:
     with pytest.raises(ConfigTypeError) as caught:
         compile_config(changed("exp_name=a b"))
     words = "text of one or more letters, digits, '.', '_' and '-'"
@@ -158,7 +160,7 @@ def test_value_out_of_range_is_refused_with_its_path(path: str, value: str) -> N
 
 
 @pytest.mark.parametrize(("section", "key"), [("learn", "batch_size"), ("collect", "n_sample")])
-def test_buffer_too_small_to_work_with_is_refused(section: str, key: str) -> None:
+def test_buffer_smaller_than_a_batch_or_a_collect_is_refused(section: str, key: str) -> None:
     sets = [
         "policy.learn.batch_size=8",
         "policy.collect.n_sample=8",
@@ -183,7 +185,7 @@ def test_capacity_below_a_batch_of_sequences_is_refused(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_whole_episodes_are_refused_where_the_policy_trains_on_samples(mode: Any) -> None:
+def test_whole_episodes_are_refused_if_the_policy_trains_on_samples(mode: Any) -> None:
     sets = ("policy.collect.collector.type=episode", "policy.collect.n_episode=8")
     path = "policy.collect.collector.get_train_sample"
 
@@ -195,7 +197,7 @@ def test_whole_episodes_are_refused_where_the_policy_trains_on_samples(mode: Any
 
 
 @pytest.mark.parametrize(("kind", "key"), [("episode", "n_episode"), ("sample", "n_sample")])
-def test_collector_is_told_how_much_to_collect(kind: str, key: str) -> None:
+def test_missing_collect_size_is_refused_in_serial_mode(kind: str, key: str) -> None:
     sets = [f"policy.collect.collector={{type: {kind}}}", "policy.collect.n_sample=null"]
 
     with pytest.raises(ConfigError, match=f"a collector of type '{kind}' counts") as caught:
@@ -230,7 +232,7 @@ def test_worker_that_needs_more_than_a_config_has_is_refused(path: str, kind: st
         ("parallel", "policy.other.commander", "one_vs_one"),
     ],
 )
-def test_part_for_several_players_is_refused_where_the_env_has_one(
+def test_part_for_several_players_is_refused_for_an_env_of_one_player(
     mode: Any, path: str, kind: str
 ) -> None:
     with pytest.raises(ConfigError, match="CartPole-v1 has 1; choose one for envs of") as caught:
@@ -252,7 +254,9 @@ def test_part_for_several_players_is_refused_where_the_env_has_one(
         ("policy.eval.evaluator.figure_path=figures", "figure_path"),
     ],
 )
-def test_pictures_of_evaluations_are_refused_in_parallel_mode(change: str, path: str) -> None:
+def test_videos_and_figures_of_evaluations_are_refused_in_parallel_mode(
+    change: str, path: str
+) -> None:
     cfg = changed(change, "env_manager.type=in_process", "env.kwargs.render_mode=rgb_array")
     compile_config(cfg)
 
@@ -301,7 +305,7 @@ def _game(*sets: str) -> dict[str, Any]:
         ({"type": "episode_1v1"}, "episode"),
     ],
 )
-def test_games_come_in_the_order_that_the_buffer_needs(
+def test_traj_len_inf_is_set_for_games_with_ordered_buffers(
     mode: Any, collector: dict[str, Any], buffer: str
 ) -> None:
     cfg = _game(f"policy.other.replay_buffer.type={buffer}", "policy.collect.n_episode=8")
@@ -320,7 +324,7 @@ def test_games_come_in_the_order_that_the_buffer_needs(
         ("serial", "env_manager", "vector", "base, subprocess or async_subprocess"),
     ],
 )
-def test_part_for_one_player_is_refused_where_the_env_has_two(
+def test_part_for_one_player_is_refused_for_an_env_of_two_players(
     mode: Any, path: str, kind: str, advice: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"has 2; choose {advice}") as caught:
@@ -329,7 +333,7 @@ def test_part_for_one_player_is_refused_where_the_env_has_two(
     assert caught.value.path == f"{path}.type"
 
 
-def test_collectors_of_games_are_held_back_on_policy_where_they_count_samples() -> None:
+def test_episode_collector_of_games_is_refused_in_parallel_on_policy_training() -> None:
     cfg = _game("policy.type=ppo", "policy.collect.n_episode=8")
     cfg["policy"]["learn"] = {}
     cfg["policy"]["other"] = {"commander": cfg["policy"]["other"]["commander"]}
@@ -346,7 +350,7 @@ def test_collectors_of_games_are_held_back_on_policy_where_they_count_samples() 
     ("mode", "path"),
     [("serial", "policy.other.serial_commander"), ("parallel", "policy.other.commander")],
 )
-def test_a_league_of_pairs_is_refused_where_the_env_has_three_players(mode: Any, path: str) -> None:
+def test_league_of_two_players_is_refused_for_an_env_of_three(mode: Any, path: str) -> None:
     sums = ("env.env_id=tests.unit.envs.games:Sums", "env.kwargs={lengths: [3, 3, 3]}")
 
     with pytest.raises(
@@ -372,7 +376,7 @@ def test_game_that_cannot_be_played_is_refused(change: str, match: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_checkpoint_that_a_league_begins_with_must_be_there(mode: Any, tmp_path: Path) -> None:
+def test_initial_checkpoint_of_a_league_must_exist(mode: Any, tmp_path: Path) -> None:
     game = _game(f"policy.other.league.load_path={tmp_path}")
     with pytest.raises(CheckpointMissingError, match=str(tmp_path)):
         compile_config(game, mode=mode)
@@ -391,7 +395,9 @@ def test_checkpoint_that_a_league_begins_with_must_be_there(mode: Any, tmp_path:
         ),
     ],
 )
-def test_several_active_players_need_parts_of_their_own(mode: Any, change: str, match: str) -> None:
+def test_several_active_players_refuse_parts_that_cannot_be_shared(
+    mode: Any, change: str, match: str
+) -> None:
     with pytest.raises(ConfigError, match=match) as caught:
         compile_config(_game("policy.other.league.active_player_num=2", change), mode=mode)
 
@@ -405,21 +411,21 @@ def test_shapes_of_a_game_are_those_of_one_player() -> None:
     assert model.action_shape == 9
 
 
-def test_stated_shape_may_be_a_list_of_one() -> None:
+def test_shape_may_be_a_list_of_one() -> None:
     assert compile_config(changed("policy.model.obs_shape=[4]")).policy.model.obs_shape == [4]
 
 
 @pytest.mark.parametrize(
     "path", ["env.collector_env_num", "env.n_evaluator_episode", "policy.nstep"]
 )
-def test_whole_number_that_counts_nothing_real_is_refused(path: str) -> None:
+def test_unrealistically_large_count_is_refused(path: str) -> None:
     with pytest.raises(ConfigTypeError) as caught:
         compile_config(changed(f"{path}=1e30"))
 
     assert caught.value.path == path
 
 
-def test_users_values_win_over_all_defaults() -> None:
+def test_user_values_override_all_defaults() -> None:
     cfg = compile_config(
         changed("policy.learn.batch_size=7", "policy.other.replay_buffer.replay_buffer_size=99")
     )
@@ -437,7 +443,7 @@ def test_evaluator_takes_goal_and_episodes_from_the_env_section() -> None:
     assert cfg.policy.eval.evaluator.n_episode == 7
 
 
-def test_goal_and_episodes_given_to_the_evaluator_alone_count() -> None:
+def test_goal_and_episodes_set_only_for_the_evaluator_are_used() -> None:
     path = "policy.eval.evaluator"
 
     cfg = compile_config(changed(f"{path}.stop_value=123", f"{path}.n_episode=7"))
@@ -448,7 +454,7 @@ def test_goal_and_episodes_given_to_the_evaluator_alone_count() -> None:
         compile_config(changed(f"{path}.n_episode=4"))
 
 
-def test_evaluator_that_differs_from_the_env_section_gives_way_by_name(
+def test_env_section_overrides_the_evaluator_and_this_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cfg = compile_config(changed("env.n_evaluator_episode=6", "policy.eval.evaluator.n_episode=7"))
@@ -464,7 +470,7 @@ def test_compiling_a_compiled_config_changes_nothing() -> None:
     assert to_plain(compile_config(once)) == to_plain(once)
 
 
-def test_compiled_config_survives_being_saved(
+def test_saved_compiled_config_compiles_to_the_same_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -491,7 +497,7 @@ def test_nothing_is_written_unless_asked_for(
     assert list(tmp_path.rglob("total_config.yaml"))
 
 
-def test_folder_of_a_saved_config_is_made_and_used_again_where_that_is_asked_for(
+def test_folder_of_a_saved_config_is_reused_if_renew_dir_is_false(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -501,7 +507,7 @@ def test_folder_of_a_saved_config_is_made_and_used_again_where_that_is_asked_for
     assert load_config(tmp_path / "run" / "total_config.yaml")["seed"] == 2
 
 
-def test_parameters_of_the_reference_are_taken_in_its_order() -> None:
+def test_parameters_have_the_order_of_the_reference() -> None:
     main = {"env": {"collector_env_num": 4}, "policy": {"discount_factor": 0.9}}
     create = {
         "env": {"type": "cartpole"},
@@ -523,7 +529,7 @@ def test_parameters_of_the_reference_are_taken_in_its_order() -> None:
     assert with_system.system.coordinator.lease_s == 7.0
 
 
-def test_names_of_default_configs_are_left_out() -> None:
+def test_cfg_type_keys_are_removed() -> None:
     named = deep_merge_dicts(
         MINIMAL, {"cfg_type": "RunDict", "policy": {"learn": {"cfg_type": "LearnDict"}}}
     )
@@ -567,7 +573,7 @@ def test_each_of_several_buffers_gets_the_defaults_of_its_type() -> None:
         compile_run(user)
 
 
-def test_mistake_in_one_of_several_buffers_is_named() -> None:
+def test_unknown_key_in_one_of_several_buffers_is_named() -> None:
     several = {"multi_buffer": True, "agent": {"type": "naive", "depcopy": True}}
     user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": several}}})
 
@@ -585,7 +591,7 @@ def test_goal_can_be_changed_in_a_compiled_config() -> None:
     assert compile_config(cfg).policy.eval.evaluator.stop_value == 10
 
 
-def test_inputs_are_untouched() -> None:
+def test_inputs_are_not_changed() -> None:
     user = changed("policy.learn.learner.hook.log_show_after_iter=5")
     before = deep_merge_dicts(user, {})
 
@@ -634,7 +640,7 @@ def test_unknown_key_names_its_path_and_the_nearest_one(assignment: str, nearest
         ("env_manager.type=vectors", "env_managers"),
     ],
 )
-def test_unknown_type_names_kind_and_what_there_is(assignment: str, kind: str) -> None:
+def test_error_for_an_unknown_type_names_kind_and_known_types(assignment: str, kind: str) -> None:
     with pytest.raises(UnknownPluginError) as caught:
         compile_config(changed(assignment))
 
@@ -642,7 +648,7 @@ def test_unknown_type_names_kind_and_what_there_is(assignment: str, kind: str) -
     assert caught.value.nearest in caught.value.known
 
 
-def test_unknown_transport_stops_parallel_mode_only() -> None:
+def test_unknown_transport_is_refused_only_in_parallel_mode() -> None:
     user = changed("system.transport.type=carrier_pigeon")
 
     assert compile_config(user).system.transport.type == "carrier_pigeon"
@@ -659,7 +665,7 @@ def test_unknown_transport_stops_parallel_mode_only() -> None:
         ("eval", "policy.learn.learner.type=bse", None),
     ],
 )
-def test_evaluations_do_without_the_parts_that_only_train(
+def test_eval_mode_ignores_parts_that_are_only_for_training(
     mode: Any, assignment: str, kind: str | None
 ) -> None:
     if kind is None:
@@ -697,7 +703,7 @@ def test_value_of_the_wrong_type_is_refused(assignment: str) -> None:
     assert str(caught.value.path).startswith(assignment.partition("=")[0])
 
 
-def test_missing_sections_say_what_to_write() -> None:
+def test_error_for_a_missing_section_shows_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"policy: \{type: dqn\}"):
         compile_config({"env": {"env_id": "CartPole-v1"}})
     with pytest.raises(ConfigError, match="env_id: CartPole-v1"):
@@ -715,7 +721,7 @@ def test_fewer_episodes_than_envs_are_refused() -> None:
     ("assignment", "path"),
     [
         ("policy.collect.n_episode=3", "policy.collect.n_episode"),
-        ("policy.collect.n_episode=8", "policy.collect.n_episode"),  # it counts samples
+        ("policy.collect.n_episode=8", "policy.collect.n_episode"),  # this collector counts samples
         ("policy.collect.unroll_len=501", "policy.collect.unroll_len"),
         ("policy.unroll_len=501", "policy.collect.unroll_len"),
         ("env.collector_env_num=0", "env.collector_env_num"),
@@ -750,7 +756,7 @@ def test_run_that_could_never_train_is_refused(assignment: str, path: str) -> No
         ),
     ],
 )
-def test_collector_of_parallel_mode_is_told_how_much_to_collect(sets: list[str], path: str) -> None:
+def test_missing_collect_size_is_refused_in_parallel_mode(sets: list[str], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compile_config(changed(*sets), mode="parallel")
 
@@ -763,7 +769,7 @@ def test_limiter_may_wait_for_a_full_buffer() -> None:
 
 
 @pytest.mark.parametrize("kind", ["elastic", "sequence"])
-def test_priorities_for_a_buffer_without_them_are_refused(kind: str) -> None:
+def test_priorities_are_refused_for_a_buffer_without_priorities(kind: str) -> None:
     sets = (f"policy.other.replay_buffer.type={kind}", "policy.priority=true")
 
     with pytest.raises(ConfigError, match=f"a buffer of type '{kind}' draws") as caught:
@@ -772,15 +778,15 @@ def test_priorities_for_a_buffer_without_them_are_refused(kind: str) -> None:
     assert caught.value.path == "policy.priority"
 
 
-def test_priorities_are_taken_by_a_buffer_with_an_update_of_its_own() -> None:
+def test_priorities_are_allowed_for_a_buffer_with_its_own_update() -> None:
     class Own(NaiveReplayBuffer):  # type: ignore[misc]
         def update(self, info: Any) -> None:
-            """Take them."""
+            """Accept priorities."""
 
     compile_config(changed("policy.priority=true"), buffer=Own)
 
 
-def test_env_whose_close_raises_is_no_mistake_in_the_config() -> None:
+def test_env_whose_close_raises_is_accepted() -> None:
     cfg = compile_config(changed(f"env.env_id={__name__}:RaisesAtClose"))
 
     assert cfg.policy.model.obs_shape == 4
@@ -799,7 +805,7 @@ def test_train_sample_may_be_as_long_as_an_episode() -> None:
     assert (cfg.policy.collect.unroll_len, cfg.policy.collect.n_episode) == (500, 8)
 
 
-def test_no_number_is_no_stop_value() -> None:
+def test_nan_as_stop_value_is_refused() -> None:
     with pytest.raises(ConfigTypeError, match="expected a number, found nan"):
         compile_config(changed("env.stop_value=.nan"))
 
@@ -819,14 +825,14 @@ def test_no_number_is_no_stop_value() -> None:
         ),
     ],
 )
-def test_what_an_inference_server_cannot_act_for_is_refused(sets: list[str], match: str) -> None:
+def test_inference_server_refuses_unsupported_parts(sets: list[str], match: str) -> None:
     class Foreign:
-        """No policy of dingsdk, but for its config."""
+        """A class that is no policy of dingsdk but has the config of one."""
 
         default_config = DQNPolicy.default_config
 
     def make_collector(cfg: Any) -> None:
-        """Says nothing of acting elsewhere."""
+        """A collector factory that does not support an inference server."""
 
     base = ("system.roles.inference.num=1", "system.transport.type=flask_fs")
     with use_manager(PluginManager()) as manager:
@@ -856,7 +862,7 @@ def test_schedule_that_cannot_be_recorded_is_refused(
     assert caught.value.path == "system.record_schedule"
 
 
-def test_memory_limit_of_workers_that_are_threads_is_refused() -> None:
+def test_memory_limit_is_refused_if_workers_are_threads() -> None:
     user = changed("system.worker_memory_limit=1e9")
 
     assert compile_config(user).system.worker_memory_limit == 10**9
@@ -867,7 +873,7 @@ def test_memory_limit_of_workers_that_are_threads_is_refused() -> None:
     compile_config(user, mode="parallel")
 
 
-def test_space_that_the_policy_cannot_take_is_refused_with_both_named() -> None:
+def test_unsupported_action_space_is_refused_and_the_error_names_policy_and_space() -> None:
     with pytest.raises(ConfigError, match=r"dqn cannot use the action space Box\(") as caught:
         compile_config(changed("env.env_id=Pendulum-v1"))
 
@@ -881,7 +887,7 @@ def test_capacity_below_the_batch_size_is_refused() -> None:
     assert caught.value.path == "policy.other.replay_buffer.replay_buffer_size"
 
 
-def test_keys_of_a_nested_part_are_those_of_the_type_asked_for() -> None:
+def test_keys_of_a_nested_part_are_those_of_its_chosen_type() -> None:
     path = "policy.other.replay_buffer.limiter"
 
     cfg = compile_config(
@@ -891,7 +897,7 @@ def test_keys_of_a_nested_part_are_those_of_the_type_asked_for() -> None:
     assert cfg.policy.other.replay_buffer.limiter.samples_per_insert == 4.0
 
 
-def test_class_given_in_place_of_a_type_brings_its_own_defaults() -> None:
+def test_class_passed_instead_of_a_type_uses_its_own_defaults() -> None:
     class Larger(NaiveReplayBuffer):  # type: ignore[misc]
         config: ClassVar[dict[str, Any]] = {"replay_buffer_size": 123_456}
 
@@ -903,9 +909,11 @@ def test_class_given_in_place_of_a_type_brings_its_own_defaults() -> None:
 @pytest.mark.parametrize(
     ("make", "name"), [(lambda cls: cls, "Mine"), (lambda cls: functools.partial(cls), "own")]
 )
-def test_type_of_what_is_given_is_its_name_unless_the_config_has_one(make: Any, name: str) -> None:
+def test_type_of_a_passed_class_is_its_name_unless_the_config_sets_one(
+    make: Any, name: str
+) -> None:
     class Mine(NaiveReplayBuffer):
-        """A buffer of the user's."""
+        """A user-defined buffer."""
 
     cfg = compile_config(MINIMAL, buffer=make(Mine))
     assert cfg.policy.other.replay_buffer.type == name
@@ -914,7 +922,7 @@ def test_type_of_what_is_given_is_its_name_unless_the_config_has_one(make: Any, 
     assert cfg.policy.other.replay_buffer.type == "mine"
 
 
-def test_parallel_form_is_split_as_a_coordinator_takes_it(
+def test_parallel_config_has_a_main_and_a_system_section(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -942,7 +950,7 @@ def test_unknown_platform_is_a_key_error() -> None:
         (["policy.learn.batch_size=63"], "policy.learn.batch_size", "no multiple"),
     ],
 )
-def test_learners_that_cannot_train_together_are_refused_by_name(
+def test_several_learners_are_refused_for_unsuitable_policy_or_batch_size(
     sets: list[str], path: str, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
@@ -952,11 +960,11 @@ def test_learners_that_cannot_train_together_are_refused_by_name(
 
 
 @pytest.mark.parametrize("has_said_so", [True, False])
-def test_policy_that_does_not_say_that_it_trains_in_parallel_is_trained_by_one(
+def test_policy_that_does_not_declare_data_parallel_is_refused_with_two_learners(
     has_said_so: bool,
 ) -> None:
     class Alone:
-        """No policy of dingsdk, but for its config."""
+        """A class that is no policy of dingsdk but has the config of one."""
 
         default_config = DQNPolicy.default_config
 
@@ -974,7 +982,7 @@ def test_policy_that_does_not_say_that_it_trains_in_parallel_is_trained_by_one(
         ("comm_collectors", "collector", "a comm collector of type 'lonely' does not insert"),
     ],
 )
-def test_comm_part_that_knows_no_replay_server_is_refused_where_there_is_one(
+def test_comm_part_without_support_for_a_replay_server_is_refused_with_one(
     kind: str, part: str, match: str
 ) -> None:
     class Lonely(Configurable):
@@ -989,7 +997,7 @@ def test_comm_part_that_knows_no_replay_server_is_refused_where_there_is_one(
     assert caught.value.path == "system.replay.type"
 
 
-def test_comm_learner_that_is_one_learner_is_refused_where_several_are_asked_for() -> None:
+def test_comm_learner_for_one_learner_is_refused_with_several_learners() -> None:
     class Lonely(Configurable):
         class Config(PartSection, frozen=True, kw_only=True):
             type: str = "lonely"
@@ -1006,7 +1014,7 @@ def test_comm_learner_that_is_one_learner_is_refused_where_several_are_asked_for
     assert caught.value.path == "system.learner_num"
 
 
-def test_gpu_that_is_not_there_is_refused() -> None:
+def test_cuda_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="finds no CUDA device") as caught:
         compile_config(changed("policy.cuda=true"))
 
@@ -1037,7 +1045,7 @@ def test_learners_that_train_together_need_a_gpu_each(
         (["env_manager.type=in_process", "env.kwargs.render_mode=human"], "is 'human'"),
     ],
 )
-def test_videos_of_what_cannot_be_rendered_are_refused(sets: list[str], advice: str) -> None:
+def test_videos_are_refused_if_the_env_cannot_be_rendered(sets: list[str], advice: str) -> None:
     with pytest.raises(ConfigError, match=advice) as caught:
         compile_config(changed("policy.eval.evaluator.render.render_freq=1", *sets))
 
@@ -1063,7 +1071,7 @@ def test_hook_that_cannot_be_built_is_refused(hook: str, path: str) -> None:
     assert caught.value.is_user_mistake
 
 
-def test_interval_of_the_commander_is_another_name_of_the_evaluators() -> None:
+def test_eval_interval_of_the_commander_is_an_alias_of_the_evaluators() -> None:
     user = load_config("cartpole-dqn")
     apply_set(user, "policy.other.commander.eval_interval=7")
     cfg = compile_config(user)
@@ -1075,7 +1083,7 @@ def test_interval_of_the_commander_is_another_name_of_the_evaluators() -> None:
         compile_config(user)
 
 
-def test_another_buffer_than_the_policys_own_has_its_own_sampler() -> None:
+def test_chosen_buffer_keeps_its_own_default_sampler() -> None:
     cfg = load_config("cartpole-r2d2")
     cfg["policy"]["other"]["replay_buffer"] = {"type": "advanced"}
 

@@ -1,4 +1,4 @@
-"""What a coordinator's process tells its parent, and what it hears from it."""
+"""Messages between a coordinator process and its parent process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[Connection, Connection]]:
-    """The supervisor's end of a link, and the coordinator's."""
+    """The two ends of a pipe: the supervisor's and the coordinator's."""
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
         yield ours, theirs
@@ -69,7 +69,7 @@ def group_of(
     return _Elsewhere(_Parent(theirs), context, master)
 
 
-def test_parent_knows_how_far_a_resumed_run_is_before_it_is_open(
+def test_parent_gets_the_progress_of_a_resumed_run_before_it_opens(
     tmp_path: Path, pipe: tuple[Connection, Connection]
 ) -> None:
     ours, theirs = pipe
@@ -87,7 +87,7 @@ def test_parent_knows_how_far_a_resumed_run_is_before_it_is_open(
     assert opened == Opened("here", [EVALUATION], 12.0)
 
 
-def test_parent_is_told_again_and_again_until_the_workers_are_to_end(
+def test_status_is_sent_to_the_parent_repeatedly_until_the_run_ends(
     tmp_path: Path, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_process, "TELL_S", 0.001)
@@ -105,11 +105,11 @@ def test_parent_is_told_again_and_again_until_the_workers_are_to_end(
     while ours.poll():
         rest.append(type(decode(ours.recv_bytes())))
     assert rest.count(Ending) == 1
-    assert Ending in rest[-2:]  # at most one was on its way
+    assert Ending in rest[-2:]  # at most one Told was sent after it
 
 
 @pytest.mark.parametrize(("reason", "stops"), [("stopped", False), ("interrupted", True)])
-def test_coordinator_obeys_until_its_parent_is_gone_and_ends_then(
+def test_coordinator_exits_when_its_parent_is_gone(
     tmp_path: Path,
     pipe: tuple[Connection, Connection],
     monkeypatch: pytest.MonkeyPatch,
@@ -140,7 +140,7 @@ def test_coordinator_obeys_until_its_parent_is_gone_and_ends_then(
         parent.lost.get_nowait()
 
 
-def test_message_to_a_parent_that_is_gone_is_dropped(
+def test_message_to_a_dead_parent_is_dropped(
     pipe: tuple[Connection, Connection],
 ) -> None:
     ours, theirs = pipe
@@ -148,7 +148,7 @@ def test_message_to_a_parent_that_is_gone_is_dropped(
     _Parent(theirs).send(Ending())
 
 
-def test_run_ends_by_its_limits_before_what_the_parent_says(
+def test_limit_of_the_run_has_priority_over_the_reason_of_the_parent(
     tmp_path: Path, pipe: tuple[Connection, Connection]
 ) -> None:
     cfg = to_easydict(
@@ -163,7 +163,9 @@ def test_run_ends_by_its_limits_before_what_the_parent_says(
     assert context.why_end(9, 5) == "limit"
 
 
-def test_parent_calls_the_hooks_with_paths_as_text(pipe: tuple[Connection, Connection]) -> None:
+def test_hook_calls_are_sent_to_the_parent_with_paths_as_text(
+    pipe: tuple[Connection, Connection],
+) -> None:
     ours, theirs = pipe
     _Observers(_Parent(theirs)).after_checkpoint(path=Path("/run/ckpt"), iteration=2)
     told = decode(ours.recv_bytes())
@@ -178,7 +180,7 @@ def raised(error: Exception) -> Failed:
         return _failed(caught)
 
 
-def test_parent_is_told_an_error_with_its_facts_or_with_its_traceback() -> None:
+def test_error_is_sent_to_the_parent_with_its_facts_or_its_traceback() -> None:
     known = raised(ConfigError("no such key", path="a.b"))
     assert known == Failed("ConfigError", "no such key", {"path": "a.b"}, ["at the door"], True)
 
@@ -190,7 +192,7 @@ def test_parent_is_told_an_error_with_its_facts_or_with_its_traceback() -> None:
     assert note.endswith("ValueError: no\nat the door\n")
 
 
-def test_coordinator_that_cannot_start_says_why_and_ends_with_its_parent(tmp_path: Path) -> None:
+def test_coordinator_that_cannot_start_reports_the_error_and_exits(tmp_path: Path) -> None:
     cfg = to_plain(compile_run("cartpole-dqn", "parallel", "flask_fs"))
     cfg["policy"]["other"]["commander"]["type"] = "naiv"
     crash_file = tmp_path / "log" / "coordinator.crash"
@@ -209,7 +211,7 @@ def test_coordinator_that_cannot_start_says_why_and_ends_with_its_parent(tmp_pat
     assert process.end(0.0) == 1  # again
 
 
-def test_process_of_the_coordinator_leaves_signals_to_its_parent_whom_it_obeys(
+def test_coordinator_process_ignores_signals_and_stops_on_a_message_of_its_parent(
     tmp_path: Path, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = pipe
@@ -226,7 +228,9 @@ def test_process_of_the_coordinator_leaves_signals_to_its_parent_whom_it_obeys(
     monkeypatch.setattr(coordinator_process, "crashes_recorded", nullcontext)
     spec = CoordinatorSpec({}, tmp_path, tmp_path / "crash", default_manager().snapshot(), False, 0)
     handlers = {number: signal.getsignal(number) for number in HANDLED}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # as this process is started
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, HANDLED
+    )  # the parent starts this process with blocked signals
     ours.send_bytes(encode(End("interrupted")))
     try:
         assert _run(spec, theirs) == 0
@@ -243,14 +247,14 @@ def test_process_of_the_coordinator_leaves_signals_to_its_parent_whom_it_obeys(
 
 
 class Telling(NaiveCommander):
-    """Calls a hook as soon as it is there."""
+    """Calls a hook in its constructor."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
         observe().after_checkpoint(path=Path("/run/ckpt"), iteration=0)
 
 
-def test_coordinator_that_is_stopped_tells_its_parent_of_the_whole_run(
+def test_stopped_coordinator_sends_all_messages_of_the_run_to_its_parent(
     tmp_path: Path, pipe: tuple[Connection, Connection]
 ) -> None:
     ours, theirs = pipe
@@ -285,7 +289,7 @@ def test_coordinator_that_is_stopped_tells_its_parent_of_the_whole_run(
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_coordinator_goes_on_from_a_journal_where_its_parent_says_so(
+def test_coordinator_resumes_from_the_journal_if_its_spec_says_so(
     tmp_path: Path,
     pipe: tuple[Connection, Connection],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Configs in DI-engine's shape."""
+"""Configs in the format of DI-engine."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def test_serial_config_compiles_with_its_values(caplog: pytest.LogCaptureFixture
     assert "deque is called naive here" in caplog.text
 
 
-def test_a_deque_of_a_policy_with_priorities_samples_by_them() -> None:
+def test_deque_buffer_of_a_policy_with_priorities_becomes_advanced() -> None:
     shape = serial_shape()
     shape["main_config"]["policy"]["priority"] = True
     assert compile_config(shape).policy.other.replay_buffer.type == "advanced"
 
 
-def test_create_config_may_be_given_apart() -> None:
+def test_create_config_can_be_passed_separately() -> None:
     shape = serial_shape()
 
     cfg = compile_config(shape["main_config"], create_cfg=shape["create_config"])
@@ -153,7 +153,7 @@ def test_envs_in_processes_stay_in_processes(theirs: str, ours: str) -> None:
     assert (manager.type, manager.max_retry) == (ours, 5)
 
 
-def test_switches_that_are_off_carry_over() -> None:
+def test_switches_that_are_off_are_accepted() -> None:
     shape = serial_shape()
     policy = shape["main_config"]["policy"]
     policy.update(multi_gpu=False, priority_IS_weight=False)
@@ -162,7 +162,7 @@ def test_switches_that_are_off_carry_over() -> None:
     assert compile_config(shape).policy.learn.batch_size == 64
 
 
-def test_transport_is_that_of_the_comm_parts() -> None:
+def test_transport_is_taken_from_the_comm_parts() -> None:
     shape = parallel_shape()
     for name in ("comm_learner", "comm_collector"):
         shape["create_config"][name]["type"] = "flask_fs"
@@ -170,7 +170,7 @@ def test_transport_is_that_of_the_comm_parts() -> None:
     assert convert_reference_shape(shape)["system"]["transport"] == {"type": "flask_fs"}
 
 
-def test_create_config_wins_over_main_config() -> None:
+def test_create_config_overrides_main_config() -> None:
     shape = serial_shape()
     shape["main_config"]["policy"]["other"]["replay_buffer"]["type"] = "elastic"
     shape["create_config"]["replay_buffer"]["type"] = "advanced"
@@ -201,7 +201,9 @@ def test_two_transports_are_refused() -> None:
         ),
     ],
 )
-def test_what_has_no_counterpart_is_named(section: str, value: dict[str, Any], path: str) -> None:
+def test_section_without_counterpart_is_refused_by_name(
+    section: str, value: dict[str, Any], path: str
+) -> None:
     shape = parallel_shape()
     shape[section].update(value)
 
@@ -219,14 +221,14 @@ def put(section: dict[str, Any], path: str, value: Any) -> None:
 
 
 def at(section: Any, path: str) -> Any:
-    """What is at a dotted path, None if nothing is."""
+    """Return the value at a dotted path, or None if there is none."""
     for key in path.split("."):
         section = section.get(key) if isinstance(section, dict) else None
     return section
 
 
 @pytest.mark.parametrize("old", [each for each in MOVED if each != "env.manager"])
-def test_moved_key_is_at_its_new_place(old: str) -> None:
+def test_moved_key_gets_its_new_path(old: str) -> None:
     shape = serial_shape()
     put(shape["main_config"], old, 123)
 
@@ -236,7 +238,7 @@ def test_moved_key_is_at_its_new_place(old: str) -> None:
 
 
 @pytest.mark.parametrize("path", NOT_USED)
-def test_key_that_nothing_depends_on_is_left_out_with_a_reason(
+def test_unused_key_is_removed_and_the_reason_is_logged(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = serial_shape()
@@ -250,7 +252,7 @@ def test_key_that_nothing_depends_on_is_left_out_with_a_reason(
 
 
 @pytest.mark.parametrize("path", ONLY)
-def test_fixed_switch_is_left_out_at_its_value_and_refused_at_another(path: str) -> None:
+def test_fixed_switch_is_removed_at_its_value_and_refused_at_another(path: str) -> None:
     shape = serial_shape()
     put(shape["main_config"], path, ONLY[path][0])
     assert at(convert_reference_shape(shape), path) is None
@@ -264,7 +266,7 @@ def test_fixed_switch_is_left_out_at_its_value_and_refused_at_another(path: str)
     assert caught.value.path == path
 
 
-def test_section_with_one_switch_that_is_on_is_on() -> None:
+def test_section_counts_as_on_if_one_of_its_switches_is_on() -> None:
     shape = serial_shape()
     put(shape["main_config"], "env.norm_obs", {"use_norm": True, "offline": False})
     with pytest.raises(ConfigError) as caught:
@@ -272,7 +274,7 @@ def test_section_with_one_switch_that_is_on_is_on() -> None:
     assert caught.value.path == "env.norm_obs"
 
 
-def test_manager_of_the_env_section_wins_over_that_of_the_config() -> None:
+def test_env_manager_in_the_env_section_overrides_the_top_level_one() -> None:
     shape = serial_shape()
     shape["main_config"]["env_manager"] = {"max_retry": 2, "step_timeout": 7.0}
     shape["main_config"]["env"]["manager"] = {"max_retry": 5}
@@ -280,7 +282,7 @@ def test_manager_of_the_env_section_wins_over_that_of_the_config() -> None:
     assert (found["max_retry"], found["step_timeout"]) == (5, 7.0)
 
 
-def test_all_that_cannot_carry_over_is_said_at_once() -> None:
+def test_error_lists_everything_that_cannot_be_converted() -> None:
     shape = serial_shape()
     shape["main_config"]["policy"]["learn"] |= {"value_norm": True, "multi_gpu": True}
     shape["create_config"] |= {"policy": {"type": "td3"}, "model": {"type": "qac"}}
@@ -298,7 +300,7 @@ def test_all_that_cannot_carry_over_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", OTHER_POLICIES)
-def test_policy_of_the_other_names_the_nearest(kind: str) -> None:
+def test_error_for_a_di_engine_policy_names_the_nearest(kind: str) -> None:
     shape = serial_shape()
     shape["create_config"]["policy"]["type"] = f"{kind}_command"
 
@@ -306,7 +308,7 @@ def test_policy_of_the_other_names_the_nearest(kind: str) -> None:
         convert_reference_shape(shape)
 
 
-def test_policy_that_nobody_has_is_left_to_the_bridge_and_an_own_one_to_its_module() -> None:
+def test_unknown_policy_suggests_the_bridge_and_a_user_policy_keeps_its_module() -> None:
     shape = serial_shape()
     shape["create_config"]["policy"] = {"type": "acer", "import_names": ["ding.policy.acer"]}
     with pytest.raises(ConfigError, match="'acer' is none of its policies; the plugin dingsdk-rl"):
@@ -326,7 +328,7 @@ def test_policy_that_nobody_has_is_left_to_the_bridge_and_an_own_one_to_its_modu
         ("Acrobot", "Acrobot-v1"),
     ],
 )
-def test_id_that_gymnasium_has_no_more_is_its_newest_version(theirs: str, ours: str) -> None:
+def test_env_id_that_gymnasium_removed_becomes_its_newest_version(theirs: str, ours: str) -> None:
     shape = serial_shape()
     shape["main_config"]["env"]["env_id"] = theirs
     assert convert_reference_shape(shape)["env"]["env_id"] == ours
@@ -341,7 +343,7 @@ def test_priorities_of_sequences_are_refused() -> None:
     assert caught.value.path == "policy.priority"
 
 
-def test_ppo_of_the_zoo_compiles() -> None:
+def test_ppo_config_of_the_zoo_compiles() -> None:
     shape = serial_shape()
     shape["create_config"] = {"env": {"type": "cartpole"}, "policy": {"type": "ppo"}}
     shape["main_config"]["policy"] = {
@@ -377,7 +379,7 @@ def test_ppo_of_the_zoo_compiles() -> None:
     assert policy.model.action_space == "discrete"
 
 
-def test_r2d2_of_the_zoo_compiles_to_equal_lengths() -> None:
+def test_r2d2_config_of_the_zoo_compiles_with_equal_lengths() -> None:
     shape = serial_shape()
     shape["create_config"]["policy"]["type"] = "r2d2"
     policy = shape["main_config"]["policy"]
@@ -396,14 +398,14 @@ def test_r2d2_of_the_zoo_compiles_to_equal_lengths() -> None:
     assert compiled.collect.unroll_len == 1
 
 
-def test_sequences_have_the_lengths_of_dingsdk_where_none_are_given() -> None:
+def test_sequence_lengths_default_to_those_of_dingsdk() -> None:
     shape = serial_shape()
     shape["create_config"]["policy"]["type"] = "r2d2"
     buffer = convert_reference_shape(shape)["policy"]["other"]["replay_buffer"]
     assert buffer == {"type": "sequence", "replay_buffer_size": 20000}
 
 
-def test_sac_of_the_zoo_compiles_with_the_width_of_its_heads() -> None:
+def test_sac_config_of_the_zoo_compiles_with_the_width_of_its_heads() -> None:
     shape = serial_shape()
     shape["create_config"] = {
         "env": {"type": "pendulum", "import_names": ["dizoo.classic_control.pendulum.envs"]},
@@ -446,7 +448,7 @@ def test_sac_of_the_zoo_compiles_with_the_width_of_its_heads() -> None:
     assert compile_config(shape).policy.model.encoder_hidden_size_list == [256, 256]
 
 
-def test_atari_of_the_zoo_gets_its_id_and_wrappers() -> None:
+def test_atari_config_of_the_zoo_gets_env_id_and_wrappers() -> None:
     shape = serial_shape()
     shape["create_config"]["env"] = {"type": "atari", "import_names": ["dizoo.atari.envs"]}
     shape["main_config"]["env"] |= {"env_id": "PongNoFrameskip-v4", "frame_stack": 4}
@@ -461,7 +463,7 @@ def test_atari_of_the_zoo_gets_its_id_and_wrappers() -> None:
     assert found["policy"]["model"]["encoder_hidden_size_list"] == [512]
 
 
-def test_atari_env_keeps_the_id_and_wrappers_that_it_has() -> None:
+def test_atari_env_keeps_its_given_env_id_and_wrappers() -> None:
     shape = serial_shape()
     shape["create_config"]["env"] = {"type": "atari"}
     shape["main_config"]["env"] |= {"env_id": "ale_py:ALE/Pong-v5", "wrappers": ["atari"]}
@@ -482,7 +484,7 @@ def test_frames_of_other_envs_are_stacked_after_their_own_wrappers() -> None:
     assert convert_reference_shape(shape)["env"]["wrappers"] == [stack]
 
 
-def test_unknown_key_inside_a_carried_section_is_named_with_its_new_path() -> None:
+def test_unknown_key_in_a_converted_section_is_named_with_its_new_path() -> None:
     shape = serial_shape()
     shape["main_config"]["policy"]["model"]["dropout"] = 0.1
 
@@ -535,7 +537,7 @@ def test_documented_aliases_are_renamed() -> None:
     assert cfg["policy"]["other"]["commander"] == {"type": "solo"}
 
 
-def test_alias_leaves_the_rest_of_its_section_as_it_is() -> None:
+def test_alias_does_not_change_the_rest_of_its_section() -> None:
     cfg = {
         "system": {
             "comm_learner_type": "flask_fs",

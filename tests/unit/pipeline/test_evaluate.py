@@ -1,4 +1,4 @@
-"""What ``evaluate`` computes, and what it refuses before it plays anything."""
+"""The results of ``evaluate`` and the errors that it raises before it plays an episode."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_result_sums_up_its_returns(tmp_path: Path) -> None:
+def test_result_computes_mean_min_max_and_std(tmp_path: Path) -> None:
     result = EvalResult("CartPole-v1", tmp_path, 7, (1.0, 2.0, 6.0))
     assert (result.mean, result.min, result.max) == (3.0, 1.0, 6.0)
     assert result.std == pytest.approx((14 / 3) ** 0.5)
 
 
-def test_run_is_played_as_often_as_it_evaluates_itself(run_dir: Path) -> None:
+def test_default_episode_count_is_that_of_the_run(run_dir: Path) -> None:
     result = evaluate(run_dir)
     assert len(result.returns) == 3
     assert (result.env_id, result.train_iter) == ("CartPole-v1", 7)
@@ -47,7 +47,7 @@ def test_fewer_episodes_than_envs_are_played_exactly(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("manager", ["in_process", "base"])
-def test_every_env_manager_plays(run_dir: Path, manager: str) -> None:
+def test_evaluation_works_with_every_env_manager(run_dir: Path, manager: str) -> None:
     config = load_config(run_dir / CONFIG_NAME)
     apply_set(config, f"env_manager={{type: {manager}}}")
     save_config(config, run_dir / CONFIG_NAME)
@@ -64,34 +64,34 @@ def test_every_env_manager_plays(run_dir: Path, manager: str) -> None:
         "other.commander",
     ],
 )
-def test_run_whose_plugin_for_training_is_gone_is_played(run_dir: Path, section: str) -> None:
+def test_run_with_a_missing_training_plugin_can_be_evaluated(run_dir: Path, section: str) -> None:
     before = evaluate(run_dir, episodes=2).returns
     change_type(run_dir, f"policy.{section}")
     assert evaluate(run_dir, episodes=2).returns == before
 
 
 @pytest.mark.parametrize("section", ["env_manager", "policy.eval.evaluator"])
-def test_run_whose_plugin_for_playing_is_gone_is_refused(run_dir: Path, section: str) -> None:
+def test_run_with_a_missing_env_or_evaluator_plugin_is_refused(run_dir: Path, section: str) -> None:
     change_type(run_dir, section)
     with pytest.raises(PluginLoadError, match="gone_plugin"):
         evaluate(run_dir)
 
 
 def change_type(run_dir: Path, section: str) -> None:
-    """Have the run's config name a type of a module that is not there."""
+    """Set a type in the run's config that a missing module would provide."""
     config = load_config(run_dir / CONFIG_NAME)
     apply_set(config, f"{section}.type=gone")
     apply_set(config, f"{section}.import_names=[gone_plugin]")
     save_config(config, run_dir / CONFIG_NAME)
 
 
-def test_seed_alone_decides_what_is_played(run_dir: Path) -> None:
+def test_same_seed_gives_the_same_returns(run_dir: Path) -> None:
     played = [evaluate(run_dir, seed=seed).returns for seed in (5, 5, 6)]
     assert played[0] == played[1]
     assert played[0] != played[2]
 
 
-def test_checkpoint_may_be_named_by_its_path(run_dir: Path) -> None:
+def test_checkpoint_can_be_chosen_by_its_path(run_dir: Path) -> None:
     path = next((run_dir / CHECKPOINT_FOLDER).glob("ckpt_best.*"))
     assert evaluate(run_dir, checkpoint=str(path), episodes=1).checkpoint == path
 

@@ -1,4 +1,4 @@
-"""Exported programs act as ``predict`` does, without dingsdk."""
+"""Exported programs compute the same actions as ``predict``, without dingsdk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make(kind: str, observation: Any, action: Any, model: dict[str, Any]) -> Any
 
 
 def inputs(policy: Any, observation: Any) -> list[Any]:
-    """Seven observations, others than those that the export is checked with."""
+    """Return seven observations that differ from those that the export check uses."""
     observation.seed(7)
     rows = [observation.sample() for _ in range(7)]
     if isinstance(observation, spaces.Dict):
@@ -61,7 +61,7 @@ def inputs(policy: Any, observation: Any) -> list[Any]:
     "name",
     [pytest.param(name, marks=[] if name == "ppo-lstm" else pytest.mark.slow) for name in CASES],
 )
-def test_program_of_torch_acts_as_the_policy(name: str, tmp_path: Path) -> None:
+def test_exported_torch_program_acts_like_the_policy(name: str, tmp_path: Path) -> None:
     kind, observation, action, model = CASES[name]
     policy = make(kind, observation, action, model)
     path = export_policy(policy, observation, tmp_path / "policy.pt2")
@@ -75,7 +75,7 @@ def test_program_of_torch_acts_as_the_policy(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_module_that_is_exported_acts_as_the_policy(name: str) -> None:
+def test_module_for_export_acts_like_the_policy(name: str) -> None:
     kind, observation, action, model = CASES[name]
     policy = make(kind, observation, action, model)
     given = inputs(policy, observation)
@@ -85,14 +85,14 @@ def test_module_that_is_exported_acts_as_the_policy(name: str) -> None:
     compare(policy, given, [each.numpy() for each in found])
 
 
-def test_module_that_is_exported_is_a_copy_that_does_not_train() -> None:
+def test_module_for_export_is_a_copy_without_gradients() -> None:
     policy = make(*CASES["dqn-vector"])
     exported = _Acting(policy)
     assert not any(each.requires_grad for each in exported.parameters())
     assert all(each.requires_grad for each in policy.state()["model"].parameters())
 
 
-def test_program_is_checked_with_the_same_observations_each_time() -> None:
+def test_export_check_uses_the_same_observations_each_time() -> None:
     obs, state = _inputs(VECTOR, 4)
     again, _ = _inputs(VECTOR, 4)
     assert obs.equal(again)
@@ -101,7 +101,7 @@ def test_program_is_checked_with_the_same_observations_each_time() -> None:
     assert len(_inputs(VECTOR, 0)) == 1
 
 
-def test_torch_is_silent_during_an_export_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_silent_only_during_an_export(monkeypatch: pytest.MonkeyPatch) -> None:
     logger = logging.getLogger("torch.onnx")
     bar = vars(torch.hub)["tqdm"]
     monkeypatch.setattr(logger, "level", logging.INFO)
@@ -114,7 +114,7 @@ def test_torch_is_silent_during_an_export_alone(monkeypatch: pytest.MonkeyPatch)
         warnings.warn("of its own", stacklevel=1)
 
 
-def test_inputs_are_named_by_what_they_are_and_the_keys_of_a_dict() -> None:
+def test_inputs_are_named_obs_and_state_with_dict_keys() -> None:
     image, number, state = map(torch.tensor, (1, 2, 3))
     assert _named([image]) == [("obs", image)]
     named = _named([{"image": image, "number": number}, state])
@@ -123,7 +123,7 @@ def test_inputs_are_named_by_what_they_are_and_the_keys_of_a_dict() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_onnx_acts_as_the_policy(name: str, tmp_path: Path) -> None:
+def test_exported_onnx_program_acts_like_the_policy(name: str, tmp_path: Path) -> None:
     import onnxruntime
 
     kind, observation, action, model = CASES[name]
@@ -153,7 +153,7 @@ def compare(policy: Any, given: list[Any], found: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["policy.pt", "policy", "policy.tflite"])
-def test_unknown_ending_is_refused(path: str, tmp_path: Path) -> None:
+def test_unknown_file_suffix_is_refused(path: str, tmp_path: Path) -> None:
     policy = make(*CASES["dqn-vector"])
     with pytest.raises(ConfigError, match=r"known: \.onnx, \.pt2"):
         export_policy(policy, VECTOR, tmp_path / path)
@@ -171,7 +171,7 @@ def test_missing_package_is_named_with_its_extra(
 
 
 class Plain(BasePolicy):
-    """Has no greedy."""
+    """A policy without ``greedy``."""
 
     def build(self) -> None:
         self.net = torch.nn.Linear(3, 3)
@@ -189,7 +189,7 @@ class Plain(BasePolicy):
 
 
 class Other(Plain):
-    """Exports something else than it does."""
+    """A policy whose ``greedy`` differs from its ``act``."""
 
     def greedy(self, network: Any, obs: Any, *state: Any) -> tuple[Any, ...]:
         return (network(obs).argmax(1) + 1,)
@@ -201,7 +201,7 @@ def test_policy_without_greedy_is_refused(tmp_path: Path) -> None:
             export_policy(policy, VECTOR, tmp_path / "policy.pt2")
 
 
-def test_program_that_acts_otherwise_is_an_error(tmp_path: Path) -> None:
+def test_program_that_acts_differently_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DingError, match="would not act as the policy does"):
         export_policy(Other({}, seed=0), VECTOR, tmp_path / "policy.pt2")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Env and policy classes, and callbacks, that are given to ``train`` as objects."""
+"""Env classes, policy classes and callbacks passed to ``train`` as objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONFIG: dict[str, Any] = {"env": {"kwargs": {"length": 5}}}
 
 
 class Paid(gym.Env[Any, Any]):
-    """Pays for action 1; an episode has ``length`` steps."""
+    """Gives reward 1 for action 1. An episode has ``length`` steps."""
 
     observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -61,7 +61,7 @@ class Paid(gym.Env[Any, Any]):
 
 
 class OneAction(DQNPolicy):
-    """Always answers 1 in evaluations."""
+    """Always takes action 1 in evaluations."""
 
     def act(self, obs: Any, *args: Any, explore: bool, **setting: Any) -> Any:
         found = super().act(obs, *args, explore=explore, **setting)
@@ -84,7 +84,7 @@ def train(
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_run_is_of_the_classes_that_are_given(tmp_path: Path, mode: str) -> None:
+def test_run_uses_the_given_env_and_policy_classes(tmp_path: Path, mode: str) -> None:
     result = train(tmp_path, mode)
 
     assert (result.train_iter, result.last_return) == (4, 5.0)
@@ -95,7 +95,7 @@ def test_run_is_of_the_classes_that_are_given(tmp_path: Path, mode: str) -> None
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_env_may_be_made_by_any_function(tmp_path: Path, mode: str) -> None:
+def test_env_can_be_created_by_a_function(tmp_path: Path, mode: str) -> None:
     made = []
 
     def make(length: int) -> Paid:
@@ -109,7 +109,7 @@ def test_env_may_be_made_by_any_function(tmp_path: Path, mode: str) -> None:
     assert dingsdk.evaluate(result.run_dir).mean == 6.0
 
 
-def test_makers_of_one_name_are_told_apart() -> None:
+def test_functions_with_the_same_name_get_different_env_ids() -> None:
     def maker(length: int) -> Callable[[], Paid]:
         return lambda: Paid(length)
 
@@ -121,18 +121,18 @@ def test_makers_of_one_name_are_told_apart() -> None:
     assert [EnvFn({"env_id": name})().unwrapped._length for name in names] == [1, 2, 1, 3]
 
 
-def test_id_of_an_env_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_env_id_is_used_unchanged(tmp_path: Path) -> None:
     assert name_env("CartPole-v1") == "CartPole-v1"
 
 
-def test_overrides_win_over_what_is_given(tmp_path: Path) -> None:
+def test_sets_override_the_given_classes(tmp_path: Path) -> None:
     sets = ["env.env_id=CartPole-v1", "env.kwargs={}", "policy.type=dqn"]
     result = train(tmp_path, sets=sets)
     config = dingsdk.load_policy(result.run_dir, "latest").config
     assert (config["env"]["env_id"], config["policy"]["type"]) == ("CartPole-v1", "dqn")
 
 
-def test_class_that_is_defined_again_replaces_the_first(tmp_path: Path) -> None:
+def test_redefined_class_replaces_the_first(tmp_path: Path) -> None:
     def define(action: int) -> type:
         class Fixed(OneAction):
             def act(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ def test_class_that_is_defined_again_replaces_the_first(tmp_path: Path) -> None:
     assert returns == [5.0, 0.0]
 
 
-def test_policy_with_the_name_of_another_one_is_refused(tmp_path: Path) -> None:
+def test_policy_class_with_the_name_of_a_registered_type_is_refused(tmp_path: Path) -> None:
     strange = type("dqn", (OneAction,), {})
     with pytest.raises(DuplicateTypeError, match="'dqn'"):
         train(tmp_path, policy=strange)
@@ -165,12 +165,12 @@ def test_argument_of_the_wrong_kind_is_refused(
     assert "a class" in raised.value.expected
 
 
-def test_class_within_a_config_is_told_where_it_belongs(tmp_path: Path) -> None:
+def test_class_in_a_config_is_refused_with_the_right_argument(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match=r"env\.env_id: .*give classes .* as env= or policy="):
         dingsdk.train({"env": {"env_id": Paid}}, output=tmp_path)
 
 
-def test_class_is_given_again_in_another_process(tmp_path: Path) -> None:
+def test_policy_class_must_be_given_again_in_another_process(tmp_path: Path) -> None:
     run_dir = train(tmp_path).run_dir
     with use_manager(PluginManager(Switches())):
         assert dingsdk.load_policy(run_dir, "latest", policy=OneAction).predict(np.zeros(3))[0] == 1
@@ -189,11 +189,11 @@ def test_class_is_given_again_in_another_process(tmp_path: Path) -> None:
         ("policy", ["system.learner_num=2"]),
     ],
 )
-def test_what_child_processes_cannot_import_is_refused(
+def test_class_that_child_processes_cannot_import_is_refused(
     tmp_path: Path, name: str, sets: list[str]
 ) -> None:
     class Local(OneAction):
-        """Cannot be imported."""
+        """A local class, which cannot be imported."""
 
     mode = "parallel" if "flask_fs" in sets[-1] else "serial"
     local = {"env": lambda length: Paid(length), "policy": Local}
@@ -205,7 +205,7 @@ def test_what_child_processes_cannot_import_is_refused(
 
 def test_registered_part_that_child_processes_cannot_import_is_refused(tmp_path: Path) -> None:
     class Local(NaiveReplayBuffer):
-        """Cannot be imported."""
+        """A local class, which cannot be imported."""
 
     dingsdk.default_manager().registry("buffers").register("local", Local)
     sets = ["policy.other.replay_buffer.type=local"]
@@ -216,7 +216,7 @@ def test_registered_part_that_child_processes_cannot_import_is_refused(tmp_path:
     assert train(tmp_path, "parallel", "in_memory", sets=sets).train_iter == 4
 
 
-def test_class_of_a_notebook_is_refused_where_workers_are_processes(
+def test_class_of_a_notebook_is_refused_if_workers_are_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notebook = ModuleType("notebook_main")
@@ -228,7 +228,7 @@ def test_class_of_a_notebook_is_refused_where_workers_are_processes(
 
 
 class Recorder:
-    """Notes what it is told."""
+    """Records the calls of its hooks."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -244,7 +244,7 @@ class Recorder:
         self.told.append(("run_finished", result["reason"]))
 
     def other(self) -> None:
-        """Is no hook."""
+        """A method that is no hook."""
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
@@ -282,7 +282,7 @@ def test_exception_of_a_callback_is_logged_with_its_name(
 
 
 class CountHook(LearnerHook):
-    """Counts, and raises in the iteration ``fails_at``."""
+    """Counts its calls, and raises in iteration ``fails_at``."""
 
     def __call__(self, engine: Any) -> None:
         self.calls = getattr(self, "calls", 0) + 1
@@ -290,7 +290,7 @@ class CountHook(LearnerHook):
             raise ZeroDivisionError("by the hook")
 
 
-def test_learner_hook_acts_in_the_learner_and_may_end_the_run(tmp_path: Path) -> None:
+def test_learner_hook_is_called_by_the_learner_and_its_error_ends_the_run(tmp_path: Path) -> None:
     hook = CountHook("count", 50, position="before_iter")
     train(tmp_path, callbacks=[hook])
     assert hook.calls == 4
@@ -310,15 +310,15 @@ def test_learner_hook_is_refused_in_parallel_mode(tmp_path: Path) -> None:
 
 
 def after_iters(iteration: int) -> None:
-    """Has the name of no hook."""
+    """Not the name of a hook."""
 
 
 def after_iter(iteration: int, loss: float) -> None:
-    """Has an argument too many."""
+    """A hook with an argument that does not exist."""
 
 
 class Misspelt:
-    """Has one hook, and one that is none."""
+    """Has one hook and one misspelt hook."""
 
     def after_iter(self) -> None: ...
 
@@ -345,7 +345,7 @@ def test_callback_without_a_hook_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_callbacks_of_a_refused_run_are_forgotten(tmp_path: Path) -> None:
+def test_callbacks_of_a_refused_run_are_unregistered(tmp_path: Path) -> None:
     recorder = Recorder()
     with pytest.raises(ConfigError):
         train(tmp_path, callbacks=[recorder, after_iters])
@@ -353,14 +353,14 @@ def test_callbacks_of_a_refused_run_are_forgotten(tmp_path: Path) -> None:
     assert recorder.told == []
 
 
-def test_hook_in_a_worker_process_is_refused_by_name(tmp_path: Path) -> None:
+def test_callback_for_a_hook_in_worker_processes_is_refused(tmp_path: Path) -> None:
     sets = ["system.transport.type=flask_fs"]
     with pytest.raises(ConfigError, match="Recorder implements after_iter, which happens in the"):
         train(tmp_path, "parallel", sets=sets, callbacks=[Recorder()])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hooks_are_those_of_the_reference() -> None:
+def test_callback_names_are_hooks_of_the_reference() -> None:
     page = Path(__file__).parents[3] / "docs" / "reference" / "hooks.md"
     assert "after_evaluate" in HOOKS
     assert all(f"dingsdk_{name}" in page.read_text() for name in HOOKS)

@@ -1,4 +1,4 @@
-"""The JSON Schema says the same of a config as compiling it."""
+"""The JSON Schema accepts and refuses the same configs as ``compile_config``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_valid(config: dict[str, Any], schema: dict[str, Any]) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(config)
 
 
-def test_schema_is_a_schema(schema: dict[str, Any]) -> None:
+def test_schema_is_a_valid_json_schema(schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
 
 
@@ -51,7 +51,7 @@ def test_example_and_its_compiled_form_are_valid(schema: dict[str, Any]) -> None
         "unknown=1",
     ],
 )
-def test_what_compiling_refuses_is_invalid(schema: dict[str, Any], assignment: str) -> None:
+def test_config_that_compiling_refuses_is_invalid(schema: dict[str, Any], assignment: str) -> None:
     config = apply_set(load_config("cartpole-dqn"), assignment)
 
     with pytest.raises(ConfigError):
@@ -73,11 +73,11 @@ def test_type_of_a_part_decides_which_keys_it_has(schema: dict[str, Any]) -> Non
     [
         ({"replay_buffer_size": 50_000}, True),
         ({"type": "naive", "replay_buffer_size": 50_000}, True),
-        ({"alpha": 0.5}, False),  # of an advanced one
+        ({"alpha": 0.5}, False),  # a key of the advanced buffer
         ({"type": "advanced", "alpha": 0.5}, True),
     ],
 )
-def test_part_without_a_type_is_of_the_default_one(
+def test_part_without_a_type_has_the_keys_of_its_default_type(
     schema: dict[str, Any], buffer: dict[str, Any], valid: bool
 ) -> None:
     config = load_config("cartpole-dqn")
@@ -103,12 +103,12 @@ def test_every_type_of_a_part_is_valid_and_no_other(
     assert not is_valid(config, schema)
 
 
-def test_roles_are_named_by_their_keys(schema: dict[str, Any]) -> None:
+def test_roles_section_accepts_a_role_by_its_name(schema: dict[str, Any]) -> None:
     config = apply_set(load_config("cartpole-dqn"), "system.roles={inference: {}}")
     assert is_valid(config, schema)
 
 
-def test_each_key_is_described(schema: dict[str, Any]) -> None:
+def test_key_has_description_type_bounds_and_default(schema: dict[str, Any]) -> None:
     policies = {each["title"]: each for each in schema["properties"]["policy"]["anyOf"]}
     learn = policies["policies: dqn"]["properties"]["learn"]["properties"]
 

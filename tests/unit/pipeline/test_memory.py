@@ -1,4 +1,4 @@
-"""A worker's growth is named once a doubling, and a limit is noticed."""
+"""The memory watch logs each doubling of a worker's memory, and detects an exceeded limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MB = 10**6
 
 
 class Site:
-    """A watch with a clock and a memory of its own."""
+    """A memory watch with a fake clock and a fake memory reading."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.now = 100.0
@@ -32,7 +32,7 @@ class Site:
         return self.watch.is_over_limit()
 
 
-def test_growth_is_named_with_both_figures_once_a_doubling(
+def test_each_doubling_is_logged_once_with_both_sizes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site = Site()
@@ -45,7 +45,7 @@ def test_growth_is_named_with_both_figures_once_a_doubling(
     assert "from 1,000 to 2,000 MB" in caplog.messages[1]
 
 
-def test_growth_while_it_starts_and_of_a_few_megabytes_is_normal(
+def test_growth_at_start_and_small_growth_are_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site = Site()
@@ -59,7 +59,7 @@ def test_growth_while_it_starts_and_of_a_few_megabytes_is_normal(
 
 
 @pytest.mark.parametrize(("used", "is_named"), [(456 << 20, True), ((456 << 20) - 1, False)])
-def test_growth_by_a_quarter_of_a_gigabyte_is_named(
+def test_growth_is_logged_from_256_mib_on(
     used: int, is_named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = Site()
@@ -68,7 +68,7 @@ def test_growth_by_a_quarter_of_a_gigabyte_is_named(
     assert bool(caplog.messages) == is_named
 
 
-def test_limit_is_exceeded_by_more_than_the_limit_and_no_longer_when_less_is_used() -> None:
+def test_limit_is_exceeded_only_while_more_than_the_limit_is_used() -> None:
     site = Site(limit_bytes=400 * MB)
 
     assert not site.after(LOOK_S, 400 * MB)
@@ -82,10 +82,10 @@ def test_memory_is_read_every_few_seconds_only() -> None:
     for _ in range(100):
         site.after(LOOK_S / 50, 0)
 
-    assert site.looks in (1, 2)  # the clock's sums are rounded
+    assert site.looks in (1, 2)  # the clock's sums have rounding errors
 
 
-def test_children_count() -> None:
+def test_memory_of_child_processes_is_counted() -> None:
     alone = resident_bytes()
     code = "x = bytearray(b'x') * 80_000_000; print(len(x), flush=True); input()"
     with subprocess.Popen(
@@ -100,7 +100,7 @@ def test_children_count() -> None:
     assert with_child - alone > 75 * MB
 
 
-def test_process_that_has_ended_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_process_counts_as_zero_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
     monkeypatch.setattr(os, "getpid", lambda: child.pid)

@@ -1,4 +1,4 @@
-"""Smoothed rates, and the time that is left at them."""
+"""Smoothed rates, and the remaining time computed from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dingsdk.pipeline.progress import MEMORY_S, Rate, RunRates
 
 
 def plain_rate(counts: list[tuple[float, int]], slices: int = 2000) -> float:
-    """The same average, slice by slice: each with its own weight, counts spread evenly."""
+    """Compute the same average numerically: weighted thin slices with counts spread evenly."""
     end = counts[-1][0]
     weighted = total = 0.0
     for (start_s, before), (end_s, after) in zip([(0.0, 0), *counts[:-1]], counts, strict=True):
@@ -32,7 +32,7 @@ def plain_rate(counts: list[tuple[float, int]], slices: int = 2000) -> float:
         [(5.0, 1000), (60.0, 1000)],
     ],
 )
-def test_rate_is_an_average_whose_weights_fall_with_age(
+def test_rate_is_an_exponentially_weighted_average(
     counts: list[tuple[float, int]],
 ) -> None:
     rate = Rate()
@@ -41,22 +41,22 @@ def test_rate_is_an_average_whose_weights_fall_with_age(
     assert found[-1] == pytest.approx(plain_rate(counts), rel=1e-4)
 
 
-def test_constant_rate_is_exact_from_the_first_moment_on() -> None:
+def test_constant_rate_is_exact_from_the_start() -> None:
     rate = Rate()
 
     assert rate.of(0, 0.0) == 0.0
     assert [rate.of(50 * n, n / 2) for n in range(1, 6)] == pytest.approx([100.0] * 5)
 
 
-def test_env_that_delivers_in_lumps_does_not_make_the_rate_flicker() -> None:
+def test_rate_is_stable_if_steps_arrive_in_batches() -> None:
     rate = Rate()
-    # 64 steps once a second, looked at twice a second: single differences are 0 and 128 a second.
+    # 64 steps once a second, sampled twice a second: differences alternate 0 and 128 a second.
     found = [rate.of(64 * (half // 2), half / 2) for half in range(1, 121)]
 
     assert all(64 * 0.9 < each < 64 * 1.1 for each in found[60:])
 
 
-def test_snapshots_that_follow_at_once_change_nothing() -> None:
+def test_snapshot_right_after_another_does_not_change_the_rate() -> None:
     rate = Rate()
     rate.of(100, 1.0)
 
@@ -65,14 +65,14 @@ def test_snapshots_that_follow_at_once_change_nothing() -> None:
     assert [Rate().of(5, at_s) for at_s in (0.049, 0.05)] == [0.0, pytest.approx(100.0)]
 
 
-def test_change_of_pace_counts_for_63_percent_after_ten_seconds() -> None:
+def test_new_rate_has_a_weight_of_63_percent_after_ten_seconds() -> None:
     rate = Rate()
     rate.of(0, 1000.0)
 
     assert rate.of(1000, 1010.0) == pytest.approx(100 * (1 - math.exp(-1)))
 
 
-def test_iterations_that_are_done_again_count_again_and_no_rate_is_negative() -> None:
+def test_rate_is_never_negative_and_repeated_iterations_count_again() -> None:
     rate = Rate()
     assert rate.of(100, 1.0) == 100.0
     assert 0 <= rate.of(40, 2.0) < 100.0
@@ -81,7 +81,7 @@ def test_iterations_that_are_done_again_count_again_and_no_rate_is_negative() ->
     assert found == pytest.approx(100.0, rel=1e-3)
 
 
-def test_rates_of_a_run_are_of_env_steps_and_of_iterations() -> None:
+def test_run_rates_are_for_env_steps_and_iterations() -> None:
     assert RunRates().of(RunStatus(env_steps=30, train_iter=5, elapsed_s=10.0)) == (3.0, 0.5, None)
 
 
@@ -95,11 +95,11 @@ def test_rates_of_a_run_are_of_env_steps_and_of_iterations() -> None:
         ({"max_env_steps": 90}, 0.0),
     ],
 )
-def test_time_left_is_that_to_the_first_limit(limits: dict[str, int], expected: float) -> None:
+def test_time_left_is_the_time_to_the_first_limit(limits: dict[str, int], expected: float) -> None:
     status = RunStatus(env_steps=100, train_iter=20, elapsed_s=10.0, **limits)
 
     assert RunRates().of(status) == (10.0, 2.0, expected)
 
 
-def test_time_left_is_unknown_while_nothing_moves() -> None:
+def test_time_left_is_unknown_without_progress() -> None:
     assert RunRates().of(RunStatus(max_env_steps=300)) == (0.0, 0.0, None)

@@ -1,4 +1,4 @@
-"""What a replay compares, and what the command says of it."""
+"""The comparison that a replay makes, and the output of ``dingsdk replay``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def learner_of(state: Any) -> Any:
     return SimpleNamespace(policy=SimpleNamespace(state_dict=lambda: state))
 
 
-def test_state_after_the_iteration_is_kept_as_it_was_and_the_run_ended() -> None:
+def test_watch_copies_the_state_after_the_iteration_and_stops_the_run() -> None:
     weights, moments = torch.zeros(2, requires_grad=True), np.zeros(2)
     state = {"model": {"w": weights}, "optimizer": moments, "step": 3}
     stop = threading.Event()
@@ -56,7 +56,7 @@ def test_state_after_the_iteration_is_kept_as_it_was_and_the_run_ended() -> None
         (ReplayResult(1200, 1200, ("model.w", "step")), False, "1,200 differs in model.w, step"),
     ],
 )
-def test_replay_is_the_same_where_it_came_as_far_and_nothing_differs(
+def test_replay_is_the_same_if_it_reached_the_iteration_without_differences(
     found: ReplayResult,
     is_same: bool,
     text: str,
@@ -88,7 +88,7 @@ def test_run_without_a_schedule_or_without_training_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("trained", "reached"), [(2, 2), (0, 0)])
-def test_replay_that_ends_before_the_run_says_how_far_it_came(
+def test_replay_that_ends_early_reports_the_reached_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: int, reached: int
 ) -> None:
     def train_again(context: RunContext, mode: str, announce: Any) -> None:
