@@ -109,7 +109,7 @@ def test_status_is_sent_to_the_parent_repeatedly_until_the_run_ends(
 
 
 @pytest.mark.parametrize(("reason", "stops"), [("stopped", False), ("interrupted", True)])
-def test_coordinator_exits_when_its_parent_is_gone(
+def test_coordinator_follows_its_parent_and_exits_when_it_is_gone(
     tmp_path: Path,
     pipe: tuple[Connection, Connection],
     monkeypatch: pytest.MonkeyPatch,

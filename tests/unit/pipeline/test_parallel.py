@@ -1,4 +1,4 @@
-"""The parts of the parallel pipeline that need no workers."""
+"""Parts of the parallel pipeline that can be tested without workers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from dingsdk.worker.sample_counts import SampleCounts
 
 
 def scalars(events: bytes) -> Iterator[tuple[str, int, float]]:
-    """Read an event file: records of a length, its checksum, the event and its checksum."""
+    """Read an event file. A record is: length, checksum, event, checksum."""
     at = 0
     while at < len(events):
         (size,) = struct.unpack_from("<Q", events, at)
@@ -90,7 +90,7 @@ def status() -> CoordinatorStatus:
     )
 
 
-def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
+def test_paces_and_policy_lag_are_written_at_the_env_step(tmp_path: Path) -> None:
     with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
         write_paces(tb_logger, status())
     (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
@@ -104,7 +104,7 @@ def test_paces_are_written_over_the_env_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None:
+def test_collecting_tasks_write_the_same_curves_as_serial_mode(tmp_path: Path) -> None:
     finished = {
         "reward_raw": [1.0, 3.0],
         "step_count": 40,
@@ -130,7 +130,7 @@ def test_collecting_tasks_have_the_curves_of_serial_mode(tmp_path: Path) -> None
     }
     assert {step for tag, step, _ in found if "_iter/" in tag} == {7}
     assert {step for tag, step, _ in found if "_step/" in tag} == {10}
-    values = {tag: value for tag, _, value in reversed(found)}  # of the first task
+    values = {tag: value for tag, _, value in reversed(found)}  # values of the first task
     assert values["collector_step/reward_mean"] == 2.0
     assert values["collector_step/avg_envstep_per_episode"] == 20.0
     assert values["collector_step/avg_episode_per_sec"] == 1.0
@@ -165,14 +165,16 @@ class Group:
         (DingError("no worker of it is known"), None),
     ],
 )
-def test_failure_is_shown_with_what_its_worker_said(failure: DingError, note: str | None) -> None:
+def test_failure_gets_the_traceback_or_crash_report_of_its_worker(
+    failure: DingError, note: str | None
+) -> None:
     assert _with_trace(failure, Group()) is failure  # type: ignore[arg-type]
     notes = getattr(failure, "__notes__", [])
     assert notes == ([] if note is None else [f"raised by the worker:\n{note}"])
 
 
 class Evaluating:
-    """A coordinator of some players whose last evaluations need so many seconds of waiting."""
+    """A fake coordinator whose last evaluations take ``needed_s`` seconds."""
 
     cfg = SimpleNamespace(last_evaluation_s=1.0)
     has_reached_goal = False
@@ -191,7 +193,7 @@ class Evaluating:
 
 
 @pytest.mark.parametrize(("players", "allowed_s"), [(0, 1.0), (1, 1.0), (3, 3.0)])
-def test_last_evaluations_have_a_second_for_each_player(
+def test_time_limit_of_the_last_evaluations_grows_with_the_players(
     players: int, allowed_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -205,7 +207,7 @@ def test_last_evaluations_have_a_second_for_each_player(
     assert "cut off" in caplog.text
 
 
-def test_workers_that_a_transport_starts_are_told_of_the_run(tmp_path: Path) -> None:
+def test_workers_started_by_a_transport_get_the_run_folder_and_config(tmp_path: Path) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", None, ["system.restarts=3"], 0)
     launched: list[Any] = []
     specs: list[WorkerSpec] = []
@@ -233,7 +235,7 @@ def test_workers_that_a_transport_starts_are_told_of_the_run(tmp_path: Path) -> 
     assert lost == [spec.worker_id for spec in specs]
 
 
-def test_best_evaluation_of_a_run_is_told_and_kept(tmp_path: Path) -> None:
+def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -> None:
     told: list[Any] = []
     noted: list[Mapping[str, Any]] = []
 
@@ -278,7 +280,7 @@ def test_status_counts_the_buffers_and_workers_of_all_players(
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_last_updates_are_waited_for_until_the_run_is_interrupted(is_stopped: bool) -> None:
+def test_run_waits_for_the_last_updates_unless_interrupted(is_stopped: bool) -> None:
     context: Any = SimpleNamespace(stop=threading.Event())
     if is_stopped:
         context.stop.set()
@@ -296,12 +298,12 @@ def test_last_updates_are_waited_for_until_the_run_is_interrupted(is_stopped: bo
         (("policy.collect.n_sample=3000",), 3000 + 8 * 375 + 188),
         (("policy.traj_len_inf=true",), 2 * 9 * 512 + 32),
         (("policy.collect.n_sample=64",), 1024),
-        # 256 updates, as the learner needs a minute for those of 1,024 rows.
+        # Limited to 256 updates: the updates for 1,024 rows would take the learner a minute.
         (("policy.collect.n_sample=64", "policy.learn.update_per_collect=64"), 256),
         (("policy.collect.n_sample=16", "policy.learn.update_per_collect=256"), 16 + 8 * 2 + 1),
     ],
 )
-def test_collectors_are_held_back_by_about_two_collects(
+def test_limiter_lets_collectors_be_about_two_collects_ahead(
     tmp_path: Path, sets: tuple[str, ...], slack_rows: int
 ) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", None, sets, 0)
@@ -311,7 +313,7 @@ def test_collectors_are_held_back_by_about_two_collects(
 
 
 class Silent(NaiveCommander):
-    """Has nothing to resume from."""
+    """A commander without a ``state_dict`` of its own."""
 
     state_dict = BaseParallelCommander.state_dict
 
@@ -322,7 +324,7 @@ def context_with(run_dir: Path, *sets: str, **given: Any) -> RunContext:
 
 
 @pytest.mark.parametrize("is_asked_for", [False, True])
-def test_run_whose_commander_cannot_be_resumed_keeps_no_journal(
+def test_run_with_a_commander_without_state_dict_keeps_no_journal(
     tmp_path: Path, is_asked_for: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugins = PluginManager()
@@ -339,7 +341,7 @@ def test_run_whose_commander_cannot_be_resumed_keeps_no_journal(
             assert "keeps no journal: the commander 'silent'" in caplog.text
 
 
-def test_journal_is_for_one_coordinator_at_a_time(tmp_path: Path) -> None:
+def test_journal_can_be_opened_by_only_one_coordinator(tmp_path: Path) -> None:
     context = context_with(tmp_path, "system.journal.enabled=true")
     with ExitStack() as first, ExitStack() as second:
         journal = open_journal(context, first)
@@ -354,7 +356,9 @@ def test_journal_is_for_one_coordinator_at_a_time(tmp_path: Path) -> None:
         assert open_journal(context_with(tmp_path), stack) is None
 
 
-def test_run_is_watched_until_it_is_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_loop_ends_at_the_limit_or_on_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dingsdk.pipeline.parallel.PACES_S", 0.0)
     calls: list[str] = []
     states = [status(), dataclasses.replace(status(), env_steps=20)]
@@ -384,7 +388,7 @@ def test_run_is_watched_until_it_is_to_end(tmp_path: Path, monkeypatch: pytest.M
     assert paces == [(10, 50.0), (20, 50.0), (10, 50.0)]
 
 
-def test_workers_that_come_by_themselves_are_told_where_to(tmp_path: Path) -> None:
+def test_address_of_the_coordinator_is_announced_for_external_workers(tmp_path: Path) -> None:
     told: list[Any] = []
     cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", (), 0)
     context = RunContext(cfg=cfg, run_dir=tmp_path, on_address=lambda *each: told.append(each))
@@ -396,7 +400,7 @@ def test_workers_that_come_by_themselves_are_told_where_to(tmp_path: Path) -> No
     assert "secret" in note
 
 
-def test_files_that_a_run_cannot_remove_are_named_and_do_not_fail_it(
+def test_failure_to_remove_files_is_logged_and_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def remove_data(self: Any) -> None:
@@ -409,7 +413,7 @@ def test_files_that_a_run_cannot_remove_are_named_and_do_not_fail_it(
     assert "files of the run remain: cannot remove data: not permitted" in caplog.messages
 
 
-def test_tasks_that_do_not_end_in_time_are_named(
+def test_tasks_that_do_not_end_in_time_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits: list[float] = []
@@ -430,7 +434,7 @@ def test_tasks_that_do_not_end_in_time_are_named(
 @pytest.mark.parametrize(
     ("reason", "is_kept"), [("interrupted", True), ("error", True), ("stop_value", False)]
 )
-def test_run_that_reached_its_goal_keeps_nothing_to_go_on_from(
+def test_run_that_reached_its_goal_removes_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, is_kept: bool
 ) -> None:
     monkeypatch.setattr("dingsdk.pipeline.parallel._watch", lambda *given: reason)
@@ -444,7 +448,7 @@ def test_run_that_reached_its_goal_keeps_nothing_to_go_on_from(
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_journal_of_a_run_that_cannot_start_stays_where_it_began_before(
+def test_journal_of_a_failed_start_is_kept_only_for_a_resumed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
     def start(coordinator: Coordinator) -> str:
@@ -458,7 +462,7 @@ def test_journal_of_a_run_that_cannot_start_stays_where_it_began_before(
     assert (tmp_path / "journal").is_dir() == is_resumed
 
 
-def test_run_goes_on_with_the_evaluations_of_its_journal(
+def test_resumed_run_has_the_evaluations_of_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluation = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
@@ -480,7 +484,7 @@ def test_run_goes_on_with_the_evaluations_of_its_journal(
 
 
 @pytest.mark.parametrize("is_asked_for", [False, True])
-def test_state_is_validated_at_the_end_where_that_is_asked_for(
+def test_state_is_validated_at_the_end_if_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked_for: bool
 ) -> None:
     validated: list[Coordinator] = []
@@ -491,7 +495,7 @@ def test_state_is_validated_at_the_end_where_that_is_asked_for(
     assert len(validated) == is_asked_for
 
 
-def test_statistics_and_progress_of_players_are_told_apart() -> None:
+def test_statistics_and_progress_are_separated_by_player() -> None:
     statistics = {"win_rate": 0.5, "b/win_rate": 0.75, "c/loss": 1.0, "pool/size": 3.0}
     players = ["a", "b", "c"]
     assert _statistics_of("b", players, statistics) == {"win_rate": 0.75}

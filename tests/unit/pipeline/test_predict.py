@@ -1,4 +1,4 @@
-"""``load_policy`` and ``predict``: what acts, in which shapes, and what is refused."""
+"""``load_policy`` and ``predict``: loaded weights, accepted shapes and refused inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OBS = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
 
 
 def save_run(folder: Path, *sets: str, seed: int = 0) -> Path:
-    """Leave what a run of CartPole leaves: an untrained policy as the best, another as newest."""
+    """Write a CartPole run folder with two untrained policies: the best and the latest."""
     cfg = compile_run("cartpole-dqn", sets=[*sets, "policy.other.eps.decay=1000"])
     save_config(cfg, folder / "config.yaml")
     for stem, iteration in (("ckpt_best", 7), ("iteration_9", 9)):
@@ -66,7 +66,7 @@ def policy(run_dir: Path) -> SavedPolicy:
 
 
 def greedy(run_dir: Path, obs: Any, stem: str = "ckpt_best") -> list[int]:
-    """The best actions, from the weights in the file alone."""
+    """Compute the greedy actions directly from the weights in the checkpoint file."""
     weights = safetensors.torch.load_file(run_dir / "ckpt" / f"{stem}.safetensors")
     hidden = torch.as_tensor(obs)
     for layer in ("encoder.0", "encoder.1"):
@@ -76,7 +76,9 @@ def greedy(run_dir: Path, obs: Any, stem: str = "ckpt_best") -> list[int]:
     return values.argmax(-1).tolist()
 
 
-def test_best_checkpoint_acts_as_its_weights_say(run_dir: Path, policy: SavedPolicy) -> None:
+def test_best_checkpoint_predicts_the_greedy_actions_of_its_weights(
+    run_dir: Path, policy: SavedPolicy
+) -> None:
     batch = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 
     actions, state = policy.predict(batch)
@@ -86,7 +88,7 @@ def test_best_checkpoint_acts_as_its_weights_say(run_dir: Path, policy: SavedPol
     assert (state, policy.train_iter, policy.checkpoint.name) == (None, 7, "ckpt_best.safetensors")
 
 
-def test_latest_checkpoint_and_a_file_can_be_named(run_dir: Path) -> None:
+def test_latest_checkpoint_or_a_checkpoint_file_can_be_loaded(run_dir: Path) -> None:
     batch = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     expected = greedy(run_dir, batch, "iteration_9")
     path = run_dir / "ckpt" / "iteration_9.safetensors"
@@ -100,19 +102,19 @@ def test_latest_checkpoint_and_a_file_can_be_named(run_dir: Path) -> None:
         assert found.train_iter == 9
 
 
-def test_checkpoint_beside_its_config_is_enough(run_dir: Path, tmp_path: Path) -> None:
+def test_checkpoint_file_next_to_its_config_can_be_loaded(run_dir: Path, tmp_path: Path) -> None:
     shutil.copy(run_dir / "config.yaml", tmp_path)
     shutil.copy(run_dir / "ckpt" / "ckpt_best.safetensors", tmp_path / "cartpole.safetensors")
     assert load_policy(tmp_path / "cartpole.safetensors").train_iter == 7
 
 
-def test_checkpoint_and_another_one_are_refused(run_dir: Path) -> None:
+def test_checkpoint_path_together_with_a_checkpoint_name_is_refused(run_dir: Path) -> None:
     given = run_dir / "ckpt" / "ckpt_best.safetensors"
     with pytest.raises(ConfigError, match="is a checkpoint, and latest another one"):
         load_policy(given, "latest")
 
 
-def test_single_action_is_what_the_env_takes(policy: SavedPolicy) -> None:
+def test_single_action_can_be_passed_to_the_env(policy: SavedPolicy) -> None:
     action, _ = policy.predict(OBS)
     assert np.shape(action) == ()
     assert action == policy.predict(OBS[None])[0][0]
@@ -123,11 +125,11 @@ def test_single_action_is_what_the_env_takes(policy: SavedPolicy) -> None:
 
 
 @pytest.mark.parametrize("obs", [OBS.tolist(), torch.from_numpy(OBS), OBS.astype(np.float64)])
-def test_lists_tensors_and_wider_floats_are_taken(policy: SavedPolicy, obs: Any) -> None:
+def test_lists_tensors_and_wider_floats_are_accepted(policy: SavedPolicy, obs: Any) -> None:
     assert policy.predict(obs)[0] == policy.predict(OBS)[0]
 
 
-def test_spaces_are_those_of_the_env_which_is_not_made(
+def test_spaces_are_read_from_the_config_without_creating_the_env(
     run_dir: Path, tmp_path: Path, policy: SavedPolicy
 ) -> None:
     config = load_config(run_dir / "config.yaml")
@@ -142,7 +144,7 @@ def test_spaces_are_those_of_the_env_which_is_not_made(
     assert found.action_space == policy.action_space == env.action_space
 
 
-def test_spaces_are_read_from_the_env_where_the_config_lacks_them(
+def test_spaces_are_read_from_the_env_if_the_config_lacks_them(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[Any] = []
@@ -171,7 +173,7 @@ def test_spaces_are_those_of_one_player(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_policy_of_a_gpu_acts_on_the_cpu_where_there_is_none(run_dir: Path, tmp_path: Path) -> None:
+def test_policy_trained_on_a_gpu_runs_on_the_cpu_without_one(run_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(run_dir, tmp_path / "run")
     config = load_config(run_dir / "config.yaml")
     config["policy"]["cuda"] = True
@@ -180,18 +182,18 @@ def test_policy_of_a_gpu_acts_on_the_cpu_where_there_is_none(run_dir: Path, tmp_
     assert load_policy(tmp_path / "run").predict(OBS) == expected
 
 
-def test_exploration_is_that_of_the_checkpoint(policy: SavedPolicy) -> None:
+def test_exploration_continues_from_the_env_steps_of_the_checkpoint(policy: SavedPolicy) -> None:
     batch = np.repeat(OBS[None], 4000, 0)
     best, _ = policy.predict(batch)
     assert len(set(best.tolist())) == 1
 
     explored, _ = policy.predict(batch, deterministic=False)
 
-    # Epsilon falls from 1 to 0.05 in 1000 env steps; 500 were made. Half of the draws change it.
+    # At 500 of 1000 env steps epsilon is 0.525. Half of the random actions differ from the best.
     assert np.mean(explored != best) == pytest.approx(0.525 / 2, abs=0.03)
 
 
-def test_export_is_of_the_policy_and_its_observations(
+def test_export_passes_the_policy_and_its_observation_space(
     policy: SavedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk.pipeline.export.export_policy", lambda *given: given)
@@ -219,7 +221,7 @@ def test_observations_that_are_no_arrays_are_refused() -> None:
         ([[0, 0], [0]], "list ("),
     ],
 )
-def test_wrong_observation_is_refused_with_both_sides(
+def test_wrong_observation_is_refused_with_found_and_expected_form(
     policy: SavedPolicy, obs: Any, found: str
 ) -> None:
     with pytest.raises(SchemaMismatchError) as raised:
@@ -236,7 +238,7 @@ def test_state_for_a_policy_without_memory_is_refused(policy: SavedPolicy) -> No
     assert (raised.value.expected[:4], raised.value.found) == ("None", "ndarray")
 
 
-def test_what_is_no_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
+def test_path_without_a_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
     for absent in (tmp_path / "absent", tmp_path, run_dir / "ckpt", tmp_path / "a.safetensors"):
         with pytest.raises(CheckpointMissingError, match="no run folder"):
             load_policy(absent)
@@ -282,7 +284,7 @@ def test_model_that_does_not_fit_the_checkpoint_is_refused(run_dir: Path, tmp_pa
         ({"model": {"obs_shape": "x"}}, ConfigError),
     ],
 )
-def test_config_that_cannot_work_any_more_is_refused(
+def test_invalid_config_of_a_run_is_refused(
     run_dir: Path, tmp_path: Path, change: Mapping[str, Any], error: type[Exception]
 ) -> None:
     shutil.copytree(run_dir, tmp_path / "run")
@@ -301,7 +303,7 @@ def test_config_without_a_section_is_refused(run_dir: Path, tmp_path: Path) -> N
 
 
 class Seen(gym.Env[Any, Any]):
-    """Observes what its class says."""
+    """An environment with a dict, image or number observation."""
 
     action_space: Any = gym.spaces.Discrete(3)
 
@@ -320,7 +322,7 @@ class Seen(gym.Env[Any, Any]):
 def save_untrained(
     folder: Path, policy_cls: type | None = None, kind: str = "dict", **policy: Any
 ) -> SavedPolicy:
-    """Load an untrained policy as that of a run."""
+    """Save an untrained policy as a run, and load it."""
     config = {"env": {"kwargs": {"kind": kind}}, "policy": {"collect": {"n_sample": 8}, **policy}}
     cfg = compile_run(config, env=Seen, policy=policy_cls)
     save_config(cfg, folder / "config.yaml")
@@ -337,7 +339,7 @@ def as_row(obs: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["dict", "image", "number"])
-def test_dicts_images_and_numbers_are_taken_one_or_many(tmp_path: Path, kind: str) -> None:
+def test_dicts_images_and_numbers_are_accepted_single_or_batched(tmp_path: Path, kind: str) -> None:
     found = save_untrained(tmp_path, kind=kind, type="dqn")
     obs = found.observation_space.sample()
 
@@ -348,7 +350,7 @@ def test_dicts_images_and_numbers_are_taken_one_or_many(tmp_path: Path, kind: st
     assert many.tolist() == [single]
 
 
-def test_what_is_no_dict_is_told_by_its_type(tmp_path: Path) -> None:
+def test_error_for_an_observation_that_is_no_dict_names_its_type(tmp_path: Path) -> None:
     policy = save_untrained(tmp_path, type="dqn")
     for obs, found in (({"image": 0}, "a dict of ['image']"), (np.zeros(2), "ndarray")):
         with pytest.raises(SchemaMismatchError) as raised:
@@ -356,7 +358,7 @@ def test_what_is_no_dict_is_told_by_its_type(tmp_path: Path) -> None:
         assert raised.value.found == found
 
 
-def test_parts_of_a_dict_are_checked_each(tmp_path: Path) -> None:
+def test_each_part_of_a_dict_is_checked(tmp_path: Path) -> None:
     found = save_untrained(tmp_path, type="dqn")
     good = found.observation_space.sample()
     wrong = [
@@ -379,7 +381,7 @@ def test_parts_of_a_dict_are_checked_each(tmp_path: Path) -> None:
 
 
 class Counting(BasePolicy):
-    """Remembers how many steps it made in an episode, and answers with that."""
+    """Counts its steps in its recurrent state, and takes the count modulo 3 as the action."""
 
     def build(self) -> None:
         self.net = torch.nn.Linear(1, 1)
@@ -397,7 +399,7 @@ class Counting(BasePolicy):
         return {"model": self.net}
 
 
-def test_recurrent_policy_gets_back_the_state_that_it_returned(tmp_path: Path) -> None:
+def test_recurrent_policy_receives_the_state_that_it_returned(tmp_path: Path) -> None:
     found = save_untrained(tmp_path, Counting, kind="number")
 
     state, actions = None, []
@@ -418,7 +420,7 @@ def test_recurrent_policy_gets_back_the_state_that_it_returned(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("obs", "state"), [(3, np.zeros(3)), (3, np.zeros((1, 2))), ([3, 3], np.zeros(2)), (3, "ab")]
 )
-def test_state_of_another_form_is_refused(tmp_path: Path, obs: Any, state: Any) -> None:
+def test_state_of_a_wrong_shape_or_type_is_refused(tmp_path: Path, obs: Any, state: Any) -> None:
     found = save_untrained(tmp_path, Counting, kind="number")
     with pytest.raises(SchemaMismatchError, match="predict: state is") as raised:
         found.predict(obs, state)
@@ -426,20 +428,20 @@ def test_state_of_another_form_is_refused(tmp_path: Path, obs: Any, state: Any) 
 
 
 class OutOfRange(Counting):
-    """Answers what no env takes."""
+    """Returns actions outside the action space."""
 
     def act(self, obs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         found = super().act(obs, *args, **kwargs)
         return {**found, "action": found["action"] + 3}
 
 
-def test_action_that_the_env_would_refuse_is_an_error(tmp_path: Path) -> None:
+def test_action_outside_the_action_space_is_an_error(tmp_path: Path) -> None:
     found = save_untrained(tmp_path, OutOfRange, kind="number")
     with pytest.raises(PolicyOutputError, match="the env needs int64"):
         found.predict(3)
 
 
-def test_weights_that_diverged_are_an_error(run_dir: Path, tmp_path: Path) -> None:
+def test_nan_weights_are_an_error(run_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(run_dir, tmp_path / "run")
     state = load_checkpoint(run_dir / "ckpt" / "ckpt_best").state
     state["model"]["head.bias"][0] = np.nan
@@ -449,7 +451,7 @@ def test_weights_that_diverged_are_an_error(run_dir: Path, tmp_path: Path) -> No
 
 
 class ByDicts(DQNPolicy):
-    """Has the dict form alone, and notes what it is given."""
+    """Supports only the dict form of ``forward``, and records the types of its observations."""
 
     given: ClassVar[list[type]] = []
 
@@ -471,7 +473,7 @@ class ByDicts(DQNPolicy):
 
 
 @pytest.mark.parametrize("transforms", [True, False])
-def test_policy_in_the_dict_form_is_given_what_workers_give_it(
+def test_dict_form_policy_receives_tensors_or_arrays_as_in_training(
     run_dir: Path, tmp_path: Path, transforms: bool
 ) -> None:
     collect = {"collector": {"type": "sample", "transform_obs": transforms}}
@@ -491,7 +493,7 @@ def test_policy_in_the_dict_form_is_given_what_workers_give_it(
     assert set(ByDicts.given) == {torch.Tensor if transforms else np.ndarray}
 
 
-def test_policy_in_the_dict_form_is_given_dicts(tmp_path: Path) -> None:
+def test_dict_form_policy_receives_dict_observations(tmp_path: Path) -> None:
     found = save_untrained(tmp_path, ByDicts)
     ByDicts.given.clear()
     obs = found.observation_space.sample()
@@ -500,7 +502,7 @@ def test_policy_in_the_dict_form_is_given_dicts(tmp_path: Path) -> None:
 
 
 def example_names() -> list[Any]:
-    """The shipped examples; Atari's network is large."""
+    """Return the shipped examples. Atari is marked slow because its network is large."""
     return [
         pytest.param(each.name, marks=pytest.mark.slow if each.extra == "atari" else [])
         for each in dingsdk.list_examples()
@@ -528,5 +530,5 @@ def test_policy_of_every_example_plays_its_env(name: str, tmp_path: Path) -> Non
     env.close()
 
 
-def test_load_policy_is_a_name_of_the_package() -> None:
+def test_load_policy_is_exported_by_the_package() -> None:
     assert dingsdk.load_policy is load_policy

@@ -1,4 +1,4 @@
-"""Who supervises worker processes: restarts, budgets, hung ones, and the end."""
+"""Supervision of worker processes: restarts, their limit, hung processes, shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dingsdk.testing import open_files
 
 
 class Process:
-    """A process that does what the test says."""
+    """A fake process that the test controls."""
 
     def __init__(self, site: Site, spec: WorkerSpec) -> None:
         self.site, self.spec = site, spec
@@ -41,7 +41,7 @@ class Process:
             yield self.sent.pop(0)
 
     def join_run(self) -> None:
-        """Join the master, as the worker in it would."""
+        """Join the master, like the worker of this process."""
         self.sent.append({"event": "joined"})
         self.site.workers[self.spec.worker_id] = None
 
@@ -72,7 +72,7 @@ class Process:
 
 
 class Site:
-    """The group under test with a clock and a master of its own."""
+    """The group under test, with a fake clock and a fake master."""
 
     def __init__(self, run_dir: Path, restarts: int = 2) -> None:
         self.now = 1000.0
@@ -126,7 +126,7 @@ def site(tmp_path: Path) -> Site:
     return made
 
 
-def test_worker_over_its_memory_limit_is_started_again_at_once_and_costs_no_restart(
+def test_worker_over_its_memory_limit_is_restarted_without_using_up_a_restart(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path, restarts=0)
@@ -152,7 +152,7 @@ def test_every_worker_is_started_with_its_role_and_the_address(site: Site) -> No
     assert {spec.run_dir for spec in specs} == {site.run_dir}
 
 
-def test_dead_worker_is_restarted_after_a_pause_that_grows(site: Site) -> None:
+def test_dead_worker_is_restarted_after_a_growing_pause(site: Site) -> None:
     pauses = []
     for _ in range(2):
         process = site.newest("collector-0")
@@ -183,7 +183,7 @@ def test_pause_before_a_restart_grows_to_five_seconds(tmp_path: Path) -> None:
         assert site.count("collector-0") == count + 1
 
 
-def test_dead_worker_that_worked_for_longer_than_the_pause_is_restarted_at_once(
+def test_dead_worker_is_restarted_at_once_if_it_worked_longer_than_the_pause(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path, restarts=100)
@@ -199,7 +199,7 @@ def test_dead_worker_that_worked_for_longer_than_the_pause_is_restarted_at_once(
         assert site.count("collector-0") == count + 1
 
 
-def test_deaths_beyond_the_budget_end_the_run(site: Site) -> None:
+def test_more_deaths_than_allowed_restarts_end_the_run(site: Site) -> None:
     site.kill_after(1.0)
     site.kill_after(1.0)
     text = (
@@ -222,7 +222,7 @@ def test_deaths_are_forgotten_after_the_window(site: Site) -> None:
         site.kill_after(1.0)
 
 
-def test_worker_that_worked_for_a_minute_begins_a_new_budget(site: Site) -> None:
+def test_death_after_a_minute_of_work_resets_the_count(site: Site) -> None:
     for _ in range(10):
         site.kill_after(60.0)
     site.kill_after(59.0)
@@ -242,7 +242,7 @@ def test_worker_that_cannot_start_ends_the_run_with_its_traceback(site: Site) ->
     assert site.group.crash_report("nobody") == ""
 
 
-def test_worker_that_fails_after_it_joined_is_restarted_and_its_reason_is_not_that_of_the_next(
+def test_worker_that_fails_after_joining_is_restarted_and_its_error_is_not_reused(
     site: Site,
 ) -> None:
     for code, failure in ((1, {"text": "ValueError: no"}), (-9, {})):
@@ -256,7 +256,7 @@ def test_worker_that_fails_after_it_joined_is_restarted_and_its_reason_is_not_th
     assert site.lost == [("collector-0", "ValueError: no"), ("collector-0", "killed by SIGKILL")]
 
 
-def test_reason_that_a_worker_gives_just_before_it_ends_is_told(site: Site) -> None:
+def test_error_sent_just_before_the_worker_ends_is_reported(site: Site) -> None:
     process = site.newest("collector-0")
     process.join_run()
     site.pass_s(0.0)
@@ -267,7 +267,7 @@ def test_reason_that_a_worker_gives_just_before_it_ends_is_told(site: Site) -> N
     assert site.lost == [("collector-0", "ValueError: no")]
 
 
-def test_worker_that_the_master_lost_before_it_said_that_it_joined_is_left_alone(
+def test_worker_lost_by_the_master_before_its_joined_message_is_not_killed(
     site: Site,
 ) -> None:
     process = site.newest("collector-0")
@@ -286,7 +286,7 @@ def test_worker_killed_before_it_joined_is_restarted(site: Site) -> None:
     assert site.lost == [("learner-0", "killed by SIGSEGV")]
 
 
-def test_script_that_would_start_another_run_is_told_about_the_guard(site: Site) -> None:
+def test_script_without_main_guard_gets_an_error_about_it(site: Site) -> None:
     site.newest("learner-0").die(UNGUARDED)
     with pytest.raises(WorkerCrashedError, match="__main__") as caught:
         site.pass_s(0.0)
@@ -307,7 +307,7 @@ def test_output_of_a_crash_is_kept_and_an_empty_file_is_removed(site: Site) -> N
     assert [path.name for path in log.iterdir()] == ["learner-0.crash"]
 
 
-def test_report_of_a_crash_is_read_up_to_a_limit(tmp_path: Path) -> None:
+def test_crash_report_is_read_up_to_a_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "w0.crash"
     path.write_text("x" * (1 << 20))
     assert len(take_crash_report(path)) == 64 << 10
@@ -320,7 +320,7 @@ def test_deaths_count_for_less_than_ten_minutes() -> None:
     assert counts == [1, 2, 3, 3, 3]
 
 
-def test_process_that_the_master_gave_up_and_that_stays_away_is_killed(
+def test_process_lost_by_the_master_for_too_long_is_killed(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = site.newest("collector-0")
@@ -338,7 +338,7 @@ def test_process_that_the_master_gave_up_and_that_stays_away_is_killed(
     assert site.count("collector-0") == 2
 
 
-def test_process_that_comes_back_in_time_is_left_alone(site: Site) -> None:
+def test_process_that_rejoins_in_time_is_not_killed(site: Site) -> None:
     process = site.newest("collector-0")
     process.join_run()
     site.pass_s(0.0)
@@ -350,7 +350,7 @@ def test_process_that_comes_back_in_time_is_left_alone(site: Site) -> None:
     assert process.calls == []
 
 
-def test_close_stops_who_joined_and_kills_who_did_not(site: Site) -> None:
+def test_close_stops_joined_workers_and_kills_the_others(site: Site) -> None:
     learner, collector = site.newest("learner-0"), site.newest("collector-0")
     learner.join_run()
     site.group.close(4.0)
@@ -362,7 +362,9 @@ def test_close_stops_who_joined_and_kills_who_did_not(site: Site) -> None:
     assert learner.calls.count("close") == 1
 
 
-def test_close_kills_who_does_not_end_in_time(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_kills_workers_that_do_not_end_in_time(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     learner = site.newest("learner-0")
     learner.join_run()
     learner.ends_when_told = False
@@ -380,7 +382,7 @@ def test_dead_worker_is_not_restarted_after_the_close(site: Site) -> None:
     assert site.count("collector-0") == 1
 
 
-def test_processes_that_were_started_before_the_coordinator_are_told_its_address(
+def test_processes_started_before_the_coordinator_receive_its_address(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
@@ -395,7 +397,7 @@ def test_processes_that_were_started_before_the_coordinator_are_told_its_address
 
 
 class Refusing:
-    """Raises an error where it is pickled."""
+    """Raises an error when it is pickled."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -411,8 +413,8 @@ def spec_of(run_dir: Path, value: Any) -> WorkerSpec:
 
 
 @pytest.mark.parametrize("value", [lambda: 0, Refusing(TypeError("no")), Refusing(ValueError())])
-def test_config_that_is_no_plain_data_is_refused_as_the_user_s(tmp_path: Path, value: Any) -> None:
-    resource_tracker.ensure_running()  # its descriptor stays
+def test_config_with_unpicklable_data_is_a_config_error(tmp_path: Path, value: Any) -> None:
+    resource_tracker.ensure_running()  # it keeps a file descriptor open
     opened, blocked = open_files(collect=True), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(ConfigError, match="cannot be handed to a worker process") as caught:
         WorkerProcess(spec_of(tmp_path, value))
@@ -430,7 +432,7 @@ def test_process_that_does_not_end_in_time_is_killed() -> None:
     process.send(b"to nobody")
 
 
-def test_process_that_the_system_has_no_room_for_is_no_mistake_of_the_config(
+def test_os_error_at_process_start_is_not_reported_as_a_config_error(
     tmp_path: Path,
 ) -> None:
     full = OSError(24, "Too many open files")

@@ -1,4 +1,4 @@
-"""What the live table and the plain lines show of a run."""
+"""The live table and the plain lines that show the progress of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dingsdk.pipeline.progress import ConsoleProgress, sparkline, workers_in_wor
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_progress_says_what_holds_a_run_up(is_terminal: bool) -> None:
+def test_progress_shows_why_a_run_is_held_up(is_terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, width=300)
     with ConsoleProgress(console, lambda: RunStatus(held_up_by="cannot write: ENOSPC"), 500.0):
@@ -73,7 +73,7 @@ def test_table_shows_rates_loss_exploration_lag_time_left_and_columns_of_plugins
     ]
 
 
-def test_plain_line_shows_the_same() -> None:
+def test_plain_line_shows_the_same_values() -> None:
     line = shown(STATUS, is_terminal=False).splitlines()[-1]
 
     assert line == (
@@ -83,7 +83,7 @@ def test_plain_line_shows_the_same() -> None:
     )
 
 
-def test_what_is_not_known_yet_is_left_out_of_lines_and_a_dash_in_the_table() -> None:
+def test_unknown_value_is_omitted_in_lines_and_a_dash_in_the_table() -> None:
     line = shown(RunStatus(), is_terminal=False)
     assert "loss" not in line
     assert "left" not in line
@@ -93,7 +93,7 @@ def test_what_is_not_known_yet_is_left_out_of_lines_and_a_dash_in_the_table() ->
     assert re.search(r"1 worker +left +-", table)
 
 
-def test_evaluation_is_one_line_that_names_its_player_and_only_the_first_ones_are_drawn() -> None:
+def test_evaluation_line_names_its_player_and_only_the_main_player_is_drawn() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=False, width=300)
     progress = ConsoleProgress(console, lambda: STATUS, 500.0)
@@ -110,7 +110,7 @@ def test_evaluation_is_one_line_that_names_its_player_and_only_the_first_ones_ar
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_time_before_the_first_env_step_is_that_of_the_start(is_terminal: bool) -> None:
+def test_time_before_the_first_env_step_is_shown_as_starting(is_terminal: bool) -> None:
     out, now = io.StringIO(), [100.0]
     console = Console(file=out, force_terminal=is_terminal, width=300)
     with ConsoleProgress(console, RunStatus, 500.0, clock=lambda: now[0]) as progress:
@@ -126,7 +126,7 @@ def test_time_before_the_first_env_step_is_that_of_the_start(is_terminal: bool) 
 
 
 @pytest.mark.parametrize("is_moving", [False, True])
-def test_plain_line_is_printed_when_something_moved(
+def test_plain_line_is_printed_only_after_a_change(
     is_moving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_module, "PLAIN_INTERVAL_S", 0.01)
@@ -146,7 +146,7 @@ def test_plain_line_is_printed_when_something_moved(
     assert steps == ([str(number) for number in range(next(looks))] if is_moving else ["7"])
 
 
-def test_table_is_drawn_again_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_is_redrawn_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "TERMINAL_INTERVAL_S", 0.01)
     out, looks = io.StringIO(), itertools.count()
     has_looked_often = threading.Event()
@@ -176,13 +176,13 @@ def test_table_is_drawn_again_while_the_run_goes_on(monkeypatch: pytest.MonkeyPa
         ([1.0, float("nan"), 2.0], "▁█"),
     ],
 )
-def test_sparkline_goes_from_the_lowest_value_to_the_highest(
+def test_sparkline_scales_from_the_lowest_to_the_highest_value(
     values: list[float], bars: str
 ) -> None:
     assert sparkline(values) == bars
 
 
-def test_run_that_has_collected_enough_says_that_it_trains_on_until_it_ends() -> None:
+def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None:
     trains_on = "training on what was collected"
     status = dataclasses.replace(STATUS, env_steps=120_000)
     assert shown(status, is_terminal=True).splitlines()[-2].rstrip().endswith("left         0 s")
@@ -204,14 +204,14 @@ def test_run_that_has_collected_enough_says_that_it_trains_on_until_it_ends() ->
     ("left_s", "text"),
     [(0.2, "1 s"), (59, "59 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"), (7500, "2 h 05 min")],
 )
-def test_time_left_is_told_in_two_units(left_s: float, text: str) -> None:
+def test_time_left_is_shown_in_at_most_two_units(left_s: float, text: str) -> None:
     status = RunStatus(env_steps=10, elapsed_s=10.0, max_env_steps=10 + round(left_s * 1))
     if left_s < 1:
         status = RunStatus(env_steps=100, elapsed_s=10.0, max_env_steps=102)
     assert f", {text} left" in shown(status, is_terminal=False)
 
 
-def test_one_worker_is_told_in_the_singular() -> None:
+def test_one_worker_is_written_in_the_singular() -> None:
     assert [workers_in_words(count) for count in (0, 1, 2)] == [
         "0 workers",
         "1 worker",

@@ -1,4 +1,4 @@
-"""The run folder, its result file, curve and progress."""
+"""The run folder, its result file and learning curve, and the progress display."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_run_folders_of_one_second_are_counted_up_to_a_limit(tmp_path: Path) -> 
     assert caught.value.path == str(tmp_path)
 
 
-def test_folder_whose_config_cannot_be_written_is_no_run_folder(
+def test_folder_whose_config_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk.pipeline.run_folder.CONFIG_NAME", "x" * 300)
@@ -82,7 +82,7 @@ def test_folder_whose_config_cannot_be_written_is_no_run_folder(
     assert caught.value.path == str(tmp_path / ("x" * 300))
 
 
-def test_one_of_many_starts_in_one_folder_gets_it(tmp_path: Path) -> None:
+def test_only_one_of_several_starts_gets_a_folder(tmp_path: Path) -> None:
     folder, begin = tmp_path / "run", threading.Barrier(8)
     claimed: list[Path] = []
     refused: list[RunFolderError] = []
@@ -107,7 +107,7 @@ def test_one_of_many_starts_in_one_folder_gets_it(tmp_path: Path) -> None:
     assert (folder / "config.yaml").stat().st_mode & 0o777 == 0o600
 
 
-def test_failed_start_frees_its_folder_and_keeps_the_files_of_others(tmp_path: Path) -> None:
+def test_discarded_run_frees_its_folder_and_keeps_other_files(tmp_path: Path) -> None:
     folder = claim_run_folder(tmp_path / "run")
     for name in ("result.json", "status.json", "progress.jsonl"):
         (folder / name).write_text("{}")
@@ -123,7 +123,7 @@ def test_failed_start_frees_its_folder_and_keeps_the_files_of_others(tmp_path: P
     assert not folder.exists()
 
 
-def test_files_of_a_run_are_private_and_the_umask_comes_back(tmp_path: Path) -> None:
+def test_files_of_a_run_are_private_and_the_umask_is_restored(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with private_files():
@@ -136,7 +136,7 @@ def test_files_of_a_run_are_private_and_the_umask_comes_back(tmp_path: Path) -> 
     assert modes == {"file": 0o600, "folder": 0o700, "later": 0o666}
 
 
-def test_file_in_place_of_the_root_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_the_root_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
 
     with pytest.raises(RunFolderError) as caught:
@@ -161,7 +161,7 @@ def test_result_can_be_read_back_and_is_plain_json(tmp_path: Path) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_result_of_an_interrupted_run_has_its_policy_lag(tmp_path: Path) -> None:
+def test_result_of_an_interrupted_run_contains_its_policy_lag(tmp_path: Path) -> None:
     context = context_in(tmp_path)
     lag = {"mean": 0.5, "p99": 1.0, "largest": 2.0}
     context.status = lambda: RunStatus(policy_lag=lag)
@@ -203,7 +203,7 @@ def test_recorder_keeps_order_best_and_last() -> None:
     assert tuple(told) == recorder.evaluations
 
 
-def test_recorder_counts_the_untrained_policy_as_best_only_where_there_is_no_other() -> None:
+def test_untrained_policy_is_best_only_if_there_is_no_other_evaluation() -> None:
     recorder = RunRecorder()
     recorder.add_evaluation([90.0], env_steps=0, train_iter=0)
     assert recorder.progress_of(None, 0, 0).best_return == 90.0
@@ -221,7 +221,7 @@ def test_curve_is_a_png_and_needs_an_evaluation(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_curve_has_the_time_of_evaluations_along_its_top() -> None:
+def test_curve_shows_the_time_of_evaluations_at_the_top() -> None:
     def times(evaluations: Sequence[Evaluation]) -> list[str]:
         (axes,) = _draw(evaluations, 475.0, "dqn").axes
         return [label.get_text() for top in axes.child_axes for label in top.get_xticklabels()]
@@ -238,7 +238,7 @@ def test_curve_has_the_time_of_evaluations_along_its_top() -> None:
 
 
 @pytest.mark.parametrize("stop_value", [475.0, float("inf")])
-def test_curve_shows_means_a_band_of_extremes_and_a_stop_value_that_is_finite(
+def test_curve_shows_means_a_band_of_extremes_and_a_finite_stop_value(
     stop_value: float,
 ) -> None:
     (axes,) = _draw(EVALUATIONS[:3], stop_value, "dqn").axes
@@ -253,11 +253,11 @@ def test_curve_shows_means_a_band_of_extremes_and_a_stop_value_that_is_finite(
     assert labels == ["worst to best episode", "mean of 10 episodes", "stop 475"][: 2 + len(stop)]
 
 
-def test_curve_draws_one_evaluation_too(tmp_path: Path) -> None:
+def test_curve_can_be_drawn_for_one_evaluation(tmp_path: Path) -> None:
     assert write_curve(tmp_path / "curve.png", EVALUATIONS[:1], 475.0, "dqn")
 
 
-def test_curve_in_a_folder_that_is_gone_is_a_typed_error(tmp_path: Path) -> None:
+def test_curve_in_a_missing_folder_is_a_run_folder_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
         write_curve(tmp_path / "gone" / "curve.png", EVALUATIONS, 475.0, "dqn")
 
@@ -288,7 +288,7 @@ def test_terminal_progress_shows_steps_and_goal() -> None:
     assert threading.active_count() == before
 
 
-def test_file_that_a_killed_run_was_writing_goes_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_temporary_file_of_a_killed_run_is_removed_on_resume(tmp_path: Path) -> None:
     left = tmp_path / ".tmp-52f8f81151a8115b"
     left.touch()
     with held(tmp_path):

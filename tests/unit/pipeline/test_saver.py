@@ -1,4 +1,4 @@
-"""When a serial run is saved, by a clock that the test sets, and what else a save has."""
+"""When a serial run is saved, tested with a fake clock, and the contents of a save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dingsdk.pipeline.resume import RunSaver, find_save
 
 
 class Saver(RunSaver):
-    """Notes when it writes; that takes ``took_s``, and fails while ``is_full``."""
+    """Records the times of its writes. A write takes ``took_s``, and fails if ``is_full``."""
 
     def __init__(self, clock: Clock, every: Any) -> None:
         self.clock, self.written_at, self.took_s, self.is_full = clock, [], 0.0, False
@@ -43,7 +43,7 @@ class Saver(RunSaver):
             raise RunFolderError("no space", path="resume")
 
     def go_on(self, until: float) -> list[float]:
-        """Train an iteration every quarter of a second; return when it saved."""
+        """Train one iteration every 0.25 s until ``until``; return the times of the saves."""
         self.written_at.clear()
         while self.clock.now < until:
             self.place.train_iter += 1
@@ -78,7 +78,7 @@ def test_pause_between_two_saves_begins_at_the_end_of_the_first(clock: Clock) ->
 
 
 @pytest.mark.parametrize(("took_s", "second"), [(1.0, 1121.0), (1.5, 1136.5)])
-def test_automatic_saves_take_a_fiftieth_of_the_time_and_are_a_minute_apart(
+def test_automatic_saves_use_2_percent_of_the_time_and_are_a_minute_apart(
     clock: Clock, took_s: float, second: float
 ) -> None:
     saver = Saver(clock, "auto")
@@ -86,7 +86,7 @@ def test_automatic_saves_take_a_fiftieth_of_the_time_and_are_a_minute_apart(
     assert saver.go_on(1150.0) == [1060.0, second]
 
 
-def test_save_that_fails_is_tried_again_after_the_pause(clock: Clock) -> None:
+def test_failed_save_is_retried_after_the_pause(clock: Clock) -> None:
     saver = Saver(clock, 10)
     saver.is_full = True
     assert saver.go_on(1015.0) == [1010.0]
@@ -94,7 +94,7 @@ def test_save_that_fails_is_tried_again_after_the_pause(clock: Clock) -> None:
     assert saver.go_on(1025.0) == [1020.0]
 
 
-def test_run_that_stands_still_is_saved_once_unless_that_failed(clock: Clock) -> None:
+def test_run_without_progress_is_saved_only_once_unless_the_save_failed(clock: Clock) -> None:
     saver = Saver(clock, 10)
     saver.is_full = True
     saver.save()
@@ -107,7 +107,7 @@ def test_run_that_stands_still_is_saved_once_unless_that_failed(clock: Clock) ->
     assert len(saver.written_at) == 3
 
 
-def test_run_that_is_not_to_be_saved_never_is(clock: Clock) -> None:
+def test_run_without_save_every_is_never_saved(clock: Clock) -> None:
     saver = Saver(clock, None)
     assert saver.go_on(5000.0) == []
     saver.save()
@@ -115,7 +115,7 @@ def test_run_that_is_not_to_be_saved_never_is(clock: Clock) -> None:
 
 
 class Bare(RunSaver):
-    """Of a run without players."""
+    """The saver of a run without players."""
 
     def __init__(self, run_dir: Path) -> None:
         system = SimpleNamespace(save_every=None, torch_threads=1)
@@ -131,7 +131,7 @@ class Bare(RunSaver):
         return SimpleNamespace(plain=lambda: {"x": 1})
 
 
-def test_half_a_save_is_replaced_and_two_whole_ones_are_kept(tmp_path: Path) -> None:
+def test_partial_save_is_replaced_and_the_last_two_saves_are_kept(tmp_path: Path) -> None:
     saver, folder = Bare(tmp_path), tmp_path / "resume"
     half = folder / "000001" / "half"
     half.mkdir(parents=True)
@@ -143,7 +143,7 @@ def test_half_a_save_is_replaced_and_two_whole_ones_are_kept(tmp_path: Path) -> 
     assert Bare(tmp_path)._last == 3
 
 
-def test_random_streams_and_turns_go_on_where_they_were(
+def test_random_streams_and_turns_continue_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resume, "to_plain", lambda cfg: {"a": 1})
@@ -176,7 +176,7 @@ def test_random_streams_and_turns_go_on_where_they_were(
 
 
 @pytest.mark.parametrize(("index", "branch"), [(0, ("resume", 3)), (1, ("resume", 3, 1))])
-def test_episodes_that_begin_anew_are_others_for_each_save_and_player(
+def test_new_episodes_are_seeded_differently_for_each_save_and_player(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int, branch: tuple[str | int, ...]
 ) -> None:
     seeded: list[Any] = []
@@ -213,19 +213,19 @@ def test_episodes_that_begin_anew_are_others_for_each_save_and_player(
     assert resets == names
     assert buffers == [str(tmp_path / ("buffer-1" if index else "buffer"))]
     assert (workers.updates_left, workers.collected, workers.trained) == (4, 8, 6)
-    # The buffer counts 5 by now: 4 more than were evicted when it was saved.
+    # The new buffer has counted 5 evictions, 4 more than the save contains; they are subtracted.
     assert workers.evicted_before["old"] == 1 - 4
 
 
 class Exact:
-    """An env manager that is saved whole."""
+    """An env manager whose state can be saved."""
 
     def get_state(self) -> dict[str, Any]:
         return {}
 
 
 class Fleeting(Exact):
-    """One that is not."""
+    """An env manager whose state cannot be saved."""
 
     def get_state(self) -> dict[str, Any]:
         raise NotSavableError("the env has no seed", path="env", found="seed")
@@ -245,7 +245,7 @@ def inexact(*, learner_num: int = 1, interval_s: float | None = None, **parts: A
     return INEXACT(cfg, SimpleNamespace(**made))  # type: ignore[arg-type]
 
 
-def test_what_a_resumed_run_does_otherwise_is_listed() -> None:
+def test_deviations_of_a_resumed_run_are_listed() -> None:
     assert inexact() == []
     (line,) = inexact(learner_num=2)
     assert "learner_num" in line
@@ -262,11 +262,11 @@ def test_what_a_resumed_run_does_otherwise_is_listed() -> None:
     assert inexact(evaluator=SimpleNamespace()) == []
 
 
-def test_damaged_save_is_named_with_the_one_before_it(tmp_path: Path) -> None:
+def test_error_for_a_damaged_save_suggests_the_one_before_it(tmp_path: Path) -> None:
     saves = tmp_path / "resume"
     for name in ("2", "9", "10", "11", "old"):
         (saves / name).mkdir(parents=True)
-        if name != "11":  # it was not written to its end
+        if name != "11":  # its writing was interrupted
             (saves / name / "state.safetensors").write_bytes(b"damaged")
 
     for asked, named, before in (

@@ -1,4 +1,4 @@
-"""The turns of serial training: who is called, in which order, and what ends the run."""
+"""The serial training loop: which parts are called, in which order, and what ends the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTING = {"eps": 0.5}
 
 
 class Parts:
-    """Learner, collector, evaluator, buffer and commander in one; each call is written down."""
+    """A fake learner, collector, evaluator, buffer and commander that records all calls."""
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
@@ -88,7 +88,7 @@ class Parts:
 
 
 class Saver:
-    """Writes down how far training was at each call."""
+    """Records the training iteration at each call."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -141,7 +141,7 @@ def test_each_round_collects_stores_and_trains(parts: Parts) -> None:
     assert parts.names().count("train") == 4
 
 
-def test_priorities_of_each_batch_go_back_to_the_buffer(parts: Parts) -> None:
+def test_priorities_of_each_batch_are_passed_to_the_buffer(parts: Parts) -> None:
     parts.priority_info = {"priority": [1.0]}
     run(parts)
     assert parts.names().count("update") == parts.names().count("train")
@@ -153,7 +153,7 @@ def test_buffer_without_priorities_is_not_updated(parts: Parts) -> None:
     assert "update" not in parts.names()
 
 
-def test_buffer_that_cannot_serve_leaves_the_round_untrained(parts: Parts) -> None:
+def test_rest_of_the_round_is_not_trained_if_the_buffer_gives_no_batch(parts: Parts) -> None:
     parts.batches_left = 1
     run(parts)
     assert parts.names() == [
@@ -162,7 +162,7 @@ def test_buffer_that_cannot_serve_leaves_the_round_untrained(parts: Parts) -> No
 
 
 @pytest.mark.parametrize(("batches", "count"), [(0, 1), (1, 0)])
-def test_run_that_trained_nothing_says_so(
+def test_run_without_any_training_logs_a_warning(
     parts: Parts, batches: int, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts.batches_left = batches
@@ -181,7 +181,7 @@ def test_run_that_trained_nothing_says_so(
         ("eval", (1, 2, 3), "eval() returned tuple (1, 2, 3); it must return (whether the goal"),
     ],
 )
-def test_part_whose_answer_is_of_no_use_is_named(
+def test_part_with_an_invalid_return_value_is_named(
     parts: Parts, method: str, answer: Any, text: str
 ) -> None:
     parts.eval_due = {0}
@@ -190,7 +190,7 @@ def test_part_whose_answer_is_of_no_use_is_named(
         run(parts)
 
 
-def test_on_policy_training_takes_the_samples_as_they_come(parts: Parts) -> None:
+def test_on_policy_training_uses_the_collected_samples_directly(parts: Parts) -> None:
     run(parts, on_policy=True)
     assert parts.calls[:3] == [("collect", 0, SETTING), ("train", [4], 4), ("train", [4], 4)]
     assert not {"push", "sample"} & set(parts.names())
@@ -205,13 +205,13 @@ def test_evaluation_that_reaches_the_goal_ends_the_run(parts: Parts) -> None:
     assert (recorded[0].mean, recorded[0].min, recorded[0].max) == (2.0, 1.0, 3.0)
 
 
-def test_policy_that_the_limit_left_is_evaluated_once(parts: Parts) -> None:
+def test_last_policy_at_the_limit_is_evaluated_only_once(parts: Parts) -> None:
     parts.eval_due = {4}
     assert run(parts) == "limit"
     assert parts.names().count("eval") == 1
 
 
-def test_limit_of_iterations_holds_between_the_updates_of_a_round(parts: Parts) -> None:
+def test_iteration_limit_is_checked_between_the_updates_of_a_round(parts: Parts) -> None:
     parts.context.cfg.policy.learn.learner.train_iterations = 3
     saver = Saver(parts)
     assert run(parts, saver=saver) == "limit"
@@ -220,7 +220,7 @@ def test_limit_of_iterations_holds_between_the_updates_of_a_round(parts: Parts) 
     assert parts.calls[-1] == ("eval", 3, 8)
 
 
-def test_last_evaluation_may_reach_the_goal(parts: Parts) -> None:
+def test_last_evaluation_can_reach_the_goal(parts: Parts) -> None:
     parts.goal_at = 4
     assert run(parts) == "stop_value"
 
@@ -237,7 +237,7 @@ def test_stop_ends_the_run_before_the_next_batch(parts: Parts, at: str) -> None:
     assert parts.names().count("train") == (1 if at == "train" else 0)
 
 
-def test_saves_are_offered_between_rounds_and_made_before_the_last_evaluation(
+def test_saver_is_called_between_rounds_and_before_the_last_evaluation(
     parts: Parts,
 ) -> None:
     saver = Saver(parts)
@@ -253,32 +253,30 @@ def test_run_that_reaches_its_goal_is_saved_after_the_evaluation(parts: Parts) -
     assert saver.saved == [(2, 1)]
 
 
-def test_run_that_is_stopped_is_saved_where_it_stands(parts: Parts) -> None:
+def test_stopped_run_is_saved_in_its_current_state(parts: Parts) -> None:
     saver = Saver(parts)
     parts.on_call = lambda name: parts.context.stop.set() if name == "train" else None
     assert run(parts, saver=saver) == "interrupted"
     assert saver.saved == [(1, 0)]
 
 
-def test_run_can_be_broken_off_within_what_may_take_long_and_nowhere_else(tmp_path: Path) -> None:
+def test_run_can_be_interrupted_only_inside_a_breakable_block(tmp_path: Path) -> None:
     context = RunContext(cfg=to_easydict({}), run_dir=tmp_path)
     assert not context.is_breakable
     with _breakable(context) as can_be:
         assert (context.is_breakable, can_be) == (True, True)
     assert not context.is_breakable
     with _breakable(context, 5.0) as can_be:
-        assert not can_be  # nobody would break it
+        assert not can_be  # there is no handler that could interrupt it
 
 
-# It has updates left at the first, and none at the second.
+# The player has updates left at limit 3, and none at limit 4.
 @pytest.mark.parametrize("last_iter", [3, 4])
-def test_player_that_has_trained_out_leaves_the_rest_of_the_run_to_the_others(
-    parts: Parts, last_iter: int
-) -> None:
+def test_player_that_reached_its_limit_waits_for_the_others(parts: Parts, last_iter: int) -> None:
     cfg = parts.context.cfg
     cfg.system.max_env_steps, cfg.policy.learn.learner.train_iterations = None, last_iter
     other = Parts(parts.context)
-    other.train_iter = -2  # it began later
+    other.train_iter = -2  # it started two iterations later
     team = Team([workers_of(parts), workers_of(other, player="other")])
 
     assert _run(parts.context, team, Saver(parts)) == "limit"
@@ -292,13 +290,13 @@ def test_player_that_has_trained_out_leaves_the_rest_of_the_run_to_the_others(
 
 
 class Game(Parts):
-    """Collects for two players, of which the first is trained."""
+    """Collects for two players. Only the first is trained."""
 
     def collect(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> Any:
         return [[super().collect(train_iter, policy_kwargs), ["of the opponent"] * 3]]
 
 
-def test_samples_of_the_player_that_is_trained_are_stored(parts: Parts) -> None:
+def test_only_samples_of_the_trained_player_are_stored(parts: Parts) -> None:
     game = Game(parts.context)
     workers = workers_of(game)
     workers.player_num = 2
@@ -310,7 +308,7 @@ def test_samples_of_the_player_that_is_trained_are_stored(parts: Parts) -> None:
     assert workers.collected == 2
 
 
-def test_players_of_a_run_have_names_and_first_weights_of_their_own(tmp_path: Path) -> None:
+def test_each_player_has_its_own_name_and_initial_weights(tmp_path: Path) -> None:
     pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
     sets = (
         "policy.other.league.active_player_num=2",
@@ -334,7 +332,7 @@ def test_players_of_a_run_have_names_and_first_weights_of_their_own(tmp_path: Pa
     )
 
 
-def test_samples_that_left_are_counted_as_the_buffer_tells() -> None:
+def test_evicted_samples_are_computed_from_the_count_of_the_buffer() -> None:
     plain = SimpleNamespace(count=lambda: 3)
     workers = workers_of(plain)
     workers.collected, workers.trained = 10, 25
@@ -347,7 +345,7 @@ def test_samples_that_left_are_counted_as_the_buffer_tells() -> None:
 
 
 @pytest.mark.parametrize("is_due", [False, True])
-def test_samples_are_checked_between_rounds_where_that_is_asked_for(
+def test_sample_counts_are_checked_between_rounds_if_configured(
     parts: Parts, is_due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks: list[int] = []
@@ -355,11 +353,11 @@ def test_samples_are_checked_between_rounds_where_that_is_asked_for(
     parts.context.cfg.system.validate_state = is_due
     parts.count = lambda: 0  # type: ignore[attr-defined]
     run(parts)
-    assert checks == ([1] if is_due else [])  # the next one is due in seconds
+    assert checks == ([1] if is_due else [])  # the next check is due only after some seconds
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_hooks_after_the_run_have_a_time_where_it_was_stopped(
+def test_after_run_hooks_have_a_time_limit_if_the_run_was_stopped(
     tmp_path: Path, is_stopped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     allowed: list[float] = []
@@ -386,7 +384,7 @@ def test_hooks_after_the_run_have_a_time_where_it_was_stopped(
 
 
 @pytest.mark.parametrize("can_be_broken", [False, True])
-def test_part_is_closed_in_this_thread_where_that_can_be_broken_off(
+def test_part_is_closed_in_the_main_thread_if_it_can_be_interrupted(
     tmp_path: Path, can_be_broken: bool
 ) -> None:
     threads: list[threading.Thread] = []
@@ -397,7 +395,7 @@ def test_part_is_closed_in_this_thread_where_that_can_be_broken_off(
     assert (thread is threading.main_thread()) == can_be_broken
 
 
-def test_part_that_does_not_close_in_time_is_named(
+def test_part_that_does_not_close_in_time_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def close() -> None:

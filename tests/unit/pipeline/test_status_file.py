@@ -1,4 +1,4 @@
-"""The status of a run is written while it lasts, read from beside it, and printed."""
+"""The status file of a run: written during the run, read by other processes, and printed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shown(run: Path, *options: str) -> str:
     return result.output
 
 
-def test_status_of_a_run_under_way_can_be_read_and_printed(tmp_path: Path) -> None:
+def test_status_of_a_running_run_can_be_read_and_printed(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "parallel").write()
     found = read_status(tmp_path)
     assert found["samples"] == {
@@ -66,13 +66,13 @@ def test_status_of_a_run_under_way_can_be_read_and_printed(tmp_path: Path) -> No
     ]
 
 
-def test_status_has_no_time_before_the_first_env_step(tmp_path: Path) -> None:
+def test_elapsed_time_is_a_dash_before_the_first_env_step(tmp_path: Path) -> None:
     context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=RunStatus)
     StatusFile(context, "parallel").write()
     assert shown(tmp_path).splitlines()[1] == "elapsed       -, parallel, 1 worker"
 
 
-def test_status_tells_returns_players_and_what_holds_the_run_up(tmp_path: Path) -> None:
+def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path) -> None:
     status = RunStatus(
         env_steps=4000,
         train_iter=1500,
@@ -107,7 +107,7 @@ def test_status_tells_returns_players_and_what_holds_the_run_up(tmp_path: Path) 
     ]
 
 
-def test_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path) -> None:
+def test_run_with_an_old_status_is_shown_as_silent(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "serial", clock=lambda: 1_000.0).write()
     with held(tmp_path):
         assert "not heard of for" in shown(tmp_path)
@@ -130,7 +130,7 @@ with held(run):
 """
 
 
-def test_kill_of_a_run_shows_at_once(tmp_path: Path) -> None:
+def test_killed_run_is_shown_as_killed_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -145,7 +145,7 @@ def test_kill_of_a_run_shows_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reason", "text"), [("interrupted", "over: interrupted"), (None, "killed: ")]
 )
-def test_run_that_is_being_resumed_is_not_taken_for_the_one_before(
+def test_status_of_an_earlier_process_mentions_that_the_run_is_being_resumed(
     tmp_path: Path, reason: Any, text: str
 ) -> None:
     written = StatusFile(context_of(tmp_path), "serial")
@@ -165,14 +165,14 @@ def test_run_that_is_being_resumed_is_not_taken_for_the_one_before(
     assert at_work not in line
 
 
-def test_lock_on_another_host_says_nothing(tmp_path: Path) -> None:
+def test_lock_is_ignored_for_a_status_from_another_host(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "serial").write()
     path = tmp_path / STATUS_NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "elsewhere"}))
     assert "under way (process " in shown(tmp_path)
 
 
-def test_status_is_written_again_and_again_and_at_the_end(
+def test_status_is_written_repeatedly_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_file, "INTERVAL_S", 0.01)
@@ -186,14 +186,14 @@ def test_status_is_written_again_and_again_and_at_the_end(
     assert shown(tmp_path).splitlines()[0] == "run           over: limit"
 
 
-def test_run_that_never_began_leaves_no_status(tmp_path: Path) -> None:
+def test_run_that_never_began_writes_no_status(tmp_path: Path) -> None:
     with StatusFile(context_of(tmp_path, has_begun=False), "serial"):
         pass
     with pytest.raises(RunFolderError, match="no run folder, or the run has not begun"):
         read_status(tmp_path)
 
 
-def test_status_that_cannot_be_written_is_named_once(
+def test_failure_to_write_the_status_is_logged_once_per_outage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / STATUS_NAME).mkdir()
@@ -206,11 +206,11 @@ def test_status_that_cannot_be_written_is_named_once(
     (tmp_path / STATUS_NAME).unlink()
     (tmp_path / STATUS_NAME).mkdir()
     written.write()
-    assert len(caplog.records) == 2  # of the second outage
+    assert len(caplog.records) == 2  # one for each outage
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', "{"])
-def test_file_that_is_no_status_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_invalid_status_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / STATUS_NAME).write_text(content)
     with pytest.raises(RunFolderError, match=STATUS_NAME):
         read_status(tmp_path)
@@ -220,7 +220,7 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / PROGRESS_NAME).read_text().splitlines()]
 
 
-def test_curves_get_a_line_an_interval_and_fewer_as_the_run_gets_longer(tmp_path: Path) -> None:
+def test_interval_between_curve_lines_grows_with_the_length_of_the_run(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     written = StatusFile(context, "serial")
     seconds = [0.0, 0.1, 0.5, 2.0, 4.0, 5000.0, 5002.0, 5009.9, 5010.1]
@@ -237,7 +237,7 @@ def test_curves_get_a_line_an_interval_and_fewer_as_the_run_gets_longer(tmp_path
     assert read_status(tmp_path)["env_steps"] == 5012
 
 
-def test_status_and_curves_hold_rates_time_left_and_what_plugins_show(tmp_path: Path) -> None:
+def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: Path) -> None:
     class Columns:
         @hookimpl
         def dingsdk_progress_columns(self, run_dir: Path) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def test_status_and_curves_hold_rates_time_left_and_what_plugins_show(tmp_path: 
     assert line.items() <= found.items()
 
 
-def test_curves_that_cannot_be_written_are_named_once(
+def test_failure_to_write_the_curves_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / PROGRESS_NAME).mkdir()
@@ -282,7 +282,7 @@ def test_curves_that_cannot_be_written_are_named_once(
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
-def test_run_says_loss_exploration_limits_and_workers(tmp_path: Path, mode: Any) -> None:
+def test_status_contains_loss_exploration_limits_and_workers(tmp_path: Path, mode: Any) -> None:
     sets = [
         "env.collector_env_num=2",
         "env.evaluator_env_num=1",

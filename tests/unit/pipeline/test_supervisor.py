@@ -1,4 +1,4 @@
-"""How a coordinator's process is watched and replaced, and what the user reads of its end."""
+"""Watching and replacing the coordinator process, and the errors that the user sees."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ REPORT = "Fatal Python error: Segmentation fault"
 
 
 def error_of(run_dir: Path, message: Failed, report: str = "") -> DingError:
-    """Return the error of the message; the worker that its facts name has left a crash report."""
+    """Return the error for a message. The worker in its facts has the crash report ``report``."""
     supervisor = Supervisor(RunContext(cfg={}, run_dir=run_dir))
     reports = {message.facts.get("worker_id", ""): report}
     supervisor._workers = SimpleNamespace(crash_report=lambda worker_id: reports.get(worker_id, ""))
@@ -60,9 +60,7 @@ def error_of(run_dir: Path, message: Failed, report: str = "") -> DingError:
 
 
 @pytest.mark.parametrize("is_user_mistake", [False, True])
-def test_error_has_the_class_the_facts_and_the_notes_that_it_was_raised_with(
-    tmp_path: Path, is_user_mistake: bool
-) -> None:
+def test_error_keeps_its_class_facts_and_notes(tmp_path: Path, is_user_mistake: bool) -> None:
     facts: dict[str, Any] = {"worker_id": "w0", "task": "t1"}
     notes = ["the first", "the second"]
     message = Failed("TaskFailedError", "it broke", facts, notes, is_user_mistake)
@@ -76,7 +74,7 @@ def test_error_has_the_class_the_facts_and_the_notes_that_it_was_raised_with(
     assert error.is_user_mistake is is_user_mistake
 
 
-def test_error_of_a_class_that_is_unknown_here_keeps_its_text(tmp_path: Path) -> None:
+def test_error_of_an_unknown_class_keeps_its_text(tmp_path: Path) -> None:
     error = error_of(tmp_path, Failed("ErrorOfAPlugin", "it broke", {}, [], False))
     assert (type(error), str(error)) == (DingError, "it broke")
     assert not hasattr(error, "__notes__")
@@ -86,21 +84,21 @@ def test_error_of_a_class_that_is_unknown_here_keeps_its_text(tmp_path: Path) ->
     ("notes", "expected"),
     [([], [f"raised by the worker:\n{REPORT}"]), (["its traceback"], ["its traceback"])],
 )
-def test_crash_report_of_its_worker_is_told_where_nothing_else_says_where_it_was_raised(
+def test_crash_report_of_the_worker_is_added_to_an_error_without_notes(
     tmp_path: Path, notes: list[str], expected: list[str]
 ) -> None:
     message = Failed("WorkerCrashedError", "w0 died", {"worker_id": "w0"}, notes, False)
     assert error_of(tmp_path, message, REPORT).__notes__ == expected
 
 
-def test_error_without_workers_is_the_one_that_was_told(tmp_path: Path) -> None:
+def test_error_before_workers_exist_is_restored(tmp_path: Path) -> None:
     supervisor = Supervisor(RunContext(cfg={}, run_dir=tmp_path))
     error = supervisor._error_of(Failed("ConfigError", "no such key", {"path": "a"}, [], True))
     assert (type(error).__name__, str(error)) == ("ConfigError", "no such key")
 
 
 class Coordinator:
-    """A coordinator's process that does what the test says."""
+    """A fake coordinator process that the test controls."""
 
     def __init__(self, spec: CoordinatorSpec) -> None:
         self.spec = spec
@@ -126,13 +124,13 @@ class Coordinator:
 
 
 class Site:
-    """The supervisor of a run, with a clock of its own and nothing that really runs."""
+    """The supervisor of a run, with a fake clock and fake processes."""
 
     def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.calls: list[Any] = []
         self.started: list[Coordinator] = []
-        self.script: list[Message] = []  # what a coordinator tells when it is started
+        self.script: list[Message] = []  # the messages of the next coordinator that is started
         self.made: list[Any] = []
         sets = ["system.restarts=1", "system.coordinator.storage_timeout_s=30"]
         cfg = compile_run("cartpole-dqn", "parallel", "flask_fs", sets, 0)
@@ -194,14 +192,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.fixture
 def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A run that has not been started."""
+    """A run that has not started."""
     return Site(tmp_path, monkeypatch)
 
 
 FULL = Failed("StorageFullError", "no room", {"path": "p", "reason": "ENOSPC"}, [], False)
 
 
-def test_coordinator_that_dies_is_replaced_where_its_workers_look_for_it(
+def test_dead_coordinator_is_replaced_on_the_same_port(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = site.newest
@@ -227,7 +225,7 @@ def test_coordinator_that_dies_is_replaced_where_its_workers_look_for_it(
 
 
 @pytest.mark.parametrize(("healthy_s", "ends"), [(59.0, True), (60.0, False)])
-def test_deaths_of_a_coordinator_count_unless_it_was_well_for_a_minute(
+def test_death_of_a_coordinator_counts_unless_it_ran_for_a_minute(
     site: Site, healthy_s: float, ends: bool
 ) -> None:
     site.open()
@@ -253,7 +251,7 @@ def test_coordinator_of_a_run_without_restarts_is_not_replaced(site: Site) -> No
     assert len(site.started) == 1
 
 
-def test_workers_are_watched_again_after_a_coordinator_that_died_while_it_ended_them(
+def test_workers_are_watched_again_if_the_coordinator_died_while_ending_them(
     site: Site,
 ) -> None:
     site.open()
@@ -270,7 +268,7 @@ def test_coordinator_that_never_opened_is_not_replaced(site: Site) -> None:
     assert len(site.started) == 1
 
 
-def test_coordinator_that_finds_no_room_is_started_again_for_a_time(
+def test_coordinator_without_disk_space_is_restarted_up_to_a_time_limit(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
@@ -285,7 +283,7 @@ def test_coordinator_that_finds_no_room_is_started_again_for_a_time(
         assert len(pauses) == site.started.index(site.newest) - 1
         assert (site.newest.spec.is_resumed, site.newest.spec.rejoin_s) == (True, site.lease_s)
         assert caplog.text.count("the coordinator waits for up to 30 s: no room") == 1
-    site.open()  # the next outage has its own time
+    site.open()  # the next outage has its own time limit
     site.die(after_s=60.0)
     for after_s in (0.0, 30.0):
         site.tell(FULL, after_s=after_s)
@@ -293,7 +291,7 @@ def test_coordinator_that_finds_no_room_is_started_again_for_a_time(
         site.tell(FULL, after_s=0.1)
 
 
-def test_run_without_room_ends_where_it_has_not_begun_or_is_under_way(site: Site) -> None:
+def test_full_disk_ends_a_run_at_its_start_or_while_the_coordinator_runs(site: Site) -> None:
     with pytest.raises(StorageFullError):
         site.tell(FULL)
     site.open()
@@ -302,7 +300,7 @@ def test_run_without_room_ends_where_it_has_not_begun_or_is_under_way(site: Site
     assert len(site.started) == 1
 
 
-def test_interrupted_run_is_ended_by_its_coordinator_or_after_five_seconds(site: Site) -> None:
+def test_interrupted_run_ends_after_five_seconds_without_its_coordinator(site: Site) -> None:
     site.open()
     site.context.stop.set()
     for after_s in (0.0, 5.0):
@@ -315,7 +313,7 @@ def test_interrupted_run_is_ended_by_its_coordinator_or_after_five_seconds(site:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_interrupted_run_does_not_wait_for_a_coordinator_that_is_of_no_use(
+def test_interrupted_run_does_not_wait_for_a_dead_or_unopened_coordinator(
     site: Site, has_begun: bool
 ) -> None:
     if has_begun:
@@ -326,7 +324,9 @@ def test_interrupted_run_does_not_wait_for_a_coordinator_that_is_of_no_use(
     assert site.supervisor._over is not None
 
 
-def test_what_a_coordinator_tells_is_passed_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_a_coordinator_are_passed_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hooks: list[Any] = []
     told = SimpleNamespace(
         after_checkpoint=lambda **facts: hooks.append(facts),
@@ -360,7 +360,7 @@ def test_what_a_coordinator_tells_is_passed_on(site: Site, monkeypatch: pytest.M
         (True, False, -9, ["close", "remove_data"]),
     ],
 )
-def test_data_of_a_run_is_left_as_its_coordinator_would_have(
+def test_data_of_a_run_is_kept_only_if_it_can_be_resumed(
     site: Site, has_begun: bool, has_journal: bool, code: int, left: list[str]
 ) -> None:
     journal = site.context.run_dir / "journal"
@@ -382,7 +382,7 @@ ADDRESS = "http://127.0.0.1:7777"
 EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
 
 
-def test_run_is_what_its_coordinator_tells_until_it_is_over(idle: Site) -> None:
+def test_result_of_a_run_is_built_from_the_messages_of_its_coordinator(idle: Site) -> None:
     status = RunStatus(env_steps=8, train_iter=4)
     told = Told(RunStatus(env_steps=5), ["c0"])
     idle.script = [Opened(ADDRESS, [], 0.0), told, Evaluated(EVALUATION), Over("limit", status)]
@@ -406,7 +406,7 @@ def test_run_is_what_its_coordinator_tells_until_it_is_over(idle: Site) -> None:
     assert coordinator.heard == []
 
 
-def test_status_of_a_run_under_way_is_what_its_coordinator_told_last(idle: Site) -> None:
+def test_status_of_a_run_is_the_last_one_that_its_coordinator_sent(idle: Site) -> None:
     assert idle.supervisor._status == RunStatus()
     seen = []
     idle.script = [Told(RunStatus(env_steps=5), []), Over("limit", RunStatus(env_steps=6))]
@@ -415,7 +415,7 @@ def test_status_of_a_run_under_way_is_what_its_coordinator_told_last(idle: Site)
     assert [each.env_steps for each in seen] == [5]
 
 
-def test_run_that_is_resumed_has_its_coordinator_read_the_journal(idle: Site) -> None:
+def test_coordinator_of_a_resumed_run_reads_the_journal(idle: Site) -> None:
     idle.context.resumed = JournaledRun(idle.context.run_dir, {})
     idle.script = [Opened(ADDRESS, [EVALUATION], 12.0), Over("limit", RunStatus())]
     assert supervised_pipeline(idle.context).evaluations == (EVALUATION,)
@@ -424,7 +424,7 @@ def test_run_that_is_resumed_has_its_coordinator_read_the_journal(idle: Site) ->
     assert idle.context.recorder.elapsed_s == 12.0
 
 
-def test_evaluations_are_taken_from_a_coordinator_once(site: Site) -> None:
+def test_evaluations_of_a_replaced_coordinator_are_not_added_twice(site: Site) -> None:
     site.open()
     site.tell(Evaluated(EVALUATION))
     site.die()
@@ -433,7 +433,7 @@ def test_evaluations_are_taken_from_a_coordinator_once(site: Site) -> None:
     assert site.context.recorder.elapsed_s == 0.0
 
 
-def test_error_of_a_coordinator_interrupts_what_goes_on(idle: Site) -> None:
+def test_error_of_a_coordinator_interrupts_the_run(idle: Site) -> None:
     broken = Failed("ConfigError", "no such key", {"path": "a"}, [], True)
     idle.script = [Opened(ADDRESS, [], 0.0), broken]
     with pytest.raises(ConfigError, match="no such key"):
@@ -443,7 +443,7 @@ def test_error_of_a_coordinator_interrupts_what_goes_on(idle: Site) -> None:
     assert idle.calls[-3:] == [("workers close", INTERRUPTED_CLOSE_S[1]), "close", "remove_data"]
 
 
-def test_transport_that_starts_workers_is_launched_before_and_closed_after_the_run(
+def test_transport_that_starts_workers_is_launched_before_the_run_and_closed_after(
     idle: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = SimpleNamespace(starts_workers=True)
@@ -461,7 +461,7 @@ def test_transport_that_starts_workers_is_launched_before_and_closed_after_the_r
 
 
 @pytest.mark.parametrize(("reason", "heard"), [("enough", [End("stopped")]), (None, [])])
-def test_plugin_may_stop_the_run(site: Site, reason: str | None, heard: list[Message]) -> None:
+def test_plugin_can_stop_the_run(site: Site, reason: str | None, heard: list[Message]) -> None:
     asked = []
 
     class Stop:
@@ -479,7 +479,7 @@ def test_plugin_may_stop_the_run(site: Site, reason: str | None, heard: list[Mes
     assert site.newest.heard == heard
 
 
-def test_coordinator_that_crashed_has_its_report_in_the_error(site: Site) -> None:
+def test_error_contains_the_crash_report_of_the_coordinator(site: Site) -> None:
     crash_file = site.newest.spec.crash_file
     crash_file.parent.mkdir()
     crash_file.write_text(REPORT)
@@ -491,7 +491,7 @@ def test_coordinator_that_crashed_has_its_report_in_the_error(site: Site) -> Non
     assert not caught.value.is_user_mistake
 
 
-def test_script_that_would_start_its_run_again_is_told_about_the_guard(site: Site) -> None:
+def test_script_without_main_guard_gets_an_error_about_it(site: Site) -> None:
     site.newest.exit_code = UNGUARDED
     with pytest.raises(WorkerCrashedError, match="__main__") as caught:
         site.tell()
@@ -499,7 +499,7 @@ def test_script_that_would_start_its_run_again_is_told_about_the_guard(site: Sit
 
 
 @pytest.mark.parametrize(("has_begun", "waits_s"), [(True, KILL_S), (False, 0.0)])
-def test_coordinator_of_an_interrupted_run_has_had_its_time_when_the_run_is_closed(
+def test_closing_an_interrupted_run_does_not_wait_again_for_its_coordinator(
     site: Site, has_begun: bool, waits_s: float
 ) -> None:
     if has_begun:
@@ -515,7 +515,7 @@ def test_coordinator_of_an_interrupted_run_has_had_its_time_when_the_run_is_clos
     )
 
 
-def test_file_for_a_crash_that_did_not_happen_is_removed_with_what_the_run_served(
+def test_empty_crash_file_and_replay_server_folder_are_removed_at_close(
     site: Site,
 ) -> None:
     crash_file = site.newest.spec.crash_file

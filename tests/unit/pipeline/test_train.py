@@ -1,4 +1,4 @@
-"""What a run leaves when a part fails, before and after a signal."""
+"""Results of failed and interrupted runs, and the checks before a run starts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SETS = (
 
 
 class Failing(LearnerHook):
-    """Raises at its position; sends a signal before, at iteration 20."""
+    """Raises at its position, ``after_iter`` from iteration 20 on, after an optional signal."""
 
     def __init__(self, position: str, *, sends_signal: bool) -> None:
         super().__init__("failing", 100, position=position)
@@ -71,7 +71,7 @@ def run(tmp_path: Path, hook: LearnerHook) -> Any:
 
 
 @pytest.mark.parametrize("position", ["after_iter", "after_run"])
-def test_part_that_fails_after_a_signal_leaves_an_interrupted_run(
+def test_error_after_a_signal_gives_an_interrupted_run(
     tmp_path: Path, position: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = run(tmp_path, Failing(position, sends_signal=True))
@@ -82,7 +82,7 @@ def test_part_that_fails_after_a_signal_leaves_an_interrupted_run(
     assert not list(result.run_dir.glob("ckpt/*exception*"))
 
 
-def test_signal_while_results_are_written_is_told_that_the_run_is_over(
+def test_signal_while_results_are_written_prints_that_the_run_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write(*args: Any) -> Any:
@@ -97,7 +97,7 @@ def test_signal_while_results_are_written_is_told_that_the_run_is_over(
     assert (result.reason, result.signal) == ("limit", None)
 
 
-def test_part_that_fails_leaves_a_checkpoint_and_the_reason(tmp_path: Path) -> None:
+def test_failed_run_writes_a_checkpoint_and_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="a part failed"):
         run(tmp_path, Failing("after_iter", sends_signal=False))
     (run_dir,) = tmp_path.iterdir()
@@ -107,7 +107,7 @@ def test_part_that_fails_leaves_a_checkpoint_and_the_reason(tmp_path: Path) -> N
     assert json.loads((run_dir / STATUS_NAME).read_text())["reason"] == "error"
 
 
-def test_config_that_is_given_as_a_mapping_stays_as_it_is() -> None:
+def test_config_passed_as_a_mapping_is_not_changed() -> None:
     config: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
     cfg = compile_run(config, sets=("policy.learn.batch_size=7",), seed=4)
     assert (cfg.seed, cfg.policy.learn.batch_size) == (4, 7)
@@ -115,7 +115,7 @@ def test_config_that_is_given_as_a_mapping_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("may_break", [True, False])
-def test_code_that_notices_no_signal_is_broken_off_where_that_may_be(
+def test_code_that_ignores_the_stop_event_is_interrupted_if_allowed(
     monkeypatch: pytest.MonkeyPatch, may_break: bool
 ) -> None:
     monkeypatch.setattr(signals, "PATIENCE_S", 0.05)
@@ -132,7 +132,7 @@ def test_code_that_notices_no_signal_is_broken_off_where_that_may_be(
 
 
 @pytest.mark.parametrize(("n_sample", "warns"), [(8, True), (9, False)])
-def test_nstep_beyond_the_pieces_that_are_collected_is_told(
+def test_nstep_longer_than_the_collected_pieces_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, n_sample: int, warns: bool
 ) -> None:
     sizes = (f"policy.collect.n_sample={n_sample}", "policy.nstep=5")
@@ -144,7 +144,7 @@ def test_nstep_beyond_the_pieces_that_are_collected_is_told(
     assert ["spans 4:" in each for each in told] == [True] * warns
 
 
-def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_about_short_pieces_without_nstep(caplog: pytest.LogCaptureFixture) -> None:
     cfg = compile_run("cartpole-dqn")
     for nstep, warns in ((200, True), (None, False)):
         caplog.clear()
@@ -157,7 +157,7 @@ def test_policy_that_leaves_nstep_open_is_told_nothing(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("key", ["on_policy", "traj_len_inf"])
-def test_pieces_that_are_as_long_as_episodes_or_trained_on_at_once_are_told_nothing(
+def test_no_warning_about_short_pieces_for_whole_episodes_or_on_policy(
     caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     cfg = compile_run("cartpole-dqn")
@@ -168,7 +168,7 @@ def test_pieces_that_are_as_long_as_episodes_or_trained_on_at_once_are_told_noth
 
 
 @pytest.mark.parametrize(("timeout_s", "greet_s"), [(0.01, 600.0), (600.0, 0.01)])
-def test_replay_server_that_is_not_there_is_told_after_the_shorter_time(
+def test_missing_replay_server_is_an_error_after_the_shorter_timeout(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, greet_s: float
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
@@ -179,7 +179,7 @@ def test_replay_server_that_is_not_there_is_told_after_the_shorter_time(
     assert time.monotonic() - begun < 10.0
 
 
-def test_coordinator_by_itself_gives_workers_of_before_a_lease_to_come_back(
+def test_standalone_coordinator_waits_a_lease_for_workers_to_rejoin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
@@ -197,7 +197,7 @@ def test_coordinator_by_itself_gives_workers_of_before_a_lease_to_come_back(
     assert (given, addresses) == (("parallel", None), ["http://127.0.0.1:1"])
 
 
-def test_what_is_saved_is_said_before_a_run_is_broken_off(tmp_path: Path) -> None:
+def test_interrupt_message_names_the_saved_checkpoint(tmp_path: Path) -> None:
     assert _saved(tmp_path) == "no checkpoint was saved"
     result = run(tmp_path, Failing("after_iter", sends_signal=True))
     path = result.checkpoints["latest"]
@@ -213,7 +213,7 @@ def test_resumed_run_may_join_another_cluster() -> None:
     assert config["system"]["transport"]["address"] == "10.0.0.1:6379"
 
 
-def test_goal_of_a_resumed_run_is_that_of_its_evaluator_too() -> None:
+def test_new_goal_of_a_resumed_run_also_changes_its_evaluator() -> None:
     config = {"env": {"stop_value": 1.0}, "policy": {"eval": {"evaluator": {"stop_value": 1.0}}}}
     changed = changed_config(JournaledRun(Path("run"), config), ["env.stop_value=2.5"])
     assert changed["env"]["stop_value"] == 2.5
@@ -224,7 +224,7 @@ def test_goal_of_a_resumed_run_is_that_of_its_evaluator_too() -> None:
     assert (caught.value.path, caught.value.nearest) == ("env.stop_valeu", "env.stop_value")
 
 
-def test_run_goes_on_in_its_folder_with_the_same_config_alone(tmp_path: Path) -> None:
+def test_unfinished_run_can_be_continued_only_with_the_same_config(tmp_path: Path) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", None, (), 0)
     assert find_unfinished(tmp_path, cfg) is None
     save_config(cfg, tmp_path / "config.yaml")
@@ -260,7 +260,7 @@ def test_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[1] == "SIGINT again: exiting at once; a file was saved"
 
 
-def test_transport_of_a_serial_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_transport_for_a_serial_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'flask_fs' is for mode='parallel'") as caught:
         train("cartpole-dqn", transport="flask_fs", output=tmp_path)
     assert caught.value.path == "mode"
@@ -284,7 +284,7 @@ def test_missing_checkpoint_to_load_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(("path", "given"), [("", None), ("folder", "folder")])
-def test_secret_of_a_replay_server_is_in_its_folder_if_one_is_named(
+def test_secret_of_a_replay_server_is_read_from_its_folder_if_given(
     path: str, given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -307,11 +307,11 @@ def test_secret_of_a_replay_server_is_in_its_folder_if_one_is_named(
         ({}, False, False),
         ({"has_begun": True}, True, True),
         ({"resumed": JournaledRun(Path("run"), {})}, True, True),
-        ({"on_address": lambda address, note: None}, True, True),  # of workers that wait there
+        ({"on_address": lambda address, note: None}, True, True),  # workers wait in this folder
     ],
     ids=["new", "begun", "resumed", "elsewhere"],
 )
-def test_folder_of_a_run_that_never_began_is_free_again(
+def test_folder_of_a_run_that_never_began_is_removed(
     tmp_path: Path, given: dict[str, Any], is_kept: bool, has_logs: bool
 ) -> None:
     run_dir = tmp_path / "run"
@@ -337,7 +337,7 @@ def test_run_that_fails_before_it_begins_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_that_is_interrupted_after_its_result_was_written_has_another_result(
+def test_interrupt_after_the_result_was_written_changes_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def close_late(context: RunContext) -> None:
@@ -354,7 +354,7 @@ def test_run_that_is_interrupted_after_its_result_was_written_has_another_result
     assert written["reason"] == "interrupted"
 
 
-def test_first_error_is_told_where_the_result_cannot_be_written(tmp_path: Path) -> None:
+def test_error_of_the_run_is_kept_if_its_result_cannot_be_written(tmp_path: Path) -> None:
     results: list[Any] = []
 
     class Observer:

@@ -1,4 +1,4 @@
-"""What a worker process tells its parent, and how it ends."""
+"""Messages of a worker process to its parent, and its exit."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def end_of(process: WorkerProcess) -> tuple[int | None, list[dict[str, Any]]]:
     return code, messages
 
 
-def test_worker_that_is_told_to_stop_while_it_joins_ends_well(tmp_path: Path) -> None:
+def test_worker_stopped_while_it_joins_exits_with_0(tmp_path: Path) -> None:
     process = WorkerProcess(spec(tmp_path))
     process.send_stop()
     assert end_of(process) == (0, [])
 
 
-def test_worker_begins_when_it_is_told_an_address_and_says_why_it_cannot_be_built(
+def test_worker_starts_on_receiving_an_address_and_reports_why_it_cannot_be_built(
     tmp_path: Path,
 ) -> None:
     process = WorkerProcess(spec(tmp_path, role="colector", address=""))
@@ -67,8 +67,8 @@ def test_worker_begins_when_it_is_told_an_address_and_says_why_it_cannot_be_buil
     assert messages[0]["is_user_mistake"]
 
 
-def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path: Path) -> None:
-    resource_tracker.ensure_running()  # its descriptor stays
+def test_worker_stopped_before_it_has_an_address_exits_with_0(tmp_path: Path) -> None:
+    resource_tracker.ensure_running()  # it keeps a file descriptor open
     before = open_files(collect=True)
     process = WorkerProcess(spec(tmp_path, role="colector", address=""))
     process.send_stop()
@@ -76,12 +76,12 @@ def test_worker_that_is_told_to_stop_before_it_has_an_address_ends_well(tmp_path
     assert open_files() == before
 
 
-def test_config_that_is_no_plain_data_is_refused(tmp_path: Path) -> None:
+def test_config_with_other_than_plain_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="plain data"):
         WorkerProcess(spec(tmp_path, made_here=lambda: None))
 
 
-def test_plugins_are_told_of_a_worker_and_of_its_end(tmp_path: Path) -> None:
+def test_configure_hooks_are_called_at_start_and_end_of_a_worker(tmp_path: Path) -> None:
     told: list[str] = []
 
     class Observer:
@@ -101,7 +101,7 @@ def test_plugins_are_told_of_a_worker_and_of_its_end(tmp_path: Path) -> None:
     assert told == ["dqn", "over"]
 
 
-def test_process_that_leaves_runs_what_is_registered_and_writes_its_output() -> None:
+def test_leave_runs_atexit_functions_and_flushes_output() -> None:
     program = (
         "import atexit; from dingsdk.pipeline.worker_process import leave;"
         "atexit.register(print, 'at the end'); print('before', end=', '); leave(3)"
@@ -113,7 +113,7 @@ def test_process_that_leaves_runs_what_is_registered_and_writes_its_output() -> 
 
 
 @pytest.mark.parametrize(("is_at_work", "code"), [(True, 1), (False, 0)])
-def test_worker_whose_parent_is_gone_ends_and_outlives_the_run_by_no_more_than_a_time(
+def test_worker_exits_within_a_time_limit_after_its_parent_is_gone(
     monkeypatch: pytest.MonkeyPatch, is_at_work: bool, code: int
 ) -> None:
     def leave(code: int) -> None:
@@ -133,4 +133,4 @@ def test_worker_whose_parent_is_gone_ends_and_outlives_the_run_by_no_more_than_a
     with theirs, pytest.raises(SystemExit) as ended:
         worker_process._obey(theirs, addresses.append, lambda: ends.append("end"), working)
     assert (addresses, ends, ended.value.code) == (["http://here"], ["end"], code)
-    assert not is_at_work or time.monotonic() - began >= 0.05  # its job has as long to end
+    assert not is_at_work or time.monotonic() - began >= 0.05  # its job gets LEAVE_S to end

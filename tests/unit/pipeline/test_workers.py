@@ -1,4 +1,4 @@
-"""Where workers run is a matter of the transport's class and the config, not of its name."""
+"""The places where workers run, and the main function of a worker."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def section(**cfg: Any) -> dict[str, Any]:
     return {"type": "mine", **cfg}
 
 
-def test_first_place_is_the_default_and_the_config_may_choose_another() -> None:
+def test_first_place_is_the_default_and_the_config_can_choose_another() -> None:
     assert place_of(Anywhere, section()) == "processes"
     assert place_of(Anywhere, section(workers="")) == "processes"
     assert place_of(Anywhere, section(workers="threads")) == "threads"
 
 
-def test_transport_that_declares_nothing_runs_threads() -> None:
+def test_transport_without_declared_places_runs_threads() -> None:
     assert place_of(Undeclared, section()) == "threads"
 
 
 @pytest.mark.parametrize("asked", ["processes", "fibres"])
-def test_place_that_the_transport_does_not_reach_is_refused(asked: str) -> None:
+def test_place_that_the_transport_does_not_support_is_refused(asked: str) -> None:
     with pytest.raises(ConfigError, match="'mine' runs workers as threads") as caught:
         place_of(Undeclared, section(workers=asked))
 
@@ -71,7 +71,7 @@ def test_shipped_transports_declare_their_places(type_key: str, places: tuple[st
     assert default_manager().get("transports", type_key).places == places
 
 
-def test_every_worker_has_an_id_of_its_own_and_the_learner_comes_first() -> None:
+def test_each_worker_has_its_own_id_and_the_learner_comes_first() -> None:
     cfg = to_easydict({"system": {"learner_num": 1, "collector_num": 2}})
 
     assert worker_ids(cfg) == [
@@ -127,7 +127,7 @@ def test_worker_looks_for_a_lost_coordinator_as_long_as_configured(tmp_path: Pat
     assert (worker.begun, worker.is_closed) == ([("memory", 12.5)], True)
 
 
-def test_worker_computes_with_the_threads_of_its_config(tmp_path: Path) -> None:
+def test_worker_uses_the_torch_threads_of_its_config(tmp_path: Path) -> None:
     threads: list[int] = []
 
     class Computing(EndedWorker):
@@ -139,7 +139,7 @@ def test_worker_computes_with_the_threads_of_its_config(tmp_path: Path) -> None:
     assert (threads, torch.get_num_threads()) == ([before + 1], before)
 
 
-def test_failure_of_a_worker_is_raised_unless_it_was_to_stop(tmp_path: Path) -> None:
+def test_failure_of_a_worker_is_raised_unless_it_was_stopped(tmp_path: Path) -> None:
     worker = EndedWorker(WorkerLostError("the coordinator gave the worker up"))
 
     with pytest.raises(WorkerLostError, match="gave the worker up"):
@@ -151,7 +151,7 @@ def test_failure_of_a_worker_is_raised_unless_it_was_to_stop(tmp_path: Path) -> 
 
 
 class WorkerOfTasks(EndedWorker):
-    """A worker whose coordinator ends once it was asked some times whether it is over."""
+    """A worker whose run is over after ``is_over`` was read five times."""
 
     def __init__(self, tasks_done: int, has_job: bool) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class WorkerOfTasks(EndedWorker):
         pytest.param(1, 1, True, True, 1000.0, False, id="in such a task, after a short time"),
     ],
 )
-def test_worker_over_its_memory_limit_leaves_where_that_costs_little(
+def test_worker_over_its_memory_limit_leaves_if_no_work_is_lost(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     limit: int | None,
@@ -200,7 +200,7 @@ def test_worker_over_its_memory_limit_leaves_where_that_costs_little(
     assert (is_again, worker.is_closed) == (leaves, True)
 
 
-def test_worker_that_is_to_stop_does_not_wait_until_it_has_joined(tmp_path: Path) -> None:
+def test_stopped_worker_does_not_wait_until_it_has_joined(tmp_path: Path) -> None:
     stop = threading.Event()
     ended = threading.Event()
 
@@ -220,7 +220,7 @@ def test_worker_that_is_to_stop_does_not_wait_until_it_has_joined(tmp_path: Path
 
 
 @pytest.mark.parametrize("error", [ClosedError("closed", what="c0"), WorkerLostError("not there")])
-def test_worker_that_cannot_join_says_why_unless_it_was_closed(
+def test_worker_that_cannot_join_raises_unless_it_was_closed(
     tmp_path: Path, error: Exception
 ) -> None:
     class Failing(EndedWorker):
@@ -236,7 +236,7 @@ def test_worker_that_cannot_join_says_why_unless_it_was_closed(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_first_of_several_learners_joins_and_the_others_serve_it(
+def test_first_of_several_learners_joins_and_the_others_serve_it_remotely(
     tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Any] = []
@@ -261,7 +261,7 @@ def test_first_of_several_learners_joins_and_the_others_serve_it(
         assert worker.begun == closed == []
 
 
-def test_threads_that_one_job_keeps_waiting_are_not_waited_for(
+def test_close_does_not_wait_for_threads_behind_a_stalled_job(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ended = threading.Event()
@@ -288,7 +288,7 @@ def test_threads_that_one_job_keeps_waiting_are_not_waited_for(
     assert len(asked) == 2
 
 
-def test_failure_of_a_thread_ends_the_run_unless_the_coordinator_judges_it() -> None:
+def test_failure_of_a_thread_ends_the_run_except_a_lost_worker() -> None:
     scheduler = SimpleNamespace(stalled_job=lambda limit_s: None)
     group = ThreadWorkers({}, SimpleNamespace(scheduler=scheduler))  # type: ignore[arg-type]
     worker: Any = SimpleNamespace(close=lambda: None, failure=WorkerLostError("lost"))
