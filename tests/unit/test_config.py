@@ -97,7 +97,7 @@ def test_saved_config_loads_back_equal(tmp_path_factory: Any, cfg: dict[str, Any
 
     loaded = load_config(path)
     assert loaded == cfg
-    assert repr(loaded) == repr(cfg)  # also the order, and 1 is not True or 1.0
+    assert repr(loaded) == repr(cfg)  # also compares the order and the types
 
 
 def test_infinities_survive_and_numpy_scalars_tuples_and_paths_become_plain(tmp_path: Path) -> None:

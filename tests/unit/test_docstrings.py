@@ -41,7 +41,7 @@ def undocumented(module: ModuleType) -> Iterator[str]:
     """Yield the public names of a module without a docstring of their own or an inherited one."""
     if not module.__doc__:
         yield module.__name__
-    for name, value in list(vars(module).items()):  # a lazy name may be added
+    for name, value in list(vars(module).items()):  # lazy names may be added during the loop
         is_own = getattr(value, "__module__", None) == module.__name__
         if not is_own or name.startswith(("_", *NAMED_BY_BEHAVIOUR)):
             continue

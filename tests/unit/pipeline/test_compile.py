@@ -215,7 +215,7 @@ def test_missing_collect_size_is_refused_in_serial_mode(kind: str, key: str) -> 
         ("policy.eval.evaluator", "battle_interaction"),
     ],
 )
-def test_worker_that_needs_more_than_a_config_has_is_refused(path: str, kind: str) -> None:
+def test_worker_that_cannot_be_built_from_a_config_is_refused(path: str, kind: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot use type '{kind}'") as caught:
         compile_config(changed(f"{path}.type={kind}"))
 

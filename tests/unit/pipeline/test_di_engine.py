@@ -139,7 +139,7 @@ def test_episodes_per_evaluator_env_give_the_total() -> None:
         ("async_subprocess", "async_subprocess"),
     ],
 )
-def test_envs_in_processes_stay_in_processes(theirs: str, ours: str) -> None:
+def test_subprocess_env_manager_is_kept(theirs: str, ours: str) -> None:
     shape = serial_shape()
     shape["main_config"]["env"]["manager"] = {
         "shared_memory": True,

@@ -50,7 +50,7 @@ def test_constant_rate_is_exact_from_the_start() -> None:
 
 def test_rate_is_stable_if_steps_arrive_in_batches() -> None:
     rate = Rate()
-    # 64 steps once a second, sampled twice a second: differences alternate 0 and 128 a second.
+    # 64 steps once a second, sampled twice a second: single differences are 0 or 128 a second.
     found = [rate.of(64 * (half // 2), half / 2) for half in range(1, 121)]
 
     assert all(64 * 0.9 < each < 64 * 1.1 for each in found[60:])

@@ -35,7 +35,7 @@ def spec(
         role=role,
         worker_id="w-0",
         cfg={**to_plain(cfg), **extra},
-        address=address,  # nobody listens
+        address=address,  # nothing listens here
         run_dir=run_dir,
         crash_file=run_dir / "log" / "w-0.crash",
         snapshot=default_manager().snapshot(),

@@ -82,7 +82,7 @@ def test_each_worker_has_its_own_id_and_the_learner_comes_first() -> None:
 
 
 class EndedWorker:
-    """A worker whose coordinator ends at once."""
+    """A worker whose run is over at once."""
 
     rejoin_s, is_over, tasks_done = 0.0, True, 0
 

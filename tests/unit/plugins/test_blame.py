@@ -74,7 +74,7 @@ IN_PART = f" (raised in type 'mine' of samplers, from {__name__})"
 
 
 @pytest.mark.parametrize("function", [Part().decode, Part().ask], ids=["library", "base class"])
-def test_error_below_a_method_of_a_part_names_the_part(
+def test_error_raised_by_a_call_inside_a_part_names_the_part(
     manager: PluginManager, function: Callable[[], Any]
 ) -> None:
     assert suffix(function) == ""
@@ -118,7 +118,7 @@ def test_innermost_of_two_parts_is_named(manager: PluginManager) -> None:
     assert "'outer' of buffers" in suffix(Other(CORE["Base"]().draw).pass_on)
 
 
-def test_transport_that_runs_jobs_of_the_core_is_not_named(manager: PluginManager) -> None:
+def test_transport_is_not_named_for_an_error_in_core_code(manager: PluginManager) -> None:
     manager.registry("transports").register("mine", Part)
     assert suffix(Part(CORE["Base"]().draw).pass_on) == ""
     assert suffix(Part().decode) == f" (raised in type 'mine' of transports, from {__name__})"

@@ -332,7 +332,7 @@ def test_first_copy_on_the_path_is_used_if_a_distribution_is_installed_twice(
     assert "old" not in manager.known("buffers")
 
 
-def test_threads_that_ask_at_once_get_the_same_class(ring: Install) -> None:
+def test_threads_that_load_a_type_at_once_get_the_same_class(ring: Install) -> None:
     manager = PluginManager()
     barrier = threading.Barrier(8)
     got: list[object] = []

@@ -92,7 +92,7 @@ def test_learner_hook_that_cannot_be_called_is_refused() -> None:
     [np.zeros(3, np.int64), np.arange(4) + 7, np.arange(4) - 1, np.zeros(4), [0, 1, 2, 3]],
     ids=["too few", "too high", "negative", "floats", "list"],
 )
-def test_draw_that_names_no_rows_is_refused(drawn: Any) -> None:
+def test_invalid_row_indices_from_draw_are_refused(drawn: Any) -> None:
     class Fixed(RowSampler):
         def draw(self, population: int, size: int, replace: bool = False) -> Any:
             return drawn

@@ -39,7 +39,7 @@ def test_registered_type_does_not_search_installed_plugins() -> None:
     assert "naive" in manager.registry("buffers")
 
 
-def test_registered_type_wins_over_an_advertised_one(ring: Install) -> None:
+def test_registered_type_has_priority_over_an_advertised_one(ring: Install) -> None:
     manager = PluginManager()
     manager.registry("buffers").register("ring", dict)
 

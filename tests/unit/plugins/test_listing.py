@@ -35,7 +35,7 @@ def row(manager: PluginManager, kind: str, key: str, distribution: str | None) -
     return found
 
 
-def test_listing_tells_available_from_loaded_and_imports_nothing(ring: Install) -> None:
+def test_listing_distinguishes_available_and_loaded_and_imports_nothing(ring: Install) -> None:
     manager = PluginManager()
 
     info = row(manager, "buffers", "ring", "acme-ring")
@@ -56,7 +56,7 @@ def test_listing_contains_builtins_sorted_by_kind() -> None:
     assert sorted(kinds, key=(*KINDS, "plugins").index) == kinds
 
 
-def test_listing_tells_broken_disabled_duplicate_and_shadowed(ring: Install) -> None:
+def test_listing_shows_broken_disabled_duplicate_and_shadowed(ring: Install) -> None:
     ring("acme-bad", {"dingsdk.buffers": {"bad": "acme_bad"}}, acme_bad="1 / 0")
     ring("acme-off", {"dingsdk.buffers": {"off": "acme_off"}})
     ring("acme-hoop", {"dingsdk.buffers": {"ring": "acme_hoop"}})

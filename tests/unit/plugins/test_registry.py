@@ -52,7 +52,7 @@ def test_registering_a_taken_name_raises_assertion_error_that_names_the_owner() 
     assert (caught.value.name, caught.value.owner) == ("ring", __name__)
 
 
-def test_force_overwrite_replaces() -> None:
+def test_force_overwrite_replaces_the_type() -> None:
     registry = Registry("buffers")
     registry.register("ring", Ring)
 
