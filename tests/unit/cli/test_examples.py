@@ -45,6 +45,7 @@ def test_missing_extra_is_shown_with_its_install_command(
     needing = [each for each in dingsdk.list_examples() if not each.is_installed]
     main(["examples"])
     out = capsys.readouterr().out
+    assert needing
     for each in needing:
         assert each.install.startswith("pip install")
         assert f"Extra {each.extra} (not installed: {each.install})." in out

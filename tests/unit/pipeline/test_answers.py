@@ -62,9 +62,9 @@ def test_plugin_ends_a_run_and_adds_to_its_result(
     result = train("cartpole-dqn", mode=mode, sets=SETS, output=tmp_path)
 
     assert (result.reason, result.stopped_by, result.reached) == ("stopped", "enough seen", False)
-    assert result.env_steps >= 60
-    assert (result.train_iter, result.env_steps) < (400000, 4000)
-    assert result.evaluations[-1].train_iter == result.train_iter or mode == "parallel"
+    assert 60 <= result.env_steps < 4000
+    if mode == "serial":  # in parallel mode the learner may train during the last evaluation
+        assert result.evaluations[-1].train_iter == result.train_iter
     assert patient.asked[0].keys() == {
         "env_steps",
         "train_iter",

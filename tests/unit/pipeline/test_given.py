@@ -121,7 +121,7 @@ def test_functions_with_the_same_name_get_different_env_ids() -> None:
     assert [EnvFn({"env_id": name})().unwrapped._length for name in names] == [1, 2, 1, 3]
 
 
-def test_env_id_is_used_unchanged(tmp_path: Path) -> None:
+def test_env_id_is_used_unchanged() -> None:
     assert name_env("CartPole-v1") == "CartPole-v1"
 
 

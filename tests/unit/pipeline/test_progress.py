@@ -205,7 +205,7 @@ def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None
     [(0.2, "1 s"), (59, "59 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"), (7500, "2 h 05 min")],
 )
 def test_time_left_is_shown_in_at_most_two_units(left_s: float, text: str) -> None:
-    status = RunStatus(env_steps=10, elapsed_s=10.0, max_env_steps=10 + round(left_s * 1))
+    status = RunStatus(env_steps=10, elapsed_s=10.0, max_env_steps=10 + round(left_s))
     if left_s < 1:
         status = RunStatus(env_steps=100, elapsed_s=10.0, max_env_steps=102)
     assert f", {text} left" in shown(status, is_terminal=False)
