@@ -1,4 +1,4 @@
-"""Samples for child processes, which import this module by its name, and torch if need be."""
+"""Sample functions for child processes, which import this module by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State as plain data: what comes back, and what is refused."""
+"""capture() and revive(): state as plain data, and values that cannot be saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dingsdk.errors import CheckpointCorruptError, NotSavableError
 
 
 def stored(value: Any) -> Any:
-    """Return a value that went through capture and a file."""
+    """Capture a value, write it in file format, read it back and return it."""
     content = encode_safetensors("test", {"value": capture(value)})
     return revive(decode_safetensors("test", content)["value"])
 
@@ -65,14 +65,14 @@ def test_arrays_of_text_come_back() -> None:
 
 
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])
-def test_generators_go_on_where_they_were(bits: Any) -> None:
+def test_numpy_generators_continue_with_the_same_numbers(bits: Any) -> None:
     rng = np.random.Generator(bits(3))
     rng.random(5)
     found = stored(rng)
     assert found.random(4).tolist() == rng.random(4).tolist()
 
 
-def test_generators_of_other_libraries_go_on_too() -> None:
+def test_stdlib_and_legacy_generators_continue_with_the_same_numbers() -> None:
     own, legacy = random.Random(3), np.random.RandomState(3)
     own.gauss(0, 1)
     found_own, found_legacy = stored(own), stored(legacy)
@@ -80,7 +80,7 @@ def test_generators_of_other_libraries_go_on_too() -> None:
     assert found_legacy.rand() == legacy.rand()
 
 
-def test_what_is_captured_is_a_copy() -> None:
+def test_capture_copies_arrays_tensors_and_batches() -> None:
     array, tensor = np.zeros(2), torch.zeros(2)
     batch = SampleBatch({"obs": np.zeros((2, 1))})
     found = capture({"array": array, "tensor": tensor, "batch": batch})
@@ -97,7 +97,7 @@ def test_what_is_captured_is_a_copy() -> None:
     [object(), np.array([object()]), print, np.random.RandomState(np.random.PCG64(0))],
     ids=["object", "array", "function", "random state that numpy cannot restore"],
 )
-def test_what_is_no_data_is_refused_by_its_place(value: Any) -> None:
+def test_values_that_cannot_be_saved_are_refused_with_their_path(value: Any) -> None:
     with pytest.raises(NotSavableError, match=r"Env\.state\.a\[1\] is a "):
         capture({"a": [0, value]}, "Env.state")
 
@@ -117,7 +117,7 @@ class Walker(Savable):
         self.friend = object()
 
 
-def test_savable_takes_over_what_it_names_or_nothing() -> None:
+def test_savable_loads_all_saved_attributes_or_none() -> None:
     walker, other = Walker(), Walker()
     walker.place = 7
     walker.rng.random()

@@ -1,4 +1,4 @@
-"""Columns and rows: what is refused says where, what was expected and what was found."""
+"""Refused columns and rows: the error names the key, the expected value and the found one."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ def test_nan_has_the_same_content_as_nan() -> None:
         ("text", 0.5),
     ],
 )
-def test_other_content_and_other_kinds_of_values_differ(left: Any, right: Any) -> None:
+def test_columns_of_different_content_or_type_are_unequal(left: Any, right: Any) -> None:
     assert not column_equal(left, right)

@@ -1,4 +1,4 @@
-"""Connections are accepted up to a number, served each in a thread, and ended together."""
+"""Connections: accepted up to a limit, each served in its own thread, closed together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 10.0
 
 
 class Echo:
-    """A peer that sends back what comes."""
+    """A peer that sends back what it receives; ``!`` makes it raise."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -81,7 +81,7 @@ def test_each_connection_is_served_while_others_are_open(site: Site) -> None:
         assert ask(first, b"3") == b"3"
 
 
-def test_connection_beyond_the_number_is_closed_until_another_ends(
+def test_connection_above_the_limit_is_closed_until_another_ends(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     with site.dial() as first, site.dial() as second:
@@ -103,7 +103,7 @@ def test_close_ends_peers_threads_and_the_listener() -> None:
         names = ["echo-accept", "echo-connection", "echo-connection"]
         threads = [each for each in threading.enumerate() if each.name in names]
         assert sorted(each.name for each in threads) == names
-        assert all(each.daemon for each in threads)  # they keep no program from its end
+        assert all(each.daemon for each in threads)  # so they do not keep the process alive
         assert site.connections.close(PATIENCE_S)
         assert first.recv(64) == second.recv(64) == b""
     assert [each.is_closed for each in site.peers] == [True, True]
@@ -114,7 +114,7 @@ def test_close_ends_peers_threads_and_the_listener() -> None:
         site.dial()
 
 
-def test_close_says_where_threads_do_not_end_after_one_deadline_for_all() -> None:
+def test_close_returns_false_after_one_deadline_for_all_threads() -> None:
     go_on = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     made = Connections(listener, Echo, lambda peer: go_on.wait(PATIENCE_S), most=3, name="stuck")
@@ -131,7 +131,7 @@ def test_close_says_where_threads_do_not_end_after_one_deadline_for_all() -> Non
 
 
 class ShortOfDescriptors(socket.socket):
-    """A listener that at first accepts nothing."""
+    """A listener whose first two accepts fail."""
 
     refusals = 2
 
@@ -142,7 +142,7 @@ class ShortOfDescriptors(socket.socket):
         return super().accept()
 
 
-def test_connection_that_could_not_be_accepted_is_logged_and_accepted_later(
+def test_failed_accept_is_logged_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "PAUSE_S", 0.01)
@@ -157,12 +157,12 @@ def test_connection_that_could_not_be_accepted_is_logged_and_accepted_later(
     assert caplog.messages == [text, text]
 
 
-def test_peer_whose_server_raises_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_is_closed_when_serving_it_raises(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
     with site.dial() as client:
         assert ask(client) == b"a"
         (thread,) = [each for each in threading.enumerate() if each.name == "echo-connection"]
         assert ask(client, b"!") == b""
-    thread.join(PATIENCE_S)  # what it raised is told after its connection is closed
+    thread.join(PATIENCE_S)  # the exception hook runs after the connection is closed
     assert seen == [ZeroDivisionError]

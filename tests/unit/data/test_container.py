@@ -1,4 +1,4 @@
-"""Containers by example: every kind of value, no copies, hostile manifests, foreign files."""
+"""The container format: all kinds of values, no copies, hostile manifests, foreign files."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_safetensors_file_keeps_every_kind_of_value() -> None:
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
-def test_only_numbers_of_64_bits_are_those_of_json(number: int) -> None:
+def test_only_64_bit_integers_are_plain_json_numbers(number: int) -> None:
     text = bytes(encode_json("state", number))
     assert (b"$int" in text) != (-(2**63) <= number < 2**63)
     assert decode_json("state", text) == number
@@ -110,7 +110,7 @@ def test_json_keeps_every_value_without_arrays() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", [], {}, (), [[]], {"a": {}}, 2.5])
-def test_values_without_arrays_are_kept_by_all_three(value: Any) -> None:
+def test_values_without_arrays_are_kept_by_all_three_formats(value: Any) -> None:
     for found in (
         decode_frame("x", frame_of(value, "x")),
         decode_json("x", encode_json("x", value)),
@@ -136,7 +136,7 @@ def test_values_without_arrays_are_kept_by_all_three(value: Any) -> None:
         ({2**70: 3}, "int"),
     ],
 )
-def test_other_leaves_are_refused_by_their_path(leaf: Any, found: str) -> None:
+def test_error_for_an_unsupported_leaf_names_its_path(leaf: Any, found: str) -> None:
     for encode in (encode_frame, encode_safetensors):
         with pytest.raises(SchemaMismatchError) as caught:
             encode("state", {"model": {"odd": [leaf]}})  # type: ignore[operator]
@@ -144,7 +144,7 @@ def test_other_leaves_are_refused_by_their_path(leaf: Any, found: str) -> None:
         assert caught.value.found == found
 
 
-def test_array_of_too_many_dimensions_is_refused_by_its_path() -> None:
+def test_error_for_an_array_of_too_many_dimensions_names_its_path() -> None:
     shape = (1,) * (container.MAX_DIMENSIONS + 1)
     with pytest.raises(SchemaMismatchError) as caught:
         encode_frame("state", {"model": {"odd": np.zeros(shape)}})
@@ -153,7 +153,7 @@ def test_array_of_too_many_dimensions_is_refused_by_its_path() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])
-def test_as_many_levels_as_allowed_are_kept_and_one_more_is_refused(kind: Any) -> None:
+def test_values_nested_up_to_the_limit_are_kept_and_deeper_ones_refused(kind: Any) -> None:
     value: Any = np.arange(2)
     for _ in range(container.MAX_DEPTH):
         value = {"a": value} if kind is dict else kind([value])
@@ -165,7 +165,7 @@ def test_as_many_levels_as_allowed_are_kept_and_one_more_is_refused(kind: Any) -
         encode_frame("state", [value])
 
 
-def test_columns_of_as_many_levels_as_allowed_are_kept_and_one_more_is_refused() -> None:
+def test_columns_nested_up_to_the_limit_are_kept_and_deeper_ones_refused() -> None:
     columns: Any = np.arange(2)
     for _ in range(container.MAX_DEPTH):
         columns = {"a": columns}
@@ -198,7 +198,7 @@ def test_tensors_of_a_writable_frame_share_its_memory_and_others_are_copies() ->
 
 
 def forged(columns: Any, body: bytes = b"", tree: Any = None, **fields: Any) -> bytes:
-    """Return a frame with any manifest and a digest that fits."""
+    """Return a frame with the given manifest and a matching digest."""
     tree = {"$batch": {"a": {"$array": "a"}}} if tree is None else tree
     core = {"version": VERSION, "kind": "payload", "tree": tree, "columns": columns, **fields}
     return forged_text(json.dumps(core, separators=(",", ":")).encode()[:-1], body)
@@ -215,7 +215,7 @@ FLOATS = {"dtype": "<f4", "shape": [2]}
 TWO = {"$batch": {"a": {"$array": "a"}, "b": {"$array": "b"}}}
 
 
-def test_the_forger_can_write_a_good_frame() -> None:
+def test_the_forging_helper_can_write_a_valid_frame() -> None:
     batch = SampleBatch({"a": np.array([1, 2], np.float32)})
     frame = forged({"a": FLOATS}, batch.columns["a"].tobytes())
     assert frame == frame_of(batch)
@@ -317,7 +317,7 @@ def test_a_malformed_tree_is_refused(tree: Any) -> None:
         b'{"version":2,"kind":"\\u0070ayload","tree":',
     ],
 )
-def test_another_spelling_of_the_manifest_is_refused(core: bytes) -> None:
+def test_a_manifest_that_is_not_canonical_json_is_refused(core: bytes) -> None:
     core += b'{"$batch":{"a":{"$array":"a"}}},"columns":{"a":{"dtype":"<f4","shape":[2]}}'
     with pytest.raises(DataCorruptError):
         decode_batch(forged_text(core, bytes(8)))
@@ -346,7 +346,7 @@ def test_every_truncation_and_every_flipped_byte_of_a_safetensors_file_is_refuse
     with pytest.raises(DataCorruptError):
         decode_safetensors("state", content + b"\0")
     for position in range(len(content)):
-        for mask in (0x01, 0x29, 0xFF):  # 0x29 makes a tab of a blank
+        for mask in (0x01, 0x29, 0xFF):  # 0x29 turns a space into a tab
             flipped = bytearray(content)
             flipped[position] ^= mask
             with pytest.raises(DataCorruptError):
@@ -372,7 +372,7 @@ class Canary:
         return setattr, (Canary, "fired", True)
 
 
-def test_pickles_arrays_and_archives_are_refused_unread() -> None:
+def test_pickles_arrays_and_archives_are_refused_without_unpickling() -> None:
     npy, archive = io.BytesIO(), io.BytesIO()
     np.save(npy, np.array([Canary()], dtype=object), allow_pickle=True)
     torch.save({"w": torch.ones(2), "x": Canary()}, archive)
@@ -394,7 +394,7 @@ def test_a_safetensors_file_of_another_writer_is_refused() -> None:
             decode_safetensors("state", safetensors.torch.save(tensors, metadata))
 
 
-def test_a_safetensors_file_whose_offsets_lie_is_refused() -> None:
+def test_a_safetensors_file_with_wrong_offsets_or_dtypes_is_refused() -> None:
     content = bytes(encode_safetensors("state", {"a": torch.ones(2), "b": torch.ones(2)}))
     for good, bad in ((b"[8,16]", b"[9,16]"), (b"[0,8]", b"[8,8]"), (b'"F32"', b'"F64"')):
         digest = re.search(b"sha256:[0-9a-f]{64}", content)
@@ -422,19 +422,19 @@ def test_a_safetensors_file_that_holds_its_digest_twice_is_refused() -> None:
     assert "once" in str(caught.value)
 
 
-def test_numbers_that_spell_a_blank_digest_are_kept() -> None:
+def test_an_array_with_the_bytes_of_a_blank_digest_is_kept() -> None:
     value = np.frombuffer(b"sha256:" + b"0" * 64, np.uint8)
     found = decode_safetensors("state", bytes(encode_safetensors("state", value)))
     assert found.tobytes() == value.tobytes()
 
 
-def test_numbers_that_safetensors_lacks_are_refused_by_it() -> None:
+def test_dtypes_that_safetensors_lacks_are_refused() -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         encode_safetensors("state", {"a": np.zeros(2, np.complex128)})
     assert caught.value.expected == "what safetensors stores"
 
 
-def test_another_kind_is_refused_by_name() -> None:
+def test_error_for_another_kind_names_both_kinds() -> None:
     for found in (
         lambda: decode_frame("policy", frame_of(piece())),
         lambda: decode_json("policy", encode_json("payload", 1)),
@@ -455,13 +455,13 @@ def test_another_version_of_the_format_is_named(version: Any) -> None:
         assert (caught.value.found, caught.value.expected) == (version, VERSION)
 
 
-def test_text_that_does_not_name_its_version_is_of_the_first() -> None:
+def test_json_without_a_version_counts_as_version_1() -> None:
     with pytest.raises(DataVersionError, match="reads 2") as caught:
         decode_json("payload", b'{"kind":"payload"}')
     assert caught.value.found == 1
 
 
-def test_damage_is_told_by_its_place() -> None:
+def test_error_for_damage_names_the_damaged_part() -> None:
     frame = frame_of(piece())
     short, other = (
         frame[:8] + length.to_bytes(4, "little") + frame[12:] for length in (9, 1 << 19)
@@ -542,21 +542,21 @@ def _is_refused(value: Any, limit: int) -> bool:
     return False
 
 
-def test_a_good_frame_of_somebody_else_is_refused() -> None:
+def test_a_valid_frame_with_another_digest_is_refused() -> None:
     with pytest.raises(DataCorruptError, match="expected"):
         decode_batch(frame_of(piece(3)), expected_digest=encode_batch(piece(4))[1].digest)
 
 
-def test_without_verification_damage_in_the_columns_passes() -> None:
+def test_without_verification_damaged_columns_are_not_detected() -> None:
     frame = bytearray(frame_of(SampleBatch({"a": np.zeros(4, np.uint8)})))
     frame[-1] = 7
     assert decode_batch(frame, verify=False).columns["a"].tolist() == [0, 0, 0, 7]
-    frame[0] ^= 1  # what is no frame at all is noticed without a digest
+    frame[0] ^= 1  # a wrong magic is detected without the digest
     with pytest.raises(DataCorruptError):
         decode_batch(frame, verify=False)
 
 
-def test_large_columns_leave_and_arrive_without_a_copy() -> None:
+def test_large_columns_are_written_and_read_without_a_copy() -> None:
     batch = SampleBatch({"obs": np.zeros((64, 4, 84, 84), np.uint8), "action": np.arange(64)})
     buffers, info = encode_batch(batch)
     shared = [np.shares_memory(np.frombuffer(b, np.uint8), batch.columns["obs"]) for b in buffers]
@@ -569,7 +569,7 @@ def test_large_columns_leave_and_arrive_without_a_copy() -> None:
         found.columns["obs"][0] = 1
 
 
-def test_arrays_stand_at_multiples_of_64_bytes_of_the_file() -> None:
+def test_arrays_start_at_multiples_of_64_bytes() -> None:
     frame = np.frombuffer(frame_of(piece(3)), np.uint8)
     start = frame.ctypes.data
     for array in _arrays_of(decode_batch(frame.data)):
@@ -591,7 +591,7 @@ def test_columns_that_are_not_contiguous_are_written_in_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["O", "U3", "S3", "M8[s]", [("a", "f4")], "g"])
-def test_columns_that_are_no_fixed_numbers_are_refused_at_the_writer(dtype: Any) -> None:
+def test_columns_of_unsupported_dtypes_are_refused_by_the_writer(dtype: Any) -> None:
     batch = SampleBatch.trusted({"a": {"b": np.zeros(2, dtype)}}, 2)
     with pytest.raises(SchemaMismatchError) as caught:
         encode_batch(batch)
@@ -611,12 +611,12 @@ def test_columns_that_are_no_fixed_numbers_are_refused_at_the_writer(dtype: Any)
         {7: np.zeros(2)},
     ],
 )
-def test_what_no_reader_would_take_is_refused_at_the_writer(columns: Any) -> None:
+def test_batches_that_no_reader_accepts_are_refused_by_the_writer(columns: Any) -> None:
     with pytest.raises(SchemaMismatchError):
         encode_batch(SampleBatch.trusted(columns, 2))
 
 
-def test_batch_of_other_rows_than_it_says_is_refused() -> None:
+def test_batch_with_a_wrong_row_count_is_refused() -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         encode_frame("state", [SampleBatch.trusted({"a": np.zeros(3)}, 2)])
     error = caught.value
@@ -631,7 +631,7 @@ def test_weights_that_need_gradients_are_written() -> None:
     assert not found["w"].requires_grad
 
 
-def test_more_schemas_than_are_remembered_work() -> None:
+def test_more_schemas_than_the_cache_holds_work() -> None:
     for width in range(600):
         batch = SampleBatch({"a": np.full((1, width), width)})
         assert decode_batch(frame_of(batch)) == batch
@@ -639,7 +639,7 @@ def test_more_schemas_than_are_remembered_work() -> None:
             assert 0 < len(kept) <= 512
 
 
-def test_a_schema_that_takes_much_memory_is_not_remembered() -> None:
+def test_a_large_schema_is_not_cached() -> None:
     batch = SampleBatch({f"column{index}": np.zeros(1) for index in range(400)})
     before = dict(container._plans), dict(container._layouts)
     assert decode_batch(frame_of(batch)) == batch
@@ -651,8 +651,8 @@ def test_an_unknown_digest_is_refused() -> None:
         encode_frame("payload", [1], algorithm="crc32")
 
 
-def test_what_was_read_is_freed_without_a_collection() -> None:
-    """Memory that waits for a collection is not used again: reading took twice as long so."""
+def test_decoded_arrays_are_freed_without_garbage_collection() -> None:
+    """Memory that waits for garbage collection is not reused: reading took twice as long."""
     gc.disable()
     try:
         found = decode_frame("state", frame_of(VALUE, "state"))
@@ -663,7 +663,7 @@ def test_what_was_read_is_freed_without_a_collection() -> None:
         gc.enable()
 
 
-def test_digest_of_the_head_finds_other_heads_and_no_other_content() -> None:
+def test_head_digest_detects_changes_of_the_head_only() -> None:
     batch = SampleBatch({"obs": np.arange(12, dtype=np.float32)})
     (frame,), info = encode_batch(batch, algorithm="head")
     assert info.digest.startswith("head:")

@@ -1,4 +1,4 @@
-"""Batches come in order, ahead of their use, and errors reach who asks for them."""
+"""AsyncDataLoader: batches in order, loaded ahead; ``next`` raises errors. And LockContext."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .child_samples import broken, end_of_process, sample, tensor_sample
 
 
 class Source:
-    """Counts what it was asked for."""
+    """Counts its calls."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self._make = make
@@ -36,7 +36,7 @@ class Source:
     ("num_workers", "load"),
     [(0, tensor_sample), (2, sample), pytest.param(2, tensor_sample, marks=pytest.mark.slow)],
 )
-def test_batches_come_in_order_from_the_processes_asked_for(
+def test_batches_come_in_order_from_the_configured_processes(
     num_workers: int, load: Callable[[int], dict[str, Any]]
 ) -> None:
     source = Source(lambda index: partial(load, index))
@@ -53,7 +53,7 @@ def test_loader_is_an_iterator_of_batches() -> None:
         assert [batch["index"].item() for batch in islice(loader, 3)] == [0, 1, 2]
 
 
-def test_samples_themselves_are_only_collated() -> None:
+def test_samples_that_are_not_callable_are_only_collated() -> None:
     with AsyncDataLoader(Source(tensor_sample), 2) as loader:
         assert next(loader)["index"].tolist() == [0, 1]
 
@@ -74,7 +74,7 @@ def test_tensors_of_a_batch_go_to_the_device_and_nothing_else() -> None:
     assert batch["text"] == "x"
 
 
-def test_batches_nobody_takes_are_at_most_two_ahead() -> None:
+def test_at_most_two_batches_are_loaded_ahead() -> None:
     taken = threading.Semaphore(0)
     source = Source(tensor_sample)
 
@@ -92,14 +92,14 @@ def test_batches_nobody_takes_are_at_most_two_ahead() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_error_of_a_sample_reaches_who_asks_for_the_batch(num_workers: int) -> None:
+def test_error_of_a_sample_is_raised_by_next(num_workers: int) -> None:
     with AsyncDataLoader(lambda n: [broken] * n, 2, num_workers=num_workers) as loader:
         for _ in range(2):
             with pytest.raises(ValueError, match="no sample here"):
                 next(loader)
 
 
-def test_process_that_ends_while_it_loads_is_an_error_that_says_what_to_check() -> None:
+def test_process_that_ends_while_loading_raises_worker_crashed_error() -> None:
     loader = AsyncDataLoader(lambda n: [end_of_process] * n, 1, num_workers=1)
     with loader, pytest.raises(WorkerCrashedError, match="a process of num_workers ended"):
         next(loader)
@@ -113,7 +113,7 @@ def test_batches_that_are_ready_come_before_the_error() -> None:
             next(loader)
 
 
-def test_close_wakes_who_waits_and_ends_the_batches() -> None:
+def test_close_wakes_a_waiting_next_and_ends_the_batches() -> None:
     blocked: threading.Event = threading.Event()
     found: list[Any] = []
     loader = AsyncDataLoader(lambda n: [blocked.wait(60)] * n, 1)
@@ -151,7 +151,7 @@ def test_close_waits_until_the_source_returns() -> None:
     "wrong",
     [{"batch_size": 0}, {"num_workers": -1}, {"chunk_size": 3}, {"chunk_size": 0}],
 )
-def test_numbers_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
+def test_invalid_numbers_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         AsyncDataLoader(Source(tensor_sample), **{"batch_size": 4, **wrong})
 
@@ -176,8 +176,8 @@ def test_lock_is_held_by_one_at_a_time(lock_type: LockContextType) -> None:
     lock.release()
 
 
-def test_only_a_lock_of_processes_is_made_to_be_inherited_by_one() -> None:
-    with pytest.raises(RuntimeError, match="inheritance"):  # what starts a process may pickle it
+def test_only_a_process_lock_can_be_inherited_by_a_new_process() -> None:
+    with pytest.raises(RuntimeError, match="inheritance"):  # pickled only to start a process
         pickle.dumps(LockContext(LockContextType.PROCESS_LOCK))
     with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(LockContext(LockContextType.THREAD_LOCK))

@@ -1,4 +1,4 @@
-"""Code of others that may never return is left behind, and so is who stops within a message."""
+"""Time limits for calls that may never return and for messages that stop halfway."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEFT = "close() of some.key did not return in time; it is left behind"
 
 
 class Part:
-    """Closes at once, or waits until it may."""
+    """Closes at once or, if ``hangs``, when ``go_on`` is set."""
 
     def __init__(self, hangs: bool = False) -> None:
         self.go_on = threading.Event()
@@ -52,7 +52,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Part]:
     assert part.closes == 1
 
 
-def test_call_that_returns_in_time_ran_in_a_thread_of_its_own_that_has_ended() -> None:
+def test_call_that_returns_in_time_ran_in_its_own_thread() -> None:
     part = Part()
     assert returns_within(PATIENCE_S, part.close)
     assert part.closes == 1
@@ -61,7 +61,7 @@ def test_call_that_returns_in_time_ran_in_a_thread_of_its_own_that_has_ended() -
     assert not part.thread.is_alive()
 
 
-def test_call_that_does_not_return_is_left_behind_and_keeps_no_program_from_its_end(
+def test_call_that_does_not_return_is_left_in_a_daemon_thread(
     hanging: Part,
 ) -> None:
     assert not returns_within(0.01, hanging.close)
@@ -71,7 +71,7 @@ def test_call_that_does_not_return_is_left_behind_and_keeps_no_program_from_its_
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
-def test_what_a_call_raises_in_time_is_raised(error: BaseException) -> None:
+def test_exception_of_a_call_is_raised(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -80,7 +80,7 @@ def test_what_a_call_raises_in_time_is_raised(error: BaseException) -> None:
     assert caught.value is error
 
 
-def test_only_a_part_that_does_not_close_in_time_is_told_of(
+def test_only_a_part_that_does_not_close_in_time_is_logged(
     hanging: Part, caplog: pytest.LogCaptureFixture
 ) -> None:
     close_in_time(Part(hangs=False).close, "another.key")
@@ -88,7 +88,7 @@ def test_only_a_part_that_does_not_close_in_time_is_told_of(
     assert caplog.messages == [LEFT]
 
 
-def test_part_of_a_section_is_named_if_there_are_several(
+def test_warning_names_the_part_if_one_is_given(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     warn_of_left("some.key")
@@ -96,7 +96,7 @@ def test_part_of_a_section_is_named_if_there_are_several(
     assert caplog.messages == [LEFT, LEFT.replace("some.key", "some.key, in the second hook")]
 
 
-def test_part_is_closed_when_its_block_ends_by_an_error_too() -> None:
+def test_part_is_closed_when_its_block_raises() -> None:
     part = Part()
     with suppress(ZeroDivisionError), closing_in_time(part, "some.key") as found:
         assert found is part
@@ -113,7 +113,7 @@ def test_part_that_does_not_close_is_left_when_its_block_ends(
     assert caplog.messages == [LEFT]
 
 
-def test_message_whose_rest_does_not_come_or_is_not_read_is_given_up() -> None:
+def test_incomplete_send_and_incomplete_receive_time_out() -> None:
     ours, theirs = Pipe()
     with ours, theirs:
         set_patience(ours, 0.02)
@@ -127,13 +127,13 @@ def test_message_whose_rest_does_not_come_or_is_not_read_is_given_up() -> None:
             ours.recv_bytes()
 
 
-def test_patience_is_in_seconds_and_may_be_without_end() -> None:
+def test_patience_is_in_seconds_and_zero_means_no_limit() -> None:
     ours, theirs = Pipe()
     with ours, theirs, socket.socket(fileno=os.dup(ours.fileno())) as view:
         for seconds, expected in ((2.25, (2, 250_000)), (0, (0, 0))):
             set_patience(ours, seconds)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 found = struct.unpack("ll", view.getsockopt(socket.SOL_SOCKET, option, 16))
-                # The system counts in ticks of at most 10 ms.
+                # The kernel rounds to ticks of at most 10 ms.
                 assert found[0] == expected[0]
                 assert abs(found[1] - expected[1]) <= 10_000

@@ -1,4 +1,4 @@
-"""Files and folders: checked names, refused links, whole files or the old ones."""
+"""Files and folders: checked names, refused links, atomic writes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_file_is_replaced_whole_and_private(tmp_path: Path, durable: bool) -> None:
+def test_write_atomic_replaces_the_file_and_makes_it_private(tmp_path: Path, durable: bool) -> None:
     target = tmp_path / "a.bin"
     with Folder(tmp_path, create=False) as folder:
         folder.write_atomic("a.bin", [b"old"], durable)
@@ -131,14 +131,14 @@ def test_ensure_dir_makes_parents_and_refuses_files(tmp_path: Path) -> None:
         assert caught.value.path == str(tmp_path / path)
 
 
-def test_a_failure_without_a_number_is_told_by_its_kind() -> None:
+def test_error_without_an_errno_is_named_by_its_type() -> None:
     error = folder_error("write", Path("some/file"), OSError("odd"))
     assert "cannot write some/file: OSError" in str(error)
     assert error.path == "some/file"
 
 
 @pytest.mark.usefixtures("any_umask")
-def test_whatever_the_umask_new_folders_and_files_are_for_us_alone(tmp_path: Path) -> None:
+def test_new_folders_and_files_are_private_even_with_umask_0(tmp_path: Path) -> None:
     made = ensure_dir(tmp_path / "a" / "b")
     atomic_write_json(made / "file", "x")
     with open(made / "log", "a", opener=open_private):
@@ -151,7 +151,7 @@ def test_whatever_the_umask_new_folders_and_files_are_for_us_alone(tmp_path: Pat
         assert mode(tmp_path / path) == 0o600
 
 
-def test_a_link_is_not_opened_as_a_file_of_ours(tmp_path: Path) -> None:
+def test_open_private_refuses_symbolic_links(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("elsewhere")
     with pytest.raises(OSError, match="symbolic"):
         open_private(str(tmp_path / "link"), os.O_WRONLY | os.O_CREAT)
@@ -159,7 +159,7 @@ def test_a_link_is_not_opened_as_a_file_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("map_above", [1 << 20, 0])
-def test_file_that_is_cut_off_while_it_is_read_is_refused_by_name(
+def test_error_for_a_file_truncated_during_a_read_names_the_file(
     folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, map_above: int
 ) -> None:
     def fail(*given: Any, **options: Any) -> int:
@@ -174,7 +174,7 @@ def test_file_that_is_cut_off_while_it_is_read_is_refused_by_name(
 
 
 @pytest.mark.parametrize("text", BAD_IDS)
-def test_what_is_no_id_is_refused_and_touches_nothing(
+def test_invalid_ids_are_refused_and_change_no_files(
     folder: PrivateDir, tmp_path: Path, text: Any
 ) -> None:
     (tmp_path / "x").write_text("outside")
@@ -207,7 +207,7 @@ def test_ids_of_workers_are_accepted() -> None:
         assert check_id(text) == text
 
 
-def test_a_private_folder_and_its_files_are_for_us_alone(folder: PrivateDir) -> None:
+def test_a_private_folder_and_its_files_have_modes_for_the_owner_only(folder: PrivateDir) -> None:
     folder.write_atomic("a.bin", [b"1", memoryview(b"23")], durable=True)
     inner = folder.sub("inner")
     inner.close()
@@ -218,7 +218,7 @@ def test_a_private_folder_and_its_files_are_for_us_alone(folder: PrivateDir) -> 
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702, 0o1777])
-def test_a_folder_that_others_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
+def test_a_folder_that_others_can_write_to_is_not_private(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
     before = open_files(collect=True)
@@ -231,7 +231,7 @@ def test_a_folder_that_others_write_to_is_not_private(tmp_path: Path, mode: int)
     assert open_files() == before
 
 
-def test_a_folder_of_somebody_else_is_not_private(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_not_private(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     (tmp_path / "theirs").mkdir(mode=0o700)
@@ -240,7 +240,7 @@ def test_a_folder_of_somebody_else_is_not_private(tmp_path: Path) -> None:
         PrivateDir(tmp_path / "theirs")
 
 
-def test_links_and_files_are_no_folders(tmp_path: Path, folder: PrivateDir) -> None:
+def test_links_and_files_are_refused_as_folders(tmp_path: Path, folder: PrivateDir) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("elsewhere")
     (tmp_path / "file").write_text("")
@@ -260,7 +260,7 @@ def test_links_and_files_are_no_folders(tmp_path: Path, folder: PrivateDir) -> N
     assert tree(tmp_path / "elsewhere") == []
 
 
-def test_only_regular_files_of_ours_are_read(tmp_path: Path, folder: PrivateDir) -> None:
+def test_only_own_regular_files_are_read(tmp_path: Path, folder: PrivateDir) -> None:
     (tmp_path / "secret").write_text("keep out")
     (folder.path / "symlink").symlink_to(tmp_path / "secret")
     (folder.path / "hardlink").hardlink_to(tmp_path / "secret")
@@ -305,7 +305,7 @@ def test_a_file_above_the_limit_is_not_read(folder: PrivateDir) -> None:
 def test_a_file_that_changes_while_it_is_read_is_whole_or_missing(
     tmp_path: Path, folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """In a private folder it is missing: its old file may be written again by somebody."""
+    """In a private folder it is missing, because another write may reuse the old file."""
     real = os.readv
 
     with Folder(tmp_path / "any") as opened:
@@ -426,7 +426,7 @@ def test_a_folder_is_locked_by_one_at_a_time(tmp_path: Path) -> None:
     assert open_files() == before
 
 
-def test_where_locks_cannot_be_asked_for_a_folder_counts_as_locked(
+def test_without_file_locks_a_folder_counts_as_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_locked(tmp_path / "absent")
@@ -462,7 +462,7 @@ def test_more_buffers_than_one_call_takes_are_written(folder: PrivateDir) -> Non
     assert folder.read("a", 3000) == b"".join(parts)
 
 
-def test_move_takes_whatever_stands_there(folder: PrivateDir) -> None:
+def test_move_takes_files_and_links_and_reports_a_missing_name(folder: PrivateDir) -> None:
     with folder.sub("aside") as aside:
         folder.write_atomic("a", [b"1"])
         (folder.path / "link").symlink_to("nowhere")
@@ -474,7 +474,7 @@ def test_move_takes_whatever_stands_there(folder: PrivateDir) -> None:
         assert aside.unlink("link-1")
 
 
-def test_a_map_outlives_the_file_and_the_folder(tmp_path: Path) -> None:
+def test_a_mapped_file_stays_readable_after_unlink_and_close(tmp_path: Path) -> None:
     folder = PrivateDir(tmp_path / "ours")
     folder.write_atomic("a", [b"content"])
     folder.write_atomic("empty", [])
@@ -486,7 +486,7 @@ def test_a_map_outlives_the_file_and_the_folder(tmp_path: Path) -> None:
     assert bytes(empty) == b""
 
 
-def test_a_closed_folder_refuses_and_gives_its_descriptor_back(tmp_path: Path) -> None:
+def test_a_closed_folder_refuses_calls_and_releases_its_descriptor(tmp_path: Path) -> None:
     before = open_files(collect=True)
     folder = PrivateDir(tmp_path / "ours")
     folder.close()
@@ -497,7 +497,7 @@ def test_a_closed_folder_refuses_and_gives_its_descriptor_back(tmp_path: Path) -
             use()
 
 
-def test_a_folder_that_is_dropped_gives_its_descriptor_back(tmp_path: Path) -> None:
+def test_a_garbage_collected_folder_releases_its_descriptor(tmp_path: Path) -> None:
     before = open_files(collect=True)
     folder = Folder(tmp_path / "ours")
     with pytest.raises(DataMissingError):
@@ -508,7 +508,7 @@ def test_a_folder_that_is_dropped_gives_its_descriptor_back(tmp_path: Path) -> N
     assert open_files() == before
 
 
-def test_a_folder_that_is_closed_during_a_call_is_let_go_by_the_call(tmp_path: Path) -> None:
+def test_a_folder_closed_during_a_call_is_released_after_the_call(tmp_path: Path) -> None:
     before = open_files(collect=True)
     folder = Folder(tmp_path / "ours")
     os.mkfifo(tmp_path / "ours" / "pipe")
@@ -556,13 +556,13 @@ def test_a_durable_write_waits_for_the_file_and_then_the_folder(
     )
 
 
-def test_a_write_does_not_wait_for_the_disk_unless_it_is_told_to(folder: PrivateDir) -> None:
+def test_a_write_is_not_durable_by_default(folder: PrivateDir) -> None:
     with recorded_writes() as log:
         folder.write_atomic("a", [b"1"])
     assert [call[0] for call in log.calls] == ["rename"]
 
 
-def test_a_durable_append_waits_for_the_file_and_at_first_for_its_name(folder: PrivateDir) -> None:
+def test_a_durable_append_syncs_the_file_and_once_the_folder(folder: PrivateDir) -> None:
     with recorded_writes() as log:
         folder.append("a", b"12", 0, durable=True)
         folder.append("a", b"3", 2, durable=True)
@@ -594,7 +594,7 @@ def test_an_append_that_fails_leaves_the_file_as_it_was(folder: PrivateDir, call
     assert open_files() == before
 
 
-def test_what_cannot_be_looked_at_is_named(folder: PrivateDir) -> None:
+def test_error_of_stat_names_the_file(folder: PrivateDir) -> None:
     with failing_calls(("stat",), 1, errno.EACCES), pytest.raises(RunFolderError) as caught:
         folder.stat("a")
     assert f"cannot look at {folder.path / 'a'}" in str(caught.value)
@@ -608,7 +608,7 @@ def test_a_tree_that_cannot_be_removed_is_named(folder: PrivateDir) -> None:
     assert tree(folder.path) == ["tree"]
 
 
-def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
+def test_sync_makes_an_earlier_write_durable(folder: PrivateDir) -> None:
     folder.write_atomic("a", [b"1"])
     before = open_files(collect=True)
     with recorded_writes() as log:
@@ -621,7 +621,7 @@ def test_a_write_is_made_durable_afterwards(folder: PrivateDir) -> None:
 
 
 @pytest.mark.parametrize("old", [b"", b"short", b"longer than the new content"])
-def test_a_pooled_file_is_written_again_whole(folder: PrivateDir, old: bytes) -> None:
+def test_rewrite_reuses_a_pooled_file_for_new_content(folder: PrivateDir, old: bytes) -> None:
     with folder.sub("pool") as pool:
         pool.write_atomic("p", [old])
         inode = (pool.path / "p").stat().st_ino
@@ -633,7 +633,7 @@ def test_a_pooled_file_is_written_again_whole(folder: PrivateDir, old: bytes) ->
         assert tree(folder.path) == ["a", "pool"]
 
 
-def test_only_a_regular_file_with_one_name_is_written_again(
+def test_rewrite_reuses_only_regular_files_with_one_name(
     tmp_path: Path, folder: PrivateDir
 ) -> None:
     (tmp_path / "secret").write_text("keep")
@@ -650,7 +650,7 @@ def test_only_a_regular_file_with_one_name_is_written_again(
 @pytest.mark.parametrize(
     ("call", "at"), [("rename", 1), ("open", 1), ("fstat", 1), ("close", 1), ("rename", 2)]
 )
-def test_whichever_call_fails_while_a_pooled_file_is_written_the_file_is_old(
+def test_whichever_call_fails_rewrite_keeps_the_old_file(
     folder: PrivateDir, call: str, at: int
 ) -> None:
     folder.write_atomic("a", [b"old"])
@@ -664,7 +664,7 @@ def test_whichever_call_fails_while_a_pooled_file_is_written_the_file_is_old(
     assert tree(folder.path) == ["a", "pool", *(["pool/p"] if (call, at) == ("rename", 1) else [])]
 
 
-def test_a_full_disk_while_a_pooled_file_is_written_leaves_the_old_one(
+def test_rewrite_on_a_full_disk_keeps_the_old_file(
     folder: PrivateDir,
 ) -> None:
     folder.write_atomic("a", [b"old"])
@@ -699,7 +699,7 @@ Folder(sys.argv[1]).write_atomic("a", [b"x"])
     assert tree(tmp_path) == ["made"]
 
 
-def test_the_temporary_file_of_a_writer_at_work_stays(
+def test_sweep_keeps_the_temporary_file_of_an_active_writer(
     folder: PrivateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[int] = []
@@ -746,7 +746,7 @@ def test_a_writer_whose_file_is_swept_before_it_is_locked_takes_another(
     assert open_files() == before
 
 
-def test_where_there_are_no_locks_files_are_written_and_nothing_is_swept(
+def test_without_file_locks_files_are_written_and_nothing_is_swept(
     folder: PrivateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder.path / TEMPORARY).write_bytes(b"x")
@@ -760,7 +760,7 @@ def test_where_there_are_no_locks_files_are_written_and_nothing_is_swept(
     assert folder.names() == [TEMPORARY, "a"]
 
 
-def test_a_sweep_leaves_all_but_regular_temporary_files(folder: PrivateDir) -> None:
+def test_sweep_removes_only_regular_temporary_files(folder: PrivateDir) -> None:
     (folder.path / ".tmp-notes").write_text("somebody else's")
     (folder.path / TEMPORARY).mkdir()
     os.mkfifo(folder.path / ".tmp-0000000000000000")
@@ -770,7 +770,7 @@ def test_a_sweep_leaves_all_but_regular_temporary_files(folder: PrivateDir) -> N
     assert len(tree(folder.path)) == 5
 
 
-def test_a_tree_of_ours_is_removed_and_what_is_not_ours_stays(folder: PrivateDir) -> None:
+def test_remove_tree_removes_own_files_and_keeps_foreign_ones(folder: PrivateDir) -> None:
     with folder.sub("tree") as tree_dir, tree_dir.sub("inner") as inner:
         tree_dir.write_atomic("a.bin", [b"1"])
         inner.write_atomic("b", [b"2"])

@@ -1,4 +1,4 @@
-"""Train samples that are lists or hold some, as columns and back."""
+"""Train samples that are lists or contain lists: packed into columns and unpacked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_samples_that_are_lists_come_back_as_lists_of_tensors() -> None:
     ]
 
 
-def test_lists_within_samples_come_back_whatever_is_beside_them() -> None:
+def test_lists_within_samples_come_back_beside_other_values() -> None:
     row = {"obs": [torch.zeros(2), torch.ones(2)], "reward": 2.0, "n": [1, 2, 3]}
     (sample,) = unpack_samples(pack_samples([row]))
     assert [each.tolist() for each in sample["obs"]] == [[0, 0], [1, 1]]
@@ -47,7 +47,7 @@ def test_samples_without_lists_are_plain_columns(rows: Any) -> None:
     assert not has_lists(pack_samples(rows).columns)
 
 
-def test_lists_of_different_lengths_are_refused_by_name() -> None:
+def test_error_for_lists_of_different_lengths_names_the_column() -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         pack_samples([[_step(0), _step(1)], [_step(2)]])
     facts = caught.value.facts

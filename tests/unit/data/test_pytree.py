@@ -1,4 +1,4 @@
-"""Tree helpers: walking and converting nests."""
+"""Tree helpers: walking and converting nested values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_flatten_gives_paths() -> None:
     assert flatten(5) == [((), 5)]
 
 
-def test_nest_makes_dicts_of_paths_and_takes_each_once() -> None:
+def test_nest_builds_dicts_from_paths_and_refuses_duplicates() -> None:
     pairs = [(("obs", "pos"), 1), (("act",), 2), (("obs", "seen"), 3)]
     assert nest(pairs) == {"obs": {"pos": 1, "seen": 3}, "act": 2}
     with pytest.raises(ValueError, match=r"\('act',\) comes twice"):
@@ -74,7 +74,7 @@ def test_to_tensor_converts_by_kind() -> None:
     assert found["z"].tolist() == [0, 0]
 
 
-def test_list_of_one_number_is_a_tensor_and_one_of_none_a_list() -> None:
+def test_list_of_one_number_becomes_a_tensor_and_an_empty_list_stays() -> None:
     found = to_tensor({"one": [3], "none": []})
     assert torch.equal(found["one"], torch.tensor([3]))
     assert found["none"] == []
@@ -90,7 +90,7 @@ def test_float32_arrays_are_shared_with_their_tensors(shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("flip", [np.s_[::-1], np.s_[:, ::-1], np.s_[::-1, ::-1]])
-def test_arrays_that_run_backwards_become_tensors(flip: Any) -> None:
+def test_arrays_with_negative_strides_become_tensors(flip: Any) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)[flip]
     assert to_tensor(array).tolist() == array.tolist()
 
@@ -134,6 +134,6 @@ def test_leaves_are_compared_bit_by_bit_and_named_by_their_paths() -> None:
     assert found == ["a", "b.0", "b.1", "only"]
 
 
-def test_array_differs_from_a_number_in_either_place() -> None:
+def test_array_differs_from_a_number_on_either_side() -> None:
     one, other = {("a",): 1}, {("a",): np.array([1, 2])}
     assert different_leaves(one, other) == different_leaves(other, one) == ["a"]

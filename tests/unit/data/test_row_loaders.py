@@ -1,4 +1,4 @@
-"""Rows as callables: one gather for all of them, from whichever thread comes first."""
+"""RowLoaders: rows as callables; the first call gathers all rows, in any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dingsdk.errors import DataMissingError
 
 
 class Source:
-    """Counts its gathers."""
+    """Counts calls of ``gather``."""
 
     def __init__(self) -> None:
         self.batch = SampleBatch({"obs": np.arange(6.0).reshape(3, 2), "IS": np.ones(3)})
@@ -56,7 +56,7 @@ def test_threads_that_call_at_once_share_one_gather() -> None:
     assert source.gathers == 1
 
 
-def test_collation_is_that_of_the_batch() -> None:
+def test_collate_returns_the_tensors_of_the_batch() -> None:
     source = Source()
     tensors = collate(source.rows())
     assert torch.equal(tensors["obs"], collate(source.batch)["obs"])

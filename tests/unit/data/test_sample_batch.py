@@ -68,7 +68,7 @@ def test_columns_of_different_length_are_named_with_their_shapes() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_set_of_columns_is_refused(columns: Any) -> None:
+def test_invalid_columns_are_refused(columns: Any) -> None:
     with pytest.raises(SchemaMismatchError):
         SampleBatch(columns)
 
@@ -128,7 +128,7 @@ def test_a_row_is_a_dict_that_writes_through() -> None:
         (lambda row: row.popitem(), ""),
     ],
 )
-def test_what_a_row_cannot_write_raises_and_changes_nothing(
+def test_refused_row_writes_raise_and_change_nothing(
     write: Callable[[Any], None], key: str
 ) -> None:
     batch = make_batch()
@@ -150,7 +150,7 @@ def test_what_a_row_cannot_write_raises_and_changes_nothing(
         ("obs", 1, "a dict", "int"),
     ],
 )
-def test_value_that_its_column_cannot_have_is_named(
+def test_error_of_a_refused_write_says_what_was_expected_and_found(
     key: str, value: Any, expected: str, found: str
 ) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
@@ -173,10 +173,10 @@ def test_number_beyond_the_range_of_its_column_is_refused() -> None:
     assert batch.columns["a"].tolist() == [-128, 0]
 
 
-def test_rows_are_told_apart_from_other_dicts() -> None:
+def test_rows_are_compared_with_dicts_by_content() -> None:
     row = SampleBatch({"a": np.array([4, 5]), "o": {"x": np.zeros(2)}})[1]
     assert row == {"a": 5, "o": {"x": 0.0}}
-    assert not row != {"a": 5, "o": {"x": 0.0}}  # noqa: SIM202 - each has a method of its own
+    assert not row != {"a": 5, "o": {"x": 0.0}}  # noqa: SIM202 - `==` and `!=` are separate methods
     assert row != {"a": 4, "o": {"x": 0.0}}
     assert (row == 5) is False
 
@@ -193,7 +193,7 @@ def test_copies_of_a_row_are_plain_dicts() -> None:
     assert batch == make_batch()
 
 
-def test_rows_are_made_of_batches_alone() -> None:
+def test_fromkeys_of_a_row_gives_a_plain_dict() -> None:
     plain = type(make_batch()[0]).fromkeys(["a", "b"], 3)
     assert type(plain) is dict
     assert plain == {"a": 3, "b": 3}
@@ -201,7 +201,7 @@ def test_rows_are_made_of_batches_alone() -> None:
 
 def test_batches_are_pickled() -> None:
     sent = pickle.dumps(make_batch())
-    assert pickle.loads(sent) == make_batch()  # noqa: S301 - what multiprocessing does with it
+    assert pickle.loads(sent) == make_batch()  # noqa: S301 - as multiprocessing does it
 
 
 def test_a_copy_shares_arrays_and_a_deep_copy_has_its_own() -> None:
@@ -223,7 +223,7 @@ def test_a_slice_is_views_and_take_is_copies() -> None:
     assert batch.columns["action"].tolist() == [0, 5, 0]
 
 
-def test_take_from_a_view_with_strides_is_right() -> None:
+def test_take_works_on_a_view_with_negative_strides() -> None:
     assert make_batch()[::-1].take([0, 2]).columns["obs"]["pos"].tolist() == [[4, 5], [0, 1]]
 
 
@@ -293,7 +293,7 @@ def test_from_rows_names_the_key_and_the_row(rows: list[Any], key: str, row: int
     assert {"expected", "found"} <= set(caught.value.facts)
 
 
-def test_default_of_a_row_is_not_taken_where_the_column_is() -> None:
+def test_setdefault_of_a_row_keeps_the_value_of_the_column() -> None:
     assert SampleBatch({"a": np.array([4, 5])})[1].setdefault("a", 9) == 5
 
 
@@ -304,7 +304,7 @@ def test_default_of_a_row_is_not_taken_where_the_column_is() -> None:
         (SampleBatch.concat, "batches to join", ">= 1 batch"),
     ],
 )
-def test_nothing_makes_no_batch(make: Callable[[list[Any]], Any], what: str, expected: str) -> None:
+def test_empty_lists_are_refused(make: Callable[[list[Any]], Any], what: str, expected: str) -> None:
     with pytest.raises(SchemaMismatchError, match=f"^{what}: expected {expected}") as caught:
         make([])
     error = caught.value
@@ -369,7 +369,7 @@ def test_tensors_share_memory_and_are_made_once() -> None:
     assert batch.columns["obs"]["pos"][0, 0] == 9
 
 
-def test_a_frozen_batch_refuses_writes_and_its_tensors_are_apart() -> None:
+def test_a_frozen_batch_refuses_writes_and_its_tensors_are_copies() -> None:
     array = np.zeros(2, np.float32)
     batch = SampleBatch({"a": array}).freeze()
     with pytest.raises(FrozenBatchError) as caught:
@@ -385,7 +385,7 @@ def test_a_frozen_batch_refuses_writes_and_its_tensors_are_apart() -> None:
 
 
 @pytest.mark.parametrize("is_plain", [False, True])
-def test_tensors_after_a_freeze_are_not_those_from_before(is_plain: bool) -> None:
+def test_tensors_are_made_anew_after_a_freeze(is_plain: bool) -> None:
     columns = {"a": np.zeros(2, np.float32), "b": np.zeros(2)}
     batch = SampleBatch.trusted(columns, 2, is_plain=is_plain)
     before = batch.tensors()
@@ -455,7 +455,7 @@ def test_collate_stacks_the_rows_of_a_batch_without_changing_it() -> None:
     ],
     ids=str,
 )
-def test_collate_refuses_what_does_not_stack(rows: list[Any], expected: str, found: Any) -> None:
+def test_collate_refuses_invalid_lists(rows: list[Any], expected: str, found: Any) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         collate(rows)
     error = caught.value

@@ -1,4 +1,4 @@
-"""New processes, which import the script that the parent was started with."""
+"""New processes import the script that the parent was started with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dingsdk.data.spawn import (
 from dingsdk.errors import ConfigError
 
 
-def test_script_that_a_new_worker_imports_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unguarded_script_exits_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_if_importing()
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     for call in (leave_if_importing, lambda: spawn_context("system.collector_num")):
@@ -29,7 +29,7 @@ def test_script_that_a_new_worker_imports_is_left(monkeypatch: pytest.MonkeyPatc
         assert caught.value.code == UNGUARDED
 
 
-def test_only_a_process_that_left_for_its_script_is_told_of() -> None:
+def test_only_the_exit_code_of_an_unguarded_script_raises() -> None:
     for code in (None, 0, 1):
         check_guarded(code, "some.key")
     with pytest.raises(ConfigError, match="__main__") as caught:
@@ -37,7 +37,7 @@ def test_only_a_process_that_left_for_its_script_is_told_of() -> None:
     assert caught.value.path == "some.key"
 
 
-def test_script_without_a_file_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_without_a_file_cannot_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spawn_context("some.key").get_start_method() == "spawn"
     script = ModuleType("__main__")
     script.__file__ = "<stdin>"
@@ -47,13 +47,13 @@ def test_script_without_a_file_starts_no_processes(monkeypatch: pytest.MonkeyPat
     assert caught.value.path == "some.key"
 
 
-def test_daemon_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daemon_cannot_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"^some\.key asks for new processes.*daemon=False"):
         spawn_context("some.key")
 
 
-def test_new_processes_find_a_class_of_a_module_at_its_top_alone() -> None:
+def test_only_top_level_classes_are_importable() -> None:
     class Inner:
         pass
 
@@ -71,7 +71,7 @@ def test_new_processes_find_a_class_of_a_module_at_its_top_alone() -> None:
         pytest.param("app.pyz/__main__.py", "__main__", False, id="python app.pyz"),
     ],
 )
-def test_new_processes_find_classes_of_the_script_as_multiprocessing_imports_it(
+def test_classes_of_the_script_are_importable_if_multiprocessing_imports_it(
     monkeypatch: pytest.MonkeyPatch, file: str | None, spec: str | None, is_found: bool
 ) -> None:
     script = ModuleType("__main__")
@@ -84,7 +84,7 @@ def test_new_processes_find_classes_of_the_script_as_multiprocessing_imports_it(
     assert not is_importable(script.Own, has_script=False)
 
 
-def test_script_that_is_no_longer_there_starts_no_processes(
+def test_missing_script_cannot_start_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = ModuleType("__main__")
