@@ -304,7 +304,7 @@ def test_setdefault_of_a_row_keeps_the_value_of_the_column() -> None:
         (SampleBatch.concat, "batches to join", ">= 1 batch"),
     ],
 )
-def test_empty_lists_are_refused(make: Callable[[list[Any]], Any], what: str, expected: str) -> None:
+def test_empty_list_is_refused(make: Callable[[list[Any]], Any], what: str, expected: str) -> None:
     with pytest.raises(SchemaMismatchError, match=f"^{what}: expected {expected}") as caught:
         make([])
     error = caught.value

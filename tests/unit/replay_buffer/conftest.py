@@ -1,4 +1,4 @@
-"""Fixtures: a remover that somebody else wrote."""
+"""A fixture that registers a remover of a plugin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .random_remover import RandomRemover
 
 @pytest.fixture
 def random_removers() -> Iterator[dict[str, str]]:
-    """Register the type ``random``, and yield its section."""
+    """Register the type ``random``, and yield its config section."""
     with use_manager(PluginManager()) as manager:
         manager.registry("removers").register("random", RandomRemover)
         yield {"type": "random"}

@@ -1,4 +1,4 @@
-"""Prioritized buffers of numbered rows."""
+"""Helpers for tests of prioritized buffers, whose rows are numbered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def info(sample: Any, priority: Any) -> dict[str, Any]:
 
 
 def facts(buffer: AdvancedReplayBuffer, key: str) -> dict[int, Any]:
-    """Return a fact of each row by its action, from samples of one row each."""
+    """Return the value of ``key`` of each row by its action; samples each row once."""
     found: dict[int, Any] = {}
     for age in range(buffer.count()):
         sample = buffer.sample(1, 0, slice(age, age + 1))
@@ -51,7 +51,7 @@ def equal_states(a: Any, b: Any) -> bool:
 
 
 def train(buffer: AdvancedReplayBuffer, rounds: int, size: int) -> AdvancedReplayBuffer:
-    """Push 7 rows a round, sample and update their priorities; returns the buffer."""
+    """In each round push 7 rows, sample and update priorities; return the buffer."""
     rng = np.random.default_rng(0)
     for n in range(rounds):
         buffer.push(batch(*range(n * 7, n * 7 + 7), collect_iter=np.full(7, n)), n)

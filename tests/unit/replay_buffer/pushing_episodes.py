@@ -1,4 +1,4 @@
-"""A process that pushes numbered episodes into a folder, for ever, and is killed for it."""
+"""A process that pushes numbered episodes into a folder until a test kills it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dingsdk.worker.replay_buffer import EpisodeReplayBuffer
 
 CAPACITY = 6
 _WIDTH = 2100
-"""Of an observation, which is then large enough to be compressed."""
+"""Length of an observation; large enough to be compressed."""
 
 
 def episode_of(number: int) -> SampleBatch:
-    """Return the episode of a number; its length is 1 to 40 by it."""
+    """Return episode ``number``; its length, 1 to 40, depends on the number."""
     steps = np.arange(2 + number * 7 % 40)
     obs = np.repeat((1000 * number + steps).astype(np.float32)[:, None], _WIDTH, axis=1)
     return SampleBatch({"obs": obs[:-1], "next_obs": obs[1:], "id": 1000 * number + steps[:-1]})

@@ -1,4 +1,4 @@
-"""A process that pushes numbered rows into a memmap storage, for ever, and is killed for it."""
+"""A process that pushes numbered rows into a memmap storage until a test kills it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
 
 CAPACITY = 200
 WIDTH = 2100
-"""Of an observation, which is then large enough to be compressed."""
+"""Length of an observation; large enough to be compressed."""
 
 
 def rows_of(start: int, stop: int) -> SampleBatch:
-    """Rows ``start..stop-1``: every 13th ends an episode, so its next observation is no obs.
+    """Return rows ``start..stop-1``. Every 13th ends an episode: its ``next_obs`` is no row's obs.
 
-    Every 7th observation is noise, which cannot be compressed.
+    Every 7th observation is noise, which does not compress.
     """
     number = np.arange(start, stop)
     after = np.where(number % 13 == 0, -number, number + 1)

@@ -1,4 +1,4 @@
-"""A remover with a section of its own, and a state with keys that buffers have too."""
+"""A remover with its own config section; its state has keys that buffer states have too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that uses up rows on disk, one at a time and for ever, and is killed for it."""
+"""A process that pushes, samples and uses up rows on disk until a test kills it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAPACITY = 300
 
 
 def buffer_in(folder: str | Path) -> AdvancedReplayBuffer:
-    """Return a buffer whose rows leave after two samples, with the rows of the folder, if any."""
+    """Return a buffer with ``max_use`` 2 and the rows of the folder, if it has any."""
     reopen = (Path(folder) / "header.json").exists()
     storage = {"type": "memmap", "path": str(folder), "reopen": reopen}
     cfg = {"replay_buffer_size": CAPACITY, "max_use": 2, "storage": storage, "seed": 0}

@@ -1,7 +1,7 @@
-"""Saves rows again and again in child processes that are killed at ever later moments.
+"""Saves rows in child processes, and kills each child later than the one before.
 
-Run as ``python save_crash.py FOLDER KILLS``; prints how many kills the rows survived. Row
-``number`` is the push index, so what is loaded must be a full run of numbers.
+Run as ``python save_crash.py FOLDER KILLS``; prints the number of kills, of different saves that
+were loaded, and of files. ``number`` is the push index, so loaded numbers must be consecutive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(folder: Path, kills: int) -> None:
             save_on_and_on(folder, buffer, writer)
         os.close(writer)
         if kill % 2:
-            os.read(reader, 1)  # one save is done, and the next begins
+            os.read(reader, 1)  # one save is done, and the next one starts
         time.sleep(took_s * kill / kills)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

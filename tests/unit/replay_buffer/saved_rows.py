@@ -1,4 +1,4 @@
-"""Buffers of numbered rows, and what a folder holds of them."""
+"""Helpers that make buffers of numbered rows, and read and edit folders of saved rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def segment_files(folder: Path) -> dict[int, int]:
-    """Return the inode of each segment, by its first push."""
+    """Return the inode of each segment by its first push index."""
     segments = manifest_of(folder)["segments"]
     return {each["first"]: (folder / each["name"]).stat().st_ino for each in segments}
 
@@ -52,21 +52,21 @@ def full(buffer: Table) -> list[int]:
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a manifest, which gets the digest of what it says then."""
+    """Change a manifest and its digest."""
     manifest = manifest_of(folder)
     change(manifest)
     (folder / "manifest.json").write_bytes(encode_json("replay-buffer", manifest))
 
 
 def replace_frame(folder: Path, entry: dict[str, Any], kind: str, value: Any) -> None:
-    """Write another frame in place of one, and its digest into the entry of a manifest."""
+    """Replace a frame, and write its size and digest into the manifest entry."""
     frame, info = encode_frame(kind, value)
     (folder / entry["name"]).write_bytes(b"".join(frame))
     entry.update(size_bytes=info.size_bytes, digest=info.digest)
 
 
 def edit_state(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a frame of a state: the entries ``state`` and ``facts``."""
+    """Change the saved frame of a state, which has the keys ``state`` and ``facts``."""
     manifest = manifest_of(folder)
     entry = manifest["state"]
     rest = decode_frame("replay-state", (folder / entry["name"]).read_bytes())

@@ -1,10 +1,10 @@
-"""A writer of curves that keeps what it is given."""
+"""A TensorBoard writer that only records its calls."""
 
 from __future__ import annotations
 
 
 class ScalarWriter:
-    """Keeps the points of all curves, in order."""
+    """Records the points of all curves in order."""
 
     def __init__(self) -> None:
         self.scalars: list[tuple[str, float, int]] = []

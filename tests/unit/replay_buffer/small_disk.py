@@ -1,4 +1,4 @@
-"""Running code on a disk that is soon full."""
+"""Runs code on a small disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 DISKS = {
     "tmpfs": (["unshare", "-Urm"], 'mount -t tmpfs -o size=8m none "$1"'),
-    # Which keeps what it could get of a reservation that fails; only root may mount it.
+    # After a failed reservation it keeps the blocks that it got; only root may mount it.
     "ext4": (
         ["unshare", "-m"],
         'truncate -s 9m "$1.img" && mkfs.ext4 -q -m 0 "$1.img" && mount -o loop "$1.img" "$1"',
@@ -19,7 +19,7 @@ DISKS = {
 
 
 def on_a_disk_of_8_mib(tmp_path: Path, code: str, kind: str) -> str:
-    """Run Python code, whose argument is a folder to be made on the disk; return what it prints."""
+    """Run Python code with the path of a new folder on the disk; return its output."""
     own_mounts, mount = DISKS[kind]
     disk = tmp_path / "disk"
     disk.mkdir()

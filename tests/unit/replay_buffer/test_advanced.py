@@ -1,4 +1,4 @@
-"""The prioritized buffer: facts of its rows, and how they leave; the contract has the rest."""
+"""The prioritized buffer: row metadata and how rows leave; contract tests cover the rest."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from .scalar_writer import ScalarWriter
         ({"sampler": {"type": "uniform"}}, ConfigError, "policy.other.replay_buffer.sampler.type"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(
+def test_invalid_settings_are_refused(
     cfg: dict[str, Any], error: type[Exception], path: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -111,7 +111,7 @@ def test_sampling_waits_for_the_ratio_of_rows() -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_pushed_rows_are_not_written_to_and_lose_only_what_sampling_adds(storage: str) -> None:
+def test_push_does_not_change_rows_and_drops_keys_that_sampling_adds(storage: str) -> None:
     buffer = make_buffer(storage={"type": storage})
     mine = [
         row(0, priority=2.0, IS=9.0, collect_iter=4),
@@ -131,7 +131,7 @@ def test_pushed_rows_are_not_written_to_and_lose_only_what_sampling_adds(storage
     assert column(sample, "staleness") == [2, 2]
 
 
-def test_a_batch_with_priorities_is_taken_apart_too() -> None:
+def test_priorities_of_a_batch_are_used_and_limited_from_below() -> None:
     buffer = make_buffer()
     given = batch(0, 1, priority=np.array([3.0, 0.0], np.float32), use=np.zeros(2, np.int64))
     buffer.push(given.freeze(), 0)
@@ -142,7 +142,7 @@ def test_a_batch_with_priorities_is_taken_apart_too() -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("given", [7, "text", (1, 2), [row(0), 3], [row(0), {}], [[row(0)]]])
-def test_what_is_no_dict_is_refused_with_nothing_pushed(storage: str, given: Any) -> None:
+def test_rows_that_are_not_dicts_are_refused_without_a_push(storage: str, given: Any) -> None:
     buffer = make_buffer(storage={"type": storage})
     buffer.push(row(5), 0)
     with pytest.raises(SchemaMismatchError):
@@ -189,7 +189,7 @@ def test_a_refused_row_says_what_was_expected_and_found(
         *([[1.0], [1.0, 2.0]], torch.ones((), dtype=torch.bfloat16)),
     ],
 )
-def test_a_bad_priority_is_refused_with_nothing_pushed(bad: Any) -> None:
+def test_a_bad_priority_is_refused_and_nothing_is_pushed(bad: Any) -> None:
     buffer = make_buffer(storage={"type": "object"})
     with pytest.raises(InvalidPriorityError) as caught:
         buffer.push([row(0), row(1, priority=bad)], 0)
@@ -197,7 +197,7 @@ def test_a_bad_priority_is_refused_with_nothing_pushed(bad: Any) -> None:
     assert buffer.count() == buffer.push_count == 0
 
 
-def test_a_bad_priority_column_is_refused() -> None:
+def test_bad_priority_or_collect_iter_columns_are_refused() -> None:
     buffer = make_buffer()
     for bad in (np.array([1.0, math.nan]), np.array([True, False]), np.ones((2, 1))):
         with pytest.raises(InvalidPriorityError):
@@ -213,7 +213,7 @@ def test_a_bad_priority_column_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["collect_iter", "policy_iter"])
-def test_age_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
+def test_staleness_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
     arrays, objects = make_buffer(), make_buffer(storage={"type": "object"})
     arrays.push(batch(0, 1, **{key: np.array([[7, 5, 8], [6, 6, 9]])}), 0)
     objects.push([row(0, **{key: [7, 5]}), row(1, **{key: torch.tensor(6)})], 0)
@@ -228,7 +228,7 @@ def test_age_counts_from_the_oldest_iteration_of_a_row(key: str) -> None:
         }
 
 
-def test_an_update_finds_rows_by_their_places_once_the_ring_has_wrapped() -> None:
+def test_update_finds_rows_after_the_ring_has_wrapped() -> None:
     buffer = make_buffer(replay_buffer_size=4)
     buffer.push(batch(*range(6)), 0)
     for number in range(2, 6):
@@ -238,13 +238,13 @@ def test_an_update_finds_rows_by_their_places_once_the_ring_has_wrapped() -> Non
     assert buffer.skipped_updates == 0
 
 
-def test_the_policy_tells_the_age_where_collect_iter_is_none() -> None:
+def test_policy_iter_is_used_if_collect_iter_is_none() -> None:
     buffer = make_buffer(storage={"type": "object"})
     buffer.push(row(0, collect_iter=None, policy_iter=4), 0)
     assert facts(buffer, "staleness") == {0: -4}
 
 
-def test_ids_run_on_through_clear_and_long_pushes() -> None:
+def test_ids_continue_after_clear_and_pushes_above_the_capacity() -> None:
     buffer = make_buffer()
     buffer.push(batch(*range(11)), 0)
     assert facts(buffer, "replay_unique_id") == {n: n for n in range(3, 11)}
@@ -272,7 +272,7 @@ def test_single_dicts_and_batches_make_the_same_buffer() -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_used_up_rows_are_told_of_and_make_room_for_none(storage: str) -> None:
+def test_used_up_rows_are_reported_and_not_counted_as_overwritten(storage: str) -> None:
     told: list[tuple[list[int], str]] = []
     buffer = make_buffer(max_use=1, storage={"type": storage})
     buffer.add_remove_listener(lambda rows, why: told.append((column(rows, "action"), why)))
@@ -284,7 +284,7 @@ def test_used_up_rows_are_told_of_and_make_room_for_none(storage: str) -> None:
     assert told.pop() == (drawn, "used_up")
     left = 8 - len(drawn)
     assert buffer.count() == left
-    # The ring has its holes: what overwrites them replaces nobody.
+    # New rows at the positions of used-up rows overwrite nothing.
     buffer.push(batch(*range(10, 18)), 0)
     assert sum(len(rows) for rows, _ in told) == left
     stats = buffer.stats()
@@ -294,13 +294,13 @@ def test_used_up_rows_are_told_of_and_make_room_for_none(storage: str) -> None:
 
 
 def make_twin(buffer: AdvancedReplayBuffer) -> AdvancedReplayBuffer:
-    """Return a buffer with the rows of another, none of which leaves by being used."""
+    """Return a buffer with the rows of another and a ``max_use`` that they do not reach."""
     twin = make_buffer(max_use=10_000)
     twin.load_state_dict(buffer.state_dict())
     return twin
 
 
-def test_stale_rows_leave_whatever_order_they_came_in() -> None:
+def test_stale_rows_leave_in_whatever_order_they_were_pushed() -> None:
     told: list[tuple[list[int], str]] = []
     buffer = make_buffer(max_staleness=10)
     buffer.add_remove_listener(lambda rows, why: told.append((column(rows, "action"), why)))
@@ -317,7 +317,7 @@ def test_stale_rows_leave_whatever_order_they_came_in() -> None:
     assert buffer.stats().stale == 5
 
 
-def test_staleness_forgets_rows_that_were_overwritten() -> None:
+def test_overwritten_rows_leave_the_queue_of_stale_rows() -> None:
     buffer = make_buffer(max_staleness=10)
     for n in range(2000):
         buffer.push(batch(n, collect_iter=np.array([n])), 0)
@@ -327,8 +327,8 @@ def test_staleness_forgets_rows_that_were_overwritten() -> None:
     assert facts_at(buffer, 2004) == set(range(1995, 2000))
 
 
-def test_each_stale_row_leaves_once_however_many_were_overwritten() -> None:
-    for pushes in range(126, 130):  # the queue of positions is made anew after 127
+def test_each_stale_row_leaves_once_after_any_number_of_pushes() -> None:
+    for pushes in range(126, 130):  # the queue of positions is rebuilt after 127
         told: list[int] = []
         buffer = make_buffer(max_staleness=10)
         buffer.add_remove_listener(
@@ -407,7 +407,7 @@ def test_priorities_come_in_any_numeric_form(form: Any) -> None:
         1.0,
     ],
 )
-def test_one_bad_priority_leaves_everything_as_it_was(priority: Any) -> None:
+def test_an_update_with_one_bad_priority_changes_nothing(priority: Any) -> None:
     buffer = make_buffer()
     buffer.push(batch(*range(3)), 0)
     given = info(buffer.sample(3, 0), priority)
@@ -421,7 +421,7 @@ def test_one_bad_priority_leaves_everything_as_it_was(priority: Any) -> None:
 @pytest.mark.parametrize(
     ("priority", "found"), [(np.ones((3, 2), np.float32), "float32[3, 2]"), (1.5, "1.5")]
 )
-def test_what_is_no_row_of_priorities_is_told_by_its_shape(priority: Any, found: str) -> None:
+def test_error_for_priorities_of_a_wrong_shape_says_the_shape(priority: Any, found: str) -> None:
     buffer = make_buffer()
     buffer.push(batch(*range(3)), 0)
     with pytest.raises(InvalidPriorityError) as caught:
@@ -429,7 +429,7 @@ def test_what_is_no_row_of_priorities_is_told_by_its_shape(priority: Any, found:
     assert caught.value.found == found
 
 
-def test_bool_among_ids_is_told_with_its_row() -> None:
+def test_error_for_a_bool_among_ids_names_its_row() -> None:
     buffer = make_buffer()
     buffer.push(batch(*range(3)), 0)
     ids = [0, True, 2]
@@ -467,7 +467,7 @@ def test_ranges_count_by_age(storage: str, sample_range: slice, expected: set[in
     assert seen == expected
 
 
-def test_ranges_count_only_rows_that_are_left() -> None:
+def test_ranges_skip_rows_that_have_left() -> None:
     buffer = make_buffer(max_staleness=5)
     iters = np.array([0, 9, 0, 9, 9, 0])
     buffer.push(batch(*range(6), collect_iter=iters), 0)
@@ -476,14 +476,14 @@ def test_ranges_count_only_rows_that_are_left() -> None:
 
 
 @pytest.mark.parametrize("iters", [[4], [4, 0], [0, 4, 4]])
-def test_each_row_of_a_push_has_its_own_age(iters: list[int]) -> None:
+def test_each_row_of_a_push_has_its_own_staleness(iters: list[int]) -> None:
     buffer = make_buffer(max_staleness=5)
     buffer.push(batch(*range(len(iters)), collect_iter=np.array(iters)), 0)
     seen = {column(buffer.sample(1, 6), "action")[0] for _ in range(60)}
     assert seen == {row for row, at in enumerate(iters) if at}
 
 
-def test_samples_are_copies_with_uses_of_their_own() -> None:
+def test_samples_are_copies_with_their_own_use_counts() -> None:
     for storage in STORAGES:
         buffer = make_buffer(storage={"type": storage})
         buffer.push(batch(0), 0)
@@ -504,7 +504,7 @@ def test_a_row_drawn_twice_counts_both_uses() -> None:
     assert column(sample, "use") == [2, 3]
 
 
-def test_beta_moves_to_1_by_a_step_a_sample_and_can_be_set() -> None:
+def test_beta_rises_to_1_with_each_sample_and_can_be_set() -> None:
     buffer = make_buffer(beta=0.5, anneal_step=4)
     buffer.push(batch(0), 0)
     assert buffer.sample(2, 0) is None
@@ -549,7 +549,7 @@ def test_statistics_of_sampled_rows_are_reported_when_they_are_due() -> None:
     assert found == [[3], [3], [3, 3], [3, 3]]
 
 
-def test_a_sample_for_which_stale_rows_leave_too_few_is_none() -> None:
+def test_sample_is_none_if_too_few_rows_are_not_stale() -> None:
     buffer = make_buffer(max_staleness=4, limiter={"type": "min_size", "min_size": 5})
     buffer.push(batch(*range(8), collect_iter=np.arange(8)), 0)
     assert buffer.sample(1, 9) is None

@@ -1,4 +1,4 @@
-"""The prioritized buffer: what is known of its rows when they are saved, loaded or reopened."""
+"""The prioritized buffer: metadata of its rows when they are saved, loaded or reopened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbered(first: int, n: int) -> SampleBatch:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_rows_of_a_plain_buffer_are_loaded_as_new(tmp_path: Path, storage: str) -> None:
+def test_rows_of_a_naive_buffer_are_loaded_with_new_metadata(tmp_path: Path, storage: str) -> None:
     plain = NaiveReplayBuffer({"storage": {"type": storage}})
     plain.push([row(0), row(1)], 0)
     plain.save_data(str(tmp_path / "rows"))
@@ -43,7 +43,7 @@ def test_rows_of_a_plain_buffer_are_loaded_as_new(tmp_path: Path, storage: str) 
     assert facts(buffer, "use") == {0: 2, 1: 2}
 
 
-def test_loaded_rows_that_were_sampled_too_often_for_this_buffer_leave(tmp_path: Path) -> None:
+def test_loaded_rows_above_max_use_of_the_buffer_leave(tmp_path: Path) -> None:
     old, new = make_buffer(), make_buffer(replay_buffer_size=3, max_use=2)
     old.push(batch(*range(6)), 0)
     for age in (1, 4, 4, 5, 5, 5):
@@ -58,11 +58,11 @@ def test_loaded_rows_that_were_sampled_too_often_for_this_buffer_leave(tmp_path:
 
 
 @pytest.mark.parametrize("cut", [0, 3])
-def test_what_left_a_buffer_on_disk_stays_gone_and_uses_go_on(tmp_path: Path, cut: int) -> None:
+def test_reopening_keeps_use_counts_and_removed_rows_stay_removed(tmp_path: Path, cut: int) -> None:
     folder = tmp_path / "rows"
     with buffer_in(folder) as buffer:
         for start in (0, 200):
-            buffer.push(numbered(start, 200), 0)  # 100 to 399 are left
+            buffer.push(numbered(start, 200), 0)  # 100 to 399 remain
         for age in (20, 7, 7, 250, 1, 250, 1):
             buffer.sample(1, 0, slice(age, age + 1))
         expected = [*range(100, 400)]
@@ -70,7 +70,7 @@ def test_what_left_a_buffer_on_disk_stays_gone_and_uses_go_on(tmp_path: Path, cu
             expected.remove(number)
         assert numbers_in(buffer) == expected
         if cut:
-            # Its rows take the places of the oldest; what is known of others stays.
+            # A push without a commit replaces the oldest rows; marks of the others stay.
             store: Any = buffer._storage
             where, _ = buffer._remover.allot(cut)
             store.put(where, store.accept(numbered(400, cut)))
@@ -93,7 +93,7 @@ def test_what_left_a_buffer_on_disk_stays_gone_and_uses_go_on(tmp_path: Path, cu
         assert numbers_in(buffer) == [*range(1000, 1300)]
 
 
-def test_marks_are_dropped_by_a_buffer_that_keeps_none(tmp_path: Path) -> None:
+def test_marks_are_dropped_by_a_buffer_without_limits(tmp_path: Path) -> None:
     storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
     with make_buffer(storage=storage, max_use=1) as buffer:
         buffer.push(batch(*range(8)), 0)
@@ -123,7 +123,7 @@ def test_marks_are_written_only_where_rows_leave_early(
         assert (tmp_path / "rows" / "marks.bin").exists() == is_kept
 
 
-def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
+def test_rows_that_a_killed_process_used_up_stay_removed(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     command = [sys.executable, str(Path(__file__).parent / "sampling_process.py"), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -143,7 +143,7 @@ def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
         gone = {number for number, use in known.items() if use >= 2}
         assert len(gone) > 2
         assert not gone & left
-        # The last sample may not have been told.
+        # The output may lack the last sample.
         missing = set(range(newest - CAPACITY + 8, newest)) - left - gone
         assert len(missing) <= 4
         metadata: Any = buffer._metadata
@@ -154,10 +154,10 @@ def test_rows_that_a_killed_process_used_up_stay_gone(tmp_path: Path) -> None:
 
 
 class Disturbed(AdvancedReplayBuffer):
-    """A buffer that others use before each time that it is read.
+    """A buffer that is changed before each snapshot.
 
     Attributes:
-        meddle: What they do; None: nothing.
+        meddle: Changes the buffer; None for no change.
     """
 
     meddle: Callable[[], None] | None = None
@@ -174,7 +174,7 @@ class Disturbed(AdvancedReplayBuffer):
 @pytest.mark.parametrize("remover", ["fifo", "random"])
 @pytest.mark.parametrize("sampler", ["proportional", "rank"])
 @pytest.mark.parametrize("limits", [{}, {"max_use": 2}, {"max_staleness": 3}])
-def test_saved_state_is_that_of_the_last_look_whatever_changed_between_two(
+def test_saved_state_is_that_of_the_last_snapshot_despite_changes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     remover: str,
@@ -204,7 +204,7 @@ def test_saved_state_is_that_of_the_last_look_whatever_changed_between_two(
         sample = buffer.sample(2, looks)
         assert isinstance(sample, SampleBatch)
         sampled.append(info(sample, rng.random(2)))
-        sample.columns["replay_buffer_idx"][:] = -1  # the caller's own
+        sample.columns["replay_buffer_idx"][:] = -1  # the sample is a copy
 
     for _ in range(40):
         meddle()

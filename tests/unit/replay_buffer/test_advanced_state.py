@@ -1,4 +1,4 @@
-"""The prioritized buffer: waiting, closing, threads, and keeping its state."""
+"""The prioritized buffer: waiting, closing, threads, and its state."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_threads_leave_a_consistent_buffer() -> None:
     assert len(set(metadata.ids(where).tolist())) == len(where)
 
 
-# Keeping --------------------------------------------------------------------------------------
+# State ----------------------------------------------------------------------------------------
 
 
 def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
@@ -122,7 +122,7 @@ def trained_buffer(**cfg: Any) -> AdvancedReplayBuffer:
 
 @pytest.mark.parametrize("sampler", ["proportional", "rank"])
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_loaded_state_goes_on_as_if_nothing_had_happened(sampler: str, storage: str) -> None:
+def test_a_loaded_buffer_continues_exactly_like_the_saved_one(sampler: str, storage: str) -> None:
     cfg = {
         "max_use": 2,
         "max_staleness": 9,
@@ -167,7 +167,7 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_happened(sampler: str, storage
         {"metadata": {"collect_iter": None}},
     ],
 )
-def test_a_state_that_contradicts_itself_changes_nothing(change: dict[str, Any]) -> None:
+def test_an_inconsistent_state_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
     state = trained_buffer().state_dict()
     buffer = trained_buffer(seed=3)
     before = buffer.state_dict()
@@ -179,7 +179,7 @@ def test_a_state_that_contradicts_itself_changes_nothing(change: dict[str, Any])
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
-def test_next_id_must_be_beyond_those_of_all_rows(beyond: int) -> None:
+def test_next_id_must_be_above_the_ids_of_all_rows(beyond: int) -> None:
     state, buffer = trained_buffer().state_dict(), trained_buffer(seed=3)
     next_id = int(state["metadata"]["replay_unique_id"].max()) + beyond
     state["metadata"] = {**state["metadata"], "next_unique_id": next_id}
@@ -190,13 +190,13 @@ def test_next_id_must_be_beyond_those_of_all_rows(beyond: int) -> None:
             buffer.load_state_dict(state)
 
 
-def test_demonstrations_are_pushed_with_their_priorities() -> None:
+def test_rows_loaded_from_a_list_are_pushed_with_their_priorities() -> None:
     buffer = make_buffer()
     buffer.load_state_dict({"data": [row(0, priority=4.0), row(1)]})
     assert facts(buffer, "priority") == {0: 4.0, 1: 1.0}
 
 
-def test_a_state_that_prioritizes_a_row_that_left_and_not_one_that_is_there_is_refused() -> None:
+def test_a_state_whose_priorities_do_not_match_its_rows_is_refused() -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 4, "seed": 0, "max_use": 9})
     buffer.push(batch(1, 2, 3, 4), 0)
     state = buffer.state_dict()
@@ -209,7 +209,7 @@ def test_a_state_that_prioritizes_a_row_that_left_and_not_one_that_is_there_is_r
 
 
 def _push_later(buffer: Any, rows: int) -> threading.Thread:
-    """Push on a thread; return once the push waits for the limiter."""
+    """Push in a thread; return when the push waits for the limiter."""
     thread = threading.Thread(
         target=buffer.push, args=(batch(*range(rows)), 0), kwargs={"timeout_s": 60.0}, daemon=True
     )
@@ -221,8 +221,8 @@ def _push_later(buffer: Any, rows: int) -> threading.Thread:
     return thread
 
 
-def test_a_sample_that_asks_for_more_than_any_before_admits_a_push_that_waits() -> None:
-    # The room on each side is half of the largest push and the largest batch together.
+def test_a_larger_sample_than_any_before_admits_a_waiting_push() -> None:
+    # The tolerance in each direction is half the sum of the largest push and batch.
     limiter = {"type": "samples_per_insert", "min_size": 20}
     buffer = make_buffer(replay_buffer_size=64, limiter=limiter)
     for i in range(20):
@@ -233,7 +233,7 @@ def test_a_sample_that_asks_for_more_than_any_before_admits_a_push_that_waits() 
     assert (buffer.count(), buffer._waiting) == (24, 0)
 
 
-def test_a_push_that_waits_goes_on_once_the_buffer_is_cleared() -> None:
+def test_clear_admits_a_waiting_push() -> None:
     limiter = {"type": "samples_per_insert", "error_buffer": 1.0}
     buffer = make_buffer(limiter=limiter)
     buffer.push(batch(0), 0)

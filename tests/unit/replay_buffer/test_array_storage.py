@@ -1,4 +1,4 @@
-"""Columns in memory: single rows straight into them, conversions, and gathering."""
+"""Columns in memory: writing single rows, conversions, and gathering rows."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def same(left: SampleBatch, right: SampleBatch) -> bool:
         a_row(action=True),
         a_row(action=np.array(9)),
         a_row(image=np.ones((3, 2), np.uint8).T),
-        pickle.loads(pickle.dumps(a_row())),  # noqa: S301 - its dtypes are objects of their own
+        pickle.loads(pickle.dumps(a_row())),  # noqa: S301 - unpickled dtypes are new objects
         dict(reversed(a_row().items())),
     ],
 )
-def test_a_single_row_is_stored_as_a_list_of_one_is(row: dict[str, Any]) -> None:
+def test_a_single_row_is_stored_like_a_list_of_one(row: dict[str, Any]) -> None:
     storage = storage_of(a_row())
     storage.put(slice(1, 2), storage.accept([row]))
     store(storage, 2, row)
@@ -132,7 +132,7 @@ def test_a_refused_row_says_what_was_expected_and_found(
     assert str(error).startswith(f"column '{key}' ")
 
 
-def test_column_that_is_missing_or_new_is_told_so() -> None:
+def test_error_says_if_a_column_is_missing_or_new() -> None:
     row = a_row()
     for changed, what in (({**row, "x": 1}, "'x' is new"), ({"obs": row["obs"]}, "is missing")):
         with pytest.raises(SchemaMismatchError, match=f"^column .*{what}"):
@@ -146,7 +146,7 @@ def test_numbers_at_the_ends_of_a_range_are_converted(pos: Any) -> None:
     assert storage.take(slice(1, 2)).columns["nested"]["pos"].tolist() == [pos.tolist()]
 
 
-def test_a_row_that_fits_is_taken_as_it_is() -> None:
+def test_takes_row_accepts_fitting_numbers_but_no_other_array_dtype() -> None:
     storage = storage_of(a_row())
     assert storage.takes_row(a_row(action=np.int64(7), reward=-1, done=True))
     assert not storage.takes_row(a_row(image=np.ones((2, 3), np.int64)))
@@ -178,7 +178,7 @@ def test_rows_are_written_to_columns_that_have_gaps() -> None:
     assert layout.take(np.array([1]))["y"].tolist() == [[0, 1, 2]]
 
 
-def test_rows_are_copied_later_where_their_columns_are_not_replaced() -> None:
+def test_take_later_reads_the_columns_of_the_time_it_was_called() -> None:
     storage = storage_of({"x": 1})
     later = storage.take_later(np.array([0]))
     storage.put_row(0, {"x": 2})
@@ -212,7 +212,7 @@ def test_dtypes_that_memoryviews_do_not_know_are_stored_as_well(dtype: str) -> N
     assert same(storage.take(np.arange(3)), SampleBatch.from_rows(rows))
 
 
-def test_one_dtype_under_two_names_is_one() -> None:
+def test_int64_and_longlong_are_the_same_dtype() -> None:
     storage = ArrayStorage({}, 4)
     columns = {"id": np.array([1, 2], np.int64), "at": np.array([[1, 2], [3, 4]], np.int64)}
     storage.put(slice(0, 2), storage.accept(SampleBatch(columns)))
@@ -233,7 +233,7 @@ def test_batches_of_changing_length_fit() -> None:
 
 
 @pytest.mark.parametrize("next_of", [None, "obs"])
-def test_clearing_gives_the_memory_of_the_columns_back(next_of: str | None) -> None:
+def test_clear_releases_the_memory_of_the_columns(next_of: str | None) -> None:
     storage = ArrayStorage({"next_of": next_of}, 8)
     columns = {"obs": np.zeros((1, 4)), "next_obs": np.ones((1, 4)), "action": np.zeros(1)}
     storage.put(slice(0, 1), storage.accept(SampleBatch(columns)))
@@ -255,7 +255,7 @@ def test_positions_of_two_dimensions_give_sequences() -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [("array", "dict"), ("dict", "array")])
-def test_a_column_that_changes_its_kind_is_refused_by_name(first: str, then: str) -> None:
+def test_error_for_a_column_that_changes_its_kind_names_it(first: str, then: str) -> None:
     columns = {"array": np.zeros(2), "dict": {"y": np.zeros(2)}}
     storage = ArrayStorage({}, 4)
     storage.accept(SampleBatch({"x": columns[first]}))
@@ -282,7 +282,7 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     assert storage.take(slice(0, 4)) == rows
 
 
-def test_observations_with_a_column_of_no_bytes_are_kept_once() -> None:
+def test_observations_with_a_column_of_no_bytes_are_stored_once() -> None:
     def seen(*numbers: int) -> dict[str, Any]:
         return {"none": np.zeros((4, 0)), "pos": np.array(numbers, np.uint8)}
 
@@ -293,7 +293,7 @@ def test_observations_with_a_column_of_no_bytes_are_kept_once() -> None:
     assert storage._following.own_count == 2  # type: ignore[union-attr]
 
 
-def test_first_rows_for_which_there_is_no_memory_decide_nothing() -> None:
+def test_first_rows_without_memory_do_not_set_the_columns() -> None:
     class Tight(ArrayStorage):
         is_full = True
 
@@ -357,7 +357,7 @@ def test_following_observations_of_too_many_rows_are_refused_and_change_nothing(
         ({"more": np.zeros(5)}, False),
     ],
 )
-def test_layout_tells_columns_of_its_names_dtypes_and_shapes(
+def test_layout_fits_only_columns_of_its_names_dtypes_and_shapes(
     change: dict[str, Any], fits: bool
 ) -> None:
     layout = Layout({"x": np.zeros(4), "obs": np.zeros((4, 2)), "info": {"n": np.zeros(4, int)}})

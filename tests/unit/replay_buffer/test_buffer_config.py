@@ -1,4 +1,4 @@
-"""What the config of a buffer may hold."""
+"""The config of a buffer: defaults, invalid settings, unknown keys."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_default_config_is_a_copy_with_its_name() -> None:
         ),
     ],
 )
-def test_settings_that_cannot_work_are_named(
+def test_error_for_an_invalid_setting_names_it(
     cfg: dict[str, Any], error: type[ConfigError], path: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -68,7 +68,7 @@ def test_unknown_keys_and_types_are_named() -> None:
         make_buffer(storage={"type": "arry"})
 
 
-def test_a_capacity_no_memory_holds_is_a_config_error_and_the_buffer_is_unchanged() -> None:
+def test_a_push_that_gets_no_memory_raises_config_error_and_changes_nothing() -> None:
     buffer = make_buffer(replay_buffer_size=2**49)
     with pytest.raises(ConfigError) as caught:
         buffer.push(SampleBatch({"x": [1]}), 0)
@@ -77,7 +77,7 @@ def test_a_capacity_no_memory_holds_is_a_config_error_and_the_buffer_is_unchange
 
 
 @pytest.mark.parametrize("cls", [AdvancedReplayBuffer, SequenceReplayBuffer])
-def test_capacity_beyond_the_memory_is_refused_by_name(cls: Any) -> None:
+def test_error_for_a_capacity_above_the_memory_names_its_key(cls: Any) -> None:
     with pytest.raises(ConfigError, match="needs more memory than there is") as caught:
         cls({"replay_buffer_size": 10**14})
 

@@ -1,4 +1,4 @@
-"""How many modules a reader visits to follow an operation of a buffer."""
+"""Limits the number of modules that one operation of a buffer runs through."""
 
 from __future__ import annotations
 

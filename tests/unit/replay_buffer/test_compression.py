@@ -1,4 +1,4 @@
-"""Rows whose arrays are kept compressed come back as they were, as copies."""
+"""Compressed arrays of rows: they come back unchanged, as copies; damage is refused."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_arrays_come_back_bit_by_bit_and_writable(name: str, array: np.ndarray) 
 
 
 @pytest.mark.parametrize("value", [np.zeros(255, np.uint8), np.array(["a"] * 99), "x" * 999, None])
-def test_small_and_other_values_stay_as_they_are(value: Any) -> None:
+def test_small_arrays_and_other_values_are_not_compressed(value: Any) -> None:
     assert codec("lz4").pack_array(value) is value
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_rows_of_any_objects_come_back_as_they_were(name: str) -> None:
+def test_rows_of_any_objects_come_back_unchanged(name: str) -> None:
     storage = {"type": "object", "compress": name}
     buffer = NaiveReplayBuffer({"replay_buffer_size": 4, "storage": storage})
     image = np.arange(4096, dtype=np.uint8).reshape(64, 64)
@@ -61,7 +61,7 @@ def test_rows_of_any_objects_come_back_as_they_were(name: str) -> None:
         row = {"obs": [image, (image[:8], "text")], "reward": 1.0}
         buffer.push([row, "a word"], 0)
     buffer.push(SampleBatch({"image": image.astype(np.float32)[None]}), 0)
-    for _ in range(2):  # what was changed after the first time is not what is stored
+    for _ in range(2):  # changes to the first sample do not reach the stored rows
         rows = [row for row in buffer.sample(4, 0) or [] if isinstance(row, dict)]
         assert len(rows) == 2
         for row in rows:
@@ -85,14 +85,14 @@ def test_damaged_bytes_are_refused_within_the_known_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_bytes_that_are_those_of_a_smaller_array_are_refused(name: str) -> None:
+def test_bytes_of_a_smaller_array_are_refused(name: str) -> None:
     packed = codec(name).pack_array(np.zeros(999, np.uint8))
     larger = Packed(packed.data, packed.dtype, (1000,), 1000)
     with pytest.raises(DataCorruptError, match="damaged"):
         codec(name).unpack_array(larger)
 
 
-def test_a_frame_that_lies_about_its_size_is_not_believed() -> None:
+def test_a_frame_that_decompresses_to_too_many_bytes_is_refused() -> None:
     frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 24))
     with pytest.raises(DataCorruptError):
         codec("zstd").unpack_array(Packed(frame, np.dtype(np.uint8), (1000,), 1000))

@@ -1,4 +1,4 @@
-"""Columns that the config declares."""
+"""Columns that are declared in the config."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
-def test_first_rows_take_the_declared_form(tmp_path: Path, kind: str) -> None:
+def test_first_rows_get_the_declared_dtypes_and_shapes(tmp_path: Path, kind: str) -> None:
     with make(SCHEMA, tmp_path, kind) as buffer:
         buffer.push(row(), 0)
         buffer.push([row(reward=0.5)], 0)
@@ -63,7 +63,7 @@ def test_shapes_are_lists_or_tuples_of_any_sizes(tmp_path: Path, shape: Any) -> 
         (row(obs={"image": np.zeros((2, 2), np.float32), "speed": 1.0}), "obs.image"),
     ],
 )
-def test_first_rows_of_another_form_are_refused(
+def test_first_rows_that_do_not_match_the_schema_are_refused(
     tmp_path: Path, kind: str, wrong: dict[str, Any], key: str
 ) -> None:
     with make(SCHEMA, tmp_path, kind) as buffer:
@@ -96,13 +96,13 @@ def test_first_rows_of_another_form_are_refused(
         ({"x": {"y": {}}}, "storage.schema.x.y"),
     ],
 )
-def test_a_schema_that_is_none_is_named(tmp_path: Path, schema: Any, path: str) -> None:
+def test_error_for_an_invalid_schema_names_its_key(tmp_path: Path, schema: Any, path: str) -> None:
     with pytest.raises(ConfigError, match=f"^{path}( must be|: expected) [a-z]+") as caught:
         make(schema, tmp_path)
     assert caught.value.path == path
 
 
-def test_a_schema_that_is_none_is_named_before_a_run_begins() -> None:
+def test_an_invalid_schema_is_refused_before_a_run_starts() -> None:
     storage = 'policy.other.replay_buffer.storage={"type": "array", "schema": {"x": "wide"}}'
     with pytest.raises(ConfigError) as caught:
         compile_run("cartpole-dqn", sets=(storage,))

@@ -1,4 +1,4 @@
-"""The elastic buffer: a window of newest rows that a schedule moves."""
+"""The elastic buffer: samples from a window of the newest rows, whose size is scheduled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_only_the_newest_rows_of_the_window_are_sampled() -> None:
     assert drawn(buffer, 5) == [6, 7, 8, 9, 10]
 
 
-def test_a_window_that_grows_again_finds_the_older_rows() -> None:
+def test_a_window_that_grows_again_includes_the_older_rows() -> None:
     buffer = make(lambda envstep: 2 if envstep == 1 else 9)
     buffer.update(1)
     assert drawn(buffer, 2) == [8, 9]
@@ -46,7 +46,7 @@ def test_a_window_that_grows_again_finds_the_older_rows() -> None:
     assert drawn(buffer, 9) == list(range(1, 10))
 
 
-def test_the_window_is_no_larger_than_the_capacity_or_what_is_there() -> None:
+def test_the_window_is_limited_by_the_capacity_and_the_stored_rows() -> None:
     buffer = make(1000, rows=4)
     assert buffer.window == 10
     assert drawn(buffer, 4) == [0, 1, 2, 3]
@@ -60,7 +60,7 @@ def test_a_linear_schedule_fits_in_a_config_file(envstep: int, window: int) -> N
     assert buffer.window == window
 
 
-def test_pushes_move_the_window_on() -> None:
+def test_pushes_update_the_window() -> None:
     buffer = make(lambda envstep: 1 + envstep)
     buffer.push({"x": 10}, 3)
     assert buffer.window == 4
@@ -101,7 +101,7 @@ def test_priorities_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture)
     assert buffer.window == 3
 
 
-def test_a_state_carries_the_window() -> None:
+def test_a_state_contains_the_window() -> None:
     buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
     buffer.update(2)
     other.load_state_dict(buffer.state_dict())
@@ -109,7 +109,7 @@ def test_a_state_carries_the_window() -> None:
     assert [drawn(buffer, 2) for _ in range(5)] == [drawn(other, 2) for _ in range(5)]
 
 
-def test_a_state_of_before_the_first_env_step_can_be_loaded() -> None:
+def test_a_state_from_before_the_first_env_step_can_be_loaded() -> None:
     buffer, other = make(lambda envstep: 3 + envstep), make(lambda envstep: 3 + envstep, rows=0)
     other.update(2)
     other.load_state_dict(buffer.state_dict())
@@ -118,7 +118,7 @@ def test_a_state_of_before_the_first_env_step_can_be_loaded() -> None:
 
 
 @pytest.mark.parametrize("envstep", [None, -1, 2.0, "2", True])
-def test_a_state_without_a_number_of_env_steps_is_refused(envstep: Any) -> None:
+def test_a_state_with_an_invalid_envstep_is_refused(envstep: Any) -> None:
     buffer, other = make(lambda envstep: 8 + envstep), make(lambda envstep: 3 + envstep, rows=4)
     with pytest.raises(CheckpointCorruptError, match="envstep is"):
         other.load_state_dict({**buffer.state_dict(), "envstep": envstep})
