@@ -64,7 +64,7 @@ def test_the_oldest_episodes_leave() -> None:
     assert gone == [(1, "overwritten"), (2, "overwritten"), (3, "cleared"), (4, "cleared")]
 
 
-def test_nothing_is_shared_with_the_buffer() -> None:
+def test_pushed_and_sampled_episodes_are_copies() -> None:
     buffer, batch = make(), SampleBatch.from_rows(episode(0, 3))
     buffer.push([batch], 0)
     batch.columns["x"][:] = -1
@@ -75,7 +75,7 @@ def test_nothing_is_shared_with_the_buffer() -> None:
         found[0].columns["x"][:] = -1
 
 
-def test_rows_that_are_no_dicts_of_numbers_stay_a_list() -> None:
+def test_rows_that_are_not_dicts_of_numbers_stay_a_list() -> None:
     buffer = make()
     buffer.push([["step one", "step two"], [{"text": "a"}]], 0)
     assert buffer.episode_len == [2, 1]
@@ -86,7 +86,7 @@ def test_rows_that_are_no_dicts_of_numbers_stay_a_list() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, {}, {"x": 1}, 5, "steps", [], ()])
-def test_what_is_no_episode_is_refused(bad: Any) -> None:
+def test_invalid_episodes_are_refused(bad: Any) -> None:
     buffer = make()
     buffer.push([episode(0, 2)], 0)
     with pytest.raises(SchemaMismatchError):
@@ -95,7 +95,7 @@ def test_what_is_no_episode_is_refused(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
-def test_first_push_that_is_refused_decides_no_columns(tmp_path: Path, kind: str) -> None:
+def test_a_refused_first_push_does_not_set_the_columns(tmp_path: Path, kind: str) -> None:
     place = {"path": str(tmp_path / "rows")} if kind == "memmap" else {}
     buffer = make(storage={"type": kind, **place})
     other = [{"x": np.zeros(2, np.float32)}] * 2
@@ -110,7 +110,7 @@ def test_first_push_that_is_refused_decides_no_columns(tmp_path: Path, kind: str
     buffer.close()
 
 
-def test_closing_episodes_closes_what_keeps_them() -> None:
+def test_closing_the_episode_storage_closes_its_object_storage() -> None:
     class Closing(ObjectStorage):
         is_closed = False
 
@@ -122,7 +122,7 @@ def test_closing_episodes_closes_what_keeps_them() -> None:
     assert objects.is_closed
 
 
-def test_one_episode_pushed_as_many_elements_is_told_apart() -> None:
+def test_one_episode_pushed_without_a_list_around_it_is_refused() -> None:
     with pytest.raises(SchemaMismatchError, match=r"push\(\[episode\]"):
         make().push(episode(0, 3), 3)
 
@@ -159,7 +159,7 @@ def test_saving_episodes_again_writes_only_what_is_new(tmp_path: Path) -> None:
         save(tmp_path, buffer, 8)
         now = segment_files(tmp_path)
         first = max(0, pushed - 40)
-        # Of the segments of before, those that were full and still have a row are there.
+        # Earlier segments that were full and still have a row are kept.
         kept = [each for each in before.values() if each in now.values()]
         whole = range((first // 8) * 8, (pushed - n) // 8 * 8, 8)
         assert len(kept) >= len(whole)
@@ -170,7 +170,7 @@ def test_saving_episodes_again_writes_only_what_is_new(tmp_path: Path) -> None:
         before = now
 
 
-def test_longer_episodes_are_saved_in_segments_of_as_many(tmp_path: Path) -> None:
+def test_longer_episodes_are_saved_in_segments_of_fewer_episodes(tmp_path: Path) -> None:
     buffer = make(64)
     buffer.push(many(0, 32), 0)
     save(tmp_path, buffer, 1024)
@@ -188,7 +188,7 @@ def test_longer_episodes_are_saved_in_segments_of_as_many(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("wrong", [SampleBatch({"x": np.zeros(0)}), [], 5, {"x": 1}])
-def test_rows_that_are_no_episodes_are_refused(tmp_path: Path, wrong: Any) -> None:
+def test_saved_rows_that_are_not_episodes_are_refused(tmp_path: Path, wrong: Any) -> None:
     buffer = make(6)
     buffer.push(many(0, 6), 0)
     buffer.save_data(str(tmp_path))
@@ -212,13 +212,13 @@ def test_a_state_gives_the_same_future_samples() -> None:
         assert buffer.sample(2, 0) == other.sample(2, 0)
 
 
-def test_demonstrations_are_pushed_as_they_are() -> None:
+def test_episodes_loaded_from_a_list_are_pushed() -> None:
     buffer = make()
     buffer.load_state_dict({"data": [episode(0, 2), episode(0, 4)]})
     assert buffer.episode_len == [2, 4]
 
 
-def test_the_first_push_decides_what_auto_means() -> None:
+def test_the_first_push_chooses_the_storage_for_auto() -> None:
     columns, objects = make(), make()
     columns.push([episode(0, 2), SampleBatch.from_rows(episode(5, 3))], 0)
     assert columns.state_dict()["storage"] == "array"
@@ -236,7 +236,7 @@ def test_the_first_push_decides_what_auto_means() -> None:
         assert other.state_dict()["storage"] == buffer.state_dict()["storage"]
 
 
-def test_a_refused_first_push_decides_nothing() -> None:
+def test_a_refused_first_push_does_not_choose_a_storage() -> None:
     buffer = make()
     with pytest.raises(SchemaMismatchError):
         buffer.push([episode(0, 2), [{"x": 1}]], 0)
@@ -244,7 +244,7 @@ def test_a_refused_first_push_decides_nothing() -> None:
     assert buffer.episode_len == [3]
 
 
-def test_numbers_of_lists_are_converted_and_those_of_columns_are_not() -> None:
+def test_numbers_in_dicts_are_converted_and_columns_are_not() -> None:
     buffer = make()
     buffer.push([[{"reward": 0.5}]], 0)
     buffer.push([[{"reward": 1}, {"reward": 2}]], 0)
@@ -288,7 +288,7 @@ def test_columns_grow_with_the_episodes(tmp_path: Path, storage: dict[str, Any])
         assert held(buffer) == [episode_of(n) for n in range(70 - CAPACITY, 70)]
 
 
-def test_room_on_the_disk_is_asked_for_all_episodes_of_a_push(
+def test_disk_space_is_reserved_for_all_episodes_of_a_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memmap, "_STEP_BYTES", 0)
@@ -302,7 +302,7 @@ def test_room_on_the_disk_is_asked_for_all_episodes_of_a_push(
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])
-def test_a_first_push_that_was_cut_off_leaves_nothing(
+def test_an_interrupted_first_push_leaves_no_episodes(
     tmp_path: Path, storage: dict[str, Any]
 ) -> None:
     with opened(tmp_path / "rows", storage) as buffer:
@@ -312,14 +312,14 @@ def test_a_first_push_that_was_cut_off_leaves_nothing(
         episodes.close()
     with opened(tmp_path / "rows", storage) as buffer:
         assert buffer.count() == 0
-        # Longer than all that there was room for.
+        # Longer than all rows that space was reserved for.
         expected = [SampleBatch.concat([episode_of(n) for n in range(20)])]
         buffer.push(expected, 0)
         assert held(buffer) == expected
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])
-def test_a_buffer_on_disk_goes_on_where_it_was_closed(
+def test_a_buffer_on_disk_is_reopened_with_its_episodes(
     tmp_path: Path, storage: dict[str, Any]
 ) -> None:
     pushed = 0
@@ -342,9 +342,9 @@ def test_a_buffer_on_disk_goes_on_where_it_was_closed(
         assert held(buffer) == expected
 
 
-@pytest.mark.parametrize("left", [1, 3], ids="{} left".format)  # after 1, into the first rows
+@pytest.mark.parametrize("left", [1, 3], ids="{} left".format)  # with 1, into the first rows
 @pytest.mark.parametrize("storage", STORAGES[2:])
-def test_a_push_that_was_cut_off_leaves_the_episodes_of_before(
+def test_an_interrupted_push_leaves_the_earlier_episodes(
     tmp_path: Path, storage: dict[str, Any], left: int
 ) -> None:
     with opened(tmp_path / "rows", storage) as buffer:
@@ -352,7 +352,7 @@ def test_a_push_that_was_cut_off_leaves_the_episodes_of_before(
             buffer.push([episode_of(n)], 0)
         store = buffer._storage
         assert store is not None
-        # All that a push does but for its last step, which makes it count.
+        # All steps of a push except the last one, the commit.
         where = (left + np.arange(3)) % CAPACITY
         store.put(where, store.accept([episode_of(n) for n in range(90, 93)]))
     for first in (left, left + 2):
@@ -362,7 +362,7 @@ def test_a_push_that_was_cut_off_leaves_the_episodes_of_before(
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])
-def test_episodes_of_a_killed_process_are_found_again(
+def test_episodes_of_a_killed_process_are_recovered(
     tmp_path: Path, storage: dict[str, Any]
 ) -> None:
     folder = tmp_path / "rows"
@@ -402,7 +402,7 @@ def test_columns_that_were_growing_when_their_process_died_are_reopened(
         assert held(buffer) == [episode_of(k) for k in range(75 - CAPACITY, 75)]
 
 
-def test_room_of_episodes_that_left_is_used_again_after_reopening(tmp_path: Path) -> None:
+def test_space_of_removed_episodes_is_reused_after_reopening(tmp_path: Path) -> None:
     folder, storage, sizes = tmp_path / "rows", {"type": "memmap"}, []
     for n in range(4 * CAPACITY):
         with opened(folder, storage) as buffer:
@@ -424,7 +424,7 @@ def test_episodes_and_rows_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES[2:])
-def test_a_disk_without_room_for_an_episode_keeps_the_others(
+def test_an_episode_that_the_disk_cannot_hold_leaves_the_others(
     tmp_path: Path, storage: dict[str, Any]
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -445,7 +445,7 @@ def test_a_disk_without_room_for_an_episode_keeps_the_others(
 
 
 class YoungestFirst(FifoRemover):
-    """Promises nothing of the order in which episodes leave."""
+    """Does not declare that the oldest episodes leave first."""
 
     config: ClassVar[dict[str, Any]] = {"type": "youngest"}
     is_fifo = False

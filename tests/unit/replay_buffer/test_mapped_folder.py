@@ -1,4 +1,4 @@
-"""A folder of files of rows: what is deleted, and when."""
+"""MappedFolder: its files are created, opened and deleted, and it holds spare disk space."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def disk_bytes(path: Path) -> int:
     return path.stat().st_blocks * 512 if path.exists() else 0
 
 
-def test_created_file_has_nothing_of_one_that_was_left_there(folder: MappedFolder) -> None:
-    """Of a creation that was not finished; or of a link, whose target stays as it is."""
+def test_created_file_has_no_content_of_an_old_file(folder: MappedFolder) -> None:
+    """The old file is from an unfinished creation, or is a link, whose target does not change."""
     elsewhere = folder.path.parent / "elsewhere"
     elsewhere.write_bytes(b"x" * 100)
     (folder.path / "left.bin").write_bytes(b"x" * 100)
@@ -48,13 +48,13 @@ def test_created_file_has_nothing_of_one_that_was_left_there(folder: MappedFolde
         assert (folder.map(name, (5, 8), BYTES, "open") == 7).all()
 
 
-def test_slots_are_created_anew_too(folder: MappedFolder) -> None:
+def test_created_slots_have_no_content_of_an_old_file(folder: MappedFolder) -> None:
     (folder.path / "slots.bin").write_bytes(b"x" * 100)
     slots = folder.slots("slots.bin", 40, "create")
     assert slots.read(100, 0) == bytes(40)
 
 
-def test_discarded_file_is_gone_and_one_that_is_not_there_may_be_discarded(
+def test_discard_deletes_a_file_and_ignores_a_missing_one(
     folder: MappedFolder,
 ) -> None:
     mapped = folder.map("old.bin", (8,), BYTES, "create")
@@ -64,12 +64,12 @@ def test_discarded_file_is_gone_and_one_that_is_not_there_may_be_discarded(
 
     assert sorted(each.name for each in folder.path.glob("*.bin")) == ["other.bin"]
     assert folder.size_bytes("old.bin") == 0
-    assert (mapped == 0).all()  # who has mapped it reads on
+    assert (mapped == 0).all()  # an existing mapping stays readable
     with pytest.raises(CheckpointCorruptError, match=r"old\.bin is missing"):
         folder.map("old.bin", (8,), BYTES, "open")
 
 
-def test_space_held_back_by_a_process_that_was_killed_is_given_back(folder: MappedFolder) -> None:
+def test_spare_space_of_a_killed_process_is_released(folder: MappedFolder) -> None:
     spare = folder.path / "spare.bin"
     spare.write_bytes(b"x" * (1 << 20))
 
@@ -79,7 +79,7 @@ def test_space_held_back_by_a_process_that_was_killed_is_given_back(folder: Mapp
     assert spare.stat().st_size == 1 << 16
 
 
-def test_space_is_held_back_until_it_is_released_and_can_be_held_again(
+def test_spare_space_is_held_until_released_and_can_be_held_again(
     folder: MappedFolder,
 ) -> None:
     spare = folder.path / "spare.bin"
@@ -93,7 +93,7 @@ def test_space_is_held_back_until_it_is_released_and_can_be_held_again(
     folder.release_spare()
 
 
-def test_write_takes_the_space_held_back_and_fails_if_that_is_too_little(
+def test_write_uses_the_spare_space_and_fails_if_it_is_too_small(
     folder: MappedFolder,
 ) -> None:
     slots = folder.slots("slots.bin", 40, "create")
@@ -122,7 +122,7 @@ def test_write_that_fails_for_another_reason_is_not_tried_again(folder: MappedFo
     assert (folder.path / "spare.bin").exists()
 
 
-def test_read_that_fails_is_an_error_which_names_the_file(folder: MappedFolder) -> None:
+def test_error_of_a_failed_read_names_the_file(folder: MappedFolder) -> None:
     slots = folder.slots("slots.bin", 40, "create")
     slots.write(b"first", 0)
     for code, error in ((errno.EIO, StorageFullError), (errno.EPERM, RunFolderError)):
@@ -135,7 +135,7 @@ def test_read_that_fails_is_an_error_which_names_the_file(folder: MappedFolder) 
     assert slots.read(5, 0) == b"first"
 
 
-def test_record_that_is_none_falls_back_to_the_one_before(folder: MappedFolder) -> None:
+def test_invalid_record_falls_back_to_the_previous_one(folder: MappedFolder) -> None:
     folder.write_header({})
     folder.write_record({"tail": 1})
     folder.write_record({"tail": "one"})  # type: ignore[dict-item]
@@ -146,7 +146,7 @@ def test_record_that_is_none_falls_back_to_the_one_before(folder: MappedFolder) 
         folder.read_record()
 
 
-def test_file_that_cannot_be_opened_is_named(folder: MappedFolder) -> None:
+def test_error_for_a_file_that_cannot_be_opened_names_it(folder: MappedFolder) -> None:
     (folder.path / "rows.bin").mkdir()
     with pytest.raises(RunFolderError, match="open") as caught:
         folder.map("rows.bin", (8,), BYTES, "extend")
@@ -168,7 +168,7 @@ def test_close_releases_the_space_and_lets_others_use_the_folder(folder: MappedF
     MappedFolder(folder.path).close()
 
 
-def test_erased_folder_has_no_rows_and_what_is_no_file_of_rows_stays(folder: MappedFolder) -> None:
+def test_erase_deletes_the_rows_and_keeps_other_files(folder: MappedFolder) -> None:
     folder.map("obs.bin", (8,), BYTES, "create")
     folder.hold_spare(1 << 16)
     folder.write_header({"rows": 8})
@@ -182,17 +182,17 @@ def test_erased_folder_has_no_rows_and_what_is_no_file_of_rows_stays(folder: Map
     names = {each.name for each in folder.path.iterdir()}
     assert "notes.txt" in names
     assert not {name for name in names if name.endswith((".bin", ".json"))}
-    folder.hold_spare(1 << 16)  # not taken for the space that was erased
+    folder.hold_spare(1 << 16)  # reserves space again after the erasure
     assert disk_bytes(folder.path / "spare.bin") >= 1 << 16
     folder.write_header({"rows": 9})
     assert folder.read_header() == {"rows": 9}
     assert folder.read_record() == {"tail": 0, "valid_count": 0, "shift": 0}
 
 
-def test_folder_whose_erasing_is_cut_off_holds_no_rows(
+def test_interrupted_erase_leaves_no_rows(
     folder: MappedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At whichever file: the header, which says that there are rows, is deleted first."""
+    """The header, which says that there are rows, is deleted first."""
     for name in ("a.bin", "z.bin"):
         folder.map(name, (8,), BYTES, "create")
     folder.write_header({"rows": 8})

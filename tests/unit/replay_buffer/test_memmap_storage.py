@@ -1,4 +1,4 @@
-"""Columns on disk: found again after a kill, refused where they cannot be trusted."""
+"""Columns on disk: recovered after a kill, refused if they are damaged."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def found(storage: MemmapStorage) -> tuple[dict[str, int], FifoRemover]:
 
 
 @pytest.mark.parametrize("cfg", CFGS)
-def test_rows_of_a_killed_process_are_found_again(tmp_path: Path, cfg: dict[str, Any]) -> None:
+def test_rows_of_a_killed_process_are_recovered(tmp_path: Path, cfg: dict[str, Any]) -> None:
     command = [sys.executable, str(Path(__file__).parent / "pushing_process.py")]
     text = json.dumps({"path": str(tmp_path / "rows"), **cfg})
     with subprocess.Popen([*command, text], stdout=subprocess.PIPE) as child:
@@ -81,7 +81,7 @@ def test_rows_of_a_killed_process_are_found_again(tmp_path: Path, cfg: dict[str,
     pushed = int([line for line in told if line.endswith(b"\n")][-1])
     with opened(tmp_path / "rows", **cfg, reopen=True) as storage:
         state, remover = found(storage)
-        # A push that was complete but not told of may be there; one cut off costs its oldest.
+        # The last push may be missing in the output; an interrupted one removes the oldest rows.
         assert pushed <= state["push_count"] <= pushed + 17
         newest = state["push_count"]
         assert newest > CAPACITY
@@ -95,7 +95,7 @@ def test_rows_of_a_killed_process_are_found_again(tmp_path: Path, cfg: dict[str,
 @pytest.mark.parametrize("cfg", CFGS)
 @pytest.mark.parametrize("rows", [25, 95, 200, 260])
 @pytest.mark.parametrize("cut", [1, 15, 120])
-def test_a_push_that_was_cut_off_shows_nothing_and_loses_only_what_it_replaced(
+def test_an_interrupted_push_adds_no_rows_and_removes_only_those_it_replaced(
     tmp_path: Path, cfg: dict[str, Any], rows: int, cut: int
 ) -> None:
     with opened(tmp_path / "rows", 200, **cfg) as storage:
@@ -104,7 +104,7 @@ def test_a_push_that_was_cut_off_shows_nothing_and_loses_only_what_it_replaced(
         where, _ = remover.allot(cut)
         storage.put(where, storage.accept(rows_of(rows, rows + cut)))
     expected = rows_of(rows - min(before, 200 - cut), rows)
-    # What comes then is another trajectory, in the place of the one that was cut off.
+    # The next pushes are another trajectory, at the positions of the interrupted one.
     number = rows + 1000
     for more in (0, 40, 250):
         with opened(tmp_path / "rows", 200, **cfg, reopen=True) as storage:
@@ -119,7 +119,7 @@ def test_a_push_that_was_cut_off_shows_nothing_and_loses_only_what_it_replaced(
             assert storage.take(remover.oldest_first()) == expected
 
 
-def test_a_torn_record_falls_back_to_the_one_before(tmp_path: Path) -> None:
+def test_a_damaged_record_falls_back_to_the_previous_one(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 50)
     cursor = tmp_path / "rows" / "cursor.bin"
@@ -177,7 +177,7 @@ def lose_column(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_cursor_that_cannot_be_is_refused(tmp_path: Path, cursor: dict[str, int]) -> None:
+def test_an_impossible_cursor_is_refused(tmp_path: Path, cursor: dict[str, int]) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)
         assert storage._folder is not None
@@ -189,8 +189,8 @@ def test_cursor_that_cannot_be_is_refused(tmp_path: Path, cursor: dict[str, int]
         storage.recovered()
 
 
-def test_rows_of_episodes_whose_files_cannot_grow_stay_as_they_were(tmp_path: Path) -> None:
-    """Whichever file it is that cannot."""
+def test_rows_of_episodes_stay_unchanged_if_a_file_cannot_grow(tmp_path: Path) -> None:
+    """Each of the files fails to grow once."""
     for at in range(1, 99):
         with opened(tmp_path / f"rows{at}", capacity=8) as storage:
             storage.hold_episodes(3)
@@ -209,7 +209,7 @@ def test_rows_of_episodes_whose_files_cannot_grow_stay_as_they_were(tmp_path: Pa
 
 
 @pytest.mark.parametrize("column", [{"dtype": "|O8"}, {"dtype": "<U1"}, {"shape": [-1]}], ids=str)
-def test_column_that_cannot_be_is_refused(tmp_path: Path, column: dict[str, Any]) -> None:
+def test_an_impossible_column_is_refused(tmp_path: Path, column: dict[str, Any]) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)
         folder = storage._folder
@@ -244,7 +244,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
     damage(tmp_path / "rows")
     if damage.__name__.startswith("lie"):
         assert (tmp_path / "rows" / "header.json").read_text() != header
-    for _ in range(2):  # refusing gives the lock back
+    for _ in range(2):  # a refusal releases the lock
         with (
             opened(tmp_path / "rows", reopen=True) as storage,
             pytest.raises(CheckpointCorruptError),
@@ -252,7 +252,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any) -> None:
             storage.recovered()
 
 
-def test_a_byte_of_a_column_that_changes_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_changed_byte_of_a_column_is_not_detected(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)
     with (tmp_path / "rows" / "column-0000.bin").open("r+b") as file:
@@ -265,7 +265,7 @@ def test_a_byte_of_a_column_that_changes_is_read_as_it_is(tmp_path: Path) -> Non
         assert storage.take(positions[1:]) == rows_of(1, 20)
 
 
-def test_places_of_following_observations_are_free_again_after_reopening(tmp_path: Path) -> None:
+def test_slots_of_next_observations_are_free_after_reopening(tmp_path: Path) -> None:
     rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 1})
     with opened(tmp_path / "rows", 4, next_of="obs") as storage:
         storage.put(slice(0, 4), storage.accept(rows))
@@ -276,7 +276,7 @@ def test_places_of_following_observations_are_free_again_after_reopening(tmp_pat
         assert storage._following.own_count == 1  # type: ignore[union-attr]
 
 
-def test_rows_that_all_have_following_observations_of_their_own_are_found(tmp_path: Path) -> None:
+def test_rows_that_all_have_their_own_next_observation_are_recovered(tmp_path: Path) -> None:
     rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
     with opened(tmp_path / "rows", 4, next_of="obs") as storage:
         storage.put(slice(0, 4), storage.accept(rows))
@@ -288,8 +288,8 @@ def test_rows_that_all_have_following_observations_of_their_own_are_found(tmp_pa
 
 
 @pytest.mark.parametrize("link", [np.iinfo(np.int32).min, -1, 0, CAPACITY])
-def test_links_of_places_without_a_row_do_not_matter(tmp_path: Path, link: int) -> None:
-    """A process that was killed may have left anything there."""
+def test_links_at_positions_without_a_row_are_ignored(tmp_path: Path, link: int) -> None:
+    """A killed process may have left any value there."""
     with opened(tmp_path / "rows", next_of="obs") as storage:
         filled(storage, 20)
         own = storage._following.own_count  # type: ignore[union-attr]
@@ -310,7 +310,7 @@ def test_links_of_places_without_a_row_do_not_matter(tmp_path: Path, link: int) 
         (-1, "two links lead to one place"),
     ],
 )
-def test_links_that_cannot_be_are_refused(tmp_path: Path, link: int, why: str) -> None:
+def test_impossible_links_are_refused(tmp_path: Path, link: int, why: str) -> None:
     with opened(tmp_path / "rows", next_of="obs") as storage:
         filled(storage, 20)
     links = tmp_path / "rows" / "links.bin"
@@ -333,9 +333,7 @@ def test_a_column_that_is_a_link_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"capacity": 100}, {"next_of": "obs"}, {"compress": "lz4"}])
-def test_another_buffer_than_the_one_that_wrote_is_refused(
-    tmp_path: Path, changed: dict[str, Any]
-) -> None:
+def test_reopening_with_other_settings_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 20)
     with (
@@ -369,7 +367,7 @@ def test_two_buffers_cannot_use_one_folder(tmp_path: Path) -> None:
         assert storage.take(slice(0, 20)) == rows_of(0, 20)
 
 
-def test_nothing_is_made_before_the_first_push_and_others_see_none_of_it(tmp_path: Path) -> None:
+def test_files_are_created_at_the_first_push_and_are_private(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         assert list(tmp_path.iterdir()) == []
         filled(storage, 10)
@@ -378,7 +376,7 @@ def test_nothing_is_made_before_the_first_push_and_others_see_none_of_it(tmp_pat
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_clearing_frees_the_schema_and_the_folder(tmp_path: Path) -> None:
+def test_clear_drops_the_schema_and_deletes_the_files(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 10)
         storage.clear()
@@ -403,8 +401,8 @@ def test_rows_that_were_not_recovered_can_be_cleared(tmp_path: Path, is_damaged:
         assert storage.take(slice(0, 1)).columns["other"].tolist() == [1.0]
 
 
-def test_clearing_a_storage_that_does_not_reopen_leaves_the_rows_of_another(tmp_path: Path) -> None:
-    with opened(tmp_path / "rows") as other:  # made before there are rows
+def test_clear_without_reopen_keeps_the_rows_of_another_storage(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows") as other:  # opened before the folder has rows
         with opened(tmp_path / "rows") as storage:
             filled(storage, 20)
         other.clear()
@@ -418,7 +416,7 @@ def test_a_path_is_needed() -> None:
         MemmapStorage({}, 10)
 
 
-def test_what_the_disk_cannot_hold_is_refused_at_the_push(tmp_path: Path) -> None:
+def test_rows_that_the_disk_cannot_hold_are_refused_at_the_push(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
@@ -450,7 +448,7 @@ except StorageFullError as error:
 
 
 @pytest.mark.parametrize("disk", DISKS)
-def test_a_disk_that_fills_up_is_an_error_and_no_signal(tmp_path: Path, disk: str) -> None:
+def test_a_disk_that_fills_up_raises_an_error_and_no_signal(tmp_path: Path, disk: str) -> None:
     reason, pushed, last = on_a_disk_of_8_mib(tmp_path, FILL, disk).split()
     assert reason == "ENOSPC"
     assert 1500 <= int(pushed) <= 2000
@@ -458,7 +456,7 @@ def test_a_disk_that_fills_up_is_an_error_and_no_signal(tmp_path: Path, disk: st
 
 
 @pytest.mark.parametrize("cfg", CFGS)
-def test_a_buffer_goes_on_where_it_was_closed(tmp_path: Path, cfg: dict[str, Any]) -> None:
+def test_a_buffer_is_reopened_with_its_rows(tmp_path: Path, cfg: dict[str, Any]) -> None:
     def made(reopen: bool) -> NaiveReplayBuffer:
         storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": reopen, **cfg}
         return NaiveReplayBuffer({"replay_buffer_size": 50, "seed": 0, "storage": storage})
@@ -493,7 +491,7 @@ def test_a_folder_that_is_in_use_leaves_no_file_open(tmp_path: Path) -> None:
         assert open_files() == before
 
 
-def test_room_on_the_disk_is_asked_for_many_pushes_at_once(
+def test_disk_space_is_reserved_for_many_pushes_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -509,7 +507,7 @@ def test_room_on_the_disk_is_asked_for_many_pushes_at_once(
     assert len(asked) == 2  # for the columns, and for the cursor
 
 
-def test_room_is_asked_for_beside_the_rows_that_were_found(
+def test_disk_space_is_reserved_in_addition_to_recovered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memmap, "_STEP_BYTES", 0)
@@ -521,7 +519,7 @@ def test_room_is_asked_for_beside_the_rows_that_were_found(
         assert storage._n_reserved == 25
 
 
-def test_first_push_without_room_decides_nothing(
+def test_a_first_push_without_disk_space_does_not_set_the_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(folder: MappedFolder, sizes: Mapping[str, int]) -> None:
@@ -536,7 +534,7 @@ def test_first_push_without_room_decides_nothing(
         storage.accept(SampleBatch({"other": np.zeros((2, 3))}))
 
 
-def test_folder_that_cannot_be_used_is_free_again(tmp_path: Path) -> None:
+def test_a_refused_folder_is_unlocked_again(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 10)
     header = tmp_path / "rows" / "header.json"
@@ -562,7 +560,7 @@ def test_folder_that_cannot_be_used_is_free_again(tmp_path: Path) -> None:
         ({"type": "advanced", "max_staleness": 5}, True),
     ],
 )
-def test_rows_are_marked_on_disk_where_they_may_leave_early_and_nowhere_else(
+def test_marks_are_on_disk_only_if_rows_may_leave_early(
     tmp_path: Path, settings: dict[str, Any], is_marked: bool
 ) -> None:
     storage = {"type": "memmap", "path": str(tmp_path / "rows")}

@@ -1,4 +1,4 @@
-"""The naive buffer, where it differs from what every buffer does: see the rules of the kit."""
+"""The naive buffer: behaviour that the rules of the test kit do not cover."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def actions(rows: Any) -> list[int]:
     return [int(each["action"]) for each in rows]
 
 
-def test_a_size_may_be_an_integer_of_numpy() -> None:
+def test_a_sample_size_may_be_a_numpy_integer() -> None:
     buffer = make_buffer()
     buffer.push(batch(1, 2, 3, 4), 0)
     sampled = buffer.sample(np.int64(3), 0)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_the_limiter_counts_batches_pushed_after_the_first() -> None:
     assert (found["inserts"], found["recent_inserts"]) == (6, pytest.approx(6, rel=0.1))
 
 
-def test_following_observations_are_needed_in_each_batch() -> None:
+def test_each_batch_needs_the_next_observation_column() -> None:
     buffer = make_buffer(storage={"type": "array", "next_of": "obs"})
     whole = batch(1).with_columns(next_obs=np.ones((1, 3), np.float32))
     buffer.push(whole, 0)
@@ -93,7 +93,7 @@ def test_following_observations_are_needed_in_each_batch() -> None:
     assert buffer.count() == 1
 
 
-def test_a_storage_of_ones_own_accepts_each_batch() -> None:
+def test_accept_of_a_custom_storage_is_called_for_each_batch() -> None:
     accepted = []
 
     class Counting(ArrayStorage):
@@ -130,7 +130,7 @@ def test_single_row_replaces_the_row_that_a_random_remover_chooses(
 ) -> None:
     buffer = make_buffer(remover=random_removers, replay_buffer_size=3)
     buffer.push(batch(1, 2, 3), 0)
-    buffer.push(row(4), 0)  # takes the place of any
+    buffer.push(row(4), 0)  # replaces any of the three
     sampled = actions(buffer.sample(3, 0))
     assert 4 in sampled
     assert len(set(sampled) & {1, 2, 3}) == 2
@@ -159,7 +159,7 @@ def test_buffer_has_few_enough_attributes_for_fast_lookups() -> None:
     buffer = make_buffer()
     for _ in range(2):
         buffer.push(batch(1, 2), 0)
-    # CPython keeps values in the object itself only up to 29: beyond, each look-up takes longer.
+    # With more than 29 attributes, CPython looks each of them up more slowly.
     assert len(vars(buffer)) <= 29
 
 
@@ -170,7 +170,7 @@ def test_columns_in_another_order_are_the_same_columns() -> None:
     assert actions(buffer.sample(2, 0)) == [1, 2]
 
 
-def test_numbers_in_rows_are_fitted_to_the_columns() -> None:
+def test_numbers_in_rows_are_converted_to_the_dtype_of_the_column() -> None:
     buffer = make_buffer()
     buffer.push({"reward": 0.5, "obs": np.zeros(1, np.float32)}, 0)
     buffer.push({"reward": 1, "obs": np.ones(1, np.float64)}, 0)
@@ -203,7 +203,7 @@ def test_objects_share_leaves_unless_deepcopy() -> None:
         assert buffer.sample(1, 0)[0]["x"].item() == (0 if deep else 1)  # type: ignore[index]
 
 
-def test_rows_of_a_batch_in_object_storage_are_apart_from_it() -> None:
+def test_rows_of_a_batch_in_object_storage_are_copies() -> None:
     buffer = make_buffer(storage={"type": "object"})
     source = batch(1, 2)
     buffer.push(source, 0)
@@ -217,7 +217,7 @@ def test_rows_of_a_batch_in_object_storage_are_apart_from_it() -> None:
 # Sampling -------------------------------------------------------------------------------------
 
 
-def test_can_sample_asks_for_the_rows_and_the_limiter() -> None:
+def test_can_sample_checks_the_rows_and_the_limiter() -> None:
     buffer = make_buffer(limiter={"min_size": 3})
     assert buffer.sample(1, 0, replace=True) is None
     buffer.push(batch(1, 2), 0)
@@ -238,7 +238,7 @@ def test_update_warns_once_and_changes_nothing(caplog: pytest.LogCaptureFixture)
 # Waiting and closing --------------------------------------------------------------------------
 
 
-def test_a_closed_buffer_admits_nothing() -> None:
+def test_a_closed_buffer_refuses_all_calls() -> None:
     buffer = make_buffer()
     assert buffer.closed is False
     buffer.close()
@@ -252,7 +252,7 @@ def test_a_closed_buffer_admits_nothing() -> None:
             use()
 
 
-def test_a_refused_push_says_what_was_refused_and_may_be_done_again() -> None:
+def test_error_of_a_refused_push_has_its_facts_and_is_retryable() -> None:
     buffer = make_buffer(limiter=SLOW_DOWN)
     assert buffer.can_push(1)
     buffer.push(batch(1, 2, 3), 0)
@@ -262,7 +262,7 @@ def test_a_refused_push_says_what_was_refused_and_may_be_done_again() -> None:
     assert (caught.value.rows, caught.value.waited_s, caught.value.retryable) == (1, 0, True)
 
 
-def test_a_limiter_of_another_type_limits_from_then_on() -> None:
+def test_change_limiter_takes_effect_at_once() -> None:
     buffer = make_buffer()
     buffer.push(batch(1, 2, 3), 0)
     buffer.change_limiter(SLOW_DOWN)
@@ -273,7 +273,7 @@ def test_a_limiter_of_another_type_limits_from_then_on() -> None:
     assert buffer.count() == 4
 
 
-def test_limiter_that_overrides_on_insert_alone_is_called_for_each_push() -> None:
+def test_limiter_that_overrides_only_on_insert_is_called_for_each_push() -> None:
     class Listening(MinSizeLimiter):
         inserted: ClassVar[list[int]] = []
 
@@ -290,7 +290,7 @@ def test_limiter_that_overrides_on_insert_alone_is_called_for_each_push() -> Non
     assert Listening.inserted == [2, 1, 1, 2]
 
 
-def test_a_waiting_push_goes_on_once_rows_are_sampled() -> None:
+def test_a_waiting_push_is_admitted_once_rows_are_sampled() -> None:
     buffer = make_buffer(limiter=SLOW_DOWN)
     buffer.push(batch(1, 2, 3), 0)
     thread = threading.Thread(target=buffer.push, args=(row(4), 0), kwargs={"timeout_s": 60.0})
@@ -308,7 +308,7 @@ def test_a_waiting_push_goes_on_once_rows_are_sampled() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
-def test_row_of_nothing_is_refused_by_object_storage(nothing: Any) -> None:
+def test_none_and_empty_dicts_are_refused_by_object_storage(nothing: Any) -> None:
     buffer = make_buffer(storage={"type": "object"})
     with pytest.raises(SchemaMismatchError) as caught:
         buffer.push([{"x": 1}, nothing], 0)
@@ -328,7 +328,7 @@ def test_errors_of_listeners_are_logged(caplog: pytest.LogCaptureFixture) -> Non
     assert "remove listener failed" in caplog.text
 
 
-def test_clear_starts_push_count_anew_and_the_totals_go_on() -> None:
+def test_clear_resets_push_count_but_not_the_totals() -> None:
     buffer = make_buffer()
     buffer.push(batch(1, 2), 0)
     buffer.clear()
@@ -364,7 +364,7 @@ MOMENT_S = 1e-9
         (AdvancedReplayBuffer, {"monitor": {"periodic_thruput": {"seconds": MOMENT_S}}}),
     ],
 )
-def test_pushes_and_samples_report_the_throughput_once_a_period_is_over(
+def test_pushes_and_samples_report_the_throughput_after_each_period(
     kind: Any, cfg: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = ScalarWriter()
@@ -384,7 +384,7 @@ def test_pushes_and_samples_report_the_throughput_once_a_period_is_over(
     assert "mine in 1e-09 s: pushed_in 3" in caplog.text
 
 
-def test_period_that_is_not_over_reports_nothing() -> None:
+def test_throughput_is_not_reported_before_the_period_is_over() -> None:
     writer = ScalarWriter()
     buffer = NaiveReplayBuffer({}, writer)
     buffer.push(batch(1), 0)
@@ -404,7 +404,7 @@ def test_the_age_of_sampled_rows_can_be_read_at_any_time(kind: str) -> None:
     assert stats.pushed_per_s == pytest.approx(13 * stats.sampled_per_s)
 
 
-def test_a_state_can_be_loaded_with_copies_of_all_that_it_holds() -> None:
+def test_load_state_dict_with_deepcopy_copies_the_rows() -> None:
     shared, own = (NaiveReplayBuffer({"storage": {"type": "object"}}) for _ in range(2))
     state = {"data": [{"x": np.zeros(2)}]}
     shared.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Columns that lie compressed on disk: what they take there, and what may go wrong with them."""
+"""Compressed columns on disk: their size, damage, full disks and failing reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened(path: Path, capacity: int = 64, **cfg: Any) -> Iterator[MemmapStorage
 
 
 def games(steps: int) -> SampleBatch:
-    """Transitions of a game: a background, on which a few things move, and some noise."""
+    """Return transitions of a game: a background, a few moving objects, and some noise."""
     rng = np.random.default_rng(0)
     screens = np.empty((steps + 4, 84, 84), np.uint8)
     screens[:] = np.linspace(40, 90, 84, dtype=np.uint8)[:, None]
@@ -55,7 +55,7 @@ def games(steps: int) -> SampleBatch:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return what ``du`` would tell."""
+    """Return the disk usage as ``du`` counts it."""
     return sum(file.stat().st_blocks * 512 for file in folder.iterdir())
 
 
@@ -63,7 +63,7 @@ def disk_bytes(folder: Path) -> int:
     ("compress", "next_of", "most"),
     [("lz4", None, 0.32), ("lz4", "obs", 0.18), ("zstd", None, 0.22), ("zstd", "obs", 0.13)],
 )
-def test_screens_of_games_take_a_part_of_their_size_on_disk(
+def test_compressed_screens_need_a_part_of_their_size_on_disk(
     tmp_path: Path, compress: str, next_of: str | None, most: float
 ) -> None:
     rows = games(640)
@@ -73,18 +73,18 @@ def test_screens_of_games_take_a_part_of_their_size_on_disk(
             batch = rows[start : start + 8]
             storage.put(slice(start, start + 8), storage.accept(batch))
         assert storage.take(np.arange(640)) == rows
-        # What is held back for the next push of eight rows is in it.
+        # This includes the spare space for the next push of eight rows.
         assert disk_bytes(tmp_path / "rows") < most * raw
 
 
 @pytest.mark.parametrize("compress", CODECS)
 @pytest.mark.parametrize("dtype", ["u1", "?", ">i4", "f2", "f8", "c16"])
-def test_rows_come_back_bit_by_bit_wherever_they_lie(
+def test_rows_come_back_bit_by_bit_from_any_position(
     tmp_path: Path, compress: str, dtype: str
 ) -> None:
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (20, 16384), np.uint8)
-    # Every other row shrinks; the others come to lie in the places of these, and back again.
+    # Every other row compresses well. Rows of both kinds replace each other.
     noise[::2, 100:] = 0
     if dtype == "?":
         noise &= 1
@@ -107,7 +107,7 @@ def test_rows_come_back_bit_by_bit_wherever_they_lie(
         )
 
 
-def test_small_columns_stay_as_they_are(tmp_path: Path) -> None:
+def test_small_columns_are_not_compressed(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         rows = SampleBatch({"small": np.zeros((4, 2047), np.float32), "done": np.ones(4, bool)})
         storage.put(slice(0, 4), storage.accept(rows))
@@ -119,7 +119,7 @@ def noise(rows: int, seed: int = 0) -> SampleBatch:
     return SampleBatch({"x": np.random.default_rng(seed).integers(0, 256, (rows, 9000), np.uint8)})
 
 
-def test_space_is_held_back_while_the_storage_is_open(tmp_path: Path) -> None:
+def test_spare_space_is_held_while_the_storage_is_open(tmp_path: Path) -> None:
     spare = tmp_path / "rows" / "spare.bin"
     with opened(tmp_path / "rows") as storage:
         storage.put(slice(0, 8), storage.accept(noise(8)))
@@ -127,7 +127,7 @@ def test_space_is_held_back_while_the_storage_is_open(tmp_path: Path) -> None:
         assert held >= 8 * 3 * 4096
         storage.accept(noise(2))
         assert spare.stat().st_blocks * 512 == held
-        storage.accept(noise(500))  # of which no more than the capacity are stored
+        storage.accept(noise(500))  # only as many as the capacity are stored
         assert spare.stat().st_size < 70 * 3 * 4096 + (64 << 10)
     assert not spare.exists()
 
@@ -179,11 +179,11 @@ def test_a_damaged_row_is_refused_and_others_are_not(
         assert caught.value.position == 2
 
 
-def test_rows_with_a_following_observation_of_their_own_look_nowhere_else(tmp_path: Path) -> None:
+def test_rows_with_their_own_next_observation_read_no_other_row(tmp_path: Path) -> None:
     rows = games(8)
     with opened(tmp_path / "rows", next_of="obs") as storage:
         storage.put(slice(0, 8), storage.accept(rows))
-        # As a process that was killed while it replaced the oldest row may leave it.
+        # A process killed while it replaced the oldest row may leave this.
         tell_length(tmp_path / "rows", 0, position=0)
         assert storage.take(np.arange(1, 8)) == rows[1:]
         assert storage.take(slice(7, 8)) == rows[7:]
@@ -191,7 +191,7 @@ def test_rows_with_a_following_observation_of_their_own_look_nowhere_else(tmp_pa
             storage.take(np.asarray([0]))
 
 
-def test_a_file_of_rows_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_of_rows_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         storage.put(slice(0, 8), storage.accept(noise(8)))
         storage.commit({"tail": 8, "valid_count": 8})
@@ -244,9 +244,7 @@ print(*sorted(file.name for file in folder.iterdir()))
 
 
 @pytest.mark.parametrize("disk", DISKS)
-def test_a_push_that_was_accepted_finds_space_on_a_disk_that_filled_up_since(
-    tmp_path: Path, disk: str
-) -> None:
+def test_an_accepted_push_has_space_even_if_the_disk_fills_up(tmp_path: Path, disk: str) -> None:
     told = on_a_disk_of_8_mib(tmp_path, GROW, disk).split()
     assert told[:2] == ["ENOSPC", "ENOSPC"]
     assert "spare.bin" not in told
@@ -277,15 +275,13 @@ except StorageFullError:
 
 
 @pytest.mark.parametrize("disk", DISKS)
-def test_a_disk_that_fills_up_is_an_error_before_anything_is_lost(
-    tmp_path: Path, disk: str
-) -> None:
-    # 40,000 bytes are 10 pages; every fourth row keeps a following observation besides.
+def test_a_disk_that_fills_up_raises_an_error_and_no_row_is_lost(tmp_path: Path, disk: str) -> None:
+    # 40,000 bytes are 10 pages; every fourth row also stores its own next observation.
     assert 110 <= int(on_a_disk_of_8_mib(tmp_path, FILL, disk)) <= 8 * 256 / 12.5
 
 
 @pytest.mark.parametrize("next_of", [None, "obs"])
-def test_buffers_save_and_load_them_as_others(tmp_path: Path, next_of: str | None) -> None:
+def test_buffers_save_and_load_compressed_columns(tmp_path: Path, next_of: str | None) -> None:
     def made(name: str) -> NaiveReplayBuffer:
         storage = {"type": "memmap", "path": str(tmp_path / name), "compress": "zstd"}
         storage |= {"next_of": next_of} if next_of else {}
@@ -309,7 +305,7 @@ def test_buffers_save_and_load_them_as_others(tmp_path: Path, next_of: str | Non
                 assert np.array_equal(row["next_obs"], wanted[row["reward"].item()]["next_obs"])
 
 
-def test_a_disk_that_cannot_be_read_is_an_error_by_name(tmp_path: Path) -> None:
+def test_a_failed_read_raises_storage_full_error(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         storage.put(slice(0, 10), storage.accept(games(10)))
         with (
@@ -320,7 +316,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_by_name(tmp_path: Path) -> None:
         assert storage.take(slice(0, 10)) == games(10)
 
 
-def test_files_that_cannot_be_so_long_are_an_error_by_name(tmp_path: Path) -> None:
+def test_error_for_a_file_that_cannot_grow_names_it(tmp_path: Path) -> None:
     errors: list[StorageFullError] = []
     with opened(tmp_path / "rows") as storage:
         for at in range(1, 20):

@@ -1,4 +1,4 @@
-"""Rows that are saved in the middle of a run: who loads them goes on as if nothing had happened."""
+"""Rows saved during a run: a buffer that loads them continues exactly like the saved one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=STORAGES)
 def make(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Make]:
-    """Return what makes buffers of a kind over a storage, which are closed in the end."""
+    """Return a function that makes buffers of ``kind`` over a storage; close them at the end."""
     made: list[Any] = []
 
     def make_one(**cfg: Any) -> Any:
@@ -84,11 +84,11 @@ def step(number: int) -> dict[str, Any]:
 
 
 class Run:
-    """Pushes, samples and updates by turns, of which each does the same to all buffers.
+    """Pushes, samples and updates in turns; each turn does the same to all buffers.
 
     Attributes:
-        turn: The next one.
-        batches: How many samples were batches.
+        turn: Number of the next turn.
+        batches: Number of samples that were not None.
     """
 
     def __init__(self, kind: str, seed: int = 0) -> None:
@@ -152,7 +152,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("turns", [0, 23])
-def test_who_loads_a_save_goes_on_from_there(
+def test_a_buffer_continues_from_the_save_that_it_loads(
     tmp_path: Path, kind: str, make: Make, turns: int
 ) -> None:
     run, old = Run(kind), make()
@@ -168,7 +168,7 @@ def test_who_loads_a_save_goes_on_from_there(
     assert run.batches - before > 20
 
 
-def test_a_wrapped_ring_comes_piece_by_piece(tmp_path: Path, kind: str, make: Make) -> None:
+def test_a_wrapped_ring_is_loaded_in_pieces(tmp_path: Path, kind: str, make: Make) -> None:
     run, old, news = Run(kind), make(), [make(), make()]
     run.go_on(27, old)
     save(tmp_path / "saved", old, 8)
@@ -180,7 +180,7 @@ def test_a_wrapped_ring_comes_piece_by_piece(tmp_path: Path, kind: str, make: Ma
 
 
 @pytest.mark.parametrize("kind", ["advanced"])
-def test_rows_that_left_early_stay_gone(tmp_path: Path, kind: str, make: Make) -> None:
+def test_rows_that_left_early_stay_removed(tmp_path: Path, kind: str, make: Make) -> None:
     run, old = Run(kind), make()
     run.go_on(31, old)
     old.save_data(str(tmp_path / "saved"))
@@ -188,7 +188,7 @@ def test_rows_that_left_early_stay_gone(tmp_path: Path, kind: str, make: Make) -
     before = old.stats()
     assert before.used_up
     assert before.stale
-    # Also where rows leave early no more.
+    # Also with settings under which no rows leave early.
     for cfg in ({}, {"max_use": 1000, "max_staleness": float("inf")}, {"max_use": float("inf")}):
         new = make(**cfg)
         gone: list[Any] = []
@@ -202,7 +202,7 @@ def test_rows_that_left_early_stay_gone(tmp_path: Path, kind: str, make: Make) -
         assert stats.pushed == stats.left + stats.count
 
 
-# Where the state means nothing -----------------------------------------------------------------
+# Loading into other buffers ---------------------------------------------------------------------
 
 
 def numbered(buffer: Any) -> list[int]:
@@ -228,7 +228,7 @@ def filled(cls: type[Any] = NaiveReplayBuffer, **cfg: Any) -> Any:
         (AdvancedReplayBuffer, {}, []),
     ],
 )
-def test_any_other_buffer_takes_the_rows_as_new(
+def test_other_buffers_push_the_loaded_rows_as_new(
     tmp_path: Path, cls: type[Any], cfg: dict[str, Any], held: list[int]
 ) -> None:
     filled().save_data(str(tmp_path))
@@ -242,9 +242,7 @@ def test_any_other_buffer_takes_the_rows_as_new(
 
 
 @pytest.mark.parametrize("cfg", [{"alpha": 0.5}, {"sampler": {"type": "rank"}}])
-def test_a_sampler_of_another_kind_gets_the_priorities_alone(
-    tmp_path: Path, cfg: dict[str, Any]
-) -> None:
+def test_another_sampler_gets_only_the_priorities(tmp_path: Path, cfg: dict[str, Any]) -> None:
     old = filled(AdvancedReplayBuffer)
     old.save_data(str(tmp_path))
     new = AdvancedReplayBuffer({"replay_buffer_size": 8, **cfg})
@@ -273,7 +271,7 @@ def uses_of(buffer: AdvancedReplayBuffer) -> dict[int, int]:
     return dict(zip(numbered(buffer), buffer._metadata.uses(where).tolist(), strict=True))
 
 
-def test_a_cleared_buffer_goes_on_and_its_pushes_count_on(tmp_path: Path) -> None:
+def test_a_cleared_buffer_continues_and_adds_to_its_push_count(tmp_path: Path) -> None:
     old, new = filled(AdvancedReplayBuffer), filled(AdvancedReplayBuffer)
     old.save_data(str(tmp_path))
     new.clear()
@@ -282,9 +280,9 @@ def test_a_cleared_buffer_goes_on_and_its_pushes_count_on(tmp_path: Path) -> Non
     assert old.sample(4, 0) == new.sample(4, 0)
 
 
-def test_rows_that_are_pushed_meanwhile_stay(tmp_path: Path) -> None:
+def test_rows_pushed_during_a_load_stay(tmp_path: Path) -> None:
     class Busy(NaiveReplayBuffer):
-        """Has somebody push while a state is made ready."""
+        """Pushes a row while a loaded state is prepared."""
 
         has_pushed = False
 
@@ -302,7 +300,7 @@ def test_rows_that_are_pushed_meanwhile_stay(tmp_path: Path) -> None:
     assert numbered(new) == [99, *range(3, 11)]
 
 
-def test_rows_that_a_schema_refuses_leave_the_buffer_as_it_was(tmp_path: Path) -> None:
+def test_saved_rows_that_the_schema_refuses_change_nothing(tmp_path: Path) -> None:
     filled().save_data(str(tmp_path / "saved"))
     for kind in ("array", "memmap"):
         storage: dict[str, Any] = {"type": kind, "schema": {"other": "float32"}}
@@ -316,7 +314,7 @@ def test_rows_that_a_schema_refuses_leave_the_buffer_as_it_was(tmp_path: Path) -
             assert new.sample(1, 0) is not None
 
 
-def test_ids_of_loaded_rows_go_on_after_their_folder_is_reopened(tmp_path: Path) -> None:
+def test_ids_of_loaded_rows_continue_after_reopening(tmp_path: Path) -> None:
     old = filled(AdvancedReplayBuffer, max_use=2)
     old.save_data(str(tmp_path / "saved"))
     given = {int(each) for each in old.sample(3, 0).columns["replay_unique_id"]}
@@ -335,7 +333,7 @@ def test_ids_of_loaded_rows_go_on_after_their_folder_is_reopened(tmp_path: Path)
         assert 11 not in given
 
 
-def test_files_of_loaded_rows_are_deleted_when_these_leave(tmp_path: Path) -> None:
+def test_files_of_loaded_rows_are_deleted_when_the_rows_leave(tmp_path: Path) -> None:
     cfg = {
         "replay_buffer_size": 8,
         "enable_track_used_data": True,
@@ -355,7 +353,7 @@ def test_files_of_loaded_rows_are_deleted_when_these_leave(tmp_path: Path) -> No
             new.load_data(str(tmp_path / "saved"))
             assert all((tmp_path / str(n)).exists() for n in range(4))
             new.push([{"x": n, "data_id": 9} for n in range(8)], 0)
-            # Rows 2 and 3, which name file 1, are used up in a buffer of one use.
+            # Rows 2 and 3, which name file 1, are used up in a buffer with max_use 1.
             left = {n for n in range(4) if (tmp_path / str(n)).exists()}
             assert left == ({1} if max_use == 1 else set())
         assert not (tmp_path / "1").exists()
@@ -412,7 +410,7 @@ class Odd(UniformSampler):
         return {**super().state_dict(), "odd": object()}
 
 
-def test_a_state_that_is_no_data_is_refused_and_the_old_rows_stay(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_saved_raises_and_the_old_rows_stay(tmp_path: Path) -> None:
     filled().save_data(str(tmp_path))
     before = sorted(path.name for path in tmp_path.iterdir())
     with use_manager(PluginManager()) as manager:

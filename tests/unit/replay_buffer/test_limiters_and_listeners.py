@@ -1,4 +1,4 @@
-"""What limiters and listeners are told about rows."""
+"""What limiters and listeners are told about inserted and removed rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_limiter_knows_how_many_rows_there_are(kind: Any, sizes: tuple[int, ...]
     assert (limiter.size, limiter.inserts) == (0, 0)
 
 
-def test_limiter_knows_of_rows_that_were_used_up() -> None:
+def test_limiter_does_not_count_used_up_rows() -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 6, "max_use": 1, "seed": 0})
     buffer.push(SampleBatch({"x": np.arange(9)}), 0)
     buffer.sample(4, 0)
@@ -49,7 +49,7 @@ def test_limiter_knows_of_rows_that_were_used_up() -> None:
 
 
 @pytest.mark.parametrize("storage", ["array", "object"])
-def test_listeners_hear_of_rows_as_they_are_stored(storage: str) -> None:
+def test_listeners_get_rows_without_the_keys_that_sampling_adds(storage: str) -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 4, "storage": {"type": storage}})
     recorder = Recorder()
     buffer.add_listener(recorder)
@@ -76,7 +76,7 @@ def test_state_whose_rows_a_listener_refuses_changes_nothing(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_listener_that_only_checks_rows_is_asked_before_each_push(kind: Any) -> None:
+def test_listener_that_overrides_only_check_is_called_before_each_push(kind: Any) -> None:
     buffer = kind({"replay_buffer_size": 6})
     buffer.push(SampleBatch({"x": np.arange(2)}), 0)
     buffer.add_listener(Strict())
@@ -102,7 +102,7 @@ def test_listeners_get_copies_of_rows_that_left() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_limiter_knows_of_rows_that_were_found_on_disk(kind: Any, tmp_path: Path) -> None:
+def test_limiter_counts_rows_recovered_from_disk(kind: Any, tmp_path: Path) -> None:
     storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": True}
     cfg = {"replay_buffer_size": 6, "storage": storage, "limiter": {"type": "min_size"}}
     with kind(cfg) as buffer:
@@ -115,7 +115,7 @@ def test_limiter_knows_of_rows_that_were_found_on_disk(kind: Any, tmp_path: Path
 @pytest.mark.parametrize(
     "rows", [{"IS": 0.5}, [{"x": 1}, {"use": 1, "IS": 0.5}], SampleBatch({"IS": np.ones(2)})]
 )
-def test_rows_of_nothing_but_what_sampling_adds_are_refused(rows: Any) -> None:
+def test_rows_with_only_keys_that_sampling_adds_are_refused(rows: Any) -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 4})
     with pytest.raises(SchemaMismatchError, match="nothing but what sampling adds") as caught:
         buffer.push(rows, 0)
@@ -123,7 +123,7 @@ def test_rows_of_nothing_but_what_sampling_adds_are_refused(rows: Any) -> None:
     assert buffer.count() == 0
 
 
-def test_each_listener_hears_of_the_rows_of_a_state() -> None:
+def test_on_insert_is_called_for_the_rows_of_a_loaded_state() -> None:
     class Deaf(RowListener):
         """Overrides nothing."""
 

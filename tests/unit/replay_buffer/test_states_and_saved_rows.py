@@ -1,4 +1,4 @@
-"""States and saved rows: round trips, and everything that may be wrong with them."""
+"""States and saved rows: round trips, wrong states and damaged files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def contents(buffer: NaiveReplayBuffer) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["auto", "array", "object"])
 @pytest.mark.parametrize("n", [0, 3, 4, 6])
-def test_a_state_gives_the_same_rows_and_future(kind: str, n: int) -> None:
+def test_a_state_restores_the_rows_and_gives_the_same_samples(kind: str, n: int) -> None:
     old = filled(n, kind)
     old.sample(1, 0)
     new = make_buffer(kind=kind)
@@ -74,7 +74,7 @@ def test_a_state_gives_the_same_rows_and_future(kind: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["array", "object"])
-def test_a_state_is_apart_from_the_buffer(kind: str) -> None:
+def test_a_state_is_a_copy(kind: str) -> None:
     buffer = filled(kind=kind)
     state = buffer.state_dict()
     if kind == "array":
@@ -84,7 +84,7 @@ def test_a_state_is_apart_from_the_buffer(kind: str) -> None:
     assert contents(buffer) == [2, 3, 4, 5]
 
 
-def test_loading_says_what_it_replaced() -> None:
+def test_loading_reports_replaced_rows_as_cleared() -> None:
     buffer, gone = filled(), []
     buffer.add_remove_listener(lambda rows, reason: gone.append((len(rows), reason)))
     buffer.load_state_dict(filled(3).state_dict())
@@ -102,7 +102,7 @@ def test_loading_says_what_it_replaced() -> None:
     ],
     ids=["rows", "batch", "columns"],
 )
-def test_a_state_of_data_alone_is_pushed(data: Any) -> None:
+def test_a_state_with_only_data_is_pushed(data: Any) -> None:
     buffer = filled(3)
     buffer.load_state_dict({"data": data})
     assert contents(buffer) == [1, 2, 7, 8]
@@ -165,7 +165,7 @@ def test_saved_rows_come_back_oldest_first(tmp_path: Path, kind: str, n: int) ->
     assert new.count() == new.push_count == min(n, 4)
 
 
-def test_saving_again_replaces_and_leaves_nothing_over(tmp_path: Path) -> None:
+def test_saving_again_replaces_all_old_files(tmp_path: Path) -> None:
     filled(6).save_data(str(tmp_path))
     filled(2, "object").save_data(str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 3
@@ -174,7 +174,7 @@ def test_saving_again_replaces_and_leaves_nothing_over(tmp_path: Path) -> None:
     assert buffer.count() == 2
 
 
-def test_rows_that_are_no_data_are_refused_and_the_old_stay(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_saved_raise_and_the_old_rows_stay(tmp_path: Path) -> None:
     filled(2).save_data(str(tmp_path))
     buffer = make_buffer()
     buffer.push([{"fn": "fine"}, {"fn": print}], 0)
@@ -186,7 +186,7 @@ def test_rows_that_are_no_data_are_refused_and_the_old_stay(tmp_path: Path) -> N
     assert other.count() == 2
 
 
-def test_a_folder_without_rows_is_missing(tmp_path: Path) -> None:
+def test_loading_from_a_missing_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointMissingError):
         make_buffer().load_data(str(tmp_path / "absent"))
 
@@ -269,7 +269,7 @@ def test_altered_rows_are_refused_and_nothing_is_pushed(
 
 
 @pytest.mark.parametrize("version", [1, 3, "4", None])
-def test_another_format_is_told_apart(tmp_path: Path, version: Any) -> None:
+def test_another_format_version_is_refused(tmp_path: Path, version: Any) -> None:
     filled(3).save_data(str(tmp_path))
     path = tmp_path / "manifest.json"
     core, _, _ = path.read_text().rpartition(',"digest":')
@@ -280,7 +280,7 @@ def test_another_format_is_told_apart(tmp_path: Path, version: Any) -> None:
     assert (caught.value.found, caught.value.expected) == (version, VERSION)
 
 
-def test_rows_of_before_there_was_one_format_are_told_apart(tmp_path: Path) -> None:
+def test_rows_in_the_old_json_format_are_refused(tmp_path: Path) -> None:
     old = {"format": "dingsdk-replay-rows", "version": 4, "rows": 0}
     (tmp_path / "manifest.json").write_text(json.dumps(old))
     with pytest.raises(CheckpointVersionError) as caught:
