@@ -1,4 +1,4 @@
-"""Samplers and limiters on their own."""
+"""Samplers and limiters, mostly without a buffer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_draws_are_distinct_and_uniform(population: int, size: int) -> None:
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_compiled_draws_are_those_of_numpy(population: int, share: float, seed: int) -> None:
+def test_compiled_draws_equal_those_of_numpy(population: int, share: float, seed: int) -> None:
     size = max(1, round(share * population / 2))
     small, large = (UniformSampler({}, rows, seed) for rows in (COMPILED_FROM - 1, COMPILED_FROM))
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_a_wrong_random_state_is_refused_and_changes_nothing(change: dict[str, o
     assert sampler.draw(100, 5).tolist() == twin.draw(100, 5).tolist()
 
 
-def test_min_size_counts_what_is_there() -> None:
+def test_min_size_counts_the_stored_rows() -> None:
     limiter = MinSizeLimiter({"min_size": 3})
     limiter.on_insert(3)
     assert limiter.can_sample(100)
@@ -98,7 +98,7 @@ def test_min_size_counts_what_is_there() -> None:
 
 @pytest.mark.parametrize("error_buffer", [None, 40.0, 400.0])
 @pytest.mark.parametrize(("chunk", "batch", "ratio"), [(8, 4, 2.0), (1, 32, 0.5), (16, 16, 4.0)])
-def test_samples_per_insert_is_kept_and_nobody_blocks_for_ever(
+def test_samples_per_insert_is_kept_without_deadlocks(
     error_buffer: float | None, chunk: int, batch: int, ratio: float
 ) -> None:
     cfg = {"samples_per_insert": ratio, "min_size": 20, "error_buffer": error_buffer}
@@ -118,7 +118,7 @@ def test_samples_per_insert_is_kept_and_nobody_blocks_for_ever(
     assert limiter.samples > 1000
 
 
-def test_the_ratio_holds_once_the_least_size_is_reached() -> None:
+def test_the_ratio_holds_once_min_size_is_reached() -> None:
     cfg = {"samples_per_insert": 1, "min_size": 2, "error_buffer": 2}
     limiter = SamplesPerInsertLimiter(cfg)
     limiter.on_insert(1)
@@ -132,13 +132,13 @@ def test_the_ratio_holds_once_the_least_size_is_reached() -> None:
 
 
 @pytest.mark.parametrize(("ahead", "most"), [(0, 10), (4, 12), (None, 20)])
-def test_sampling_is_ahead_of_the_ratio_as_far_as_allowed(ahead: float | None, most: int) -> None:
+def test_sampling_may_be_ahead_by_samples_ahead(ahead: float | None, most: int) -> None:
     cfg = {"samples_per_insert": 2, "min_size": 10, "error_buffer": 20, "samples_ahead": ahead}
     limiter = SamplesPerInsertLimiter(cfg)
     for _ in range(10):
         assert limiter.can_insert(2)
         limiter.on_insert(2)
-    assert not limiter.can_insert(2)  # 44 would be owed, 20 are at the start, and 20 more may be
+    assert not limiter.can_insert(2)  # 44 would be owed; 20 from the start and 20 more are allowed
     count = 0
     while limiter.can_sample(2):
         limiter.on_sample(2)
@@ -146,7 +146,7 @@ def test_sampling_is_ahead_of_the_ratio_as_far_as_allowed(ahead: float | None, m
     assert count == most  # (40 - 20 + ahead) / 2
 
 
-def test_slack_of_the_largest_sizes_is_restored_or_refused() -> None:
+def test_largest_push_and_batch_are_restored_from_a_state() -> None:
     limiter, other = (SamplesPerInsertLimiter({"samples_per_insert": 1.0}) for _ in range(2))
     limiter.can_insert(30)
     limiter.can_sample(10)
@@ -163,7 +163,7 @@ def test_slack_of_the_largest_sizes_is_restored_or_refused() -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 23), max_size=8))
-def test_rows_lie_where_they_would_if_pushed_one_by_one(sizes: list[int]) -> None:
+def test_batches_get_the_same_positions_as_single_pushes(sizes: list[int]) -> None:
     buffer, single = (AdvancedReplayBuffer({"replay_buffer_size": 6}) for _ in range(2))
     gone: list[list[int]] = [[], []]
     for each, rows_gone in zip((buffer, single), gone, strict=True):
@@ -196,7 +196,7 @@ def test_rows_lie_where_they_would_if_pushed_one_by_one(sizes: list[int]) -> Non
         (np.array([], np.int64), "int64[0]"),
     ],
 )
-def test_draws_that_are_no_ranks_are_described(ranks: Any, found: str) -> None:
+def test_error_for_invalid_draws_describes_them(ranks: Any, found: str) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
         check_ranks(ranks, 5, 2, UniformSampler({}, 5))
     text = f"the sampler UniformSampler drew {found}, expected int64[2] of 0..4"

@@ -1,4 +1,4 @@
-"""How often rows are drawn by their priority, and what weighs against it."""
+"""Priority samplers: how often rows are drawn, importance weights, ranks, and states."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def sampler_of(
 
 
 def chi_square_limit(degrees: int, z: float = 4.0) -> float:
-    """Return what a chi-square variable passes once in 30,000 times (Wilson and Hilferty)."""
+    """Return the value that a chi-square variable exceeds once in 30,000 (Wilson-Hilferty)."""
     spread = 2 / (9 * degrees)
     return float(degrees * (1 - spread + z * spread**0.5) ** 3)
 
 
 def chi_square(counts: NDArray[np.int64], shares: NDArray[np.float64]) -> float:
     expected = counts.sum() * shares / shares.sum()
-    assert expected.min() > 5, "too few draws for the test to mean something"
+    assert expected.min() > 5, "too few draws for a meaningful test"
     return float(np.sum((counts - expected) ** 2 / expected))
 
 
@@ -67,13 +67,13 @@ def test_the_chi_square_test_notices_another_alpha() -> None:
     assert chi_square(counts, priorities**0.5) > chi_square_limit(99)
 
 
-def test_each_share_of_the_weight_is_drawn_once() -> None:
+def test_a_draw_takes_one_row_from_each_share_of_the_weight() -> None:
     drawn = sampler_of(np.ones(64)).draw(64)
     assert drawn.tolist() == list(range(64))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_withdrawn_rows_are_not_drawn_until_assigned_again(kind: type[PrioritySampler]) -> None:
+def test_removed_rows_are_not_drawn_until_assigned_again(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of(np.ones(10), kind)
     sampler.on_remove(slice(2, 8))
     sampler.on_remove(np.array([0, 0, 3]))
@@ -84,7 +84,7 @@ def test_withdrawn_rows_are_not_drawn_until_assigned_again(kind: type[PrioritySa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_draws_among_some_positions_keep_to_them(kind: type[PrioritySampler]) -> None:
+def test_draws_among_given_positions_return_only_these(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of(np.arange(1.0, 21.0), kind, alpha=1.0)
     sampler.on_remove(np.array([12, 14]))
     among = np.array([14, 3, 12, 17, 0])
@@ -97,7 +97,7 @@ def test_draws_among_some_positions_keep_to_them(kind: type[PrioritySampler]) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_nothing_to_draw_the_draw_is_empty(kind: type[PrioritySampler]) -> None:
+def test_a_draw_from_an_empty_sampler_is_empty(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of(np.ones(4), kind)
     sampler.clear()
     assert sampler.drawable == 0
@@ -105,7 +105,7 @@ def test_with_nothing_to_draw_the_draw_is_empty(kind: type[PrioritySampler]) -> 
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_extreme_priorities_can_all_be_held(alpha: float) -> None:
+def test_extreme_priorities_are_stored_and_drawn(alpha: float) -> None:
     sampler = sampler_of([1e308] * 1000 + [5e-324], alpha=alpha)
     assert np.isfinite(sampler._tree.total)
     assert sampler.drawable == 1001
@@ -127,7 +127,7 @@ def test_alpha_outside_of_0_to_1_is_refused(alpha: Any) -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_importance_is_its_closed_form(alpha: float, beta: float) -> None:
+def test_importance_equals_its_closed_form(alpha: float, beta: float) -> None:
     priorities = np.random.default_rng(3).uniform(0.01, 50.0, 300)
     sampler = sampler_of(priorities, alpha=alpha)
     sampler.on_remove(np.array([int(priorities.argmin())]))
@@ -172,12 +172,12 @@ def test_ranks_stay_until_enough_priorities_were_assigned() -> None:
     assert sampler._tree.weights.tolist() == [1 / 3, 1 / 4, 1 / 2, 1.0]
 
 
-def test_new_rows_have_the_rank_that_they_would_have_had() -> None:
+def test_new_rows_are_ranked_among_the_sorted_rows() -> None:
     sampler = RankSampler({"alpha": 1.0, "sort_after": 10.0}, 6, 0)
     sampler.assign(slice(0, 3), np.array([5.0, 3.0, 1.0]))
     sampler._sort()
     sampler.assign(slice(3, 5), np.array([3.0, 4.0]))
-    # Behind 5.0 and the equal 3.0, and behind 5.0 and the new one.
+    # 3.0 ranks after 5.0 and the equal 3.0; 4.0 ranks after 5.0 and the new 3.0.
     assert sampler._tree.weights[3:5].tolist() == [1 / 3, 1 / 3]
     sampler.on_remove(slice(0, 1))
     sampler.assign(slice(0, 1), 1.0)
@@ -185,24 +185,24 @@ def test_new_rows_have_the_rank_that_they_would_have_had() -> None:
 
 
 @pytest.mark.parametrize("where", [slice(0, 2), np.array([0, 1])])
-def test_one_priority_for_all_weighs_as_one_for_each(where: Any) -> None:
+def test_one_priority_is_assigned_to_all_given_rows(where: Any) -> None:
     sampler = sampler_of([9.0, 9.0, 1.0], alpha=0.5)
     sampler.assign(where, 16.0)
     assert sampler._tree.weights.tolist() == [4.0, 4.0, 1.0]
     assert sampler.priorities(np.arange(3)).tolist() == [16.0, 16.0, 1.0]
 
 
-def test_a_row_in_the_place_of_another_has_a_rank_of_its_own() -> None:
+def test_a_row_that_replaces_another_gets_its_own_rank() -> None:
     sampler = RankSampler({"alpha": 1.0, "sort_after": 10.0}, 3, 0)
     sampler.assign(slice(0, 3), np.array([5.0, 3.0, 1.0]))
     sampler._sort()
     assert sampler._tree.weights.tolist() == [1, 1 / 2, 1 / 3]
     sampler.on_insert(slice(0, 1), [{}], np.array([0.5]))
-    # Behind all three that were ranked, the one that left included.
+    # After the three ranked rows, including the one that left.
     assert sampler._tree.weights.tolist() == [1 / 4, 1 / 2, 1 / 3]
 
 
-# Keeping --------------------------------------------------------------------------------------
+# State ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,7 +257,7 @@ def test_a_wrong_state_changes_nothing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_largest_weight_is_taken(kind: type[PrioritySampler]) -> None:
+def test_a_state_with_the_largest_weight_is_accepted(kind: type[PrioritySampler]) -> None:
     sampler = sampler_of([1.0, 2.0], kind)
     largest = sampler._tree.largest_weight
     sampler.load_state_dict({**sampler.state_dict(), "weights": [largest, 1.0]})
@@ -268,7 +268,7 @@ def test_the_largest_weight_is_taken(kind: type[PrioritySampler]) -> None:
     "change",
     [{"sorted": [2.0, 1.0]}, {"sorted": [1.0, float("nan")]}, {"new": -1}, {"assigned": 1.5}],
 )
-def test_a_wrong_order_of_ranks_is_refused(change: dict[str, Any]) -> None:
+def test_a_state_with_wrong_ranks_is_refused(change: dict[str, Any]) -> None:
     sampler = sampler_of([1.0, 2.0], RankSampler)
     with pytest.raises(CheckpointCorruptError):
         sampler.load_state_dict({**sampler.state_dict(), **change})

@@ -1,4 +1,4 @@
-"""The limiter on the recent rate of pushes to samples, alone and in a buffer."""
+"""The limiter of recent pushes per recent sample, alone and in a buffer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(n: int) -> list[dict[str, Any]]:
     return [{"x": np.float32(i)} for i in range(n)]
 
 
-def test_pushes_are_bounded_by_what_was_sampled() -> None:
+def test_pushes_are_limited_by_recent_samples() -> None:
     limiter = make(max=2.0)
     assert limiter.can_insert(10**6)
     limiter.on_insert(100)
@@ -42,7 +42,7 @@ def test_pushes_are_bounded_by_what_was_sampled() -> None:
     assert not limiter.can_insert(29)
 
 
-def test_samples_are_bounded_by_what_was_pushed() -> None:
+def test_samples_are_limited_by_recent_pushes() -> None:
     limiter = make(min=0.5)
     limiter.on_insert(100)
     assert limiter.can_sample(100)
@@ -51,7 +51,7 @@ def test_samples_are_bounded_by_what_was_pushed() -> None:
     assert not limiter.can_sample(51)
 
 
-def test_first_rows_count_whole_after_a_pause() -> None:
+def test_first_rows_count_in_full_after_a_pause() -> None:
     clock = Clock()
     limiter = make(clock, min=1.0)
     limiter.on_insert(5)
@@ -64,7 +64,7 @@ def test_first_rows_count_whole_after_a_pause() -> None:
     assert not limiter.can_insert(6)
 
 
-def test_reset_forgets_what_was_pushed_and_sampled_of_late() -> None:
+def test_reset_forgets_recent_pushes_and_samples() -> None:
     limiter = make(max=2.0, min=0.5)
     limiter.on_insert(100)
     limiter.on_sample(64)
@@ -85,7 +85,7 @@ def test_a_sample_needs_its_share_of_rows_in_the_buffer() -> None:
     assert not limiter.can_sample(9)
 
 
-def test_one_percent_is_left_after_one_window() -> None:
+def test_counts_fall_to_one_percent_in_one_window() -> None:
     clock = Clock()
     limiter = make(clock, min=1.0, window_seconds=7.0)
     limiter.on_insert(1000)
@@ -97,9 +97,7 @@ def test_one_percent_is_left_after_one_window() -> None:
 
 
 @pytest.mark.parametrize(("samples", "expected_s"), [(1, 10.0), (100, 20.0), (1000, 25.0)])
-def test_what_is_refused_by_time_is_admitted_when_the_hint_says(
-    samples: int, expected_s: float
-) -> None:
+def test_a_refused_push_is_admitted_after_retry_after_s(samples: int, expected_s: float) -> None:
     clock = Clock()
     limiter = make(clock, max=1.0, window_seconds=10.0)
     assert limiter.retry_after_s() is None
@@ -118,7 +116,7 @@ def test_what_is_refused_by_time_is_admitted_when_the_hint_says(
     assert limiter.retry_after_s() is None
 
 
-def test_a_push_larger_than_a_window_remembers_keeps_the_ratio() -> None:
+def test_a_push_larger_than_the_counts_of_a_window_keeps_the_ratio() -> None:
     clock = Clock()
     limiter = make(clock, max=1.0, window_seconds=1.0)
     for _ in range(1000):
@@ -132,7 +130,7 @@ def test_a_push_larger_than_a_window_remembers_keeps_the_ratio() -> None:
     assert 900 <= limiter.inserts <= 1000 + 64
 
 
-def test_a_sample_larger_than_a_window_remembers_keeps_the_ratio() -> None:
+def test_a_sample_larger_than_the_counts_of_a_window_keeps_the_ratio() -> None:
     clock = Clock()
     limiter = make(clock, min=1.0, window_seconds=1.0)
     for _ in range(1000):
@@ -162,7 +160,7 @@ def test_both_sides_never_wait_for_each_other(
     assert limiter.inserts
 
 
-def test_clearing_a_buffer_admits_pushes_at_once() -> None:
+def test_reset_admits_pushes_at_once() -> None:
     limiter = make(max=1.0)
     limiter.on_insert(64)
     limiter.on_sample(64)
@@ -172,7 +170,7 @@ def test_clearing_a_buffer_admits_pushes_at_once() -> None:
     assert limiter.can_insert(64)
 
 
-def test_state_is_restored_and_counts_of_another_type_are_taken_over() -> None:
+def test_state_is_restored_also_from_another_type_of_limiter() -> None:
     limiter, other = make(max=2.0), make(max=2.0)
     limiter.on_insert(20)
     limiter.on_sample(10)
@@ -215,7 +213,7 @@ def test_state_is_restored_and_counts_of_another_type_are_taken_over() -> None:
     ],
     ids=str,
 )
-def test_settings_that_cannot_work_are_refused(cfg: dict[str, Any], error: type[Exception]) -> None:
+def test_invalid_settings_are_refused(cfg: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         make(**cfg)
     assert caught.value.path.startswith("limiter.")  # type: ignore[attr-defined]
@@ -229,8 +227,8 @@ def make_buffer(size: int = 1000, **cfg: Any) -> NaiveReplayBuffer:
     return NaiveReplayBuffer({"replay_buffer_size": size, "seed": 0, "limiter": limiter})
 
 
-def test_a_waiting_push_wakes_when_time_alone_admits_it() -> None:
-    # Nobody samples or pushes in the meantime: what was sampled is forgotten in 0.2 s.
+def test_a_waiting_push_is_admitted_after_some_time() -> None:
+    # There are no other pushes or samples meanwhile: the recent counts decay within 0.2 s.
     with make_buffer(max=1.0, window_seconds=0.1) as buffer:
         buffer.push(rows(100), 0)
         assert buffer.sample(100, 0) is not None
@@ -244,8 +242,8 @@ def test_a_waiting_push_wakes_when_time_alone_admits_it() -> None:
         assert buffer.count() == 150
 
 
-def test_a_producer_ten_times_the_consumer_is_slowed_and_loses_nothing() -> None:
-    """Every row that a push took is there: pushed and not yet overwritten, within the ratio."""
+def test_a_producer_ten_times_faster_is_slowed_and_no_row_is_lost() -> None:
+    """The buffer has every row of an accepted push, and the ratio holds."""
     rounds, batch, ratio = 100, 32, 2.0
     with make_buffer(10_000, max=ratio, window_seconds=1000.0) as buffer:
         done, taken, refused = threading.Event(), [batch], [0]
@@ -260,14 +258,14 @@ def test_a_producer_ten_times_the_consumer_is_slowed_and_loses_nothing() -> None
                     else:
                         taken[0] += batch
 
-        # What is pushed before the first sample is free; from then on the ratio holds.
+        # Pushes before the first sample are not limited; after it the ratio holds.
         buffer.push(rows(batch), 0)
         assert buffer.sample(batch, 0) is not None
         producer = threading.Thread(target=produce)
         producer.start()
         try:
             deadline_s = time.monotonic() + 30.0
-            # Once nothing more is sampled, a push is refused sooner or later.
+            # When sampling stops, a push is refused sooner or later.
             while taken[0] < batch * rounds or not refused[0]:
                 assert time.monotonic() < deadline_s
                 if taken[0] < batch * rounds:
@@ -301,16 +299,16 @@ def test_limits_can_be_changed_while_a_push_waits_for_them() -> None:
         buffer.change_limiter({**limiter, "max": 2.1})
         thread.join(10.0)
         assert pushed.is_set()
-        # What went through before still counts.
+        # Earlier pushes and samples still count.
         assert not buffer.can_push(64)
 
 
-def test_a_sample_as_large_as_what_was_pushed_since_the_last_is_admitted_after_a_pause() -> None:
+def test_after_a_pause_pushes_since_the_last_sample_still_count() -> None:
     clock = Clock()
     limiter = make(clock, min=2.0, window_seconds=1.0)
     limiter.on_insert(100)
     limiter.on_sample(1)
     limiter.on_insert(8)
-    clock.now_s += 1000.0  # all is forgotten but what was pushed since then
+    clock.now_s += 1000.0  # only pushes since the last sample still count
     assert limiter.can_sample(4)
     assert not limiter.can_sample(5)

@@ -1,4 +1,4 @@
-"""A remover that somebody else wrote, beside the built-in parts."""
+"""A remover of a plugin together with built-in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPACITY = 8
 
 
 class RandomlyRemoving(NaiveReplayBuffer):
-    """Names the remover as a class default."""
+    """Sets the remover in the default config of the class."""
 
     config: ClassVar[dict[str, Any]] = {
         "replay_buffer_size": CAPACITY,
@@ -37,7 +37,7 @@ def numbers(buffer: NaiveReplayBuffer | AdvancedReplayBuffer) -> list[int]:
     return [int(number) for number in data["number"]]
 
 
-def test_a_part_that_a_class_names_has_its_own_defaults() -> None:
+def test_a_part_in_the_class_config_has_its_own_defaults() -> None:
     buffer = RandomlyRemoving({})
     assert isinstance(buffer._remover, RandomRemover)
     assert buffer._remover.spread == 3
@@ -46,7 +46,7 @@ def test_a_part_that_a_class_names_has_its_own_defaults() -> None:
     assert caught.value.path == "remover.spread"
 
 
-def test_a_storage_that_links_rows_needs_them_to_leave_oldest_first() -> None:
+def test_next_of_needs_rows_to_leave_oldest_first() -> None:
     storage = {"storage": {"type": "array", "next_of": "obs"}}
     with pytest.raises(ConfigError, match="needs rows to leave oldest first") as caught:
         RandomlyRemoving(storage).push({"obs": 1.0, "next_obs": 2.0}, 0)
@@ -56,7 +56,7 @@ def test_a_storage_that_links_rows_needs_them_to_leave_oldest_first() -> None:
     )
 
 
-def test_a_remover_takes_its_seed_from_the_buffer() -> None:
+def test_a_remover_gets_its_seed_from_the_buffer() -> None:
     one, same, other = (RandomlyRemoving({"seed": seed}) for seed in (1, 1, 2))
     for buffer in (one, same, other):
         push(buffer, range(40))
@@ -65,7 +65,7 @@ def test_a_remover_takes_its_seed_from_the_buffer() -> None:
 
 
 @pytest.mark.parametrize("kind", [NaiveReplayBuffer, AdvancedReplayBuffer])
-def test_a_part_keeps_its_state_under_its_own_name(kind: type[Any]) -> None:
+def test_the_state_of_a_part_is_separate_from_that_of_the_buffer(kind: type[Any]) -> None:
     cfg = {"replay_buffer_size": CAPACITY, "remover": {"type": "random"}, "seed": 0}
     old, new = kind(cfg), kind({**cfg, "seed": 9})
     push(old, range(20))
@@ -79,7 +79,7 @@ def test_a_part_keeps_its_state_under_its_own_name(kind: type[Any]) -> None:
     assert old.sample(4, 0) == new.sample(4, 0)
 
 
-def test_rows_that_leave_in_any_order_are_told_once() -> None:
+def test_rows_that_leave_in_any_order_are_reported_once() -> None:
     buffer = RandomlyRemoving({"seed": 0})
     gone: list[int] = []
     buffer.add_remove_listener(lambda rows, reason: gone.extend(rows.columns["number"].tolist()))

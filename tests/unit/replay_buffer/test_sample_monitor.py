@@ -1,4 +1,4 @@
-"""Statistics of sampled rows: which samples are looked at, what is told of them."""
+"""Statistics of sampled rows: which samples are recorded, and what is reported."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Clock:
 
 
 def is_next(monitor: SampleMonitor) -> bool:
-    """Count a sample as a buffer does; return whether it is one to record."""
+    """Count a sample as a buffer does; return whether it must be recorded."""
     monitor.skip -= 1
     return monitor.skip == 0
 
 
-def test_averages_are_of_the_last_samples() -> None:
+def test_averages_cover_the_last_samples() -> None:
     monitor = SampleMonitor("buffer", average_range=3, print_freq=3)
     for number in range(5):
         assert is_next(monitor)
@@ -47,7 +47,7 @@ def test_averages_are_of_the_last_samples() -> None:
         (3, 100, 33, 10, 66),
     ],
 )
-def test_few_samples_are_looked_at_and_reports_come_in_step(
+def test_some_samples_are_recorded_and_reports_are_regular(
     average_range: int, print_freq: int, apart: int, reports: int, first: int
 ) -> None:
     monitor = SampleMonitor("buffer", average_range, print_freq)
@@ -70,7 +70,7 @@ def test_unknown_staleness_is_left_out() -> None:
     assert monitor.stats(0, 0).facts == {"staleness": Spread(3.0, 2, 4)}
 
 
-def test_rates_are_since_the_oldest_sample_that_counts() -> None:
+def test_rates_cover_the_time_since_the_oldest_recorded_sample() -> None:
     clock = Clock()
     monitor = SampleMonitor("buffer", 2, 2, clock=clock)
     assert monitor.stats(0, 0).pushed_per_s == 0.0
@@ -102,7 +102,7 @@ def test_a_report_goes_to_the_log_and_the_writer(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_what_is_recorded_is_not_kept() -> None:
+def test_recorded_arrays_may_be_changed_afterwards() -> None:
     monitor = SampleMonitor("buffer", 1, 1)
     ages = np.array([1, 2])
     monitor.record({"age": ages}, 0, 0)

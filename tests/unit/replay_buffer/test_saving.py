@@ -1,4 +1,4 @@
-"""Saving rows piece by piece: what is written again, and what others do meanwhile."""
+"""Saving rows in pieces: which files are written again, and pushes during a save."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_saving_again_writes_only_what_is_new(tmp_path: Path, before: int, more:
         end = (start // SEGMENT + 1) * SEGMENT
         if first < end <= before or (more == 0):
             assert new[start] == inode
-    # Nothing is left of rows that are gone, or of segments that were written anew.
+    # Files of removed rows and of rewritten segments are deleted.
     assert len(list(tmp_path.iterdir())) == len(new) + 2
     assert all(start // SEGMENT >= first // SEGMENT for start in new)
 
 
-def test_a_history_of_saves_is_always_the_buffer(tmp_path: Path) -> None:
+def test_each_of_many_saves_has_the_rows_of_the_buffer(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     buffer = make_buffer()
     for _ in range(25):
@@ -75,7 +75,7 @@ def test_a_history_of_saves_is_always_the_buffer(tmp_path: Path) -> None:
         assert loaded(tmp_path) == full(buffer)
 
 
-def test_another_history_is_written_anew(tmp_path: Path) -> None:
+def test_rows_of_another_buffer_replace_all_segments(tmp_path: Path) -> None:
     one, other = make_buffer(), make_buffer()
     push(one, 30)
     other.push(numbers(1000, 30), 0)
@@ -86,7 +86,7 @@ def test_another_history_is_written_anew(tmp_path: Path) -> None:
     assert loaded(tmp_path) == list(range(30))
 
 
-def test_rows_of_a_loaded_state_are_another_history(tmp_path: Path) -> None:
+def test_rows_of_a_loaded_state_replace_all_segments(tmp_path: Path) -> None:
     buffer, other = make_buffer(), make_buffer()
     push(buffer, 40)
     save(tmp_path, buffer, SEGMENT)
@@ -97,7 +97,7 @@ def test_rows_of_a_loaded_state_are_another_history(tmp_path: Path) -> None:
     assert loaded(tmp_path) == list(range(1000, 1040))
 
 
-def test_a_state_loaded_meanwhile_is_what_is_saved(tmp_path: Path) -> None:
+def test_a_state_loaded_during_a_save_is_saved(tmp_path: Path) -> None:
     buffer, other = Disturbed({"replay_buffer_size": 40}), make_buffer()
     push(buffer, 40)
     other.push(numbers(1000, 40), 0)
@@ -148,7 +148,7 @@ def test_objects_come_back_in_order_over_several_segments(tmp_path: Path) -> Non
     assert len(segment_files(tmp_path)) == 6
 
 
-def test_a_row_that_cannot_be_saved_is_named_by_its_age(tmp_path: Path) -> None:
+def test_error_for_a_row_that_cannot_be_saved_says_its_age(tmp_path: Path) -> None:
     buffer = make_buffer()
     for number in range(40):
         buffer.push({"number": number, "text": object() if number == 29 else "x"}, 0)
@@ -175,7 +175,7 @@ def test_columns_of_all_kinds_come_back(tmp_path: Path) -> None:
     assert found.columns["c8"].dtype == np.complex64
 
 
-def test_saved_facts_are_those_of_the_end_and_rows_that_left_are_not_loaded(
+def test_a_save_has_the_latest_metadata_and_no_removed_rows(
     tmp_path: Path,
 ) -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 40, "seed": 0, "max_use": 2})
@@ -206,7 +206,7 @@ def gone(buffer: AdvancedReplayBuffer, number: int) -> bool:
     return bool(buffer._metadata.living(where).size == 0)  # type: ignore[union-attr]
 
 
-def test_memory_is_that_of_a_few_segments(tmp_path: Path) -> None:
+def test_saving_and_loading_need_memory_for_a_few_segments(tmp_path: Path) -> None:
     buffer = make_buffer(4096)
     buffer.push(SampleBatch({"number": np.zeros((4096, 1024))}), 0)  # 32 MiB
     tracemalloc.start()
@@ -224,11 +224,11 @@ def test_memory_is_that_of_a_few_segments(tmp_path: Path) -> None:
 
 
 class Disturbed(NaiveReplayBuffer):
-    """A buffer that others change just before it is read.
+    """A buffer that is changed just before a snapshot.
 
     Attributes:
-        looks: How often it was read.
-        before: What happens before the n-th time, by n; before the others for 0.
+        looks: Number of snapshots.
+        before: Functions to call before the n-th snapshot, by n; the one for 0 is for all others.
     """
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
@@ -246,7 +246,7 @@ class Disturbed(NaiveReplayBuffer):
             yield now
 
     def push_before_copies(self, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-        """Push rows before others are copied without the lock, too."""
+        """Also push rows before each copy that is made without the lock."""
         whole = ArrayStorage.take_later
 
         def take_later(storage: ArrayStorage, where: Where) -> Callable[[], Rows]:
@@ -263,7 +263,7 @@ class Disturbed(NaiveReplayBuffer):
 
 
 @pytest.mark.parametrize("rows_each", [0, 1, 5, 8, 13, 100])
-def test_what_is_saved_is_the_buffer_at_the_last_look(
+def test_a_save_has_the_rows_of_the_last_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_each: int
 ) -> None:
     buffer = Disturbed({"replay_buffer_size": 40})
@@ -273,14 +273,14 @@ def test_what_is_saved_is_the_buffer_at_the_last_look(
     for _ in range(3):
         save(tmp_path, buffer, SEGMENT)
         assert loaded(tmp_path) == full(buffer)
-    # Whoever pushes more between two looks than is written at one is made to wait.
+    # If pushes are faster than the save, they have to wait, so snapshots are few.
     assert buffer.looks < 60
 
 
 @pytest.mark.parametrize("rows_each", [0, 1, 5, 13, 40])
 @pytest.mark.parametrize("is_cleared", [False, True])
 @pytest.mark.parametrize("count", [0, 7, 40])
-def test_rows_that_leave_in_any_order_are_saved_piece_by_piece_too(
+def test_rows_that_leave_in_any_order_are_saved_in_pieces_too(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     random_removers: dict[str, str],
@@ -310,7 +310,7 @@ def test_rows_that_leave_in_any_order_are_saved_piece_by_piece_too(
     assert buffer.looks < 60
 
 
-def test_rows_that_left_by_a_damaged_state_are_refused(
+def test_a_damaged_list_of_removed_rows_is_refused(
     tmp_path: Path, random_removers: dict[str, str]
 ) -> None:
     buffer = Disturbed({"replay_buffer_size": 40, "remover": random_removers})
@@ -323,7 +323,7 @@ def test_rows_that_left_by_a_damaged_state_are_refused(
         assert buffer.count() == 40
 
 
-def test_rows_saved_beside_a_pushing_thread_are_a_full_run(tmp_path: Path) -> None:
+def test_rows_saved_while_a_thread_pushes_are_consecutive(tmp_path: Path) -> None:
     buffer = make_buffer(1000)
     push(buffer, 1000)
     done = threading.Event()
@@ -344,7 +344,7 @@ def test_rows_saved_beside_a_pushing_thread_are_a_full_run(tmp_path: Path) -> No
         thread.join(10.0)
 
 
-def test_columns_that_change_meanwhile_are_saved_in_the_end(tmp_path: Path) -> None:
+def test_columns_that_change_during_a_save_are_saved(tmp_path: Path) -> None:
     buffer = Disturbed({"replay_buffer_size": 40})
     push(buffer, 40)
 

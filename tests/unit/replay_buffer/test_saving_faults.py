@@ -1,4 +1,4 @@
-"""Saving rows piece by piece: kills, full disks and altered files."""
+"""Saving rows in pieces: kills, full disks and altered files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_rows_survive_kills_at_any_moment_of_a_save(tmp_path: Path) -> None:
     kills, outcomes, files = map(int, done.stdout.split())
     assert kills == 20
     assert outcomes > 1  # some saves were done before the kill, so the kills hit saves
-    assert files == 8 + 2  # segments, the state, the manifest: nothing of the saves that died
+    assert files == 8 + 2  # segments, the state, the manifest: no files of killed saves
 
 
 @contextmanager
 def largest_file(size_bytes: int) -> Iterator[None]:
-    """Let writes beyond a size fail, as on a full disk."""
+    """Make writes beyond a file size fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -50,7 +50,7 @@ def largest_file(size_bytes: int) -> Iterator[None]:
     ("segment_rows", "size_bytes", "fails"),
     [(64, 0, "rows"), (64, 1000, "rows"), (1, 450, "state"), (1, 600, "manifest")],
 )
-def test_a_disk_that_takes_no_more_keeps_the_old_rows(
+def test_a_save_on_a_full_disk_fails_and_the_old_rows_stay(
     tmp_path: Path, segment_rows: int, size_bytes: int, fails: str
 ) -> None:
     buffer = make_buffer()
@@ -69,14 +69,14 @@ def test_a_disk_that_takes_no_more_keeps_the_old_rows(
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_rows_that_do_not_reach_the_disk_keep_the_old_ones(tmp_path: Path, at: int) -> None:
+def test_a_save_with_a_failing_fsync_fails_and_the_old_rows_stay(tmp_path: Path, at: int) -> None:
     buffer = make_buffer()
     push(buffer, 20)
     save(tmp_path, buffer, 64)
     before = sorted(path.name for path in tmp_path.iterdir())
     push(buffer, 20)
     with failing_calls(("fsync",), at, errno.EIO), pytest.raises(StorageFullError):
-        save(tmp_path, buffer, 64)  # waits for rows, their state, and the names of both
+        save(tmp_path, buffer, 64)  # syncs the rows, their state, and the folder
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert loaded(tmp_path) == list(range(20))
 
@@ -94,7 +94,7 @@ def test_rows_that_do_not_reach_the_disk_keep_the_old_ones(tmp_path: Path, at: i
     ],
     ids=range(6),
 )
-def test_a_whole_file_of_something_else_is_refused(
+def test_an_intact_file_with_other_content_is_refused(
     tmp_path: Path, kind: str, rows: Any, at_once_bytes: int
 ) -> None:
     buffer = make_buffer()
@@ -105,7 +105,7 @@ def test_a_whole_file_of_something_else_is_refused(
         loaded(tmp_path, at_once_bytes=at_once_bytes)
 
 
-def test_one_altered_segment_of_many_pushes_nothing(tmp_path: Path) -> None:
+def test_no_rows_are_loaded_if_one_segment_is_altered(tmp_path: Path) -> None:
     buffer = make_buffer()
     push(buffer, 40)
     save(tmp_path, buffer, SEGMENT)

@@ -1,4 +1,4 @@
-"""The sequence buffer: stretches of one trajectory, each valid start alike."""
+"""The sequence buffer: sequences from one trajectory, each valid start equally likely."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make(capacity: int = 50, storage: str = "auto", **sampler: Any) -> SequenceR
 
 
 def fill(buffer: SequenceReplayBuffer, lengths: list[int], chunk: int = 7) -> Trajectories:
-    """Push trajectories of these lengths; return the numbers of those rows that are held."""
+    """Push trajectories of these lengths; return the row numbers of each that are stored."""
     rows, trajectories, number = [], [], 0
     for length in lengths:
         trajectories.append(list(range(number, number + length)))
@@ -44,7 +44,7 @@ def fill(buffer: SequenceReplayBuffer, lengths: list[int], chunk: int = 7) -> Tr
 def starts_of(
     trajectories: Trajectories, whole: Trajectories, length: int, stride: int = 1
 ) -> set[int]:
-    """The reference: every start of a stretch that lies inside one trajectory."""
+    """Return the expected starts: those of all sequences inside one trajectory."""
     first = {x: numbers[0] for numbers in whole for x in numbers}
     return {
         x
@@ -100,7 +100,7 @@ def test_starts_are_uniform(sampler: dict[str, Any]) -> None:
     assert chi_square < (starts - 1) + 5 * np.sqrt(2 * (starts - 1))
 
 
-def test_rare_starts_are_listed_and_drawn_alike() -> None:
+def test_rare_starts_are_equally_likely() -> None:
     buffer = make(capacity=3000)
     fill(buffer, [*([3] * 900), 20, *([2] * 50)], chunk=500)
     drawn = Counter[int]()
@@ -112,7 +112,7 @@ def test_rare_starts_are_listed_and_drawn_alike() -> None:
     assert all(abs(n - 1600 / 3) < 5 * np.sqrt(1600 / 3) for n in drawn.values())
 
 
-def test_padded_sequences_blank_what_is_outside_the_trajectory() -> None:
+def test_padded_sequences_are_zero_outside_the_trajectory() -> None:
     buffer = make(capacity=12, pad=True, burn_in=2)
     fill(buffer, [5, 5, 5])  # held: 3, 4 | 5..9 | 10..14
     seen = set()
@@ -133,10 +133,10 @@ def test_padded_sequences_blank_what_is_outside_the_trajectory() -> None:
     assert seen == set(range(3, 15))
 
 
-def test_ages_of_sampled_rows_are_told() -> None:
+def test_ages_of_sampled_rows_are_recorded() -> None:
     buffer = make(capacity=12)
     fill(buffer, [1, 5, 6])
-    assert buffer.sample(1, 6, 0) is not None  # the newest six: nothing else is as long
+    assert buffer.sample(1, 6, 0) is not None  # the newest six rows: no other trajectory is as long
     assert buffer.sampled_stats().facts["age"] == Spread(2.5, 0, 5)
 
 
@@ -156,7 +156,7 @@ def test_rows_without_an_end_form_blocks() -> None:
     assert buffer.sample(1, 11, 0) is None
 
 
-def test_the_default_block_is_as_long_as_in_the_reference() -> None:
+def test_the_default_block_length_is_500() -> None:
     buffer = make(capacity=1200)
     for _ in range(3):
         buffer.push([{"x": i} for i in range(400)], 0)
@@ -168,11 +168,11 @@ def test_a_change_of_trajectory_ends_a_sequence() -> None:
     buffer = make(trajectory="env")
     for env in (0, 1, 1, 0):
         buffer.push([{"x": i, "env": env, "done": False} for i in range(5)], 0)
-    # 0 | 1 1 | 0: the second piece goes on in the third.
+    # 0 | 1 1 | 0: the second push continues in the third.
     assert buffer.count_starts(5) == 1 + 6 + 1
 
 
-def test_a_trajectory_goes_on_from_the_last_row_of_a_push() -> None:
+def test_a_trajectory_continues_in_the_next_push() -> None:
     buffer = make(trajectory="env")
     for envs in ((0, 0, 1), (1, 1, 0), (0,)):
         buffer.push([{"x": 0, "env": env, "done": False} for env in envs], 0)
@@ -205,7 +205,7 @@ def test_a_wrong_sampler_state_is_refused() -> None:
     assert buffer.count() == 20
 
 
-def test_what_cannot_be_served() -> None:
+def test_samples_that_are_not_possible_are_none_or_raise() -> None:
     buffer = make()
     assert buffer.sample(1, 2, 0) is None
     fill(buffer, [20])
@@ -243,7 +243,7 @@ def test_the_length_may_come_from_the_config() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("storage", ["auto", "object"])
-def test_rows_without_a_clear_end_are_refused(
+def test_rows_without_a_valid_done_are_refused(
     storage: str, rows: Any, expected: str, found: Any
 ) -> None:
     buffer = make(storage=storage)
@@ -265,7 +265,7 @@ def test_rows_without_a_clear_end_are_refused(
         ({"pad": True}, {"x": 1, "mask": 1}, "mask", "another name", "mask"),
     ],
 )
-def test_rows_that_a_sampler_could_not_tell_apart_say_what_is_missing(
+def test_error_for_missing_or_reserved_columns_says_what_is_expected(
     sampler: dict[str, Any], row: dict[str, Any], key: str, expected: str, found: str
 ) -> None:
     buffer = make(**sampler)
@@ -279,7 +279,7 @@ def test_rows_that_a_sampler_could_not_tell_apart_say_what_is_missing(
     assert buffer.count() == (not sampler)
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_invalid_settings_and_rows_are_refused() -> None:
     for bad in ({"stride": 0}, {"burn_in": -1}, {"pad": "yes"}, {"block_length": 0}):
         with pytest.raises(ConfigError):
             make(**bad)

@@ -1,4 +1,4 @@
-"""The sum tree: sums, the least weight, and draws that never meet an empty leaf."""
+"""The sum tree: sums, the smallest weight, and draws that never return an empty leaf."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tree_of(weights: NDArray[np.float64] | list[float]) -> SumTree:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sum_least_and_count_follow_the_leaves(size: int) -> None:
+def test_total_lowest_and_live_follow_the_leaves(size: int) -> None:
     rng = np.random.default_rng(size)
     weights = rng.random(size) * (rng.random(size) < 0.7)
     weights[rng.integers(size)] = 0.5
@@ -36,7 +36,7 @@ def test_sum_least_and_count_follow_the_leaves(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("draws", [1, 3, 256])
-def test_no_draw_meets_an_empty_leaf(size: int, draws: int) -> None:
+def test_no_draw_returns_an_empty_leaf(size: int, draws: int) -> None:
     rng = np.random.default_rng(size)
     weights = 10.0 ** rng.uniform(-12, 12, size) * (rng.random(size) < 0.5)
     # Empty leaves at the end, where a target of the whole total would fall.
@@ -50,7 +50,7 @@ def test_no_draw_meets_an_empty_leaf(size: int, draws: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_draws_are_those_of_a_cumulative_sum(size: int) -> None:
+def test_draws_equal_those_of_a_cumulative_sum(size: int) -> None:
     rng = np.random.default_rng(size)
     # Whole numbers add up without rounding, so both must agree on every draw.
     weights = rng.integers(0, 5, size).astype(np.float64)
@@ -61,21 +61,21 @@ def test_draws_are_those_of_a_cumulative_sum(size: int) -> None:
     assert tree_of(weights).draw(uniforms).tolist() == expected.tolist()
 
 
-def test_one_leaf_with_all_the_weight_is_every_draw() -> None:
+def test_the_only_leaf_with_a_weight_is_always_drawn() -> None:
     weights = np.zeros(1000)
     weights[777] = 5e-324
     tree = tree_of(weights)
     assert set(tree.draw(np.full(64, ALMOST_ONE)).tolist()) == {777}
 
 
-def test_the_last_of_equal_leaves_counts() -> None:
+def test_the_last_weight_of_a_repeated_leaf_counts() -> None:
     tree = SumTree(100)
     tree.assign(np.array([5, 70, 5, 70, 5]), np.array([1.0, 2.0, 3.0, 0.0, 4.0]))
     assert (tree.total, tree.lowest, tree.live) == (4.0, 4.0, 1)
 
 
 @pytest.mark.parametrize("size", [8, 64, 512])  # leaves that make full levels
-def test_fill_of_all_leaves_touches_no_others(size: int) -> None:
+def test_fill_of_all_leaves_gives_the_right_sums(size: int) -> None:
     tree = SumTree(size)
     tree.fill(slice(0, size), 2.0)
     assert tree.weights.tolist() == [2.0] * size
@@ -100,13 +100,13 @@ def test_largest_weights_have_a_finite_sum() -> None:
     tree.fill(slice(0, 4097), tree.largest_weight)
     assert math.isfinite(tree.total)
     assert len(set(tree.draw(np.full(256, 0.5)).tolist())) == 256
-    # The largest number that there is has the exponent 1023.
+    # The largest float has the exponent 1023.
     assert SumTree(4096).largest_weight == float.fromhex("0x1.fffffffffffffp1010")
 
 
 @pytest.mark.parametrize("size", [5, 8, 60, 500])
 def test_largest_targets_get_a_leaf_that_has_a_weight(size: int) -> None:
-    # Sums of other orders differ in their last bits: such a target may lie past all leaves.
+    # Sums in another order differ in their last bits, so a target may lie past all leaves.
     for seed in range(40):
         rng = np.random.default_rng(seed)
         weights = 10.0 ** rng.uniform(-8, 8, size)
@@ -132,7 +132,7 @@ def test_many_changes_leave_no_drift() -> None:
     assert (tree.total, tree.lowest, tree.live) == (0.0, math.inf, 0)
 
 
-def test_replace_and_clear_leave_nothing_of_before() -> None:
+def test_replace_and_clear_remove_the_old_weights() -> None:
     tree = tree_of(np.arange(100.0))
     tree.replace(np.array([0.0, 2.0, 3.0]))
     assert (tree.total, tree.lowest, tree.live) == (5.0, 2.0, 2)
@@ -147,20 +147,20 @@ def test_weights_are_read_only() -> None:
         tree.weights[0] = 3.0
 
 
-def test_importance_is_relative_to_the_least_weight() -> None:
+def test_importance_is_relative_to_the_smallest_weight() -> None:
     tree = tree_of([0.0, 4.0, 1.0, 16.0])
     weights = tree.importance(np.array([1, 2, 3, 3]), 0.5)
     assert weights.dtype == np.float32
     assert weights.tolist() == [0.5, 1.0, 0.25, 0.25]
 
 
-def test_importance_never_is_zero() -> None:
+def test_importance_is_never_zero() -> None:
     tree = tree_of([1e-200, 1e200])
     assert 0 < tree.importance(np.array([1]), 1.0)[0] < 1e-37
 
 
-def test_kernels_run_where_their_code_cannot_be_kept() -> None:
-    # numba refuses to keep the code of a function that is in no file.
+def test_kernels_run_if_their_code_cannot_be_cached() -> None:
+    # numba cannot cache the code of a function that is not in a file.
     namespace: dict[str, Any] = {}
     exec(compile("def twice(x):\n    return 2 * x", "<nowhere>", "exec"), namespace)
     assert compiled("int64(int64)")(namespace["twice"])(21) == 42

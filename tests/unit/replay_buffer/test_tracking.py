@@ -1,4 +1,4 @@
-"""Buffers that delete the files of rows which left them."""
+"""Buffers that delete the files of removed rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def files(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_files_leave_with_the_last_row_that_names_them(tmp_path: Path) -> None:
+def test_files_are_deleted_with_the_last_row_that_names_them(tmp_path: Path) -> None:
     with make(tmp_path) as buffer:
         buffer.push(rows(tmp_path, "a", "b", "a"), 0)
         buffer.push(rows(tmp_path, "c")[0], 0)
@@ -40,7 +40,7 @@ def test_files_leave_with_the_last_row_that_names_them(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_rows_overtaken_within_one_push_leave_no_file(tmp_path: Path) -> None:
+def test_files_of_rows_overwritten_within_one_push_are_deleted(tmp_path: Path) -> None:
     buffer = make(tmp_path, capacity=2)
     buffer.push(rows(tmp_path, "a", "b", "c", "d"), 0)
     assert files(tmp_path) == ["c", "d"]
@@ -71,7 +71,7 @@ def test_rows_that_name_no_file_are_refused(tmp_path: Path, bad: dict[str, Any])
     assert files(tmp_path) == ["a", "b"]
 
 
-def test_a_loaded_state_is_tracked_in_place_of_the_old_rows(tmp_path: Path) -> None:
+def test_rows_of_a_loaded_state_are_tracked_instead_of_the_old_ones(tmp_path: Path) -> None:
     buffer, other = make(tmp_path), make(tmp_path)
     buffer.push(rows(tmp_path, "a", "b"), 0)
     state = buffer.state_dict()
@@ -96,7 +96,7 @@ def test_tracking_needs_the_folder_of_the_files(kind: Any) -> None:
         kind({"enable_track_used_data": True})
 
 
-def test_the_file_of_a_row_is_there_when_its_only_sample_is_returned(tmp_path: Path) -> None:
+def test_the_file_of_a_used_up_row_exists_when_its_sample_is_returned(tmp_path: Path) -> None:
     tracking = {"enable_track_used_data": True, "data_root": str(tmp_path)}
     with AdvancedReplayBuffer({"replay_buffer_size": 8, "max_use": 1, **tracking}) as buffer:
         buffer.push(rows(tmp_path, "a", "b", "c"), 0)
@@ -105,11 +105,11 @@ def test_the_file_of_a_row_is_there_when_its_only_sample_is_returned(tmp_path: P
             (row,) = buffer.sample(1, 0) or []
             read.append((tmp_path / row["data_id"]).read_bytes())
         assert read == [b"payload"] * 3
-        assert len(files(tmp_path)) == 1  # that of the last sample
+        assert len(files(tmp_path)) == 1  # the file of the last sample
     assert files(tmp_path) == []
 
 
-def test_files_of_used_up_rows_leave_once_also_when_the_rows_are_reopened(tmp_path: Path) -> None:
+def test_files_of_used_up_rows_are_deleted_once_also_after_reopening(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
     storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
@@ -120,7 +120,7 @@ def test_files_of_used_up_rows_leave_once_also_when_the_rows_are_reopened(tmp_pa
     with AdvancedReplayBuffer(cfg) as buffer:
         buffer.push([{"data_id": number} for number in (1, 2, 3)], 0)
         assert buffer.sample(1, 0, slice(1, 2)) is not None
-        assert files(root) == ["1", "2", "3"]  # the caller has yet to read 2
+        assert files(root) == ["1", "2", "3"]  # the caller may still read 2
     assert files(root) == ["1", "3"]
     storage["reopen"] = True
     with AdvancedReplayBuffer(cfg) as buffer:

@@ -1,4 +1,4 @@
-"""Deleting files of rows that left a buffer, and never before their leases end."""
+"""UsedData deletes the files of removed rows, but not while they are leased."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dingsdk.worker.replay_buffer.used_data import _RETRY_S, UsedData, UsedDataS
 
 
 def rows_of(root: Path, *ids: Any) -> list[dict[str, Any]]:
-    """Return rows that name files, and make the files."""
+    """Create files, and return rows that name them."""
     for data_id in ids:
         (root / str(data_id)).write_bytes(b"data")
     return [{"data_id": data_id} for data_id in ids]
@@ -30,7 +30,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_a_file_goes_with_the_last_row_that_names_it(tmp_path: Path) -> None:
+def test_a_file_is_deleted_with_the_last_row_that_names_it(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a", "b", "a")
     used.on_insert(rows)
@@ -41,7 +41,7 @@ def test_a_file_goes_with_the_last_row_that_names_it(tmp_path: Path) -> None:
     assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=2, missing=0, pending=0)
 
 
-def test_files_of_used_up_rows_stay_until_their_thread_uses_up_others(tmp_path: Path) -> None:
+def test_files_of_used_up_rows_stay_until_the_thread_uses_up_more(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a", "b", "c", "d")
     used.on_insert(rows)
@@ -68,7 +68,7 @@ def test_columns_name_files_by_number(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_an_id_stored_again_before_it_left_stays(tmp_path: Path) -> None:
+def test_the_file_of_an_id_that_is_stored_twice_stays(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a")
     used.on_insert(rows)
@@ -102,7 +102,7 @@ def test_leased_files_stay_until_the_last_release(tmp_path: Path) -> None:
     assert used.stats().leased == 0
 
 
-def test_what_is_gone_cannot_be_leased(tmp_path: Path) -> None:
+def test_deleted_files_cannot_be_leased(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     rows = rows_of(tmp_path, "a", "b")
     used.on_insert(rows)
@@ -119,7 +119,7 @@ def test_what_is_gone_cannot_be_leased(tmp_path: Path) -> None:
     "data_id",
     ["../x", "/etc/passwd", "a/b", "a\0b", "..", ".", "", "..\\x", "a" * 65, "CON", "x; touch P"],
 )
-def test_ids_that_are_no_file_names_are_refused(tmp_path: Path, data_id: str) -> None:
+def test_ids_that_are_not_file_names_are_refused(tmp_path: Path, data_id: str) -> None:
     (tmp_path / "x").write_bytes(b"outside")
     root = tmp_path / "root"
     root.mkdir()
@@ -175,14 +175,14 @@ def test_a_symbolic_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     assert names(root) == []
 
 
-def test_a_file_that_is_gone_already_is_counted(tmp_path: Path) -> None:
+def test_a_file_that_is_already_missing_is_counted(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     used.on_insert([{"data_id": "a"}])
     used.on_remove([{"data_id": "a"}], "cleared")
     assert (used.stats().missing, used.stats().pending) == (1, 0)
 
 
-def test_what_cannot_be_deleted_is_logged_and_tried_again(
+def test_a_failed_deletion_is_logged_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
@@ -209,7 +209,7 @@ def test_what_cannot_be_deleted_is_logged_and_tried_again(
     ("call", "code", "pending"),
     [("unlink", errno.EIO, 1), ("unlink", errno.EPERM, 1), ("open", errno.EMFILE, 3)],
 )
-def test_what_a_failing_disk_keeps_is_deleted_at_the_next_try(
+def test_files_that_a_failing_disk_kept_are_deleted_at_the_next_try(
     tmp_path: Path, call: str, code: int, pending: int
 ) -> None:
     now = [0.0]
@@ -227,7 +227,7 @@ def test_what_a_failing_disk_keeps_is_deleted_at_the_next_try(
     assert used.stats() == UsedDataStats(tracked=0, leased=0, deleted=3, missing=0, pending=0)
 
 
-def test_close_tries_again_and_what_was_pushed_again_stays(tmp_path: Path) -> None:
+def test_close_tries_again_and_keeps_files_of_rows_pushed_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     used = UsedData(root)  # there is no such folder yet
     rows = [{"data_id": "a"}, {"data_id": "b"}]
@@ -243,7 +243,7 @@ def test_close_tries_again_and_what_was_pushed_again_stays(tmp_path: Path) -> No
     assert used.stats().pending == 0
 
 
-def test_files_follow_the_rows_of_a_buffer(tmp_path: Path) -> None:
+def test_files_are_deleted_when_rows_leave_a_buffer(tmp_path: Path) -> None:
     used = UsedData(tmp_path)
     with NaiveReplayBuffer({"replay_buffer_size": 3}) as buffer:
         buffer.add_listener(used)
@@ -254,8 +254,8 @@ def test_files_follow_the_rows_of_a_buffer(tmp_path: Path) -> None:
         assert names(tmp_path) == []
 
 
-def test_leased_files_are_there_while_others_push_them_out(tmp_path: Path) -> None:
-    """Readers lease what they sample and find every file; in the end none is left."""
+def test_leased_files_exist_while_their_rows_are_overwritten(tmp_path: Path) -> None:
+    """Readers lease the files that they sample and can read all; in the end all are deleted."""
     used = UsedData(tmp_path)
     buffer = NaiveReplayBuffer({"replay_buffer_size": 8})
     buffer.add_listener(used)
