@@ -18,7 +18,7 @@ WAIT_S = 30.0
 
 
 class ServerProcess:
-    """`dingsdk replay-server`, started and ended."""
+    """A process that runs `dingsdk replay-server`."""
 
     def __init__(self, path: Path, *sets: str, port: int = 0) -> None:
         options = [option for each in sets for option in ("--set", each)]
@@ -62,7 +62,7 @@ class ServerProcess:
 
 
 def rows(first: int, count: int = 64) -> SampleBatch:
-    """Rows that are named by their number."""
+    """Return rows with consecutive numbers."""
     number = np.arange(first, first + count, dtype=np.int64)
     obs = np.repeat(number[:, None], 4, axis=1).astype(np.float32)
     return SampleBatch({"obs": obs, "number": number})

@@ -1,4 +1,4 @@
-"""A replay server as a process: what it imports, and what survives whose death."""
+"""A replay server as a process: its imports, and kills of the server or a client."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _insert_for_ever(address: str, path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_client_leaves_whole_inserts_and_a_server_that_serves(tmp_path: Path) -> None:
+def test_killed_client_leaves_only_whole_inserts(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     with ServerProcess(tmp_path, SIZE) as server, server.client() as client:
         writer = spawn.Process(target=_insert_for_ever, args=(server.address, tmp_path))
@@ -118,7 +118,7 @@ def test_killed_client_leaves_whole_inserts_and_a_server_that_serves(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("is_connected", [False, True])
 @pytest.mark.parametrize("code", [signal.SIGKILL, signal.SIGSTOP])
-def test_server_that_does_not_answer_ends_the_call_in_time(
+def test_calls_to_a_server_that_does_not_answer_time_out(
     tmp_path: Path, code: signal.Signals, is_connected: bool
 ) -> None:
     with ServerProcess(tmp_path, SIZE) as server, server.client(timeout_s=0.5) as client:
@@ -138,14 +138,14 @@ def test_server_that_does_not_answer_ends_the_call_in_time(
             server.process.send_signal(signal.SIGCONT)
             with server.client(timeout_s=WAIT_S) as other:
                 other.insert(rows(128))
-                # The insert that was not answered may have been done: once.
+                # The insert without an answer may have been done, but only once.
                 assert other.stats()["pushed"] - 64 * is_connected in (64, 128)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["naive", "advanced"])
-def test_inserts_go_on_while_a_checkpoint_is_written(tmp_path: Path, kind: str) -> None:
-    """Where the machine does something else in between, the next save is looked at."""
+def test_inserts_continue_while_a_checkpoint_is_written(tmp_path: Path, kind: str) -> None:
+    """Passes if one of four saves is fast enough, as the machine may be busy during others."""
     with (
         ServerProcess(tmp_path, f"type={kind}", "replay_buffer_size=500000") as server,
         server.client() as client,

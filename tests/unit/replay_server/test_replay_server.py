@@ -1,4 +1,4 @@
-"""A replay server in this process, and what it refuses."""
+"""A replay server in this process: rows, recovery, protocol and refused requests."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_rows_come_back_as_they_were_inserted(client: ReplayClient) -> None:
     assert numbers(found) == list(range(64))
     assert found.columns["obs"].dtype == np.float32
     assert np.array_equal(found.columns["obs"][:, 2], found.columns["number"])
-    found.columns["obs"][:] = 0  # the caller's own
+    found.columns["obs"][:] = 0  # the sample is a copy
     assert client.stats()["pushed"] == 64
 
 
-def test_rows_that_are_more_than_a_socket_takes_at_once_come_back(client: ReplayClient) -> None:
+def test_rows_larger_than_a_socket_buffer_come_back(client: ReplayClient) -> None:
     images = np.random.default_rng(0).integers(0, 256, (64, 1 << 17), np.uint8)  # 8 MiB
     client.insert(SampleBatch({"image": images, "number": np.arange(64)}))
     batch = client.sample(64)
@@ -109,7 +109,7 @@ def test_rows_that_are_more_than_a_socket_takes_at_once_come_back(client: Replay
     assert np.array_equal(batch.columns["image"], images[batch.columns["number"]])
 
 
-def test_samples_are_inserted_as_a_list_too(client: ReplayClient) -> None:
+def test_a_list_of_dicts_is_inserted_too(client: ReplayClient) -> None:
     client.insert([{"number": np.int64(each)} for each in (3, 5)])
     assert numbers(client.sample(2)) == [3, 5]
 
@@ -123,7 +123,7 @@ def test_message_of_more_buffers_than_one_call_takes_arrives() -> None:
         assert bytes(received.result()[1]) == b"".join(buffers)
 
 
-def test_client_of_a_folder_looks_for_the_address_until_the_server_of_the_folder_has_written_it(
+def test_client_waits_until_the_server_of_its_folder_has_written_its_address(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "replay"
@@ -132,7 +132,7 @@ def test_client_of_a_folder_looks_for_the_address_until_the_server_of_the_folder
         with pytest.raises(ServerLostError, match="no server has written its address"):
             client.stats()
         with ReplayServer({}, SMALL, tmp_path / "other") as other:
-            # That of a server that died; another one has its port now.
+            # The address of a dead server; another server has its port now.
             kept.write_atomic("address", [other.address.encode()])
             with pytest.raises(ServerLostError, match="cannot be reached"):
                 client.stats()
@@ -161,7 +161,7 @@ def test_sample_of_too_few_rows_is_none_at_once_and_waits_if_asked(
     assert numbers(found) == list(range(64))
 
 
-def test_waiting_longer_than_one_request_asks_again(
+def test_a_long_wait_is_split_into_several_requests(
     client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.replay_server.client.LONGEST_WAIT_S", 0.05)
@@ -188,7 +188,7 @@ def test_server_waits_no_longer_than_it_is_asked_to(
     assert waited == pytest.approx([asked_s, asked_s], abs=0.24)
 
 
-def test_limiter_holds_an_insert_back_until_rows_are_sampled(tmp_path: Path) -> None:
+def test_insert_waits_for_the_limiter_until_rows_are_sampled(tmp_path: Path) -> None:
     limiter = {"type": "samples_per_insert", "samples_per_insert": 1.0, "error_buffer": 64}
     with (
         ReplayServer({}, {**SMALL, "limiter": limiter}, tmp_path) as server,
@@ -206,7 +206,7 @@ def test_limiter_holds_an_insert_back_until_rows_are_sampled(tmp_path: Path) -> 
         assert client.stats()["pushed"] == 128
 
 
-def test_priorities_decide_what_is_sampled(tmp_path: Path) -> None:
+def test_updated_priorities_change_what_is_sampled(tmp_path: Path) -> None:
     with (
         ReplayServer({}, {**SMALL, "type": "advanced"}, tmp_path) as server,
         ReplayClient(server.address, tmp_path) as client,
@@ -234,7 +234,7 @@ def test_more_rows_than_the_capacity_are_refused(client: ReplayClient, size: int
     assert client.stats()["count"] == 1000
 
 
-def test_rows_that_do_not_fit_are_refused_and_others_go_on(client: ReplayClient) -> None:
+def test_rows_that_do_not_fit_are_refused_and_later_inserts_work(client: ReplayClient) -> None:
     client.insert(rows(0))
     with pytest.raises(SchemaMismatchError):
         client.insert(SampleBatch({"other": np.zeros(3)}))
@@ -242,7 +242,7 @@ def test_rows_that_do_not_fit_are_refused_and_others_go_on(client: ReplayClient)
     assert client.stats()["pushed"] == 128
 
 
-def test_size_that_is_none_is_refused(client: ReplayClient) -> None:
+def test_negative_sample_size_is_refused(client: ReplayClient) -> None:
     with pytest.raises(ConfigError, match="-1"):
         client.sample(-1)
 
@@ -275,14 +275,14 @@ def test_same_insert_over_two_connections_at_once_counts_once(tmp_path: Path) ->
         assert buffer.table.push_count == 128
 
 
-def test_what_was_inserted_is_there_after_a_start_without_a_checkpoint(tmp_path: Path) -> None:
+def test_rows_are_recovered_from_the_log_without_a_checkpoint(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         for number in range(1, 6):
             put(buffer, number, 64 * number)
         before = held(buffer)
     with opened(tmp_path) as buffer:
         assert held(buffer) == before == list(range(64, 384))
-        put(buffer, 5, 0)  # a repeat, of before
+        put(buffer, 5, 0)  # repeats an insert from before the restart
         assert buffer.table.push_count == 320
 
 
@@ -356,7 +356,7 @@ def test_full_ring_keeps_the_newest_rows_over_a_restart(tmp_path: Path) -> None:
         assert stats["pushed"] == stats["count"] + stats["overwritten"]
 
 
-def test_checkpoints_leave_no_open_file_and_a_start_no_half_written_one(tmp_path: Path) -> None:
+def test_checkpoints_leave_no_open_file_and_a_start_no_temporary_file(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         buffer.save()
@@ -387,7 +387,7 @@ def test_closed_buffer_leaves_no_open_file(tmp_path: Path) -> None:
     assert open_files() == before
 
 
-def test_refused_rows_in_the_log_are_not_taken_later(tmp_path: Path) -> None:
+def test_refused_rows_are_not_recovered_from_the_log(tmp_path: Path) -> None:
     wrong = memoryview(
         b"".join(
             bytes(each)
@@ -406,9 +406,7 @@ def test_refused_rows_in_the_log_are_not_taken_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
-def test_torn_end_of_the_log_costs_only_the_insert_that_was_not_acknowledged(
-    tmp_path: Path, cut: int
-) -> None:
+def test_truncated_log_loses_only_its_last_insert(tmp_path: Path, cut: int) -> None:
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         put(buffer, 2, 64)
@@ -443,13 +441,13 @@ def test_missing_log_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [None, 100])
-def test_log_that_does_not_go_on_where_the_checkpoint_ends_is_refused(
+def test_log_that_does_not_continue_the_checkpoint_is_refused(
     tmp_path: Path, held: int | None
 ) -> None:
     with opened(tmp_path) as buffer:
         put(buffer, 1, 0)
         buffer.save()
-        put(buffer, 2, 64)  # is in the log: the rows from 64 on
+        put(buffer, 2, 64)  # the log has the rows from 64 on
     rows_folder = tmp_path / "replay" / served_buffer.ROWS_FOLDER
     shutil.rmtree(rows_folder)
     if held is not None:
@@ -503,23 +501,23 @@ def test_checkpoint_of_another_buffer_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, type="advanced")
 
 
-def test_one_server_uses_a_folder(server: ReplayServer, tmp_path: Path) -> None:
+def test_second_server_of_a_folder_is_refused(server: ReplayServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(RunFolderError, match="another replay server"):
         ReplayServer({"port": port}, SMALL, tmp_path / "replay")
-    socket.create_server(("127.0.0.1", port)).close()  # it listens no more
+    socket.create_server(("127.0.0.1", port)).close()  # the refused server does not listen
 
 
-def test_server_writes_a_checkpoint_at_its_end_unless_it_is_told_not_to(tmp_path: Path) -> None:
+def test_server_writes_a_checkpoint_when_it_is_closed(tmp_path: Path) -> None:
     server = ReplayServer({}, SMALL, tmp_path)
-    assert server._saver.daemon  # it keeps no process alive
+    assert server._saver.daemon  # it does not keep the process alive
     server.close()
     assert (tmp_path / "checkpoint.json").exists()
 
 
 @pytest.mark.parametrize(("joined_s", "left_s"), [(1.5, 3.5), (9.0, 0.0)])
-def test_connections_have_the_time_to_end_that_a_save_has_left(
+def test_close_gives_connections_the_time_left_after_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined_s: float, left_s: float
 ) -> None:
     now, waited = [100.0], list[float]()
@@ -544,7 +542,7 @@ def test_connections_have_the_time_to_end_that_a_save_has_left(
     assert waited == [5.0, left_s]
 
 
-def test_update_that_is_no_dict_of_columns_is_refused(server: ReplayServer) -> None:
+def test_update_that_is_not_a_dict_of_columns_is_refused(server: ReplayServer) -> None:
     frame = b"".join(bytes(each) for each in wire.encode_value(wire.INFO_KIND, [1, 2]))
     answer, parts = server._answer("0" * 32, wire.Update(), memoryview(frame))
     assert (type(answer), answer.code, parts) == (wire.Refused, "ProtocolError", [])
@@ -555,7 +553,7 @@ def test_update_that_is_no_dict_of_columns_is_refused(server: ReplayServer) -> N
     [
         ("StorageFullError", StorageFullError),
         ("NoSuchError", DingError),
-        ("difflib", DingError),  # a name in the module, and none of its errors
+        ("difflib", DingError),  # a name in the module that is not an error
     ],
 )
 def test_refusal_is_raised_as_the_error_that_it_names(code: str, kind: type[DingError]) -> None:
@@ -563,7 +561,7 @@ def test_refusal_is_raised_as_the_error_that_it_names(code: str, kind: type[Ding
     assert (type(error), str(error)) == (kind, "what is wrong")
 
 
-def test_full_disk_refuses_an_insert_and_the_next_one_goes_on(
+def test_full_disk_refuses_an_insert_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dingsdk.worker.replay_server import served_buffer
@@ -584,7 +582,7 @@ def test_full_disk_refuses_an_insert_and_the_next_one_goes_on(
         assert held(buffer) == list(range(128))
 
 
-def test_insert_that_was_refused_as_its_last_byte_was_written_does_not_come_back(
+def test_refused_insert_is_not_recovered_even_if_fully_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dingsdk.worker.replay_server import served_buffer
@@ -603,7 +601,7 @@ def test_insert_that_was_refused_as_its_last_byte_was_written_does_not_come_back
         assert held(buffer) == list(range(64))
 
 
-def test_rows_used_up_do_not_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+def test_used_up_rows_are_not_recovered_from_a_checkpoint(tmp_path: Path) -> None:
     changes = {"type": "advanced", "max_use": 1}
     with opened(tmp_path, **changes) as buffer:
         put(buffer, 1, 0)
@@ -627,14 +625,14 @@ def test_another_secret_is_refused_by_both_sides(
     )
     with pytest.raises(AuthError, match="DINGSDK_SECRET"):
         ReplayClient(server.address).stats()
-    assert [each.fileno() for each in sockets] == [-1]  # it is closed
+    assert [each.fileno() for each in sockets] == [-1]  # the socket is closed
     monkeypatch.delenv("DINGSDK_SECRET")
     with pytest.raises(AuthError, match="DINGSDK_SECRET_FILE"):
         ReplayClient(server.address)
     assert server.buffer.table.push_count == 0
 
 
-def test_refused_client_that_goes_on_is_cut_off(server: ReplayServer) -> None:
+def test_connection_of_a_refused_client_is_closed(server: ReplayServer) -> None:
     link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
     link.receive(wire.Welcome, 10.0)
     link.send(wire.Hello("0" * 32, "1" * 32, "2" * 64), timeout_s=10.0)
@@ -646,7 +644,7 @@ def test_refused_client_that_goes_on_is_cut_off(server: ReplayServer) -> None:
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_server_that_closes_ends_its_connections_and_then_saves_if_it_should(
+def test_close_ends_the_connections_and_then_saves_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
 ) -> None:
     server = ReplayServer({}, SMALL, tmp_path)
@@ -699,13 +697,13 @@ def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
         b"",
     ],
 )
-def test_stranger_is_cut_off_and_others_are_served(
+def test_invalid_connection_is_closed_and_others_are_served(
     server: ReplayServer, client: ReplayClient, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = wire.parse_address(server.address)
     with socket.create_connection((host, port), 10.0) as sock:
         sock.settimeout(10.0)
-        with suppress(OSError):  # cut off before all was sent
+        with suppress(OSError):  # closed before all bytes were sent
             sock.sendall(sent)
             sock.shutdown(socket.SHUT_WR)
         with suppress(ConnectionError):
@@ -731,7 +729,7 @@ def test_insert_of_another_kind_is_refused(server: ReplayServer) -> None:
     assert server.buffer.table.push_count == 0
 
 
-def test_peer_of_another_version_is_told_so() -> None:
+def test_peer_of_another_version_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(struct.pack("<4sIQ", b"DRS2", 64, 0))
@@ -739,7 +737,7 @@ def test_peer_of_another_version_is_told_so() -> None:
             wire.Link(ours, 100).receive(wire.Welcome, 5.0)
 
 
-def test_message_that_comes_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_that_arrives_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: 100.0))
     frame = bytes(range(200))
     head = b'{"type":"Update"}'.ljust(64)
@@ -748,7 +746,7 @@ def test_message_that_comes_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -
     with ours, theirs:
 
         class Piecewise:
-            """Gives a few bytes at a time."""
+            """A socket that receives a few bytes at a time."""
 
             family = socket.AF_UNIX
             settimeout = ours.settimeout
@@ -762,7 +760,7 @@ def test_message_that_comes_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -
     assert (found, bytes(body)) == (wire.Update(), frame)
 
 
-def test_small_messages_over_tcp_leave_at_once(server: ReplayServer) -> None:
+def test_small_messages_over_tcp_are_sent_at_once(server: ReplayServer) -> None:
     link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
     assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     link.close()
@@ -781,7 +779,7 @@ def test_small_messages_over_tcp_leave_at_once(server: ReplayServer) -> None:
         ({"type": "Insert", "number": 0, "env_step": 0, "timeout_s": 0}, False),
     ],
 )
-def test_numbers_of_a_request_are_in_their_ranges(request_: dict[str, Any], is_taken: bool) -> None:
+def test_numbers_of_a_request_must_be_in_range(request_: dict[str, Any], is_taken: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         head = json.dumps(request_).encode().ljust(128)
@@ -794,7 +792,7 @@ def test_numbers_of_a_request_are_in_their_ranges(request_: dict[str, Any], is_t
                 wire.Link(ours, 100).receive(wire.Request, 10.0)
 
 
-def test_message_that_comes_byte_by_byte_is_late_at_its_deadline() -> None:
+def test_message_that_arrives_byte_by_byte_times_out() -> None:
     ours, theirs = socket.socketpair()
     has_ended = threading.Event()
 
@@ -816,7 +814,7 @@ def test_message_that_comes_byte_by_byte_is_late_at_its_deadline() -> None:
         theirs.close()
 
 
-def test_peer_that_goes_before_a_message_or_within_one_is_told_apart() -> None:
+def test_error_says_if_the_peer_closed_within_a_message() -> None:
     for sent, text in ((b"", "connection$"), (wire.MAGIC, "connection within a message$")):
         ours, theirs = socket.socketpair()
         with ours:
@@ -826,24 +824,24 @@ def test_peer_that_goes_before_a_message_or_within_one_is_told_apart() -> None:
                 wire.Link(ours, 100).receive(wire.Hello, 5.0)
 
 
-def test_rest_of_a_message_is_late_where_its_time_was_over_before() -> None:
+def test_rest_of_a_message_times_out_if_no_time_is_left() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(wire.MAGIC)  # the begin of a header
+        theirs.sendall(wire.MAGIC)  # the start of a header
         with pytest.raises(TimeoutError, match="rest of a message"):
             wire.Link(ours, 100).receive(wire.Hello, 0.0, 5.0)
 
 
-def test_rest_of_a_message_has_its_own_time_and_not_that_of_a_silence() -> None:
+def test_rest_of_a_message_has_the_message_timeout_not_the_idle_one() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(wire.MAGIC)  # the begin of a header
+        theirs.sendall(wire.MAGIC)  # the start of a header
         with pytest.raises(TimeoutError):
             wire.Link(ours, 100).receive(wire.Hello, 0.05, 3600.0)
 
 
 @pytest.mark.parametrize(("idle_s", "expected"), [(None, 0.02), (0.01, 0.01)])
-def test_message_that_does_not_begin_is_late_after_the_time_for_that(
+def test_message_that_does_not_start_times_out_after_the_idle_time(
     idle_s: float | None, expected: float
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -864,7 +862,7 @@ def test_message_larger_than_allowed_is_refused(tmp_path: Path) -> None:
         client.insert(rows(0))
 
 
-def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+def test_connections_above_the_limit_are_refused(tmp_path: Path) -> None:
     with (
         ReplayServer({"max_connections": 1}, SMALL, tmp_path) as server,
         ReplayClient(server.address, tmp_path) as client,
@@ -875,7 +873,7 @@ def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
         client.insert(rows(0))
 
 
-def test_closing_wakes_who_waits_for_rows(tmp_path: Path) -> None:
+def test_closing_the_server_ends_calls_that_wait_for_rows(tmp_path: Path) -> None:
     server = ReplayServer({}, SMALL, tmp_path)
     client = ReplayClient(server.address, tmp_path, timeout_s=0.5)
     errors: list[BaseException] = []
@@ -899,7 +897,7 @@ def test_closing_wakes_who_waits_for_rows(tmp_path: Path) -> None:
     assert len(errors) == 1
 
 
-def test_client_that_closes_ends_the_call_that_waits_for_rows_without_a_pause(
+def test_closing_the_client_ends_its_waiting_call_at_once(
     server: ReplayServer, client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "PAUSE_S", (1000.0, 1000.0))
@@ -922,7 +920,7 @@ def test_client_that_closes_ends_the_call_that_waits_for_rows_without_a_pause(
     assert server.buffer.table._waiting  # the server did not end the call
 
 
-def test_answer_of_a_call_that_was_interrupted_is_not_that_of_the_next(
+def test_answer_of_an_interrupted_call_is_not_given_to_the_next_one(
     client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*given: Any) -> None:
@@ -937,7 +935,7 @@ def test_answer_of_a_call_that_was_interrupted_is_not_that_of_the_next(
 
 
 @pytest.mark.parametrize(("save_s", "count"), [(None, 8), (5.0, 13)])
-def test_server_that_cannot_be_reached_is_tried_again_after_pauses_that_grow(
+def test_unreachable_server_is_tried_again_after_growing_pauses(
     client: ReplayClient, monkeypatch: pytest.MonkeyPatch, save_s: float | None, count: int
 ) -> None:
     now, pauses = [50.0], list[float]()
@@ -960,13 +958,13 @@ def test_server_that_cannot_be_reached_is_tried_again_after_pauses_that_grow(
     monkeypatch.setattr(client, "_connected", refuse)
     with pytest.raises(ServerLostError, match=f"at {client.address} cannot be reached: nobody"):
         client.stats() if save_s is None else client.save(save_s)
-    # Of its 10 s, and those that a save may take, the last ones are too few for another pause.
+    # The rest of the 10 s, and of the time for a save, is too short for another pause.
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8] + [1.0] * count)
 
 
 @pytest.mark.parametrize("call", ["insert", "sample"])
 @pytest.mark.parametrize(("timeout_s", "waits"), [(None, [0.0]), (20.5, [10.0, 10.0, 0.5])])
-def test_limiter_is_waited_for_in_several_requests(
+def test_wait_for_the_limiter_is_split_into_requests_of_10_s(
     client: ReplayClient,
     monkeypatch: pytest.MonkeyPatch,
     call: str,
@@ -1007,7 +1005,7 @@ def test_inserts_of_a_client_are_numbered(
     assert sent == [wire.Insert(1, 5, 0.0), wire.Insert(2, 7, 0.0)]
 
 
-def test_calls_wait_for_the_server_as_long_as_their_work_may_take(
+def test_only_save_gives_the_server_extra_time(
     client: ReplayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[tuple[str, float]] = []
@@ -1049,14 +1047,14 @@ def test_client_may_be_silent_for_an_hour(tmp_path: Path, monkeypatch: pytest.Mo
     assert set(asked) == {(7.0, 3600.0)}
 
 
-def test_closed_client_says_so(client: ReplayClient) -> None:
+def test_calls_of_a_closed_client_raise(client: ReplayClient) -> None:
     client.close()
     client.close()
     with pytest.raises(ClosedError):
         client.stats()
 
 
-def test_client_finds_the_server_of_a_folder_and_the_one_in_its_place(tmp_path: Path) -> None:
+def test_client_finds_the_server_of_a_folder_and_its_successor(tmp_path: Path) -> None:
     with ReplayClient(path=tmp_path / "replay", timeout_s=0.2) as client:
         with pytest.raises(ServerLostError, match="no server has written its address"):
             client.stats()
@@ -1071,18 +1069,18 @@ def test_client_needs_an_address_or_a_folder() -> None:
         ReplayClient()
 
 
-def test_client_with_an_address_alone_needs_a_secret_of_the_environment(
+def test_client_with_only_an_address_needs_a_secret_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AuthError, match="DINGSDK_SECRET_FILE"):
         ReplayClient("127.0.0.1:9")
     with ReplayServer({}, SMALL, tmp_path) as server:
-        monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)  # comes before that of the folder
+        monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)  # used instead of the secret of the folder
         with pytest.raises(AuthError):
             ReplayClient(server.address, tmp_path).stats()
 
 
-def test_buffer_is_told_the_env_steps_and_the_learner_iteration(tmp_path: Path) -> None:
+def test_buffer_gets_the_env_steps_and_the_learner_iteration(tmp_path: Path) -> None:
     window = {"type": "elastic", "set_buffer_size": {"start": 100, "end": 20, "steps": 10}}
     with (
         ReplayServer({}, {**SMALL, **window}, tmp_path / "window") as server,
@@ -1100,7 +1098,7 @@ def test_buffer_is_told_the_env_steps_and_the_learner_iteration(tmp_path: Path) 
         assert found.columns["staleness"].tolist() == [2, 2, 2, 2]
 
 
-def test_client_that_was_silent_longest_is_forgotten(
+def test_insert_number_of_the_longest_silent_client_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk.worker.replay_server.served_buffer.CLIENTS_KEPT", 2)
@@ -1117,7 +1115,7 @@ def test_client_that_was_silent_longest_is_forgotten(
         assert buffer.table.push_count == 5 * 64
 
 
-def test_checkpoint_is_written_by_itself_and_one_that_fails_ends_nothing(
+def test_checkpoints_are_automatic_and_a_failed_one_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     has_failed, has_saved = threading.Event(), threading.Event()
@@ -1143,7 +1141,7 @@ def test_checkpoint_is_written_by_itself_and_one_that_fails_ends_nothing(
     assert "no checkpoint: no room" in caplog.text
 
 
-def test_checkpoints_are_written_by_the_clock_and_only_after_inserts(
+def test_checkpoints_are_periodic_and_only_written_after_inserts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, waited, saved = [100.0], list[float](), list[float]()
@@ -1185,7 +1183,7 @@ def test_checkpoint_is_due_once_the_log_is_long(
             assert not buffer.is_save_due
 
 
-def test_checkpoint_that_is_due_is_written_before_its_time(
+def test_due_checkpoint_is_written_before_the_period_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_saved = threading.Event()
@@ -1199,7 +1197,7 @@ def test_checkpoint_that_is_due_is_written_before_its_time(
         assert has_saved.wait(20.0)
 
 
-def test_defect_cuts_off_who_met_it_and_is_logged(
+def test_unexpected_exception_closes_the_connection_and_is_logged(
     server: ReplayServer,
     client: ReplayClient,
     monkeypatch: pytest.MonkeyPatch,
@@ -1222,7 +1220,7 @@ def test_defect_cuts_off_who_met_it_and_is_logged(
 
 
 @pytest.mark.parametrize(("size", "is_read"), [(4096, True), (4097, False)])
-def test_little_is_read_of_who_has_not_shown_to_know_the_secret(size: int, is_read: bool) -> None:
+def test_frame_before_the_handshake_has_at_most_4096_bytes(size: int, is_read: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.settimeout(10.0)
@@ -1250,7 +1248,7 @@ def test_head_of_a_message_has_at_most_16_kib(size: int, is_read: bool) -> None:
                 link.receive(wire.Ask, 10.0)
 
 
-def test_server_that_all_hosts_reach_names_its_own(
+def test_address_of_a_server_on_all_interfaces_has_the_host_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
@@ -1266,7 +1264,7 @@ def test_server_that_all_hosts_reach_names_its_own(
     frame=st.binary(max_size=200),
     is_known=st.booleans(),
 )
-def test_bytes_of_anybody_end_their_connection_alone(
+def test_arbitrary_bytes_end_only_their_own_connection(
     server: ReplayServer,
     client: ReplayClient,
     head: bytes,
@@ -1274,7 +1272,7 @@ def test_bytes_of_anybody_end_their_connection_alone(
     frame: bytes,
     is_known: bool,
 ) -> None:
-    """Sent by a stranger, or after the handshake; as they are, or as a message."""
+    """The bytes are sent before or after the handshake, as they are or as a message."""
     before = client.stats()
     place = wire.parse_address(server.address)
     link = wire.Link(sock := socket.create_connection(place, 10.0), 1 << 20)
@@ -1297,7 +1295,7 @@ def test_bytes_of_anybody_end_their_connection_alone(
 
 
 @pytest.mark.parametrize("address", ["host", "host:", ":1", "host:x", "host:0", "host:65536"])
-def test_address_that_is_none_is_refused(address: str, tmp_path: Path) -> None:
+def test_invalid_address_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="host:port"):
         ReplayClient(address, tmp_path)
 
@@ -1307,12 +1305,12 @@ def test_addresses_of_both_families_are_read() -> None:
         assert wire.parse_address(wire.format_address(host, port)) == (host, port)
 
 
-def test_reachable_address_needs_a_chosen_secret(tmp_path: Path) -> None:
+def test_address_reachable_from_other_hosts_needs_a_chosen_secret(tmp_path: Path) -> None:
     with pytest.raises(InsecureBindError, match="DINGSDK_SECRET_FILE"):
         ReplayServer({"host": "0.0.0.0"}, SMALL, tmp_path)
 
 
-def test_server_without_a_folder_needs_a_secret_and_keeps_nothing(
+def test_server_without_a_folder_needs_a_secret_and_saves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(AuthError, match="folder"):
@@ -1330,7 +1328,7 @@ def test_taken_port_is_refused(server: ReplayServer, tmp_path: Path) -> None:
         ReplayServer({"port": port}, SMALL, tmp_path / "other")
 
 
-def test_config_that_says_nothing_saves_each_minute(server: ReplayServer) -> None:
+def test_default_config_saves_each_minute(server: ReplayServer) -> None:
     assert server.cfg == type(server.cfg)(
         host="127.0.0.1",
         port=0,

@@ -1,4 +1,4 @@
-"""The worker that holds the replay buffer of a run."""
+"""The worker that serves the replay buffer of a run."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ def worker_of(tmp_path: Path, transport: dict[str, Any], enabled: Any, seed: Any
         ({"type": "flask_fs"}, False, False),
     ],
 )
-def test_checkpoint_at_the_end_is_for_runs_with_a_journal(
+def test_only_runs_with_a_journal_keep_a_checkpoint(
     tmp_path: Path, transport: dict[str, Any], enabled: Any, is_kept: bool
 ) -> None:
     assert worker_of(tmp_path, transport, enabled, 0)._is_kept == is_kept
 
 
 @pytest.mark.parametrize(("seed", "expected"), [(None, derive_seed(7, "buffer")), (0, 0), (5, 5)])
-def test_buffer_without_a_seed_takes_that_of_the_run(
+def test_buffer_without_a_seed_gets_one_from_the_run(
     tmp_path: Path, seed: int | None, expected: int
 ) -> None:
     worker = worker_of(tmp_path, {"type": "in_memory"}, "auto", seed)
     assert worker._buffer_cfg["seed"] == expected
 
 
-def test_it_is_not_replaced_while_others_work_with_what_it_holds(tmp_path: Path) -> None:
+def test_worker_always_has_a_job_and_reports_its_resources(tmp_path: Path) -> None:
     worker = worker_of(tmp_path, {"type": "in_memory"}, "auto", 0)
     assert (worker.has_job, worker.info.role) == (True, "replay-server")
     assert worker.info.resource == {"cpu": os.cpu_count()}
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_server_serves_from_the_start_and_leaves_a_checkpoint_if_it_should(
+def test_worker_serves_after_start_and_keeps_a_checkpoint_if_enabled(
     tmp_path: Path, enabled: bool
 ) -> None:
     transport = default_manager().create("transports", {"type": "in_memory"}, tmp_path)
