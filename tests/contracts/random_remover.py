@@ -1,4 +1,4 @@
-"""A remover that a plugin could have: any row may leave, as its seed decides."""
+"""A remover as a plugin could define it: it removes rows at random, from a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dingsdk.worker.replay_buffer import Remover, Where
 
 
 class RandomRemover(Remover):
-    """Rows leave at random (type ``random``)."""
+    """Removes random rows (type ``random``)."""
 
     config: ClassVar[dict[str, Any]] = {"type": "random"}
 

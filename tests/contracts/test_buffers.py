@@ -1,4 +1,4 @@
-"""Every kind of buffer keeps the contract, over every storage and with every sampler."""
+"""Every kind of buffer passes the contract, with every storage and every sampler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRIORITIZED = BASE | {"ages", "priorities"}
 
 
 class Contract(BufferContract):
-    """A buffer of these parts."""
+    """A buffer with the parts in ``parts``."""
 
     parts: ClassVar[Mapping[str, Any]]
 
@@ -32,7 +32,7 @@ class Contract(BufferContract):
 
 
 class MappedContract(Contract):
-    """A buffer over a storage that needs a folder, another one for each buffer."""
+    """A buffer with a storage that needs a folder; each buffer gets a new one."""
 
     @pytest.fixture(autouse=True)
     def _folders(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -79,13 +79,13 @@ class TestNaiveOverMaps(MappedContract):
 
 
 class PackedMaps(MemmapStorage):
-    """Compresses columns as small as those of the kit's rows."""
+    """Also compresses small columns, such as those of the kit's rows."""
 
     least_packed_bytes = 200
 
 
 class PackedContract(MappedContract):
-    """A buffer over :class:`PackedMaps`."""
+    """A buffer with :class:`PackedMaps` as its storage."""
 
     @pytest.fixture(autouse=True)
     def _type(self) -> Iterator[None]:

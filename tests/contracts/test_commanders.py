@@ -1,4 +1,4 @@
-"""Every commander keeps the contract."""
+"""Every commander passes the contract."""
 
 from __future__ import annotations
 

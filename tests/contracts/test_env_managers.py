@@ -1,4 +1,4 @@
-"""Every env manager keeps the contract."""
+"""Every env manager passes the contract."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestVectorDisabled(Made):
 @pytest.mark.slow
 class TestSubprocess(Made):
     cfg: ClassVar = {"type": "subprocess", "envs_per_process": 2}
-    patience_s = 14.0  # a rule starts up to a dozen processes
+    patience_s = 14.0  # one rule starts up to a dozen processes
     capabilities: ClassVar = FULL
 
 

@@ -1,4 +1,4 @@
-"""Each fault of the proxy does what it is called, seen from both sides."""
+"""The effect of each fault of the proxy, as the client and the server see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dingsdk.testing.fault_proxy import DELAY_S, QUICK_FAULTS
 
 
 class Server:
-    """Answers each request with its body, upper case, and remembers it."""
+    """Answers each request with its body in upper case, and records it."""
 
     def __init__(self, *, is_http: bool) -> None:
         self.seen: list[bytes] = []
@@ -30,7 +30,7 @@ class Server:
                             if header.lower().startswith(b"content-length:"):
                                 size = int(header.split(b":")[1])
                         if header == b"":
-                            return  # half a request
+                            return  # the request is incomplete
                         line = self.rfile.read(size)
                         if len(line) < size:
                             return
@@ -72,7 +72,7 @@ def dial(address: str) -> socket.socket:
 
 
 def ask(link: socket.socket, body: bytes) -> bytes:
-    """Return the body of the reply; what there is of it when the connection ends."""
+    """Return the body of the reply, or the data received until the connection ended."""
     head = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     link.sendall(head + body)
     received = b""
@@ -100,7 +100,7 @@ def ask(link: socket.socket, body: bytes) -> bytes:
         (Fault.CUT_REPLY, False, 1),
     ],
 )
-def test_fault_of_an_exchange(
+def test_fault_affects_one_exchange(
     serve: Callable[..., Server], fault: Fault, is_answered: bool, served: int
 ) -> None:
     server = serve()
@@ -137,7 +137,7 @@ def test_reordered_exchange_is_overtaken(serve: Callable[..., Server]) -> None:
     assert server.seen == [b"second", b"first"]
 
 
-def test_silence_swallows_until_it_ends(serve: Callable[..., Server]) -> None:
+def test_requests_get_no_reply_while_the_proxy_is_silent(serve: Callable[..., Server]) -> None:
     server = serve()
     with FaultProxy(server.address) as proxy:
         with dial(proxy.address) as link:
@@ -151,7 +151,7 @@ def test_silence_swallows_until_it_ends(serve: Callable[..., Server]) -> None:
     assert server.seen == [b"heard"]
 
 
-def test_tcp_chunks_pass_and_are_dropped(serve: Callable[..., Server]) -> None:
+def test_tcp_chunks_are_passed_or_dropped(serve: Callable[..., Server]) -> None:
     server = serve(is_http=False)
     faults = [Fault.PASS, Fault.DELAY, Fault.DROP]  # a request, its reply, another request
     with FaultProxy(server.address, faults) as proxy, dial(proxy.address) as link:

@@ -1,4 +1,4 @@
-"""The flask_fs transport keeps its contract, through a bad network as well."""
+"""The flask_fs transport passes the contract, also with a bad network."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class TestFlaskFS(TransportContract):
         monkeypatch.delenv("DINGSDK_SECRET_FILE", raising=False)
 
     def make_transport(self, run_dir: Path) -> FlaskFSTransport:
-        # A silence has to count as a loss within the kit's patience.
+        # A silent worker must count as lost before the kit stops waiting.
         return FlaskFSTransport({"threads": 12, "lost_after_s": 3.0}, run_dir)

@@ -1,4 +1,4 @@
-"""flask_fs through networks that Hypothesis makes up, and a lost reply to each kind of request."""
+"""flask_fs with network faults that Hypothesis generates, and with lost replies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(faults=st.lists(st.sampled_from(QUICK_FAULTS), max_size=20))
-def test_every_network_delivers_once_and_in_order(bench: Bench, faults: list[Fault]) -> None:
+def test_messages_arrive_once_and_in_order_despite_faults(
+    bench: Bench, faults: list[Fault]
+) -> None:
     worker_id, count = f"h{next(_NUMBERS)}", 4
     sent = [f"t{index}" for index in range(count)]
     _ = bench.master
@@ -64,7 +66,7 @@ def test_every_network_delivers_once_and_in_order(bench: Bench, faults: list[Fau
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_REPLY])
-def test_leaving_with_a_lost_reply_is_leaving_once(bench: Bench, fault: Fault) -> None:
+def test_worker_leaves_once_when_the_reply_is_lost(bench: Bench, fault: Fault) -> None:
     worker_id = f"l{next(_NUMBERS)}"
     with FaultProxy(_address(bench), [Fault.PASS, Fault.PASS, fault]) as proxy:
         end = bench.join(worker_id, proxy.address)
@@ -77,7 +79,7 @@ def test_leaving_with_a_lost_reply_is_leaving_once(bench: Bench, fault: Fault) -
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_REPLY, Fault.DROP])
-def test_renewal_is_repeated_until_it_is_known_to_have_come(bench: Bench, fault: Fault) -> None:
+def test_renewal_is_repeated_until_it_is_confirmed(bench: Bench, fault: Fault) -> None:
     worker_id = f"r{next(_NUMBERS)}"
     with FaultProxy(_address(bench), [Fault.PASS, Fault.PASS, fault, fault]) as proxy:
         end = bench.join(worker_id, proxy.address)

@@ -1,4 +1,4 @@
-"""The in_memory transport keeps its contract, as threads and as greenlets."""
+"""The in_memory transport passes the contract, with threads and with greenlets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit itself: its table, its reports, and what it does when a transport hangs."""
+"""The conformance kit itself: its rules, its reports, and a transport that hangs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rules_are_numbered_without_gaps_and_described(
         assert rule.needs in {"", *capabilities}
 
 
-def test_open_files_of_garbage_are_not_counted_where_that_is_asked() -> None:
+def test_open_files_leaves_out_garbage_on_request() -> None:
     class Holder:
         def __init__(self) -> None:
             self.itself, self.descriptor = self, os.open(os.devnull, os.O_RDONLY)
@@ -74,7 +74,7 @@ def test_kit_needs_no_test_framework() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_report_lists_every_rule_and_those_that_do_not_apply() -> None:
+def test_report_lists_every_rule_and_says_which_do_not_apply() -> None:
     report = check(make, patience_s=1.0)
 
     lines = str(report).splitlines()
@@ -93,7 +93,7 @@ def test_contract_without_a_transport_says_what_is_missing(tmp_path: Path) -> No
         TransportContract().make_transport(tmp_path)
 
 
-def test_transport_that_hangs_breaks_the_rule_and_not_the_kit(tmp_path: Path) -> None:
+def test_hanging_transport_breaks_the_rule_but_not_the_kit(tmp_path: Path) -> None:
     free = threading.Event()
 
     class Hanging(InMemoryTransport):

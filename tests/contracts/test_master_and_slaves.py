@@ -1,4 +1,4 @@
-"""Master and slaves: what they promise over any transport."""
+"""Master and slaves behave the same over every transport."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MAKE: Mapping[str, Callable[[Path], Transport]] = {
 }
 
 PATIENCE_S = 20.0
-"""For what takes milliseconds on an idle machine."""
+"""A timeout for steps that take milliseconds on an idle machine."""
 
 
 class Cluster:
-    """A master and its slaves, with the master's reports written down."""
+    """A master and its slaves; it records what the master reports."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -139,7 +139,7 @@ def test_joined_worker_is_announced_with_its_resources(cluster: Cluster) -> None
         (ConfigError("on purpose", path="seed"), True),
     ],
 )
-def test_task_that_raises_fails_with_traceback_and_the_worker_serves_on(
+def test_task_that_raises_fails_with_traceback_and_the_worker_continues(
     cluster: Cluster, cause: BaseException, is_user_mistake: bool
 ) -> None:
     def broken(task: Mapping[str, Any]) -> None:
@@ -217,7 +217,7 @@ def test_lost_worker_fails_its_task_and_is_reported_once(cluster: Cluster) -> No
     assert cluster.master.workers["w0"].incarnation == 2
 
 
-def test_loss_of_an_old_incarnation_spares_the_one_that_came_back(cluster: Cluster) -> None:
+def test_loss_of_an_old_incarnation_does_not_affect_the_new_one(cluster: Cluster) -> None:
     cluster.transport.slave_end(cluster.address).join(WorkerInfo("w0", "collector"), 5.0)
     cluster.add("w0", fine=lambda task: {"ok": True})
     assert [incarnation for _, incarnation in cluster.incarnations] == [1, 2]
@@ -229,8 +229,8 @@ def test_loss_of_an_old_incarnation_spares_the_one_that_came_back(cluster: Clust
     assert cluster.lost == [*lost, ("w0", "its lease ended")]
 
 
-def test_worker_that_leaves_while_it_joins_anew_is_heard_of_in_order(transport: Transport) -> None:
-    """A report of its leaving that came last would be taken for one of the new incarnation."""
+def test_leaving_is_reported_before_the_same_worker_joins_again(transport: Transport) -> None:
+    """If the report of leaving came last, it would be applied to the new incarnation."""
     heard: list[str] = []
     is_leaving = threading.Event()
 
@@ -260,7 +260,7 @@ def test_worker_that_leaves_while_it_joins_anew_is_heard_of_in_order(transport: 
     master.close()
 
 
-def test_answer_of_a_task_that_is_not_open_is_logged_and_left_alone(
+def test_answer_of_an_unknown_task_is_logged_and_ignored(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("a", echo=lambda task: {"n": task["n"]})
@@ -276,7 +276,7 @@ def test_task_for_an_unknown_worker_is_refused(cluster: Cluster) -> None:
     assert task.status is TaskStatus.START_FAILED
 
 
-def test_task_that_is_no_plain_data_is_refused(cluster: Cluster) -> None:
+def test_task_that_cannot_be_sent_is_refused(cluster: Cluster) -> None:
     cluster.add("w0")
     with pytest.raises(ProtocolError):
         cluster.master.ask("w0", {"name": "x", "function": print}, 5.0)
@@ -291,7 +291,7 @@ def test_two_workers_serve_side_by_side(cluster: Cluster) -> None:
     assert sorted(results) == sorted((name, n) for name in counts for n in range(5))
 
 
-def test_thousands_of_tasks_in_flight_all_come_back_once(cluster: Cluster) -> None:
+def test_thousands_of_tasks_at_once_complete_in_order(cluster: Cluster) -> None:
     done: list[int] = []
     cluster.add("w0", count=lambda task: {"n": task["n"]})
     tasks = [cluster.master.new_task("w0", {"name": "count", "n": n}) for n in range(3000)]
@@ -302,7 +302,7 @@ def test_thousands_of_tasks_in_flight_all_come_back_once(cluster: Cluster) -> No
     assert done == list(range(3000))
 
 
-def test_callback_that_comes_after_the_end_is_called_at_once(cluster: Cluster) -> None:
+def test_callback_added_after_the_end_is_called_at_once(cluster: Cluster) -> None:
     cluster.add("w0", count=lambda task: {"n": task["n"]})
     task = cluster.master.new_task("w0", {"name": "count", "n": 4}).start()
     task.join(PATIENCE_S)
@@ -312,7 +312,7 @@ def test_callback_that_comes_after_the_end_is_called_at_once(cluster: Cluster) -
     assert told == [(4, 4)]
 
 
-def test_result_that_is_no_plain_data_fails_its_task_and_the_worker_serves_on(
+def test_result_that_cannot_be_sent_fails_its_task_and_the_worker_continues(
     cluster: Cluster,
 ) -> None:
     cluster.add("w0", bad=lambda task: {"function": print}, fine=lambda task: None)
@@ -332,21 +332,21 @@ def test_arrays_and_infinities_travel_both_ways(cluster: Cluster) -> None:
     assert result["x"]["limit"] == float("inf")
 
 
-def test_master_that_closes_ends_its_workers_without_a_search(cluster: Cluster) -> None:
+def test_workers_end_at_once_when_the_master_closes(cluster: Cluster) -> None:
     slave = cluster.add("w0")
     cluster.master.close()
     assert slave.close(timeout_s=3.0)
 
 
 def check_for(seconds: float, slave: Slave) -> None:
-    """Let a slave's end look for its master again and again."""
+    """Let a slave's end check repeatedly that its master is there."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         slave._joined().check()
         time.sleep(0.02)
 
 
-def test_worker_that_is_busy_while_its_master_closes_ends_with_its_task(cluster: Cluster) -> None:
+def test_busy_worker_ends_after_its_task_when_the_master_closes(cluster: Cluster) -> None:
     is_busy, go_on = threading.Event(), threading.Event()
     slave = cluster.add("w0", work=lambda task: (is_busy.set(), go_on.wait(20.0), None)[2])
     task = cluster.master.new_task("w0", {"name": "work"}).start()
@@ -359,13 +359,13 @@ def test_worker_that_is_busy_while_its_master_closes_ends_with_its_task(cluster:
     with pytest.raises(ClosedError):
         check_for(5.0, slave)
     go_on.set()
-    # It looks for no other master: this one said that the run is over.
+    # The slave searches for no other master, because this one said that the run is over.
     assert slave._serving is not None
     assert slave._serving.join(2.0)
     assert slave.failure is None
 
 
-def test_of_two_workers_with_one_id_the_first_stays_away(cluster: Cluster) -> None:
+def test_second_worker_with_the_same_id_replaces_the_first(cluster: Cluster) -> None:
     first = cluster.add("w0")
     cluster.add("w0", fine=lambda task: {"ok": True})
     assert first._serving is not None
@@ -377,7 +377,7 @@ def test_of_two_workers_with_one_id_the_first_stays_away(cluster: Cluster) -> No
 
 
 @pytest.mark.parametrize("lease_s", [6.5, None])
-def test_worker_is_told_the_lease_when_it_joins(
+def test_worker_gets_the_lease_time_when_it_joins(
     transport: Transport, lease_s: float | None
 ) -> None:
     master = Master(

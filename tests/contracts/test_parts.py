@@ -1,4 +1,4 @@
-"""Every part of a replay buffer keeps the rules of its kind, without a buffer around it."""
+"""Every part of a replay buffer passes the contract of its kind, without a buffer."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TestRandom(RemoverContract):
 
 
 class Limiter(LimiterContract):
-    """A limiter with these settings."""
+    """A limiter with the settings in ``cfg``."""
 
     cfg: ClassVar[Mapping[str, Any]]
 

@@ -1,4 +1,4 @@
-"""Every policy keeps the contract; so does one written by hand, without the base class."""
+"""Every policy passes the contract, also one that does not use the base class."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class TestPrioritizedSAC(TestSAC):
 
 
 class Regression(BasePolicy):
-    """The least that a policy on the base class is: acts on a dict, steers by a number."""
+    """A minimal policy on the base class, with dict observations and a continuous action."""
 
     class Config(PolicySection, frozen=True, kw_only=True):
         type: str = "regression"
@@ -194,7 +194,7 @@ class TestOwnPolicyOnTheBaseClass(PolicyContract):
 
 
 class Foreign:
-    """A policy as users of DI-engine write it: modes with just the fields of the contract."""
+    """A policy in the style of DI-engine: its modes have only the fields of the contract."""
 
     def __init__(self, enable_field: Sequence[str] | None, seed: int) -> None:
         self.fields = set(enable_field or ("learn", "collect", "eval", "command"))

@@ -1,4 +1,4 @@
-"""Every serial collector, and every evaluator of one policy, keeps the contract."""
+"""Every serial collector, and the evaluator of one policy, passes the contract."""
 
 from __future__ import annotations
 
