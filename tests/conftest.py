@@ -1,4 +1,4 @@
-"""What every test is held to: it leaves the process as it found it."""
+"""Checks around every test: it leaves no thread, process, variable or logging handler behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from dingsdk.plugins import PluginManager, use_manager
 
 GRACE_S = 5.0
-"""Threads that were told to end may take a moment (a queue's feeder, for one)."""
+"""How long a stopped thread or process may take to end (for example the feeder of a queue)."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _has_plugins_of_its_own() -> Iterator[None]:
-    """What a file's tests register is gone with it, and new processes do not load it."""
+    """Give each test file its own plugin manager, so that its registrations end with it."""
     with use_manager(PluginManager()):
         yield
 
@@ -36,7 +36,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
     for process in multiprocessing.active_children():
         process.join(GRACE_S)
         assert not process.is_alive(), f"leaked process {process.name}"
-    # Libraries set variables of their own when they are first imported; pytest names the test.
+    # Pytest sets this one for each test. Libraries add variables when they are first imported.
     environment.pop("PYTEST_CURRENT_TEST", None)
     changed = [key for key, value in environment.items() if os.environ.get(key) != value]
     added = [key for key in os.environ if key.startswith("DING") and key not in environment]

@@ -1,4 +1,4 @@
-"""The files that CONTRIBUTING.md names for a change exist, and so do the names in them."""
+"""The files that CONTRIBUTING.md lists for each kind of change exist and contain the names."""
 
 from __future__ import annotations
 

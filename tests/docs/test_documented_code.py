@@ -1,8 +1,8 @@
 """Every command and every piece of code in the documentation is run.
 
 In a fenced block, ``console`` lines that start with ``$ `` are commands, ``python`` is executed
-(blocks of one page share their names), and a block with ``file=PATH`` is a file that the blocks
-after it need. ``text`` is output and is not run.
+(blocks of one page share their names), and a block with ``file=PATH`` is written to that file for
+the blocks after it. ``text`` is output and is not run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ QUICK = {"README.md", "first-run.md"}
 """Pages whose code runs in `make test` too."""
 BUDGET = ["-q", "--set", "system.max_env_steps=300"]
 PARALLEL_BUDGET = ["-q", "--set", "system.max_env_steps=1500"]
-"""Make a documented training run short; with fewer env steps a limit may end a parallel run before
-its learner has got the first batch."""
+"""These options make a documented training run short. A parallel run needs more env steps: with
+fewer it may end before the learner gets its first batch."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def commands_of(block: Block) -> list[str]:
 
 
 class Reader:
-    """Does what a page says, in a folder of its own."""
+    """Runs the blocks of one page in a separate folder."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -106,20 +106,20 @@ class Reader:
                 extra = PARALLEL_BUDGET if "parallel" in arguments else BUDGET
             assert main([*arguments, *extra]) == 0, command
         elif program == "make":
-            # Running it would set up an environment inside the tests that it runs.
+            # Only a dry run: the real one would create an environment and start these tests again.
             subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
         elif program == "pytest":
             self.run_tests(arguments)
         elif command[:2] == ["pip", "install"]:
             self.install(arguments[1:])
         elif command[:2] == ["python", "-m"]:
-            few = ["--seeds", "4"]  # of the hundreds that the page names
+            few = ["--seeds", "4"]  # instead of the hundreds in the page
             subprocess.run([sys.executable, *arguments, *few], check=True, timeout=150)
         else:
             pytest.fail(f"the test does not know how to run {command}")
 
     def run_until_ctrl_c(self, arguments: list[str]) -> None:
-        """Run a command that stays, and end it once it says so, or where its page is."""
+        """Start a command that does not end, wait until it is ready, and interrupt it."""
         is_training = arguments[0] == "train"
         process = subprocess.Popen(
             [sys.executable, "-m", "dingsdk", *arguments, *(BUDGET if is_training else [])],
@@ -149,7 +149,7 @@ class Reader:
 
     def install(self, sources: list[str]) -> None:
         if not all((self.folder / source).is_dir() for source in sources):
-            # Of this repository, and installed already.
+            # A folder of this repository, which is installed already.
             missing = [each for each in sources if not (ROOT / each / "pyproject.toml").is_file()]
             assert not missing, f"neither the page nor the repository has {missing}"
             return
@@ -174,7 +174,7 @@ class Reader:
         for page in PAGES
     ],
 )
-def test_page_does_what_it_says(
+def test_code_and_commands_of_the_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = Reader(tmp_path, monkeypatch)
@@ -184,14 +184,14 @@ def test_page_does_what_it_says(
             for block in blocks_of(page):
                 reader.follow(block)
     finally:
-        # What a page wrote and imported is no module of the tests that follow.
+        # Later tests must not see the modules that the page wrote and imported.
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
                 del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_say_what_they_are(page: Path) -> None:
+def test_blocks_have_a_known_language_and_commands(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, f"{page}, line {block.line}"
         if block.language == "console":
@@ -199,7 +199,7 @@ def test_blocks_say_what_they_are(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_point_to_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
 
     for target in re.findall(r"\]\(([^)#\s]+)", text):

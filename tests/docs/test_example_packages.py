@@ -1,6 +1,6 @@
 """The example packages are built, installed, used from a config and removed again.
 
-Their own tests run with the pages that show them.
+The tests of the packages run in test_documented_code.py, with the pages that show them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_every_example_package_is_used() -> None:
     assert sorted(USES) == sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
 
 
-def test_directory_lists_every_distribution_of_the_repository() -> None:
+def test_plugin_directory_lists_every_distribution() -> None:
     page = (ROOT / "docs" / "how-to" / "find-a-plugin.md").read_text(encoding="utf-8")
     projects = [*ROOT.glob("plugins/*/pyproject.toml"), *EXAMPLES.glob("*/pyproject.toml")]
     assert len(projects) > 4
@@ -55,7 +55,7 @@ def test_directory_lists_every_distribution_of_the_repository() -> None:
         assert f"| `{name[1]}` |" in page
 
 
-def test_tutorial_of_the_buffer_shows_every_file() -> None:
+def test_buffer_tutorial_shows_every_file() -> None:
     folder = EXAMPLES / "dingsdk-example-buffer"
     files = {
         path.relative_to(EXAMPLES).as_posix(): path.read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_tutorial_of_the_buffer_shows_every_file() -> None:
     assert blocks_of(BUFFER_PAGE) == files
 
 
-def test_example_policy_is_the_one_of_its_page() -> None:
+def test_example_policy_equals_the_code_in_its_page() -> None:
     folder, shown = EXAMPLES / "dingsdk-example-policy", blocks_of(POLICY_PAGE)
     package = folder / "dingsdk_example_policy" / "__init__.py"
     _, _, code = package.read_text(encoding="utf-8").partition("\n\n")

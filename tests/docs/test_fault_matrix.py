@@ -1,4 +1,4 @@
-"""The tests that the page of faults names exist."""
+"""The tests named in docs/explanation/fault-matrix.md exist."""
 
 from __future__ import annotations
 

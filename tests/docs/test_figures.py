@@ -1,4 +1,4 @@
-"""Each learning curve in the docs has the result of its run beside it, and the text agrees."""
+"""Each learning curve in the docs comes with the result file of its run, and the text agrees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_there_are_curves() -> None:
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_curve_has_the_command_and_the_result_of_its_run(name: str) -> None:
+def test_result_file_has_the_command_and_the_outcome(name: str) -> None:
     result = json.loads((IMAGES / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
     assert result["command"] == f"dingsdk train {name} --quiet"
@@ -32,7 +32,7 @@ def test_curve_has_the_command_and_the_result_of_its_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_pages_that_show_a_curve_link_its_result_and_tell_its_env_steps(name: str) -> None:
+def test_pages_link_the_result_of_a_curve_and_state_its_env_steps(name: str) -> None:
     result = json.loads((IMAGES / "results" / f"{name}.json").read_text(encoding="utf-8"))
     texts = [page.read_text(encoding="utf-8") for page in PAGES]
     shown = [text for text in texts if f"images/{name}.png" in text]

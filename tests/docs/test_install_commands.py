@@ -1,4 +1,4 @@
-"""Install commands in texts and messages name nothing that a stranger could have published."""
+"""Install commands name only folders and known packages: anybody may publish another name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = sorted(
     if "tests" not in path.relative_to(ROOT).parts
 )
 RECOMMENDED = {"minigrid", "moviepy", "tensorboard"}
-"""Packages of others that are recommended, beside those that we depend on."""
+"""Packages that the texts recommend, in addition to our dependencies."""
 
 
 def requirements() -> set[str]:
@@ -35,20 +35,20 @@ def without_version(requirement: str) -> str:
 
 
 def installed_by(text: str) -> Iterator[str]:
-    """Yield what each ``pip install`` in the text names, options left out."""
+    """Yield the arguments of each ``pip install`` in the text, without the options."""
     for command in re.findall(r"pip install ([^`\n\"),;]+)", text):
         yield from (word.strip("'") for word in command.split() if not word.startswith("-"))
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_text_installs_from_a_folder_or_a_package_that_we_use(path: Path) -> None:
+def test_text_installs_only_folders_and_known_packages(path: Path) -> None:
     known = requirements() | RECOMMENDED
     for name in installed_by(path.read_text(encoding="utf-8")):
         is_folder = name.startswith((".", "/", "{"))
         assert is_folder or without_version(name) in known, f"{path} names {name}"
 
 
-def test_names_in_a_command_are_found() -> None:
+def test_install_arguments_are_found_in_a_text() -> None:
     text = "run `pip install -q a ./b`, or\npip install 'c[d]'"
 
     assert list(installed_by(text)) == ["a", "./b", "c[d]"]

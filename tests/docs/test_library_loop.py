@@ -1,4 +1,4 @@
-"""The library loop of the documentation: what the page shows, short, without a pipeline."""
+"""The example training loop in the docs: the page shows it, it is short and uses no pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_page_shows_the_script() -> None:
     assert f"```python file=library_loop.py\n{SCRIPT.read_text()}```" in PAGE.read_text()
 
 
-def test_loop_has_less_than_30_lines_and_uses_no_pipeline() -> None:
+def test_loop_has_fewer_than_30_lines_and_uses_no_pipeline() -> None:
     source = SCRIPT.read_text()
     (main,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
     assert main.end_lineno is not None
@@ -39,7 +39,7 @@ def test_loop_collects_trains_and_evaluates(
 
 
 @pytest.mark.slow
-def test_script_solves_the_pole(tmp_path: Path) -> None:
+def test_script_solves_cartpole(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""Every place that the page on moving over names can be imported."""
+"""The page on moving from DI-engine lists every name, and each new place can be imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = [
 PLACES = sorted({place for *_, text in ROWS for place in re.findall(r"`(dingsdk\.[\w.]+)`", text)})
 
 
-def test_every_row_has_a_name_a_verdict_and_a_place_or_reason() -> None:
+def test_every_row_has_a_verdict_and_a_place_or_reason() -> None:
     for name, verdict, text in ROWS:
         assert verdict in ("kept", "replaced", "dropped"), name
         assert text, name
@@ -36,7 +36,7 @@ def test_every_public_worker_name_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row[1] == "kept"], ids=lambda row: row[0])
-def test_kept_name_is_the_name_of_its_place(row: list[str]) -> None:
+def test_kept_name_keeps_its_spelling(row: list[str]) -> None:
     names = re.findall(r"`(\w+)`", row[0])
     places = {place.rpartition(".")[2] for place in re.findall(r"`([\w.]+)`", row[2])}
 

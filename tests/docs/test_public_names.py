@@ -1,4 +1,4 @@
-"""What a plugin's author is told to import is public, and the kit needs what its extra names."""
+"""Pages, templates and examples import only public names; the kit needs only its extra."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.M | re.S)
 
 
 def imports_of(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of each import of dingsdk; no name for a whole module."""
+    """Yield the module and the name of each import; the name of a whole module is empty."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -44,13 +44,13 @@ def offences(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_of_a_page_imports_public_names_alone(page: Path) -> None:
+def test_code_of_a_page_imports_only_public_names(page: Path) -> None:
     for block in BLOCK.findall(page.read_text(encoding="utf-8")):
         assert offences(block) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_text_of_a_page_sends_to_public_modules_alone(page: Path) -> None:
+def test_text_of_a_page_refers_only_to_public_modules(page: Path) -> None:
     if "explanation" in page.parts:
         pytest.skip("it is for those who change dingsdk")
     told = re.findall(r"\bof\s+`(dingsdk(?:\.[a-z_]+)*)`", page.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def test_text_of_a_page_sends_to_public_modules_alone(page: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_template_or_example_imports_public_names_alone(file: Path) -> None:
+def test_template_or_example_imports_only_public_names(file: Path) -> None:
     assert offences(file.read_text(encoding="utf-8")) == []
 
 
@@ -86,7 +86,7 @@ def test_every_public_name_exists(module: str) -> None:
     assert set(found.__all__) <= set(dir(found))
 
 
-def test_policy_exports_what_a_policy_is_made_of() -> None:
+def test_policy_package_exports_the_parts_of_a_policy() -> None:
     import dingsdk.policy
 
     assert {
@@ -103,7 +103,7 @@ def test_policy_exports_what_a_policy_is_made_of() -> None:
     } <= set(dingsdk.policy.__all__)
 
 
-def test_kit_imports_what_its_extra_names() -> None:
+def test_kit_imports_only_dependencies_and_its_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["testing"]]
     allowed = {re.split(r"[<>=\[]", each)[0].lower() for each in named}
@@ -116,7 +116,7 @@ def test_kit_imports_what_its_extra_names() -> None:
             assert {name.lower() for name in owners[package]} & allowed, f"{file}: {package}"
 
 
-def test_extra_for_tests_is_part_of_the_one_for_development() -> None:
+def test_dev_extra_includes_the_testing_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

@@ -1,4 +1,4 @@
-"""Figures of the pages: each is the median of the runs in the raw file beside it."""
+"""Each figure in the comparison page is the median of the runs in its raw file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_table_names_every_raw_file() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.split("|")[1].strip() for row in ROWS])
-def test_medians_are_those_of_the_runs(row: str) -> None:
+def test_table_shows_the_medians_of_the_runs(row: str) -> None:
     _, seeds, *seconds, ratio, link = (cell.strip() for cell in row.strip("|").split("|"))
     raw = json.loads((DOCS / "explanation" / link[len("[raw](") : -1]).read_text())
     medians = []

@@ -1,4 +1,4 @@
-"""The generated reference pages are those of the code."""
+"""The generated reference pages are up to date with the code and complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_reference_pages_are_up_to_date(pages: dict[str, str]) -> None:
     assert written(DOCS / "reference", names) == pages, "run `make docs`"
 
 
-def test_pages_of_templates_are_up_to_date(generated: dict[str, Any]) -> None:
+def test_how_to_pages_of_templates_are_up_to_date(generated: dict[str, Any]) -> None:
     made = generated["how_to_pages"]()
 
     assert written(DOCS / "how-to", made) == made, "run `make docs`"
@@ -63,7 +63,7 @@ def test_every_config_key_has_a_type_a_default_and_a_meaning(pages: dict[str, st
         assert meaning.endswith("."), line
 
 
-def test_every_built_in_limit_has_a_value_and_a_meaning(pages: dict[str, str]) -> None:
+def test_every_limit_has_a_value_and_a_meaning(pages: dict[str, str]) -> None:
     rows = [line for line in pages["limits.md"].splitlines() if line.startswith("| `")]
     assert len(rows) > 150
     for line in rows:
@@ -107,7 +107,7 @@ def test_limit_is_shown_with_its_unit(
     assert generated["_limit"](names, value) == shown
 
 
-def test_seconds_and_bytes_are_named_where_a_key_is_in_them(pages: dict[str, str]) -> None:
+def test_meaning_of_a_key_names_its_unit(pages: dict[str, str]) -> None:
     for line in pages["config.md"].splitlines():
         if found := KEY_ROW.match(line):
             key, _, _, meaning = found.groups()

@@ -1,4 +1,4 @@
-"""The examples for several hosts use commands and options that exist, and fit together."""
+"""The examples for several hosts use existing commands and options that match each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE = DOCS / "how-to" / "run-on-several-hosts.md"
 
 
 def parse(command: list[str]) -> dict[str, Any]:
-    """Return the options of a dingsdk command, as click reads them."""
+    """Return the options of a dingsdk command, parsed by click."""
     program, role, *arguments = command
     assert program == "dingsdk"
     with click.Context(root) as context:
@@ -40,7 +40,7 @@ def config_of(options: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_manifest_fits_the_command_line_and_itself(path: Path) -> None:
+def test_manifest_has_valid_commands_and_matching_parts(path: Path) -> None:
     found = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     by_kind: dict[str, list[Any]] = {}
     for each in found:
@@ -74,7 +74,7 @@ def test_manifest_fits_the_command_line_and_itself(path: Path) -> None:
         assert config_of(options[role]).policy == config_of(coordinator).policy
 
 
-def test_commands_of_the_page_can_be_typed() -> None:
+def test_commands_of_the_page_are_valid() -> None:
     commands = re.findall(r"^\$ (dingsdk .+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert [command.split()[1] for command in commands] == ["coordinator", "learner", "collector"]

@@ -1,4 +1,4 @@
-"""The web site: every page is in its navigation, and it builds strictly without network."""
+"""The web site: the navigation has every page, and the strict build works without network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding
 
 
 def listed(entry: Any) -> Iterator[str]:
-    """Yield the pages of an entry of the navigation."""
+    """Yield the pages of a navigation entry."""
     if isinstance(entry, str):
         yield entry
     elif isinstance(entry, dict):
@@ -33,7 +33,7 @@ def listed(entry: Any) -> Iterator[str]:
             yield from listed(inner)
 
 
-def test_every_page_is_once_in_the_navigation() -> None:
+def test_navigation_has_every_page_once() -> None:
     pages = sorted(
         path.relative_to(DOCS).as_posix()
         for path in DOCS.rglob("*.md")
@@ -44,7 +44,7 @@ def test_every_page_is_once_in_the_navigation() -> None:
 
 
 class Links(HTMLParser):
-    """Collects what a page loads, where it links to, and its anchors."""
+    """Collects the URLs that a page loads, its links and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Links(HTMLParser):
             ]
 
 
-def test_foreign_loads_are_found() -> None:
+def test_link_parser_finds_loads_from_elsewhere() -> None:
     page = Links('<a href="https://a.org">a</a><img src="//b.org/c.png"><link href="d.css">')
 
     assert page.loads == ["//b.org/c.png", "d.css"]
@@ -72,7 +72,7 @@ def test_foreign_loads_are_found() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site from a copy, with proxies that lead nowhere."""
+    """Build the site from a copy, with proxies that do not work."""
     folder = tmp_path_factory.mktemp("site")
     for name in ("docs", "dingsdk", "mkdocs.yml", "CHANGELOG.md"):
         if (ROOT / name).is_dir():
@@ -93,18 +93,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_site_loads_nothing_from_elsewhere_and_its_links_lead_somewhere(site: Path) -> None:
+def test_site_loads_only_its_own_files_and_its_links_work(site: Path) -> None:
     pages = {path: Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     assert len(pages) > 40
     for path, page in pages.items():
         text = path.read_text(encoding="utf-8")
-        # What makes the scripts of the theme load further ones.
+        # These classes make the scripts of the theme load more scripts.
         assert not re.search(r'class="[^"]*\b(mermaid|glightbox|pyodide)\b', text), path
         for url in page.loads:
             assert not urlsplit(url).scheme.startswith("http"), f"{path} loads {url}"
             assert not urlsplit(url).netloc, f"{path} loads {url}"
         if path.name == "404.html":
-            continue  # its links begin at the root of a server
+            continue  # its links start at the root of the server
         for url in page.links:
             parts = urlsplit(url)
             if parts.scheme or parts.netloc:
@@ -123,7 +123,7 @@ def test_site_loads_nothing_from_elsewhere_and_its_links_lead_somewhere(site: Pa
 
 
 @pytest.mark.slow
-def test_search_and_the_reference_know_every_public_name(site: Path) -> None:
+def test_search_and_reference_contain_every_public_name(site: Path) -> None:
     index = (site / "search.json").read_text(encoding="utf-8")
     for page in sorted((DOCS / "reference" / "api").glob("*.md")):
         anchors = Links((site / "reference/api" / f"{page.stem}.html").read_text()).anchors

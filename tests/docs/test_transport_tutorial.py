@@ -1,4 +1,4 @@
-"""The example transport is what the tutorial shows, and what it needs is public."""
+"""The tutorial shows the example transport, which uses only public names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_tutorial_shows_every_file() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_shown_file_is_the_file(name: str) -> None:
+def test_tutorial_shows_the_current_content(name: str) -> None:
     assert SHOWN[name] == (EXAMPLE / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".py")])
-def test_example_uses_public_names_alone(name: str) -> None:
+def test_example_uses_only_public_names(name: str) -> None:
     for node in ast.walk(ast.parse((EXAMPLE / name).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             assert not any(each.name.split(".")[0] == "dingsdk" for each in node.names)
@@ -44,7 +44,7 @@ def test_example_uses_public_names_alone(name: str) -> None:
 
 
 def _own_classes(module: object) -> set[str]:
-    """Return the public classes that a module without ``__all__`` defines, as errors does."""
+    """Return the public classes of a module without ``__all__``, such as ``dingsdk.errors``."""
     if hasattr(module, "__all__"):
         return set()
     name = module.__name__  # type: ignore[attr-defined]
@@ -55,6 +55,6 @@ def _own_classes(module: object) -> set[str]:
     }
 
 
-def test_example_depends_on_our_distribution_alone() -> None:
+def test_example_depends_only_on_dingsdk() -> None:
     described = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))
     assert described["project"]["dependencies"] == ["dingsdk-rl"]
