@@ -1,4 +1,4 @@
-"""Every kind of buffer against a plain model, over every storage, through any calls."""
+"""Random calls to every kind of buffer, with every storage, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRIORITIZED = BASE | {"ages", "priorities"}
 
 
 class PackedMaps(MemmapStorage):
-    """Compresses columns as small as those of the kit's rows."""
+    """Also compresses small columns, such as those of the kit's rows."""
 
     least_packed_bytes = 200
 
@@ -36,7 +36,7 @@ def _packed_type() -> Iterator[None]:
 
 
 class Machine(BufferMachine):
-    """A buffer of these parts; every one over a storage with a path gets another folder."""
+    """A buffer with the parts in ``parts``."""
 
     parts: ClassVar[Mapping[str, Any]]
 
@@ -46,7 +46,7 @@ class Machine(BufferMachine):
 
 
 class DurableMachine(Machine):
-    """A buffer over a storage with a path, which is another one for each."""
+    """A buffer with a storage that needs a path; each buffer gets a new one."""
 
     def make_buffer(self, cfg: Mapping[str, Any]) -> IBuffer:
         self.paths: dict[IBuffer, Path] = getattr(self, "paths", {})
@@ -65,13 +65,13 @@ class DurableMachine(Machine):
 def machine(
     kind: str, capabilities: frozenset[str], storage: str, *, slow: bool = True, **parts: Any
 ) -> type[BufferMachine.TestCase]:
-    """Return the test of a type of buffer over a type of storage."""
+    """Return the test case for a type of buffer with a type of storage."""
     base = DurableMachine if "durable" in capabilities else Machine
     columns = parts.pop("columns", {})
     whole = {"type": kind, **parts, "storage": {"type": storage, **columns}}
     made = type("Machine", (base,), {"capabilities": capabilities, "parts": whole})
     test: type[BufferMachine.TestCase] = made.TestCase  # type: ignore[attr-defined]
-    # One machine of each kind tries all; the others differ in one part.
+    # The fast machine of each kind runs all examples; the others run a quarter of them.
     share = 4 if slow else 1
     thorough = settings.default.max_examples  # type: ignore[attr-defined]
     test.settings = settings(max_examples=(thorough if thorough > 100 else 20) // share)

@@ -1,4 +1,4 @@
-"""Containers: what goes in comes out, and nothing else does."""
+"""Containers return the encoded data unchanged and refuse damaged or invalid bytes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def assert_equal(found: Any, value: Any) -> None:
 
 @few
 @given(batches, st.sampled_from(["xxh3-128", "sha256"]))
-def test_a_batch_comes_back_as_it_was(batch: SampleBatch, algorithm: str) -> None:
+def test_batch_survives_encoding(batch: SampleBatch, algorithm: str) -> None:
     buffers, info = encode_batch(batch, algorithm=algorithm)
     frame = b"".join(buffers)
     assert info.size_bytes == len(frame)
@@ -114,14 +114,14 @@ def test_a_batch_comes_back_as_it_was(batch: SampleBatch, algorithm: str) -> Non
 
 @few
 @given(trees)
-def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
+def test_tree_survives_encoding(tree: Any) -> None:
     frame = b"".join(encode_frame("tree", tree)[0])
     assert_equal(decode_frame("tree", frame), tree)
 
 
 @few
 @given(PLAIN)
-def test_a_tree_without_arrays_comes_back_from_json(tree: Any) -> None:
+def test_tree_without_arrays_survives_json(tree: Any) -> None:
     line = encode_json("tree", tree)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -130,8 +130,8 @@ def test_a_tree_without_arrays_comes_back_from_json(tree: Any) -> None:
 
 @few
 @given(states)
-def test_every_reader_of_safetensors_reads_a_state(state: dict[str, Any]) -> None:
-    """Names that join to one are told apart by a tilde; others are their own."""
+def test_state_can_be_read_by_the_safetensors_library(state: dict[str, Any]) -> None:
+    """The safetensors library reads the same tensors; there an empty name is ``value``."""
     tensors = {name: torch.from_numpy(little(array)) for name, array in state.items()}
     content = bytes(encode_safetensors("state", tensors))
     found, others = decode_safetensors("state", content), safetensors.torch.load(content)
@@ -171,7 +171,7 @@ def test_a_changed_byte_of_a_safetensors_file_is_noticed(
 
 @few
 @given(st.binary(max_size=300))
-def test_any_bytes_are_refused(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     for attempt in (data, MAGIC + data, MAGIC + struct.pack("<I", len(data)) + data):
         with pytest.raises(DataCorruptError):
             decode_batch(attempt, verify=False)
@@ -207,8 +207,8 @@ FIELDS = {
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_a_lying_manifest_is_refused(data: st.DataObject) -> None:
-    """Whatever one field claims, with a digest that fits: refused, or no lie after all."""
+def test_manifest_with_a_false_field_is_refused(data: st.DataObject) -> None:
+    """A false value in one field, with a matching digest, is refused unless it is harmless."""
     batch = SampleBatch({"a": np.arange(6, dtype="<f4").reshape(2, 3), "b": np.ones(2, bool)})
     manifest, body = split(frame_of(batch))
     name = data.draw(st.sampled_from(sorted(FIELDS)))
@@ -221,7 +221,7 @@ def test_a_lying_manifest_is_refused(data: st.DataObject) -> None:
         found = decode_batch(frame, max_bytes=1 << 20)
     except DataCorruptError:
         return
-    # Another type of the same size, or another shape of as many, is as good a frame.
+    # Another type of the same size, or another shape with as many values, is also valid.
     assert found.nbytes <= len(frame)
     assert len(found) == len(next(array for _, array in arrays_of(found)))
 
@@ -245,6 +245,6 @@ def forge(manifest: dict[str, Any], body: bytes) -> bytes:
     return head + f',"digest":"{digest_of((head, tail))}"}}'.encode() + tail
 
 
-def test_the_forger_can_write_a_good_frame() -> None:
+def test_forge_can_write_a_valid_frame() -> None:
     frame = frame_of(SampleBatch({"a": np.ones(3)}))
     assert forge(*split(frame)) == frame

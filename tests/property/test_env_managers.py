@@ -1,4 +1,4 @@
-"""Env managers against plain envs, each driven alone by a few lines of its own."""
+"""Random calls to env managers, compared with separate plain envs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAIL = 2
 
 
 class DrawnEnv(gym.Env[Any, Any]):
-    """Observes [a number drawn at reset, step]; it tells how long the episode is, how it ends."""
+    """Observes [number, step]; the number, drawn at reset, sets when and how the episode ends."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)
@@ -45,11 +45,11 @@ class DrawnEnv(gym.Env[Any, Any]):
 
 
 class PlainEnv:
-    """What one env of a manager must do.
+    """The expected behaviour of one env of a manager.
 
     Args:
-        episode_num: Episodes until it is parked.
-        reset_takes_step: It spends a step on its reset after an episode.
+        episode_num: Number of episodes after which the env stops.
+        reset_takes_step: Whether the reset after an episode takes one step.
     """
 
     def __init__(self, episode_num: float, reset_takes_step: bool) -> None:
@@ -64,7 +64,7 @@ class PlainEnv:
         self.reset(self.seed)
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode; with a seed, on a stream of its own."""
+        """Begin an episode; a seed starts a new random stream."""
         if seed is not None:
             self._env, self.rebuilds = DrawnEnv(), 0
         self._begin(self.seed if self.is_static else seed)
@@ -75,7 +75,7 @@ class PlainEnv:
         self.episode_return = 0.0
 
     def step(self, action: int) -> dict[str, Any]:
-        """Return what happened: ``kind`` and the parts of the step."""
+        """Return the outcome: ``kind`` and the parts of the step."""
         if self.is_parked:
             return {"kind": "parked"}
         if self.is_resetting:
@@ -138,7 +138,7 @@ CALL = st.one_of(
     episode_num=st.sampled_from([np.inf, 3]),
     calls=st.lists(CALL, min_size=1, max_size=10),
 )
-def test_manager_does_what_plain_envs_do(
+def test_manager_behaves_like_plain_envs(
     kind: str, is_dict: bool, episode_num: float, calls: list[Any]
 ) -> None:
     cfg = {**MANAGERS[kind], "episode_num": episode_num}
@@ -151,7 +151,7 @@ def test_manager_does_what_plain_envs_do(
             env.launch()
         for call, argument in calls:
             if kind != "in_process" and any(env.is_parked for env in plain):
-                # A vector env goes on stepping a DONE env, so its stream is another one then.
+                # A vector env keeps stepping a DONE env, so its random stream differs from here.
                 call = "relaunch"
             if call == "steps":
                 for actions in argument:
@@ -191,7 +191,7 @@ def _seed(manager: EnvManager, plain: list[PlainEnv], seeds: Any) -> None:
 
 
 def _batch_step(manager: EnvManager, plain: list[PlainEnv], actions: list[int]) -> bool:
-    """Step both; False when the run is over because an env failed too often."""
+    """Step both and compare; return False if the run ended because an env failed too often."""
     actions = [
         0 if env.is_parked or env.is_resetting else action
         for env, action in zip(plain, actions, strict=True)
@@ -267,7 +267,7 @@ def _check_timestep(timestep: Any, expected: Mapping[str, Any]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(rounds=st.lists(st.sets(st.integers(0, 2)), max_size=40))
-def test_envs_stepped_in_any_interleaving_give_their_own_trajectories(
+def test_order_of_steps_does_not_change_the_trajectories(
     rounds: list[set[int]],
 ) -> None:
     plain = [PlainEnv(np.inf, False) for _ in range(3)]

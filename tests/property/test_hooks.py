@@ -1,4 +1,4 @@
-"""The order of learner hooks, against sorting a list."""
+"""The order of learner hooks, compared with a sorted list."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def table(hooks):
 
 
 def expected(hooks):
-    """Sorted by priority; the sort is stable, so equal ones stay as they were added."""
+    """Sort by priority; the sort is stable, so equal hooks keep the order of addition."""
     return {
         position: [
             hook.name
@@ -71,7 +71,7 @@ def test_merging_puts_the_first_table_first_at_equal_priority(specs1, specs2):
 @given(specs)
 def test_a_learner_calls_each_position_in_that_order(specs):
     hooks = named(specs, "h")
-    # Rank 1 of 2 keeps no log files.
+    # Rank 1 of 2 writes no log files.
     learner = BaseLearner({"hook": dict.fromkeys(DEFAULT_HOOKS, False)}, dist_info=(1, 2))
     for hook in hooks:
         learner.register_hook(hook)

@@ -1,4 +1,4 @@
-"""A journal against a plain list: what was taken is there again after any crash, in order."""
+"""Random calls to a journal, compared with a list: a crash loses no accepted fact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dingsdk.worker.coordinator.journal import Fact, Journal, LeaseEnded
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Facts are numbered; a state says how many came before it."""
+    """Facts are numbered; a state contains the number of facts before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.begin()
 
     def begin(self) -> None:
-        """Start another writer on the journal, and compare what it finds."""
+        """Open the journal with a new writer and check what it reads."""
         self.journal = Journal(Folder(self.path), snapshot_facts=5)
         found = self.journal.open()
         first = 0 if found.state is None else int(found.state["facts"])

@@ -1,8 +1,8 @@
-"""Random histories of workers, leases and tasks: no task is run twice, none is lost.
+"""Random histories of workers, leases and tasks: no task ends twice and none is lost.
 
-The machine plays everything around the scheduler's state: workers that join, fall silent,
-leave and come back; drivers that report the end of their task, in any order after the worker
-was lost; and time. The commander is a real one that counts places without forgiveness.
+The machine simulates everything around the scheduler's state: workers that join, stop answering,
+leave and come back; drivers that report the end of a task, possibly long after the loss of its
+worker; and time. The commander is a real one, which counts the tasks that are out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PICK = st.integers(0, 99)
 
 
 class RecordingCommander(NaiveCommander):
-    """Remembers which tasks it issued, and how often each ended."""
+    """Records the tasks that it issued and how often each ended."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         super().__init__(cfg)
@@ -121,10 +121,10 @@ class LeaseMachine(RuleBasedStateMachine):
         self.lease_ends: dict[str, float] = {}
         self.incarnations: Counter[str] = Counter()
         self.assigned: list[TaskState] = []
-        """Tasks whose driver has not reported their end."""
+        """Tasks whose driver has not reported the end yet."""
         self.attempts: Counter[str] = Counter()
         self.losses: dict[str, list[float]] = {}
-        """When workers were lost over a task that has not got further since."""
+        """Per task, the times at which workers were lost since its last progress."""
         self.marks: Counter[str] = Counter()
         self.given_up: Counter[str] = Counter()
 
@@ -137,7 +137,7 @@ class LeaseMachine(RuleBasedStateMachine):
     # Workers --------------------------------------------------------------------------------
     @rule(worker_id=WORKERS)
     def join(self, worker_id: str) -> None:
-        """A worker joins; where its id was joined, that one has left."""
+        """A worker joins; it replaces a worker with the same id."""
         if worker_id in self.joined:
             self._lose(worker_id)
         self.incarnations[worker_id] += 1
@@ -147,7 +147,7 @@ class LeaseMachine(RuleBasedStateMachine):
             incarnation=self.incarnations[worker_id],
         )
         self.state.join(info)
-        # A report that the one before is lost, which comes only now, is none of this one.
+        # A late report that the previous incarnation is lost must not affect this one.
         self.state.lose(dataclasses.replace(info, incarnation=info.incarnation - 1))
         self.joined[worker_id] = info
         self.lease_ends[worker_id] = self.now + LEASE_S
@@ -193,7 +193,7 @@ class LeaseMachine(RuleBasedStateMachine):
             return
         worker = state.worker
         assert worker is not None
-        assert worker == self.joined[worker.worker_id]  # of the incarnation that is joined now
+        assert worker == self.joined[worker.worker_id]  # the incarnation that is joined now
         assert worker.role == role
         assert not any(each.worker == worker for each in self.assigned), "it was busy"
         assert state.task_id not in {each.task_id for each in self.assigned}
@@ -219,7 +219,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.assigned)
     @rule(pick=PICK)
     def finish(self, pick: int) -> None:
-        """A task's result came: from a worker that is there, or was lost right after."""
+        """A task's result arrives; its worker may have been lost since."""
         state = self._take(pick)
         before = self.state.env_steps
         if state.role == "collector":
@@ -235,7 +235,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.assigned)
     @rule(pick=PICK)
     def fail(self, pick: int) -> None:
-        """A task's code raised, which ends a run."""
+        """A task's code raises, which ends the run."""
         state = self._take(pick)
         error = DingError("its code raised")
         assert self.state.end(state, error) == (error, True)
@@ -243,9 +243,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self._is_orphan(state) for state in self.assigned))
     @rule(pick=PICK, reason=st.sampled_from([LEFT, "silent"]))
     def report_loss(self, pick: int, reason: str) -> None:
-        """The driver of a lost worker's task says so: at once, or long after it came back.
+        """The driver of a lost worker's task reports the loss, at once or much later.
 
-        The task is handed on; it is given up after so many workers that did not just leave.
+        The task goes to another worker; it is given up after ``MAX_ATTEMPTS`` workers are lost.
         """
         orphans = [state for state in self.assigned if self._is_orphan(state)]
         state = orphans[pick % len(orphans)]
@@ -265,7 +265,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.state.env_steps == before
 
     def _count_loss(self, state: TaskState, reason: str) -> None:
-        """Those before progress, or longer ago than the window, do not count."""
+        """Losses before the last progress, or before the time window, do not count."""
         name = state.task_id
         if reason == LEFT:
             self.attempts[name] -= 1
@@ -279,7 +279,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if state.role == "learner":
             self.marks[name] = max(self.marks[name], state.progress)
 
-    # What always holds ----------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------
     @invariant()
     def a_task_ends_at_most_once_and_gives_its_place_back(self) -> None:
         assert all(count == 1 for count in self.commander.ended.values())
@@ -312,7 +312,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.state.pool.counts()[role] == expected
 
     def teardown(self) -> None:
-        """When everybody has left and every driver has reported, nothing is out but the queue."""
+        """When all workers have left and all drivers have reported, only queued tasks are out."""
         for worker_id in list(self.joined):
             self._lose(worker_id)
         while self.assigned:

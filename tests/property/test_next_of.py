@@ -1,4 +1,4 @@
-"""What was pushed comes back bit by bit, however following observations are kept."""
+"""Storage option ``next_of``: rows come back bit by bit, with shared following observations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEXT_OF = {"type": "array", "next_of": "obs"}
 
 
 class Envs:
-    """Makes transitions of envs that take turns; few different observations, so many alike."""
+    """Makes transitions of envs in turn; with few kinds of observations, many are equal."""
 
     def __init__(self, seed: int, envs: int, kinds: int, nested: bool) -> None:
         self.rng = np.random.default_rng(seed)
@@ -100,7 +100,9 @@ def test_rows_come_back_bit_by_bit(
 @pytest.mark.parametrize(
     ("capacity", "entries"), [(1, 64), (64, 64), (65, 128), (128, 128), (5000, 4096)]
 )
-def test_table_of_observations_has_an_entry_a_row_up_to_a_size(capacity: int, entries: int) -> None:
+def test_table_of_observations_has_a_power_of_two_of_entries_up_to_4096(
+    capacity: int, entries: int
+) -> None:
     following = next_of.NextOf(
         {"": np.zeros((capacity, 1), np.uint8)},
         lambda name, shape, dtype, old: np.zeros(shape, dtype),
@@ -109,7 +111,7 @@ def test_table_of_observations_has_an_entry_a_row_up_to_a_size(capacity: int, en
 
 
 @given(data=st.data(), width=st.integers(1, 13))
-def test_every_word_counts_in_a_fingerprint(data: st.DataObject, width: int) -> None:
+def test_fingerprint_depends_on_every_word(data: st.DataObject, width: int) -> None:
     words = np.zeros((2, width), np.uint64)
     changed = data.draw(st.integers(0, width - 1))
     words[1, changed] = data.draw(st.integers(1, 2**64 - 1))
@@ -119,10 +121,8 @@ def test_every_word_counts_in_a_fingerprint(data: st.DataObject, width: int) -> 
 
 
 @pytest.mark.parametrize(("width", "count"), [(2, 2), (6, 2), (9, 2), (4, 4), (5, 4), (14, 4)])
-def test_observations_that_differ_in_their_highest_bits_do_not_share_their_place(
-    width: int, count: int
-) -> None:
-    # As small whole numbers do, as floats: all bits below are 0. Places go by the lowest bits.
+def test_fingerprints_spread_when_only_the_highest_bits_differ(width: int, count: int) -> None:
+    # Small integers stored as floats have only 0 in the low bits, which choose the table entry.
     bits = 8 // count
     for changed in itertools.combinations(range(width), count):
         words = np.zeros((256, width), np.uint64)
@@ -131,18 +131,18 @@ def test_observations_that_differ_in_their_highest_bits_do_not_share_their_place
             words[:, word] = some << np.uint64(64 - bits)
         prints = np.zeros(256, np.uint64)
         _fingerprint(words, prints)
-        # Of 256 that are spread at random over 4,096 places, 248 have a place of their own.
+        # Of 256 values spread at random over 4,096 entries, 248 entries are used on average.
         assert len(np.unique(prints & np.uint64(4095))) > 220
 
 
-def test_observations_whose_fingerprints_are_alike_are_told_apart_by_their_bytes(
+def test_observations_with_equal_fingerprints_are_compared_by_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(next_of, "_fingerprint", lambda words, prints: None)
     rng = np.random.default_rng(2)
     rows = [{"obs": rng.random(4), "next_obs": rng.random(4)} for _ in range(12)]
     buffer = NaiveReplayBuffer({"replay_buffer_size": 12, "storage": NEXT_OF})
-    for start in range(0, 12, 3):  # each push may follow rows of the same one and of those before
+    for start in range(0, 12, 3):  # rows are compared with the same push and with earlier ones
         buffer.push(rows[start : start + 3], 0)
     assert own_count(buffer) == 12
     taken = buffer._storage.take(np.arange(12))  # type: ignore[union-attr]
@@ -156,7 +156,7 @@ def own_count(buffer: NaiveReplayBuffer) -> int:
 
 @pytest.mark.parametrize("envs", [1, 7, 64])
 @pytest.mark.parametrize("chunk", [1, 5, 64, 300])
-def test_only_what_has_no_follower_is_kept_twice(envs: int, chunk: int) -> None:
+def test_only_rows_without_a_follower_store_their_next_observation(envs: int, chunk: int) -> None:
     rng = np.random.default_rng(0)
     episodes = []
     for _ in range(envs):
@@ -177,10 +177,10 @@ def test_following_rows_are_linked_across_the_end_of_the_ring(chunk: int) -> Non
     buffer = NaiveReplayBuffer({"replay_buffer_size": 5, "storage": NEXT_OF})
     for start in range(0, 12, chunk):
         buffer.push(rows[start : start + chunk], 0)
-        assert own_count(buffer) == 1  # that of the newest row
+        assert own_count(buffer) == 1  # for the newest row
 
 
-def test_overwriting_frees_what_a_row_kept_of_its_own() -> None:
+def test_overwriting_frees_the_next_observation_of_a_row() -> None:
     rng = np.random.default_rng(1)
     buffer = NaiveReplayBuffer({"replay_buffer_size": 10, "storage": NEXT_OF})
     for _ in range(50):
@@ -188,7 +188,7 @@ def test_overwriting_frees_what_a_row_kept_of_its_own() -> None:
         assert own_count(buffer) == buffer.count()
 
 
-def test_sequences_come_with_their_following_observations() -> None:
+def test_sequences_include_their_next_observations() -> None:
     obs = np.arange(20, dtype=np.float32).reshape(10, 2)
     rows = SampleBatch({"obs": obs, "next_obs": np.roll(obs, -1, axis=0)})
     buffer = NaiveReplayBuffer({"replay_buffer_size": 10, "storage": NEXT_OF})

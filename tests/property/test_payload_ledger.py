@@ -1,4 +1,4 @@
-"""The ledger against a plain model: nothing acknowledged is lost, nothing wanted is garbage."""
+"""Random calls to the ledger, compared with a simple model: no payload in use is deleted."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=names, rows=st.integers(1, 5), times=st.integers(1, 5))
     def add_again(self, name: str, rows: int, times: int) -> None:
-        """Repeats at once or late, also after the payload was deleted."""
+        """Announce a payload again, at once or later, also after it was deleted."""
         for _ in range(times):
             self.announce(name, self.rows_of[name])
         self.announce(name, rows)
 
     @rule(name=names, is_told=st.booleans())
     def add_another_under_its_name(self, name: str, is_told: bool) -> None:
-        """The same number of rows; where the store tells digests, they differ."""
+        """Announce as many rows under a used name; the digest, if it is known, differs."""
         self.announce(name, self.rows_of[name], "another" if is_told else None)
 
     def announce(self, name: str, rows: int, digest: str | None = "its digest") -> None:
@@ -95,7 +95,8 @@ class LedgerMachine(RuleBasedStateMachine):
             for number, rows in live.items()
             if rows and number not in pinned
         )
-        assert 10 * spare <= 2 * len(self.in_buffer)  # a tenth in all, a tenth of a payload
+        # At most a tenth of all rows, and at most a tenth of each payload.
+        assert 10 * spare <= 2 * len(self.in_buffer)
 
     @rule(seed=st.integers(0, 1000))
     def pin_some(self, seed: int) -> None:
@@ -107,7 +108,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def lease_last_use(self) -> None:
-        """The oldest row is sampled, and leaves before its payload is pinned."""
+        """The oldest row is sampled and leaves the buffer before its payload is pinned."""
         if self.in_buffer:
             number, _ = self.in_buffer[0]
             self.evict(self.in_buffer[:1])
@@ -153,7 +154,7 @@ def test_check_notices_a_lost_row() -> None:
         ledger.check(2)
 
 
-def test_rows_of_payloads_that_leave_whole_are_not_counted_among_those_to_free() -> None:
+def test_rows_of_payloads_that_will_be_deleted_are_not_counted_as_spare() -> None:
     ledger = PayloadLedger()
     leased, torn, _ = (ledger.add(name, rows) for name, rows in (("a", 10), ("b", 20), ("c", 10)))
     assert leased is not None
@@ -164,7 +165,7 @@ def test_rows_of_payloads_that_leave_whole_are_not_counted_among_those_to_free()
 
     ledger.pin([leased])
     evict(leased, [0, 1, 2, 3, 4])
-    evict(leased, [5, 6, 7, 8, 9])  # held until its lease ends, and then freed whole
+    evict(leased, [5, 6, 7, 8, 9])  # kept until the lease ends, then deleted as a whole
     evict(torn, [0, 1])
     assert ledger.free_rows() == {}  # 2 rows to free, 28 in the buffer
     evict(torn, [2])
@@ -177,7 +178,7 @@ def test_rows_of_payloads_that_leave_whole_are_not_counted_among_those_to_free()
     assert ledger.free_rows() == {}
 
 
-def test_the_last_deleted_payloads_are_remembered_and_no_more() -> None:
+def test_only_the_last_deleted_payloads_are_remembered() -> None:
     ledger = PayloadLedger(2)
     for name in ("a", "b", "c"):
         number = ledger.add(name, 1)

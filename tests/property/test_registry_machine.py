@@ -17,7 +17,7 @@ class AbortError(Exception):
 
 
 class RegistryMachine(RuleBasedStateMachine):
-    """A Registry beside a plain dict: name -> (class, whether it was declared by its place)."""
+    """A Registry compared with a dict: name -> (class, whether it was declared by its place)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The learner's row store gives back exactly the rows that were put, through any evictions."""
+"""The learner's row store returns exactly the stored rows, whatever is evicted."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dingsdk.errors import (
 from dingsdk.worker.comm.row_store import RowStore
 
 LEAST = 16
-"""Rows, so that rings of a few payloads have holes and grow."""
+"""The smallest ring, in rows: so small that a few payloads make holes and growth."""
 
 
 class RowStoreMachine(RuleBasedStateMachine):
-    """Payloads of up to five rows, freed in any order, whole and row by row.
+    """Payloads of up to five rows, freed in any order, as a whole or row by row.
 
-    Each goes on where the one before ended, as pieces of one trajectory do.
+    Each payload continues the one before, like pieces of one trajectory.
     """
 
     storage: ClassVar[dict[str, Any]] = {}
@@ -125,13 +125,13 @@ def test_payload_is_loaded_once() -> None:
     assert loads == [("p", "its digest"), ("q", None)]
 
 
-def test_lost_payload_is_looked_for_once_and_keeps_its_first_reason() -> None:
+def test_lost_payload_is_loaded_once_and_keeps_its_first_reason() -> None:
     loads: list[str] = []
 
     def load(name: str, digest: str | None) -> SampleBatch:
         loads.append(name)
         if loads.count(name) == 1 and name == "damaged":
-            raise DataCorruptError("damaged", where=name, data_id=name)  # and set aside
+            raise DataCorruptError("damaged", where=name, data_id=name)
         raise DataMissingError("gone", data_id=name)
 
     store = RowStore(10, {}, load)
@@ -154,7 +154,7 @@ def test_dropped_payload_is_forgotten() -> None:
     store.announce({"p": 0, "q": 1, "r": 2})
     store.gather(np.asarray([0, 1]), np.asarray([0, 0]))
     store.keep({0: np.asarray([1, 2])})
-    store.drop(np.asarray([0, 2, 3]))  # 3 is unknown, and the first beyond all that are known
+    store.drop(np.asarray([0, 2, 3]))  # 3 is the first unknown number
     assert store.known().tolist() == [1]
     with pytest.raises(ProtocolError):
         store.gather(np.asarray([1, 0]), np.asarray([3, 1]))
@@ -164,7 +164,7 @@ def test_dropped_payload_is_forgotten() -> None:
     assert batch.columns["value"].tolist() == [3, 0, 3]
 
 
-def test_gathered_batch_is_owned() -> None:
+def test_gathered_batch_is_a_copy() -> None:
     store = RowStore(10, {}, lambda *name: SampleBatch({"value": np.arange(4)}))
     store.announce({"p": 0})
     batch = store.gather(np.zeros(2, np.int64), np.asarray([0, 1]))
@@ -178,7 +178,7 @@ def hundreds(name: str, digest: str | None) -> SampleBatch:
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap"])
-def test_payloads_beyond_the_reserved_rows_are_held(kind: str, tmp_path: Path) -> None:
+def test_store_grows_beyond_the_reserved_rows(kind: str, tmp_path: Path) -> None:
     storage = {"type": kind, **({"path": str(tmp_path / "rows")} if kind == "memmap" else {})}
     store = RowStore(
         8, storage, lambda name, digest: SampleBatch({"value": [int(name)] * 600}), LEAST
@@ -192,7 +192,7 @@ def test_payloads_beyond_the_reserved_rows_are_held(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap", "object"])
-def test_stretches_of_rows_come_back_as_a_grid(kind: str, tmp_path: Path) -> None:
+def test_grid_of_rows_comes_back_as_a_grid(kind: str, tmp_path: Path) -> None:
     loaded = SampleBatch({"value": np.arange(6), "pair": np.arange(12).reshape(6, 2)})
     path = {"path": str(tmp_path / "rows")} if kind == "memmap" else {}
     store = RowStore(8, {"type": kind, **path}, lambda *name: loaded, LEAST)
@@ -218,7 +218,7 @@ def test_storage_that_returns_rows_as_dicts_gives_columns() -> None:
     assert batch == SampleBatch({"value": np.array([4, 1, 4]), "pair": pairs[[4, 1, 4]]})
 
 
-def test_files_of_an_earlier_store_are_written_anew(tmp_path: Path) -> None:
+def test_files_of_an_earlier_store_are_overwritten(tmp_path: Path) -> None:
     storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": False}
     for value, capacity in ((1.5, 8), (2, 4000)):
         batch = SampleBatch({"value": np.full(6, value)})
@@ -228,7 +228,7 @@ def test_files_of_an_earlier_store_are_written_anew(tmp_path: Path) -> None:
         store.close()
 
 
-def test_payloads_fill_the_reserved_rows_before_there_are_more() -> None:
+def test_reserved_rows_are_filled_before_the_ring_grows() -> None:
     store = RowStore(LEAST, {}, lambda *name: SampleBatch({"value": np.arange(LEAST)}), LEAST)
     store.announce({"p": 0})
     store.gather(np.asarray([0]), np.asarray([0]))
@@ -236,7 +236,7 @@ def test_payloads_fill_the_reserved_rows_before_there_are_more() -> None:
 
 
 @pytest.mark.parametrize("gone", [[0], [1], [3], [0, 1], [1, 2]], ids=str)
-def test_a_payload_goes_where_others_of_its_length_were(gone: list[int]) -> None:
+def test_payload_is_stored_in_the_space_of_dropped_ones(gone: list[int]) -> None:
     def load(name: str, digest: str | None) -> SampleBatch:
         return SampleBatch({"value": [int(name)] * (4 * len(gone) if name == "4" else 4)})
 
@@ -250,7 +250,7 @@ def test_a_payload_goes_where_others_of_its_length_were(gone: list[int]) -> None
     assert (store.rows, store.ring_rows) == (LEAST, LEAST)
 
 
-def test_room_is_looked_for_from_the_newest_payload_on_and_then_from_the_start() -> None:
+def test_free_space_is_searched_after_the_newest_payload_and_then_from_the_start() -> None:
     store = RowStore(LEAST, {}, lambda name, _: SampleBatch({"value": [int(name)] * 4}), LEAST)
     store.announce({str(number): number for number in range(6)})
     store.gather(np.arange(4), np.zeros(4, np.int64))
@@ -262,7 +262,7 @@ def test_room_is_looked_for_from_the_newest_payload_on_and_then_from_the_start()
     assert store.ring_rows == LEAST
 
 
-def test_holes_are_closed_before_the_ring_grows_beyond_its_share() -> None:
+def test_holes_are_closed_before_the_ring_grows() -> None:
     sizes = [2] * 8 + [6]
 
     def load(name: str, digest: str | None) -> SampleBatch:
@@ -274,12 +274,12 @@ def test_holes_are_closed_before_the_ring_grows_beyond_its_share() -> None:
     store.drop(np.asarray([0, 2, 4, 6]))
     payloads = np.repeat([1, 3, 5, 7, 8], [2, 2, 2, 2, 6])
     rows = np.concatenate([np.arange(sizes[number]) for number in (1, 3, 5, 7, 8)])
-    # 8 rows are held and 6 come: the ring may have 1.3 times as many, or the least.
+    # 8 rows are stored and 6 arrive: the ring may have 1.3 times as many rows, or LEAST.
     assert store.gather(payloads, rows).columns["value"].tolist() == (payloads * 10 + rows).tolist()
     assert (store.rows, store.ring_rows) == (14, LEAST)
 
 
-def test_memory_is_given_back_when_payloads_leave() -> None:
+def test_memory_is_freed_when_payloads_leave() -> None:
     store = RowStore(8, {}, hundreds, LEAST)
     store.announce({str(number): number for number in range(100)})
     store.gather(np.arange(100), np.arange(100))
@@ -290,7 +290,7 @@ def test_memory_is_given_back_when_payloads_leave() -> None:
     assert store.gather(left, left).columns["value"].tolist() == left.tolist()
 
 
-def test_rows_are_not_moved_while_little_memory_would_be_given_back() -> None:
+def test_rows_are_not_moved_to_free_little_memory() -> None:
     store = RowStore(8, {}, hundreds, LEAST)
     store.announce({str(number): number for number in range(100)})
     store.gather(np.arange(100), np.arange(100))
@@ -299,7 +299,7 @@ def test_rows_are_not_moved_while_little_memory_would_be_given_back() -> None:
     assert (store.rows, store.ring_rows) == (59_400, before)
 
 
-def test_rows_stay_where_they_are_while_the_ring_is_as_short_as_it_may_be() -> None:
+def test_rows_are_not_moved_when_the_ring_has_its_smallest_size() -> None:
     store = RowStore(8, {}, lambda *name: SampleBatch({"value": np.arange(4)}), LEAST)
     store.announce({"p": 0, "q": 1})
     store.gather(np.asarray([0, 1]), np.asarray([3, 3]))
@@ -309,12 +309,12 @@ def test_rows_stay_where_they_are_while_the_ring_is_as_short_as_it_may_be() -> N
     assert (store.rows, store.ring_rows) == (4, LEAST)
 
 
-def test_storage_that_another_takes_the_place_of_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_storage_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     store, closed = RowStore(8, {}, hundreds, LEAST), list[Any]()
     store.announce({str(number): number for number in range(10)})
     first = store._storage
     monkeypatch.setattr(type(first), "close", lambda storage: closed.append(storage))
-    store.gather(np.arange(10), np.arange(10))  # more than was reserved
+    store.gather(np.arange(10), np.arange(10))  # more rows than were reserved
     second = store._storage
     store.drop(np.arange(9))
     store.close()
@@ -323,14 +323,14 @@ def test_storage_that_another_takes_the_place_of_is_closed(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("number", [1023, 1024, 5000])
-def test_payloads_of_any_number_are_held(number: int) -> None:
+def test_payload_can_have_a_large_number(number: int) -> None:
     store = RowStore(8, {}, lambda *name: SampleBatch({"value": np.arange(4)}), LEAST)
     store.announce({"p": number})
     batch = store.gather(np.asarray([number]), np.asarray([3]))
     assert batch.columns["value"].tolist() == [3]
 
 
-def test_rows_that_are_freed_of_a_payload_make_room() -> None:
+def test_freed_rows_of_a_payload_free_memory() -> None:
     loaded = SampleBatch({"value": np.arange(5000)})
     store = RowStore(8, {}, lambda *name: loaded, LEAST)
     store.announce({"p": 0, "q": 1})
@@ -350,7 +350,7 @@ def test_unannounced_payload_is_a_protocol_error() -> None:
         store.gather(np.asarray([5]), np.asarray([0]))
 
 
-def test_rows_of_one_payload_do_not_rely_on_another() -> None:
+def test_rows_of_one_payload_do_not_depend_on_another() -> None:
     def load(name: str, digest: str | None) -> SampleBatch:
         obs = np.arange(4, dtype=np.float32)[:, None] + {"a": 0, "b": 3, "c": 50}[name]
         return SampleBatch({"obs": obs[:-1], "next_obs": obs[1:]})

@@ -1,4 +1,4 @@
-"""SampleBatch against a plain list of dicts."""
+"""SampleBatch compared with a plain list of dicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAILS = hnp.array_shapes(min_dims=0, max_dims=2, min_side=1, max_side=3) | st.ju
 
 @st.composite
 def forms(draw: st.DrawFn, depth: int = 1) -> dict[str, Any]:
-    """Column names to (dtype, shape of a row), or to a nested dict of those."""
+    """Draw a mapping of column names to (dtype, shape of a row) or to a nested mapping."""
     leaf = st.tuples(DTYPES, TAILS)
     value = leaf | forms(depth=depth - 1) if depth else leaf
     return draw(st.dictionaries(st.sampled_from("abcd"), value, min_size=1, max_size=3))
@@ -50,7 +50,7 @@ def to_rows(batch: SampleBatch) -> list[dict[str, Any]]:
 @few
 @given(batches())
 def test_rows_make_the_same_batch_again(batch: SampleBatch) -> None:
-    # Rows of plain dicts are narrowed to float32 once; after that nothing changes any more.
+    # Rows of plain dicts are converted to float32 once; after that nothing changes.
     once = SampleBatch.from_rows(to_rows(batch))
     assert len(once) == len(batch)
     assert SampleBatch.from_rows(to_rows(once)) == once
@@ -72,20 +72,20 @@ def test_take_gathers_rows_as_a_list_would(batch: SampleBatch, data: st.DataObje
 
 @few
 @given(batches(), st.slices(5))
-def test_a_slice_is_what_a_list_gives(batch: SampleBatch, part: slice) -> None:
+def test_slice_has_the_rows_of_a_list_slice(batch: SampleBatch, part: slice) -> None:
     assert [*batch[part]] == to_rows(batch)[part]
 
 
 @few
 @given(batches(count=3))
-def test_concat_is_what_a_list_gives(parts: list[SampleBatch]) -> None:
+def test_concat_joins_rows_as_a_list_would(parts: list[SampleBatch]) -> None:
     joined = SampleBatch.concat(parts)
     assert [*joined] == [row for part in parts for row in to_rows(part)]
 
 
 @few
 @given(batches(), st.data())
-def test_writing_into_a_row_reaches_the_batch(batch: SampleBatch, data: st.DataObject) -> None:
+def test_writing_into_a_row_changes_the_batch(batch: SampleBatch, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(batch) - 1))
     source = data.draw(st.integers(0, len(batch) - 1))
     rows = to_rows(batch)
@@ -97,7 +97,7 @@ def test_writing_into_a_row_reaches_the_batch(batch: SampleBatch, data: st.DataO
 
 @few
 @given(batches())
-def test_copies_and_pickles_are_equal_and_apart(batch: SampleBatch) -> None:
+def test_copies_and_pickles_are_equal_and_share_no_memory(batch: SampleBatch) -> None:
     for other in (batch.copy(), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):  # noqa: S301
         assert other == batch
         assert not any(

@@ -1,4 +1,4 @@
-"""The sum tree against a plain array, through any sequence of changes."""
+"""Random changes to the sum tree, compared with a plain array."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TreeMachine(RuleBasedStateMachine):
         drawn = self.tree.draw(np.array(uniforms))
         assert np.all(self.model[drawn] > 0)
         assert np.all(np.diff(drawn) >= 0)
-        # The target lies within the leaf's stretch of the cumulative sum, but for rounding.
+        # The target lies in the leaf's interval of the cumulative sum, except for rounding.
         upto = np.array([math.fsum(self.model[: leaf + 1]) for leaf in drawn])
         total = math.fsum(self.model)
         targets = (np.arange(len(uniforms)) + uniforms) * (total / len(uniforms))

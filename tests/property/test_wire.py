@@ -1,4 +1,4 @@
-"""The wire encoding: what is sent arrives, and no bytes do anything but decode or be refused."""
+"""The wire encoding: messages arrive unchanged; any bytes are either decoded or refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(MESSAGES)
-def test_what_is_sent_arrives(message: Any) -> None:
+def test_message_arrives_unchanged(message: Any) -> None:
     assert same(message, decode_message(encode_message(message)))
 
 
@@ -112,7 +112,7 @@ def test_array_of_another_size_is_refused_with_its_place(
     | st.text(max_size=8),
 )
 @settings(max_examples=300)
-def test_a_lying_array_header_is_refused(dtype: Any, shape: list[Any], data: str) -> None:
+def test_false_array_header_is_refused(dtype: Any, shape: list[Any], data: str) -> None:
     spec = {"$array": {"dtype": dtype, "shape": shape, "data": data}}
     try:
         array = decode_message(json.dumps(spec).encode())
@@ -178,7 +178,7 @@ def test_malformed_messages_are_protocol_errors(data: bytes) -> None:
         (b'"\xff"', "$", "not JSON"),
     ],
 )
-def test_malformed_message_is_told_by_its_place(data: bytes, where: str, named: str) -> None:
+def test_error_names_the_place_of_the_mistake(data: bytes, where: str, named: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         decode_message(data)
     assert caught.value.where == where
@@ -186,7 +186,7 @@ def test_malformed_message_is_told_by_its_place(data: bytes, where: str, named: 
 
 
 @pytest.mark.parametrize("number", [2**64 - 1, -(2**63), 2**63])
-def test_widest_integers_travel_beside_values_of_any_kind(number: int) -> None:
+def test_largest_integers_can_be_sent_with_other_values(number: int) -> None:
     assert decode_message(encode_message((number, float("inf")))) == [number, float("inf")]
 
 
@@ -198,13 +198,13 @@ class Wide(int):
     pass
 
 
-def test_values_of_derived_types_travel_as_those_of_json() -> None:
+def test_values_of_subclasses_arrive_as_json_types() -> None:
     found = decode_message(encode_message((np.str_("D"), IntEnum("Side", "LEFT").LEFT, Ratio(0.5))))
     assert found == ["D", 1, 0.5]
     assert list(map(type, found)) == [str, int, float]
 
 
-def test_a_message_over_the_cap_is_refused_unread() -> None:
+def test_message_over_the_size_limit_is_refused_unread() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode_message(b"[" * 101, max_bytes=100)
     assert (caught.value.size_bytes, caught.value.max_bytes) == (101, 100)
@@ -212,7 +212,7 @@ def test_a_message_over_the_cap_is_refused_unread() -> None:
     assert decode_message(b"1" + b" " * 99, max_bytes=100) == 1
 
 
-def test_depth_up_to_the_limit_passes_both_ways() -> None:
+def test_nesting_up_to_the_limit_is_allowed_both_ways() -> None:
     message: Any = 1
     for _ in range(32):
         message = [message]
@@ -234,7 +234,7 @@ def test_array_counts_as_three_levels() -> None:
         encode_message([message])
 
 
-def test_depth_is_counted_alike_beside_escaped_text() -> None:
+def test_nesting_is_counted_correctly_with_escaped_text() -> None:
     nested = b"[" * 31 + b'["\\u00e9"]' + b"]" * 31
     found = decode_message(nested)
     for _ in range(31):
@@ -262,7 +262,7 @@ def test_depth_is_counted_alike_beside_escaped_text() -> None:
         ("\ud800", "$"),
     ],
 )
-def test_what_cannot_travel_is_refused_with_its_place(message: Any, where: str) -> None:
+def test_value_that_cannot_be_sent_is_refused_with_its_place(message: Any, where: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         encode_message(message)
     assert caught.value.where == where
@@ -275,7 +275,7 @@ def test_a_message_that_contains_itself_is_refused() -> None:
         encode_message(message)
 
 
-def test_special_floats_numpy_scalars_and_tuples_travel() -> None:
+def test_special_floats_numpy_scalars_and_tuples_can_be_sent() -> None:
     from easydict import EasyDict
 
     message = EasyDict(

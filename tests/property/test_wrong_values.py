@@ -1,4 +1,4 @@
-"""A value of a wrong type, anywhere in a config, is one line of error, and nothing is written."""
+"""A wrong value anywhere in a config gives one line of error, and no file is written."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ EXAMPLES = ("cartpole-dqn", "cartpole-ppo", "cartpole-r2d2", "pendulum-sac")
 
 @cache
 def compiled(example: str) -> tuple[dict[str, Any], Any]:
-    """Return a complete config, and what checks one by its schema."""
+    """Return a complete config and a validator with its schema."""
     cfg = compile_run(example, "parallel")
     schema = config_schema(cfg)
     return to_plain(cfg), jsonschema.Draft202012Validator(schema)
 
 
 def paths_of(section: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the path of each value, sections included."""
+    """Yield the path of each value, also of sections."""
     for key, value in section.items():
         yield (*path, key)
         if isinstance(value, Mapping):
@@ -70,7 +70,7 @@ def check(folder: Path, change: tuple[str, tuple[str, ...], Any]) -> None:
 
     where = f"{'.'.join(path)} = {value!r}: {told.getvalue()}"
     assert code in (0, 2), where
-    # A section that is empty in YAML is null, and stands for its defaults.
+    # An empty section in YAML is null, which means the defaults.
     if value is not None and not validator.is_valid(changed):
         assert code == 2, where
     if code == 2:
@@ -84,7 +84,7 @@ FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @given(changes())
 @settings(FOLDER, max_examples=40)
-def test_wrong_value_is_one_line_of_error(
+def test_wrong_value_gives_one_line_of_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, tuple[str, ...], Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_wrong_value_is_one_line_of_error(
 @pytest.mark.slow
 @given(changes())
 @settings(FOLDER, max_examples=200)
-def test_many_wrong_values_are_one_line_of_error(
+def test_many_wrong_values_give_one_line_of_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, tuple[str, ...], Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -125,7 +125,7 @@ NO_CONFIGS = {
 
 @pytest.mark.parametrize("name", NO_CONFIGS)
 @pytest.mark.parametrize("command", [("train",), ("config", "validate")])
-def test_what_is_no_config_is_one_line_of_error(
+def test_file_that_is_not_a_config_gives_one_line_of_error(
     name: str,
     command: tuple[str, ...],
     tmp_path: Path,
@@ -145,7 +145,7 @@ def test_what_is_no_config_is_one_line_of_error(
 
 
 @pytest.mark.parametrize("place", [".", "/", "/dev/null", "no\0name", "x" * 5000, ""])
-def test_what_is_no_file_is_one_line_of_error(
+def test_path_that_is_not_a_file_gives_one_line_of_error(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
