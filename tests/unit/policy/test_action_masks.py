@@ -1,4 +1,4 @@
-"""Actions that an observation's ``action_mask`` forbids are neither taken nor trained towards."""
+"""Policies do not take actions that ``action_mask`` forbids, nor use them as targets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(cls: Any = DQNPolicy, **cfg: Any) -> Any:
 
 
 def with_outputs(policy: Any, *outputs: float) -> Any:
-    """Let the network give the same three outputs for all observations."""
+    """Make the network return the same three outputs for all observations."""
     layer = policy._network.head if hasattr(policy._network, "head") else None
     if layer is None:
         heads = getattr(policy._network, "heads", None)
@@ -90,7 +90,7 @@ def test_mask_without_a_legal_action_is_refused_by_env(kind: str) -> None:
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_targets_take_the_best_legal_action(double: bool) -> None:
+def test_targets_use_the_best_legal_action(double: bool) -> None:
     policy = with_outputs(make(learn={"double": double}), 3.0, 2.0, 1.0)
     policy._target_flat.copy_(policy._optimizer.flat)
     policy._target.head.bias.data.copy_(torch.tensor([30.0, 20.0, 10.0]))
@@ -114,7 +114,7 @@ def test_targets_take_the_best_legal_action(double: bool) -> None:
     assert log["q_value"] == pytest.approx((3 + 2 + 1 + 3) / 4)
 
 
-def test_sequences_are_trained_towards_the_best_legal_action() -> None:
+def test_targets_of_sequences_use_the_best_legal_action() -> None:
     learn = {"sequence_length": 2, "burn_in": 0, "value_rescale": False}
     policy = with_outputs(
         make(R2D2Policy, learn=learn, other={"replay_buffer": {"type": "advanced"}}), 3.0, 2.0, 1.0
@@ -147,12 +147,12 @@ def test_sequences_are_trained_towards_the_best_legal_action() -> None:
     assert log["target_q_value"] == pytest.approx(np.mean(expected), rel=1e-5)
 
 
-def test_probabilities_and_entropy_are_those_of_the_legal_actions() -> None:
+def test_probabilities_and_entropy_use_only_legal_actions() -> None:
     policy = with_outputs(make(PPOPolicy), 0.0, float(np.log(3.0)), 0.0)
 
     found = [policy.act(OBS, explore=True) for _ in range(20)]
 
-    # Of 1 : 3 : 1 all, the last two, the last, and the first.
+    # The ratio is 1 : 3 : 1; the rows allow all, the last two, the last, and the first.
     chances = np.array([[0.2, 0.6, 0.2], [0, 0.75, 0.25], [0, 0, 1], [1, 0, 0]])
     for output in found:
         chosen = chances[range(4), output["action"]]
@@ -165,10 +165,10 @@ def test_probabilities_and_entropy_are_those_of_the_legal_actions() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ppo", "recurrent ppo"])
-def test_ppo_trains_on_masked_actions_and_leaves_illegal_logits_alone(kind: str) -> None:
+def test_ppo_does_not_change_the_logits_of_illegal_actions(kind: str) -> None:
     cls, cfg = KINDS[kind]
     policy = make(cls, **cfg, learn={"batch_size": 4, "epoch_per_collect": 1})
-    # Of all four rows the second action is illegal, so that nothing may move its logit.
+    # The second action is illegal in all rows, so its logit must not change.
     obs = {**OBS, "action_mask": np.array([[1, 0, 1]] * 4, np.int8)}
     output = policy.collect_mode.forward_batch(obs, range(4))
     step = StepColumns(
@@ -189,7 +189,7 @@ def test_ppo_trains_on_masked_actions_and_leaves_illegal_logits_alone(kind: str)
     assert all(np.isfinite(list(log.values())).all() for log in logs)
 
 
-def test_mask_is_no_feature_of_the_observation() -> None:
+def test_mask_is_not_an_input_of_the_network() -> None:
     policy = make(model={"normalize_obs": True})
     network = policy._network
     allowed = {**policy.tensor(OBS), "action_mask": torch.ones(4, 3)}
@@ -197,7 +197,7 @@ def test_mask_is_no_feature_of_the_observation() -> None:
     values, masked = network.forward(allowed), network.forward(policy.tensor(OBS))
     over = network.forward({**allowed, "action_mask": torch.zeros(4, 3)})
 
-    assert torch.equal(over, values)  # nothing follows: no action is better than another
+    assert torch.equal(over, values)  # a mask of zeros (the episode is over) changes nothing
     assert network.encoder.features.width == 2
     legal = torch.from_numpy(MASK).bool()
     assert torch.equal(masked[legal], values[legal])
@@ -213,7 +213,7 @@ def test_random_actions_are_legal() -> None:
         assert set(drawn[:, row].tolist()) == set((5 + np.flatnonzero(mask)).tolist())
 
 
-def test_drawn_action_is_the_one_at_its_place_among_the_legal_ones() -> None:
+def test_draw_legal_chooses_among_the_legal_actions_by_a_fraction() -> None:
     legal = np.array([[False, True, False, True]] * 4)
 
     drawn = draw_legal(legal, np.array([0.0, 0.49, 0.5, 1.0]))
@@ -235,7 +235,7 @@ def test_observations_without_a_mask_allow_everything() -> None:
     assert legal_actions(torch.zeros(2, 3)) is None
 
 
-def test_rows_without_a_legal_action_are_numbered_where_their_envs_are_not_known() -> None:
+def test_error_numbers_the_rows_if_env_ids_are_unknown() -> None:
     with pytest.raises(SchemaMismatchError, match="env 1, 3 allows none of the 3 actions") as got:
         legal_actions({"action_mask": MASK * [[1], [0], [1], [0]]})
     error = got.value
@@ -245,7 +245,7 @@ def test_rows_without_a_legal_action_are_numbered_where_their_envs_are_not_known
 
 
 @pytest.mark.parametrize("policy", [DQNPolicy, PPOPolicy, R2D2Policy])
-def test_mask_of_another_length_than_the_actions_is_refused(policy: Any) -> None:
+def test_mask_that_does_not_fit_the_number_of_actions_is_refused(policy: Any) -> None:
     box = gym.spaces.Box(0, 1, (2,), np.float32)
     seen = gym.spaces.Dict({"observation": box, "action_mask": gym.spaces.MultiBinary(3)})
 
@@ -255,7 +255,7 @@ def test_mask_of_another_length_than_the_actions_is_refused(policy: Any) -> None
 
 
 @pytest.mark.parametrize("policy", [PPOPolicy, SACPolicy])
-def test_mask_of_continuous_actions_is_refused(policy: Any) -> None:
+def test_mask_with_continuous_actions_is_refused(policy: Any) -> None:
     box = gym.spaces.Box(-1, 1, (3,), np.float32)
     seen = gym.spaces.Dict({"observation": box, "action_mask": gym.spaces.MultiBinary(3)})
 
@@ -263,6 +263,6 @@ def test_mask_of_continuous_actions_is_refused(policy: Any) -> None:
         policy.model_from_spaces(seen, box)
 
 
-def test_observation_of_nothing_but_a_mask_is_refused() -> None:
+def test_observation_with_only_a_mask_is_refused() -> None:
     with pytest.raises(ConfigError, match="name at least one part"):
         make(model={"obs_shape": {"action_mask": 3}})

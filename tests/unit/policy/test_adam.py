@@ -11,7 +11,7 @@ from dingsdk.errors import NonFiniteError, SchemaMismatchError
 from dingsdk.policy import Adam
 
 
-def test_minimize_takes_the_step_of_torch() -> None:
+def test_minimize_takes_the_same_step_as_torch() -> None:
     torch.manual_seed(0)
     net, x = nn.Linear(3, 2), torch.ones(4, 3)
     twin = nn.Linear(3, 2)
@@ -27,14 +27,14 @@ def test_minimize_takes_the_step_of_torch() -> None:
     torch.testing.assert_close(net.weight, twin.weight)
 
 
-def test_large_gradients_are_clipped_and_eps_counts_as_in_torch() -> None:
+def test_clipping_and_eps_work_as_in_torch() -> None:
     torch.manual_seed(0)
     net, x = nn.Linear(3, 2), torch.ones(4, 3)
     twin = copy.deepcopy(net)
     own = Adam(net, 1e-2, 0.5, eps=0.1)
     theirs = torch.optim.Adam(twin.parameters(), 1e-2, eps=0.1)
 
-    for scale in (0.01, 100.0):  # a small gradient is left as it is
+    for scale in (0.01, 100.0):  # the small gradient is not clipped
         norm = own.minimize(scale * net(x).square().mean())
         theirs.zero_grad()
         (scale * twin(x).square().mean()).backward()
@@ -46,7 +46,7 @@ def test_large_gradients_are_clipped_and_eps_counts_as_in_torch() -> None:
     assert own.updates == 2
 
 
-def test_state_goes_on_in_another_optimizer_and_reset_begins_anew() -> None:
+def test_state_continues_in_another_optimizer_and_reset_clears_it() -> None:
     nets = [nn.Linear(3, 2) for _ in range(3)]
     for net in nets[1:]:
         net.load_state_dict(nets[0].state_dict())
@@ -88,7 +88,7 @@ def test_state_of_other_parameters_changes_nothing(key: str) -> None:
         assert torch.equal(torch.as_tensor(value), before[name])
 
 
-def test_learning_rate_is_scaled_from_the_one_it_began_with() -> None:
+def test_scale_rate_multiplies_the_initial_learning_rate() -> None:
     adam = Adam(nn.Linear(3, 2), 0.5)
     for factor in (0.5, 0.1):
         adam.scale_rate(factor)
@@ -98,7 +98,7 @@ def test_learning_rate_is_scaled_from_the_one_it_began_with() -> None:
     torch.testing.assert_close(before - adam.flat, torch.full((8,), 0.05))  # the first step
 
 
-def test_ranks_step_by_the_mean_of_their_gradients() -> None:
+def test_ranks_use_the_mean_of_their_gradients() -> None:
     adam = Adam(nn.Linear(3, 2), 1e-2, 1e9)
     seen: list[torch.Tensor] = []
 
@@ -128,7 +128,7 @@ def test_rank_refuses_an_update_that_is_not_finite_on_another_rank(is_loss: bool
     assert (adam.updates, adam.gradient_norm) == (0, 0.0)
 
 
-def test_weights_that_are_not_finite_are_named_as_the_cause() -> None:
+def test_error_names_weights_that_are_not_finite() -> None:
     net = nn.Linear(3, 2)
     adam = Adam(net, 1e-2)
     adam.flat[3] = math.inf

@@ -1,4 +1,4 @@
-"""What ``BasePolicy`` makes of four methods."""
+"""``BasePolicy``: the modes that it builds from the methods of a subclass."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Timestep = namedtuple("Timestep", "obs reward done info")
 
 
 class Own(BasePolicy):
-    """Answers with the sum of the observation, exploring adds one; learns to count."""
+    """Its action is the sum of the observation, plus a bonus if it explores; learns by counting."""
 
     class Config(PolicySection, frozen=True, kw_only=True):
         """Attributes:
-        width: Of the network.
+        width: Width of the network.
         """
 
         type: str = "own"
@@ -57,7 +57,7 @@ class Own(BasePolicy):
         self.resets.append(env_ids)
 
 
-def test_dict_form_gives_what_the_batched_form_gives() -> None:
+def test_dict_form_equals_the_batched_form() -> None:
     policy = Own({}, seed=0)
     obs = np.array([[1, 2], [3, 4]], np.float32)
 
@@ -77,7 +77,7 @@ def test_dict_form_stacks_observations_that_are_dicts_or_tensors() -> None:
     assert [each["action"] for each in policy.eval_mode.forward(rows).values()] == [2, 4]
 
 
-def test_transition_of_the_dict_form_holds_output_step_and_how_the_episode_ended() -> None:
+def test_dict_transition_has_output_step_and_kind_of_end() -> None:
     policy = Own({}, seed=0)
     obs, after = np.zeros(2, np.float32), np.ones(2, np.float32)
     record = policy.collect_mode.process_transition
@@ -110,7 +110,7 @@ def test_samples_of_the_dict_form_are_rows_of_tensors() -> None:
     assert policy.collect_mode.get_train_sample([]) == []
 
 
-def test_learning_takes_columns_and_lists_of_rows() -> None:
+def test_learning_accepts_columns_and_lists_of_rows() -> None:
     policy = Own({}, seed=0)
     columns = SampleBatch({"action": np.arange(4)})
 
@@ -121,7 +121,7 @@ def test_learning_takes_columns_and_lists_of_rows() -> None:
         policy.learn_mode.forward(SampleBatch({"obs": np.zeros(2)}))
 
 
-def test_error_of_a_network_that_is_not_about_its_size_stays_as_it_is() -> None:
+def test_other_errors_of_a_network_are_not_changed() -> None:
     class Broken(Own):
         def build(self) -> None:
             raise RuntimeError("on purpose")
@@ -145,7 +145,7 @@ def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) ->
         mode.forward(SampleBatch(batch))
 
     assert caught.value.path == "policy.learn.batch_size"
-    assert 1 << 20 < caught.value.facts["expected"] < 1 << 50  # bytes that are free
+    assert 1 << 20 < caught.value.facts["expected"] < 1 << 50  # free bytes
     if error is None:
         assert "allocate" in caught.value.facts["found"]
 
@@ -157,9 +157,7 @@ def test_update_that_does_not_fit_memory_is_refused_with_its_size(error: Any) ->
         ({"pos": 3}, np.zeros((2, 3), np.float32)),
     ],
 )
-def test_dict_where_the_network_takes_a_vector_is_refused_and_so_is_the_reverse(
-    shape: Any, obs: Any
-) -> None:
+def test_dict_in_place_of_a_vector_and_the_reverse_are_refused(shape: Any, obs: Any) -> None:
     policy = DQNPolicy({"model": {"obs_shape": shape, "action_shape": 2}}, seed=0)
     batch = {"obs": obs, "next_obs": obs, "action": np.zeros(2, np.int64)}
     batch |= {"reward": np.zeros(2, np.float32), "discount": np.zeros(2, np.float32)}
@@ -174,7 +172,7 @@ def test_dict_where_the_network_takes_a_vector_is_refused_and_so_is_the_reverse(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("rows", [8, 40_000])
-def test_policy_on_a_gpu_learns_what_it_learns_on_the_cpu(rows: int) -> None:
+def test_policy_learns_the_same_on_gpu_and_cpu(rows: int) -> None:
     rng = np.random.default_rng(0)
     batch = {name: rng.normal(size=(rows, 3)).astype(np.float32) for name in ("obs", "next_obs")}
     batch |= {"action": rng.integers(0, 2, rows), "reward": np.ones(rows, np.float32)}
@@ -217,7 +215,7 @@ def test_attributes_that_workers_read_come_from_the_config() -> None:
         mode.set_attribute("device", "cuda")
 
 
-def test_modes_that_were_not_asked_for_are_refused_by_name() -> None:
+def test_modes_that_are_not_enabled_are_refused_by_name() -> None:
     policy = Own({}, enable_field=["eval"])
 
     assert not policy.learns
@@ -227,13 +225,13 @@ def test_modes_that_were_not_asked_for_are_refused_by_name() -> None:
         Own({}, enable_field=["evil"])
 
 
-def test_policy_that_only_commands_builds_no_network() -> None:
+def test_policy_with_only_command_mode_builds_no_network() -> None:
     policy = Own({}, enable_field=["command"])
 
     assert not hasattr(policy, "net")
 
 
-def test_policies_without_a_seed_differ_and_leave_the_random_state_of_torch() -> None:
+def test_policies_without_a_seed_differ_and_keep_the_random_state_of_torch() -> None:
     weights = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -244,7 +242,7 @@ def test_policies_without_a_seed_differ_and_leave_the_random_state_of_torch() ->
     assert not torch.equal(*weights)
 
 
-def test_attributes_that_a_policy_has_no_use_for_are_refused() -> None:
+def test_unsupported_attributes_are_refused() -> None:
     for policy, key in (
         (Own({}), "average_over_ranks"),
         (DQNPolicy({"model": MODEL}, ["learn"]), "colour"),
@@ -259,7 +257,7 @@ def test_attributes_that_a_policy_has_no_use_for_are_refused() -> None:
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
-def test_bytes_of_three_dimensions_are_images_and_all_else_becomes_float32(make: Any) -> None:
+def test_only_images_of_bytes_keep_their_dtype(make: Any) -> None:
     policy = Own({}, seed=0)
     kinds = {np.zeros: (np.uint8, np.float64), torch.zeros: (torch.uint8, torch.float64)}
     byte, double = kinds[make]
@@ -271,7 +269,7 @@ def test_bytes_of_three_dimensions_are_images_and_all_else_becomes_float32(make:
 
 
 @pytest.mark.parametrize("kind", ["dqn", "r2d2", "sac"])
-def test_no_gradient_goes_through_a_target(kind: str) -> None:
+def test_target_network_has_no_gradients(kind: str) -> None:
     bounds = {"action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]} if kind == "sac" else {}
     policy: Any = create_policy({"type": kind, "model": {**MODEL, **bounds}}, ["learn"], seed=0)
 
@@ -281,11 +279,11 @@ def test_no_gradient_goes_through_a_target(kind: str) -> None:
 
 
 class WithOptimizer(Own):
-    """Has an optimizer of torch's."""
+    """Has an optimizer of torch."""
 
     def build(self) -> None:
         super().build()
-        # Not by its constructor, which imports torch's compiler.
+        # Its constructor would import the compiler of torch.
         self.optimizer = torch.optim.SGD.__new__(torch.optim.SGD)
         self.optimizer.param_groups = [{"params": list(self.net.parameters()), "lr": 0.5}]
 
@@ -293,7 +291,7 @@ class WithOptimizer(Own):
         return {"model": self.net, "optimizer": self.optimizer}
 
 
-def test_norms_are_those_of_parameters_and_of_the_gradients_that_there_are() -> None:
+def test_norms_of_parameters_and_of_existing_gradients() -> None:
     policy = WithOptimizer({}, seed=0)
     policy.net.weight.data.copy_(torch.tensor([[2.0, 3.0]]))
     policy.net.bias.data.fill_(6.0)
@@ -307,14 +305,14 @@ def test_norms_are_those_of_parameters_and_of_the_gradients_that_there_are() -> 
     assert policy.learn_mode.get_attribute("norms")["grad_norm/optimizer"] == 13.0
 
 
-def test_rate_of_an_optimizer_of_torch_is_scaled_from_the_one_it_began_with() -> None:
+def test_learning_rate_factor_scales_the_initial_rate_of_a_torch_optimizer() -> None:
     policy = WithOptimizer({}, seed=0)
     for factor in (0.5, 0.25):
         policy.learn_mode.set_attribute("learning_rate_factor", factor)
         assert policy.optimizer.param_groups[0]["lr"] == 0.5 * factor
 
 
-def test_state_that_lacks_a_target_or_an_optimizer_begins_them_anew() -> None:
+def test_loading_without_target_and_optimizer_resets_them() -> None:
     policy = DQNPolicy({"model": MODEL}, seed=0)
     rng = np.random.default_rng(0)
     batch = {name: rng.normal(size=(8, 3)).astype(np.float32) for name in ("obs", "next_obs")}
@@ -370,9 +368,9 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path) -> None:
         Own({"compile": True})
 
 
-def test_compiling_takes_every_way_through_the_networks(monkeypatch, tmp_path) -> None:
+def test_every_forward_method_of_the_networks_is_compiled(monkeypatch, tmp_path) -> None:
     compiler = tmp_path / "g++"
-    compiler.touch(0o700)  # one of the two that are looked for
+    compiler.touch(0o700)  # one of the two accepted names
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     compiled: list[tuple[Any, str]] = []
@@ -419,7 +417,7 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 @pytest.mark.slow
 def test_compiled_networks_compute_the_same() -> None:
-    # In another process: the compiler leaves threads behind.
+    # In another process, because the compiler leaves threads behind.
     run = subprocess.run(
         [sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=170, check=False
     )
@@ -433,7 +431,7 @@ def test_compiled_networks_compute_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dqn", "r2d2", "ppo", "sac"])
-def test_policy_goes_on_acting_from_the_state_of_another(kind: str) -> None:
+def test_acting_continues_from_the_acting_state_of_another_policy(kind: str) -> None:
     bounds = {"action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]} if kind == "sac" else {}
     cfg = {"type": kind, "model": {"obs_shape": 3, "action_shape": 2, **bounds}}
     first, second = (

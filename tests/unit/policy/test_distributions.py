@@ -22,7 +22,7 @@ def gaussian(**model: Any) -> Gaussian:
     return found
 
 
-def test_probabilities_of_several_numbers_are_those_of_independent_ones() -> None:
+def test_probabilities_of_several_actions_are_independent() -> None:
     several = Categorical([3, 2], is_scalar=False)
     outputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     drawn = torch.tensor([[0, 1], [2, 0], [1, 1], [0, 0], [2, 1], [1, 0], [0, 1]])
@@ -39,7 +39,7 @@ def test_probabilities_of_several_numbers_are_those_of_independent_ones() -> Non
     torch.testing.assert_close(entropy, parts[0].entropy() + parts[1].entropy())
 
 
-def test_each_number_is_drawn_with_its_own_probabilities() -> None:
+def test_each_action_is_drawn_with_its_own_probabilities() -> None:
     several = Categorical([2, 3], is_scalar=False)
     probabilities = np.array([0.25, 0.75, 0.5, 0.2, 0.3], np.float32)
     outputs = np.tile(np.log(probabilities), (20_000, 1))
@@ -57,14 +57,14 @@ def test_each_number_is_drawn_with_its_own_probabilities() -> None:
     assert several.mode(outputs)[0].tolist() == [1, 0]
 
 
-def test_one_number_is_a_vector_of_one_only_where_the_space_says_so() -> None:
+def test_single_action_is_a_vector_only_if_the_space_is_multi_discrete() -> None:
     outputs = np.zeros((4, 3), np.float32)
 
     assert Categorical([3], is_scalar=True).mode(outputs).shape == (4,)
     assert Categorical([3], is_scalar=False).mode(outputs).shape == (4, 1)
 
 
-def test_gaussian_probabilities_and_entropies_are_those_of_torch() -> None:
+def test_gaussian_probabilities_and_entropies_equal_torch() -> None:
     found = gaussian()
     found.log_std.data.copy_(torch.tensor([0.3, -0.7]))
     generator = torch.Generator().manual_seed(0)
@@ -77,7 +77,7 @@ def test_gaussian_probabilities_and_entropies_are_those_of_torch() -> None:
     torch.testing.assert_close(entropy, normal.entropy().sum(1))
 
 
-def test_gaussian_is_clipped_for_the_env_and_recorded_as_drawn() -> None:
+def test_gaussian_action_is_clipped_and_the_raw_action_is_recorded() -> None:
     found = gaussian()
     found.log_std.data.copy_(torch.tensor([math.log(2.0), math.log(0.1)]))
     outputs = np.tile(np.array([1.0, 0.25], np.float32), (20_000, 1))
@@ -137,7 +137,7 @@ def test_model_of_each_action_space() -> None:
         spaces.Box(1, 1, (2,)),
     ],
 )
-def test_action_space_that_no_distribution_is_for_is_refused_with_both_sides_named(
+def test_error_for_an_unsupported_action_space_names_both_sides(
     space: spaces.Space[Any],
 ) -> None:
     with pytest.raises(ConfigError, match="MultiDiscrete of one dimension") as caught:
@@ -165,14 +165,12 @@ def test_action_space_that_no_distribution_is_for_is_refused_with_both_sides_nam
         ),
     ],
 )
-def test_actions_that_a_config_describes_wrongly_are_refused(
-    model: dict[str, Any], named: str
-) -> None:
+def test_invalid_action_settings_are_refused(model: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         PPOPolicy({"model": {"obs_shape": 3, **model}})
 
 
-def test_shape_of_observations_is_checked_before_a_network_is_made() -> None:
+def test_observation_shape_is_checked_without_a_network() -> None:
     with pytest.raises(ConfigError, match="obs_shape is 'Box"):
         PPOPolicy({"model": {"obs_shape": "Box(3)"}}, ["command"])
     assert PPOPolicy({"model": {"action_shape": [2]}}, ["command"]).section.model.action_count == 2
@@ -186,7 +184,7 @@ def test_shape_of_observations_is_checked_before_a_network_is_made() -> None:
         ({"action_low": [3.0, 0.0]}, "policy.model.action_low", [3.0, 0.5]),
     ],
 )
-def test_bounds_that_fit_no_action_are_refused_with_their_path(
+def test_invalid_bounds_are_refused_with_their_path(
     model: dict[str, Any], path: str, expected: Any
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -196,13 +194,13 @@ def test_bounds_that_fit_no_action_are_refused_with_their_path(
     assert caught.value.facts["found"] == next(iter(model.values()))
 
 
-def test_several_numbers_may_be_described_by_one() -> None:
+def test_multi_discrete_shape_may_be_a_single_number() -> None:
     cfg = {"action_space": "multi_discrete", "action_shape": 3}
     found = make_distribution(PPOPolicy({"model": cfg}, ["command"]).section.model)
     assert found.mode(np.array([[0.0, 2.0, 1.0]], np.float32)).tolist() == [[1]]
 
 
-def test_observations_of_more_dimensions_are_refused_by_what_they_are() -> None:
+def test_error_for_image_observations_names_the_space() -> None:
     images = spaces.Box(0, 255, (3, 8, 8), np.uint8)
     with pytest.raises(ConfigError, match="a Box of one dimension") as caught:
         SACPolicy.model_from_spaces(images, spaces.Box(-1.0, 1.0, (2,)))

@@ -32,7 +32,7 @@ def test_eval_takes_the_best_action(make_policy):
 
 
 @pytest.mark.parametrize("eps", [0.1, 0.5, 1.0])
-def test_exploration_is_uniform_at_the_asked_rate(make_policy, eps):
+def test_exploration_is_uniform_with_probability_eps(make_policy, eps):
     policy = make_policy(model={"action_shape": 3})
     greedy = policy.eval_mode.forward_batch(OBS, IDS)["action"]
     rounds = 4000
@@ -58,7 +58,7 @@ def test_exploration_repeats_with_the_seed(make_policy):
     assert actions(3) != actions(4)
 
 
-def test_without_eps_the_schedule_is_at_its_start(make_policy):
+def test_eps_defaults_to_the_start_of_the_schedule(make_policy):
     policy = make_policy(other={"eps": {"type": "constant", "start": 0.0}})
     best = policy.eval_mode.forward_batch(OBS, IDS)["action"].tolist()
 
@@ -88,7 +88,7 @@ def test_other_dtypes_and_frozen_observations_are_accepted(make_policy):
         assert policy.eval_mode.forward_batch(obs, IDS)["action"].tolist() == expected
 
 
-def test_nan_weights_and_nan_observations_are_told_apart(make_policy):
+def test_error_says_whether_weights_or_observations_are_nan(make_policy):
     policy = make_policy()
     broken = OBS.copy()
     broken[4, 0] = np.nan
@@ -109,7 +109,7 @@ def test_one_infinite_action_value_is_refused(make_policy, value):
         policy.eval_mode.forward_batch(OBS[:2], [3, 5])
 
 
-def test_large_action_values_whose_sum_overflows_are_taken(make_policy):
+def test_large_action_values_whose_sum_overflows_are_accepted(make_policy):
     policy = make_policy()
     policy.learn_mode.state_dict()["model"]["head.bias"].fill_(3e38)
     assert len(policy.eval_mode.forward_batch(OBS, IDS)["action"]) == len(OBS)
@@ -150,8 +150,8 @@ def test_transitions_record_the_true_last_observation():
     st.lists(st.tuples(st.integers(1, 6), st.sampled_from("tuc")), min_size=1, max_size=4),
     st.integers(1, 5),
 )
-def test_samples_of_both_forms_are_the_same(shape, nstep):
-    """Each piece ends with termination (t), truncation (u) or a mere cut (c)."""
+def test_dict_form_and_batched_form_make_the_same_samples(shape, nstep):
+    """Each piece ends with termination (t), truncation (u) or in the middle of an episode (c)."""
     cfg = {"nstep": nstep, "model": {"obs_shape": 3, "action_shape": 2}}
     mode = DQNPolicy(cfg, ["collect"], seed=0).collect_mode
     rng = np.random.default_rng(0)

@@ -34,9 +34,9 @@ def reference_loss(policy, batch, *, double, weights=None):
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_loss_is_the_textbook_one(make_policy, batch, double):
+def test_loss_equals_the_textbook_formula(make_policy, batch, double):
     policy = make_policy(learn={"double": double, "target_update_freq": 1000})
-    policy._target_flat.neg_()  # so that the two networks prefer other actions
+    policy._target_flat.neg_()  # so that the two networks prefer different actions
     loss, _, value, target = reference_loss(policy, batch, double=double)
     assert loss.item() != pytest.approx(
         reference_loss(policy, batch, double=not double)[0].item(), rel=1e-3
@@ -96,7 +96,7 @@ def test_loss_of_a_fixed_batch_decreases(make_policy, batch):
     assert losses[-1] < 0.3 * losses[0]
 
 
-def test_adam_and_clipping_are_those_of_torch(make_policy, batch):
+def test_adam_and_clipping_equal_torch(make_policy, batch):
     policy = make_policy(learn={"grad_clip_norm": 0.01, "target_update_freq": 1000})
     learn = policy.learn_mode
     names = learn.state_dict()["model"]
@@ -126,7 +126,7 @@ def test_adam_and_clipping_are_those_of_torch(make_policy, batch):
         torch.testing.assert_close(tensor, mine[name].detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_target_network_is_copied_every_so_many_updates(make_policy, batch):
+def test_target_network_is_copied_every_target_update_freq_updates(make_policy, batch):
     learn = make_policy(learn={"target_update_freq": 3}).learn_mode
     state = learn.state_dict()
     model, target = state["model"]["head.weight"], state["target_model"]["head.weight"]
@@ -141,7 +141,7 @@ def test_target_network_is_copied_every_so_many_updates(make_policy, batch):
     assert torch.equal(target, model)
 
 
-def test_soft_target_moves_a_share_of_the_way(make_policy, batch):
+def test_soft_target_moves_by_target_theta(make_policy, batch):
     learn = make_policy(learn={"target_theta": 0.25}).learn_mode
     state = learn.state_dict()
     before = state["target_model"]["head.weight"].clone()
@@ -181,7 +181,7 @@ def test_nan_in_a_part_of_the_observations_is_named(make_policy, batch):
     assert caught.value.facts["key"] == "obs.hand"
 
 
-def test_weights_that_diverged_are_named(make_policy, batch):
+def test_error_names_diverged_weights(make_policy, batch):
     policy = make_policy()
     policy.learn_mode.state_dict()["model"]["head.bias"].fill_(float("inf"))
 
@@ -242,7 +242,7 @@ def test_a_state_with_a_wrong_part_changes_nothing(make_policy, batch):
     assert torch.equal(policy._optimizer.flat, before)
 
 
-def test_torchs_compiler_is_not_loaded():
+def test_compiler_of_torch_is_not_loaded():
     code = (
         "import sys; import numpy as np; from dingsdk.data import SampleBatch;"
         "from dingsdk.policy.dqn import DQNPolicy;"

@@ -31,7 +31,7 @@ def test_modes_of_one_policy_share_their_weights():
 
 
 @pytest.mark.parametrize("field", ["collect", "eval"])
-def test_acting_modes_take_over_a_published_policy(field):
+def test_acting_modes_load_a_published_policy(field):
     learner, actor = create_policy(CFG, ["learn"], seed=0), create_policy(CFG, [field], seed=1)
     mode = getattr(actor, f"{field}_mode")
     published = learner.learn_mode.state_dict()
@@ -49,7 +49,7 @@ def test_acting_modes_take_over_a_published_policy(field):
         mode.load_state_dict({"iter": 3})
 
 
-def test_a_mode_that_was_not_enabled_says_so():
+def test_mode_that_is_not_enabled_is_refused():
     policy = create_policy(CFG, enable_field=["eval"])
 
     with pytest.raises(ConfigError, match="enable_field"):
@@ -70,7 +70,7 @@ def test_the_command_mode_needs_no_network_and_follows_the_schedule():
     assert policy.command_mode.get_setting_eval({}) == {}
 
 
-def test_attributes_that_workers_read():
+def test_attributes_for_workers():
     policy = create_policy({**CFG, "collect": {"n_sample": 48}, "learn": {"batch_size": 16}})
     get = policy.collect_mode.get_attribute
 
@@ -153,6 +153,6 @@ def test_model_shapes_come_from_the_spaces_of_an_env():
         (spaces.Box(0, 1, (3,)), spaces.Discrete(2, start=1)),
     ],
 )
-def test_other_spaces_are_refused_with_what_is_supported(observation, action):
+def test_error_for_other_spaces_says_what_is_supported(observation, action):
     with pytest.raises(ConfigError, match="supports"):
         DQNPolicy.model_from_spaces(observation, action)

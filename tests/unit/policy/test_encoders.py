@@ -1,4 +1,4 @@
-"""Encoders against the same layers in plain torch."""
+"""Encoders compared with the same layers of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dingsdk.policy.networks import flatten_parameters, frozen
 
 
 def plain(encoder: nn.Module, *layers: nn.Module) -> nn.Sequential:
-    """Return torch's own layers with the weights of an encoder."""
+    """Return layers of torch with the weights of an encoder."""
     made = nn.Sequential(*layers)
     made.load_state_dict(dict(zip(made.state_dict(), encoder.state_dict().values(), strict=True)))
     return made
@@ -39,7 +39,7 @@ def screen_layers(channels: int, features: int) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("shape", [4, [4]])
-def test_a_vector_goes_through_linear_layers_alone(shape) -> None:
+def test_vector_goes_only_through_linear_layers(shape) -> None:
     encoder = make_encoder(shape, [3])
 
     assert isinstance(encoder, MLP)
@@ -63,7 +63,7 @@ def test_without_hidden_layers_the_features_are_returned() -> None:
         ([2, 84, 84, 3], 6, "nkhwc->nkchw"),
     ],
 )
-def test_screens_go_through_the_convolutions_of_mnih_2015(shape, channels, order) -> None:
+def test_large_images_go_through_the_convolutions_of_mnih_2015(shape, channels, order) -> None:
     encoder = make_encoder(shape, [5])
     images = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
     before = images.clone()
@@ -78,7 +78,7 @@ def test_screens_go_through_the_convolutions_of_mnih_2015(shape, channels, order
 
 
 @pytest.mark.parametrize(("height", "width", "features"), [(36, 36, 64), (210, 160, 22528)])
-def test_width_follows_from_the_size_of_the_screen(height, width, features) -> None:
+def test_width_depends_on_the_size_of_the_image(height, width, features) -> None:
     assert Convolutions([3, height, width]).width == features
 
 
@@ -105,7 +105,7 @@ def test_small_images_go_through_the_small_convolutions(height, width) -> None:
     ("shape", "is_last"),
     [([3, 5, 4], False), ([4, 5, 4], True), ([5, 4, 4], True), ([1, 9, 9, 1], True)],
 )
-def test_channels_come_first_where_there_are_fewer_than_columns(shape, is_last) -> None:
+def test_channels_are_first_if_there_are_fewer_than_columns(shape, is_last) -> None:
     assert Convolutions(shape).has_channels_last == is_last
     assert Convolutions(shape)(torch.zeros(2, *shape)).shape == (2, Convolutions(shape).width)
 
@@ -113,7 +113,7 @@ def test_channels_come_first_where_there_are_fewer_than_columns(shape, is_last) 
 @pytest.mark.parametrize(
     ("shape", "is_image"), [([36, 36], True), ([35, 84], False), ([84, 35], False)]
 )
-def test_matrix_with_a_side_below_36_is_no_image(shape, is_image) -> None:
+def test_matrix_with_a_side_below_36_is_not_an_image(shape, is_image) -> None:
     features = make_encoder(shape, []).features
 
     assert isinstance(features, Convolutions) == is_image
@@ -125,7 +125,7 @@ def test_a_small_matrix_is_flattened() -> None:
     assert encoder(torch.arange(6.0).reshape(1, 3, 2)).tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
-def test_numbers_become_one_hot_vectors() -> None:
+def test_discrete_observations_become_one_hot_vectors() -> None:
     encoder = make_encoder("Discrete(3)", [])
 
     assert encoder(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
@@ -150,7 +150,7 @@ def test_parts_of_a_dict_are_joined_in_the_order_of_their_names() -> None:
     torch.testing.assert_close(encoder(obs), expected)
 
 
-def test_copies_and_frozen_twins_of_an_encoder_compute_alike() -> None:
+def test_copied_and_frozen_encoders_compute_the_same() -> None:
     encoder = make_encoder({"image": [8, 8, 1], "kind": "Discrete(2)"}, [4])
     obs = {"image": torch.rand(3, 8, 8, 1), "kind": torch.tensor([0, 1, 1])}
     before = encoder(obs).detach()
@@ -169,7 +169,7 @@ def test_copies_and_frozen_twins_of_an_encoder_compute_alike() -> None:
     "shape",
     [0, [], [1, 2, 3, 4, 5], [3, 0], "Discrete(0)", "Box(3)", {}, {"a": {"b": -1}}, 2.5, [True]],
 )
-def test_a_shape_without_an_encoder_is_refused(shape) -> None:
+def test_unsupported_shape_is_refused(shape) -> None:
     with pytest.raises(ConfigError, match=r"policy\.model\.obs_shape"):
         make_encoder(shape)
     with pytest.raises(ConfigError, match="obs_shape"):
@@ -179,7 +179,7 @@ def test_a_shape_without_an_encoder_is_refused(shape) -> None:
 def test_an_image_of_another_size_is_refused() -> None:
     policy = DQNPolicy({"model": {"obs_shape": [8, 6, 1], "action_shape": 2}}, seed=0)
 
-    # Of the same number of pixels, and of as many features.
+    # It has the same number of pixels and of features.
     with pytest.raises(SchemaMismatchError, match=r"\(1, 6, 8, 1\)"):
         policy.eval_mode.forward({0: np.zeros((6, 8, 1), np.uint8)})
 
@@ -197,7 +197,7 @@ def test_an_image_of_another_size_is_refused() -> None:
         ),
     ],
 )
-def test_shape_of_an_observation_space_is_one_that_encoders_take(space, shape) -> None:
+def test_encoders_accept_the_shapes_of_observation_spaces(space, shape) -> None:
     found = obs_shape("dqn", space)
 
     assert found == shape
@@ -217,7 +217,7 @@ def test_shape_of_an_observation_space_is_one_that_encoders_take(space, shape) -
         spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Tuple([spaces.Discrete(2)])),
     ],
 )
-def test_other_observation_spaces_are_refused_with_both_sides(space) -> None:
+def test_error_for_other_observation_spaces_names_both_sides(space) -> None:
     with pytest.raises(ConfigError, match="type dqn cannot use the observation space") as caught:
         discrete_model("dqn", space, spaces.Discrete(2))
 

@@ -11,14 +11,14 @@ EPS = [0.5, 0.5, 0.1, 1.0, 0.3, 0.3, 1e-3, *[0.9] * 8]
 
 
 def explored(exploration, count, eps, rng):
-    """What becomes of actions that are all -1."""
+    """Return ``count`` actions after exploration; unexplored ones stay -1."""
     actions = np.full(count, -1)
     exploration.explore(actions, eps, rng)
     return actions.tolist()
 
 
 def blocks_of(seed, counts):
-    """The uniform numbers of each call, one by one, from blocks of 1024 or of a longer call."""
+    """Yield the uniform numbers of each call; they are drawn in blocks of at least 1024."""
     rng, numbers = np.random.default_rng(seed), []
     for count in counts:
         if count > len(numbers):
@@ -27,15 +27,15 @@ def blocks_of(seed, counts):
         numbers = numbers[count:]
 
 
-def test_actions_below_eps_are_replaced_by_the_share_of_eps_that_was_drawn():
+def test_draws_below_eps_choose_a_random_action():
     exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
     for eps, uniforms in zip(EPS, blocks_of(5, COUNTS), strict=True):
-        # [0, eps) is cut into three equal parts, one for each action.
+        # [0, eps) is divided into three equal parts, one for each action.
         expected = [min(int(3 * u / eps), 2) if u < eps else -1 for u in uniforms]
         assert explored(exploration, len(uniforms), eps, rng) == expected
 
 
-def test_numbers_of_a_block_are_compared_with_a_chance_once():
+def test_block_is_compared_once_with_each_eps():
     exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
     explored(exploration, 8, 0.5, rng)
     decided = exploration._explores
@@ -50,11 +50,11 @@ def test_the_largest_draw_below_eps_chooses_the_last_action():
         def random(self, count):
             return np.full(count, np.nextafter(0.1, 0.0))
 
-    # Its share of eps, times 5, rounds up to 5.
+    # The draw divided by eps, times 5, rounds up to 5.
     assert explored(EpsilonGreedy(5), 1, 0.1, Drawn()) == [4]
 
 
-def test_of_legal_actions_each_gets_its_share_of_eps():
+def test_legal_actions_are_explored_with_equal_probability():
     exploration, rng = EpsilonGreedy(3), np.random.default_rng(5)
     legal = np.array([[True, False, True], [False, True, False], [True, True, True]])
     [uniforms] = blocks_of(5, [300])
@@ -69,27 +69,27 @@ def test_of_legal_actions_each_gets_its_share_of_eps():
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-9])
-def test_no_chance_leaves_actions_and_generator_alone(eps):
+def test_tiny_eps_changes_neither_actions_nor_generator(eps):
     exploration, rng = EpsilonGreedy(2), np.random.default_rng(0)
     before = rng.bit_generator.state
     assert explored(exploration, 5, eps, rng) == [-1] * 5
     assert rng.bit_generator.state == before
 
 
-def test_a_saved_state_goes_on_within_its_block():
+def test_saved_state_continues_within_its_block():
     first, rng = EpsilonGreedy(4), np.random.default_rng(1)
     explored(first, 10, 0.5, rng)
     saved, at = first.state_dict(), rng.bit_generator.state
     expected = [explored(first, 300, 0.5, rng) for _ in range(6)]
 
     second, other = EpsilonGreedy(4), np.random.default_rng(2)
-    explored(second, 700, 0.5, other)  # another block, decided with the same chance
+    explored(second, 700, 0.5, other)  # another block, with the same eps
     second.load_state_dict(saved)
     other.bit_generator.state = at
 
     assert [explored(second, 300, 0.5, other) for _ in range(6)] == expected
 
 
-def test_a_state_of_something_else_is_refused():
+def test_state_of_another_class_is_refused():
     with pytest.raises(CheckpointCorruptError, match="EpsilonGreedy has no _draws"):
         EpsilonGreedy(2).load_state_dict({"_used": 0})

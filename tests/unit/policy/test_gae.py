@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dingsdk.policy.returns import gae
 
 
-def test_advantages_of_a_cut_piece_are_those_computed_by_hand() -> None:
+def test_advantages_of_a_cut_piece_equal_a_hand_calculation() -> None:
     # gamma 0.5, lambda 0.5; deltas: 1 + 0.5 * 3 - 2 = 0.5; 2 + 0.5 * 4 - 3 = 1.
     advantage = gae(
         np.array([1, 2], np.float32),
@@ -29,10 +29,10 @@ def test_advantages_of_a_cut_piece_are_those_computed_by_hand() -> None:
     gae_lambda=st.sampled_from([0.0, 0.7, 1.0]),
     seed=st.integers(0, 100),
 )
-def test_each_piece_is_the_weighted_mean_of_its_n_step_advantages(
+def test_advantages_equal_a_plain_loop(
     lengths: list[int], gamma: float, gae_lambda: float, seed: int
 ) -> None:
-    """Written as in the paper: the exponentially weighted sum of n-step estimators, eq. 16."""
+    """Equation 16 of the paper: the exponentially weighted sum of n-step estimators."""
     rng = np.random.default_rng(seed)
     ends = np.cumsum(lengths)
     reward = rng.normal(size=ends[-1]).astype(np.float32)

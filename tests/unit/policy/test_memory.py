@@ -1,4 +1,4 @@
-"""What recurrent policies remember of each env."""
+"""The state that a recurrent policy keeps for each env."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_memory_grows_with_the_number_of_envs() -> None:
     assert memory.read(range(40)).ravel().tolist() == list(range(40))
 
 
-def test_reset_forgets_some_envs_or_all() -> None:
+def test_reset_clears_some_envs_or_all() -> None:
     memory = Memory(1)
     memory.write([1, 2, 3], np.ones((3, 1), np.float32))
 
@@ -44,7 +44,7 @@ def test_reset_forgets_some_envs_or_all() -> None:
 
 
 class Counter(BasePolicy):
-    """Its action is the number of steps before this one in the episode."""
+    """Its action is the number of earlier steps in the episode."""
 
     state_size = 1
 
@@ -66,7 +66,7 @@ def acted(mode: Any, *env_ids: int) -> list[int]:
     return mode.forward_batch(obs, np.array(env_ids))["action"].tolist()
 
 
-def test_state_of_each_env_goes_from_step_to_step_until_it_is_reset() -> None:
+def test_state_of_each_env_is_kept_until_it_is_reset() -> None:
     mode = Counter({}, seed=0).eval_mode
 
     assert acted(mode, 0, 1) == [0, 0]
@@ -78,7 +78,7 @@ def test_state_of_each_env_goes_from_step_to_step_until_it_is_reset() -> None:
     assert acted(mode, 0, 1) == [0, 0]
 
 
-def test_collecting_and_evaluating_remember_apart() -> None:
+def test_collecting_and_evaluating_keep_separate_states() -> None:
     policy = Counter({}, seed=0)
     acted(policy.collect_mode, 0)
 

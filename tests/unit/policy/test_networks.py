@@ -34,7 +34,7 @@ def plain_layers(network: QNetwork, *widths: int) -> nn.Sequential:
     return modules
 
 
-def test_values_and_gradients_are_those_of_the_same_layers_in_torch() -> None:
+def test_values_and_gradients_equal_the_same_layers_of_torch() -> None:
     network = QNetwork(3, 2, [5, 4])
     modules = plain_layers(network, 3, 5, 4, 2)
     obs = torch.randn(6, 3)
@@ -47,7 +47,7 @@ def test_values_and_gradients_are_those_of_the_same_layers_in_torch() -> None:
 
 
 @pytest.mark.parametrize("ends_active", [False, True])
-def test_activation_follows_hidden_layers_and_the_last_one_where_asked(ends_active: bool) -> None:
+def test_activation_follows_hidden_layers_and_optionally_the_last(ends_active: bool) -> None:
     mlp = MLP([2, 3, 2], is_tanh=True, ends_active=ends_active)
     inputs = torch.randn(4, 2)
 
@@ -73,7 +73,7 @@ def test_network_without_hidden_layers_is_linear() -> None:
     torch.testing.assert_close(network(torch.zeros(1, 3)), network.head.bias[None])
 
 
-def test_hidden_layers_have_64_units_where_nothing_is_said() -> None:
+def test_hidden_layers_have_64_units_by_default() -> None:
     def shapes(network: nn.Module) -> list[list[int]]:
         return [list(each.shape) for name, each in network.named_parameters() if "weight" in name]
 
@@ -92,12 +92,12 @@ def test_hidden_layers_have_64_units_where_nothing_is_said() -> None:
 
 
 def tanh_layers(*layers: nn.Linear, ends_active: bool = False) -> nn.Sequential:
-    """Return the same layers with torch's tanh after each but the last."""
+    """Return the layers with tanh in between, and after the last one if ``ends_active``."""
     modules = [module for layer in layers for module in (layer, nn.Tanh())]
     return nn.Sequential(*(modules if ends_active else modules[:-1]))
 
 
-def test_actor_and_critic_are_tanh_layers_of_their_own() -> None:
+def test_actor_and_critic_are_separate_tanh_layers() -> None:
     network, obs = ActorCritic(3, Categorical([2], is_scalar=True), [5, 4]), torch.randn(6, 3)
     for layer in [*network.actor.layers, *network.critic.layers]:
         nn.init.normal_(layer.bias)
@@ -108,7 +108,7 @@ def test_actor_and_critic_are_tanh_layers_of_their_own() -> None:
     torch.testing.assert_close(value, tanh_layers(*network.critic.layers)(obs).squeeze(1))
 
 
-def test_layers_that_follow_convolutions_are_tanh_layers_too() -> None:
+def test_layers_after_convolutions_are_tanh_layers() -> None:
     network = ActorCritic([6, 6, 3], Categorical([2], is_scalar=True), [5, 4])
     images = torch.rand(2, 6, 6, 3)
     features = network.encoder.features(images)
@@ -134,7 +134,7 @@ def test_hidden_layers_before_a_recurrent_one_are_tanh_layers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "image", "gru"])
-def test_weights_of_actor_and_critic_begin_orthogonal_with_their_gains(kind: str) -> None:
+def test_actor_and_critic_start_with_scaled_orthogonal_weights(kind: str) -> None:
     actions = Categorical([3, 2], is_scalar=False)
     if kind == "gru":
         network: nn.Module = RecurrentActorCritic(4, actions, [8], "gru", 6)
@@ -155,7 +155,7 @@ def test_weights_of_actor_and_critic_begin_orthogonal_with_their_gains(kind: str
     assert {id(layer) for layer in layers} > gains.keys()
 
 
-def test_flat_vector_is_the_memory_of_all_parameters() -> None:
+def test_flat_vector_shares_memory_with_all_parameters() -> None:
     network = QNetwork(3, 2, [5])
     before = torch.cat([each.detach().reshape(-1) for each in network.parameters()])
 
@@ -191,7 +191,7 @@ def test_copied_module_computes_with_its_own_weights() -> None:
     assert torch.equal(twin(obs), before)
 
 
-def test_weights_survive_safetensors_and_read_only_arrays() -> None:
+def test_weights_load_from_safetensors_and_read_only_arrays() -> None:
     source, sink = QNetwork(4, 2), QNetwork(4, 2)
     arrays = {name: tensor.numpy().copy() for name, tensor in source.state_dict().items()}
     for array in arrays.values():

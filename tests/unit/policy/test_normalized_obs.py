@@ -1,4 +1,4 @@
-"""Networks that normalise observations by statistics of what they were trained on."""
+"""Networks that normalise observations with statistics of the training data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(fields: list[str] | None = None, **model: Any) -> Any:
     return create_policy({"type": "dqn", "model": cfg}, enable_field=fields, seed=0)
 
 
-def test_statistics_are_those_of_all_rows_whatever_the_batches() -> None:
+def test_statistics_of_several_batches_equal_those_of_all_rows() -> None:
     parts = [observations(count) for count in (1, 7, 64)]
     layer = Scaled([3])
     for part in parts:
@@ -55,7 +55,7 @@ def test_statistics_are_those_of_all_rows_whatever_the_batches() -> None:
     assert float(layer.forward(torch.full((1, 3), 1e9)).max()) == 10.0
 
 
-def test_ranks_have_the_statistics_of_the_whole_batch() -> None:
+def test_all_ranks_have_the_statistics_of_the_whole_batch() -> None:
     obs = torch.from_numpy(observations(64))
     whole, layers = Scaled([3]), [Scaled([3]), Scaled([3])]
     whole.measure(obs)
@@ -70,7 +70,7 @@ def test_ranks_have_the_statistics_of_the_whole_batch() -> None:
         torch.testing.assert_close(layer.var, whole.var)
 
 
-def test_learner_of_a_group_measures_what_all_ranks_see() -> None:
+def test_learner_averages_its_statistics_over_the_ranks() -> None:
     policy = make(["learn"])
     averaged: list[torch.Tensor] = []
     policy.learn_mode.set_attribute("average_over_ranks", averaged.append)
@@ -89,7 +89,7 @@ def test_observations_that_never_change_are_scaled_to_zero() -> None:
     assert layer.forward(obs).abs().max() < 0.1
 
 
-def test_vectors_of_dicts_and_sequences_are_measured() -> None:
+def test_vectors_in_dicts_and_sequences_are_measured() -> None:
     encoder = make_encoder(Normalized({"image": [8, 8, 3], "speed": 2, "arm": [3]}))
     obs = {
         "image": torch.zeros(4, 5, 8, 8, 3),
@@ -104,7 +104,7 @@ def test_vectors_of_dicts_and_sequences_are_measured() -> None:
     assert float(arm.count) == float(speed.count) == 20
 
 
-def test_policy_acts_by_the_statistics_that_its_learner_found() -> None:
+def test_acting_uses_the_statistics_of_the_learner() -> None:
     learner = make()
     obs = observations(64)
     learner.learn_mode.forward(batch_of(obs))
@@ -113,7 +113,7 @@ def test_policy_acts_by_the_statistics_that_its_learner_found() -> None:
     for name in ("mean", "var", "count"):
         key = f"encoder.features.{name}"
         assert torch.equal(state["model"][key], state["target_model"][key])
-    # The acting network shares them, and another process gets them with the weights.
+    # The acting network shares the statistics; another process gets them with the weights.
     other = make(["eval"])
     other.eval_mode.load_state_dict({"model": state["model"]})
     seen = learner._acting_network.forward(torch.from_numpy(obs))
@@ -121,7 +121,7 @@ def test_policy_acts_by_the_statistics_that_its_learner_found() -> None:
     assert torch.equal(seen, other._acting_network.forward(torch.from_numpy(obs)))
 
 
-def test_weights_alone_bring_their_statistics_to_the_target() -> None:
+def test_loading_only_the_model_copies_its_statistics_to_the_target() -> None:
     trained, fresh = make(), make()
     trained.learn_mode.forward(batch_of(observations(64)))
     fresh.learn_mode.load_state_dict({"model": trained.learn_mode.state_dict()["model"]})

@@ -37,7 +37,7 @@ def batch(policy: PPOPolicy) -> SampleBatch:
     return policy.collect_mode.make_samples(columns(policy), ENDS)
 
 
-def test_recorded_log_prob_and_value_are_those_of_the_network() -> None:
+def test_recorded_log_prob_and_value_come_from_the_network() -> None:
     policy = make()
     obs = np.random.default_rng(1).normal(size=(64, 3)).astype(np.float32)
 
@@ -84,7 +84,7 @@ def test_same_seed_draws_the_same_weights_and_actions() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_cut_pieces_are_bootstrapped_and_ended_tasks_are_not() -> None:
+def test_cut_pieces_are_bootstrapped_and_terminated_ones_are_not() -> None:
     policy = make(discount_factor=0.5, gae_lambda=0.0)
     given = columns(policy)
     values = {name: np.array(given[name]) for name in ("reward", "value", "next_obs", "terminated")}
@@ -92,7 +92,7 @@ def test_cut_pieces_are_bootstrapped_and_ended_tasks_are_not() -> None:
     made = policy.collect_mode.make_samples(given, ENDS).columns
 
     after = policy._network(torch.from_numpy(values["next_obs"]))[1].detach().numpy()
-    # With lambda 0 an advantage is the TD error. Row 2 ends a piece that was cut, row 7 the task.
+    # With lambda 0 an advantage is the TD error. Row 2 ends a cut piece, row 7 the episode.
     cut = values["reward"][2] + 0.5 * after[2] - values["value"][2]
     ended = values["reward"][7] - values["value"][7]
     inside = values["reward"][4] + 0.5 * values["value"][5] - values["value"][4]
@@ -101,8 +101,8 @@ def test_cut_pieces_are_bootstrapped_and_ended_tasks_are_not() -> None:
     assert {"terminated", "next_obs"}.isdisjoint(made)
 
 
-def test_loss_and_gradient_are_those_of_the_paper() -> None:
-    """An independent reference: autograd through torch.distributions, loop over samples."""
+def test_loss_and_gradient_equal_the_paper() -> None:
+    """An independent reference: a loop over samples with autograd and torch.distributions."""
     policy = make(
         learn={
             "epoch_per_collect": 1,
@@ -160,7 +160,7 @@ def test_every_epoch_trains_on_every_sample_once() -> None:
     assert all(set(log) >= set(policy.learn_mode.monitor_vars()) for log in logs)
 
 
-def test_gradient_is_clipped_to_its_norm() -> None:
+def test_gradient_is_clipped_to_grad_clip_norm() -> None:
     free, clipped = make(), make(learn={"grad_clip_norm": 1e-3})
     data = batch(free)
     steps = []
@@ -173,7 +173,7 @@ def test_gradient_is_clipped_to_its_norm() -> None:
     assert max(steps[half:]) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_step_is_halved_where_the_gradient_is_one_of_100_000() -> None:
+def test_adam_uses_an_eps_of_1e_5() -> None:
     policy = make(learn={"learning_rate": 0.25})
     before = policy._optimizer.flat.clone()
 
@@ -217,7 +217,7 @@ def test_update_that_is_not_finite_is_refused_and_keeps_the_weights() -> None:
     assert all(torch.equal(policy._network.state_dict()[key], before[key]) for key in before)
 
 
-def test_batch_without_a_column_that_is_trained_on_is_refused_by_name() -> None:
+def test_batch_without_a_needed_column_is_refused_by_name() -> None:
     policy = make()
     data = batch(policy)
     del data.columns["advantage"]
@@ -226,7 +226,7 @@ def test_batch_without_a_column_that_is_trained_on_is_refused_by_name() -> None:
         policy.learn_mode.forward(data)
 
 
-def test_going_on_from_a_state_trains_as_if_never_stopped() -> None:
+def test_training_resumes_exactly_from_a_saved_state() -> None:
     straight, stopped = make(), make()
     data = batch(straight)
     data_again = batch(stopped)
@@ -258,7 +258,7 @@ def test_state_of_another_network_is_refused_and_changes_nothing() -> None:
     assert all(torch.equal(policy._network.state_dict()[key], before[key]) for key in before)
 
 
-def test_clipped_values_are_rewarded_for_no_larger_change() -> None:
+def test_value_clip_ignores_gains_from_larger_changes() -> None:
     learn = {"epoch_per_collect": 1, "batch_size": 8, "clip_ratio": 0.1, "value_clip": True}
     policy = make(learn=learn)
     data = batch(policy)
@@ -277,7 +277,7 @@ def test_clipped_values_are_rewarded_for_no_larger_change() -> None:
     assert expected > np.square(value - target).mean() + 0.01
 
 
-def test_training_of_a_collect_ends_where_the_policy_has_moved_too_far() -> None:
+def test_training_stops_when_the_kl_exceeds_its_target() -> None:
     learn = {"epoch_per_collect": 50, "batch_size": 4, "learning_rate": 0.05}
     free = make(learn=learn).learn_mode.forward(batch(make()))
     kls = [log["approx_kl"] for log in free]
@@ -322,9 +322,7 @@ def test_option_that_would_do_nothing_is_refused(option: dict[str, Any]) -> None
     ],
     ids=["vector", "normalized", "number", "dict"],
 )
-def test_errors_of_values_move_no_action_where_no_image_is_seen(
-    model: dict[str, Any], obs: Any
-) -> None:
+def test_value_errors_do_not_change_actions_without_images(model: dict[str, Any], obs: Any) -> None:
     learn = {"entropy_weight": 0.0}
     policy = PPOPolicy({"model": {**MODEL, **model}, "learn": learn}, seed=0)
     network, seen = policy.state()["model"], policy.tensor(obs)

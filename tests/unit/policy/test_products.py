@@ -24,7 +24,7 @@ def is_close(found, expected):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("has_relu", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear_is_the_product_with_the_transposed_weight(shape, has_relu, has_bias):
+def test_linear_multiplies_by_the_transposed_weight(shape, has_relu, has_bias):
     inputs, weight, bias = operands(*shape)
     expected = torch.einsum("nk,mk->nm", inputs.double(), weight.double())
     expected = expected + bias.double() if has_bias else expected
@@ -34,7 +34,7 @@ def test_linear_is_the_product_with_the_transposed_weight(shape, has_relu, has_b
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_matmul_takes_transposed_operands(shape):
+def test_matmul_accepts_transposed_operands(shape):
     inputs, weight, _ = operands(*shape)
     expected = torch.einsum("nk,mk->nm", inputs.double(), weight.double())
 

@@ -1,4 +1,4 @@
-"""R2D2 against computations written out step by step."""
+"""R2D2 compared with step-by-step computations."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_nstep_sums_stay_within_the_trajectory() -> None:
 
 
 @pytest.mark.parametrize("nstep", [1, 3, 9])
-def test_nstep_sums_are_those_of_a_loop(nstep) -> None:
+def test_nstep_sums_equal_a_plain_loop(nstep) -> None:
     rng = np.random.default_rng(0)
     reward = rng.normal(size=(6, 5)).astype(np.float32)
     length = np.array([1, 2, 3, 4, 5, 5])
@@ -97,7 +97,7 @@ def test_nstep_sums_are_those_of_a_loop(nstep) -> None:
             assert index[row, t] == end
 
 
-def test_network_computes_what_torch_layers_compute() -> None:
+def test_network_equals_the_same_layers_of_torch() -> None:
     network = RecurrentQNetwork(2, 3, [5], 4, dueling=True)
     obs, state = torch.randn(6, 7, 2), torch.randn(6, 8)
     lstm = nn.LSTM(5, 4, batch_first=True)
@@ -129,7 +129,7 @@ def test_state_does_not_change_outside_the_mask() -> None:
     assert torch.equal(last[1], state[1])
 
 
-def test_acting_step_by_step_gives_the_values_of_the_unrolled_network() -> None:
+def test_acting_step_by_step_equals_the_unrolled_network() -> None:
     policy = make()
     obs = np.random.default_rng(1).normal(size=(5, 2, 2)).astype(np.float32)
     network, mode = policy._network, policy.collect_mode
@@ -145,7 +145,7 @@ def test_acting_step_by_step_gives_the_values_of_the_unrolled_network() -> None:
         np.testing.assert_allclose(outputs[step]["state"], expected.detach().numpy(), atol=1e-6)
 
 
-def test_sequences_overlap_by_half_and_keep_to_their_episode() -> None:
+def test_sequences_overlap_by_half_and_end_with_their_episode() -> None:
     policy = make(length=4, burn_in=3)
     columns = {"t": np.arange(8), "collect_iter": np.full(8, 7)}
 
@@ -172,7 +172,7 @@ def test_sequences_overlap_by_half_and_keep_to_their_episode() -> None:
 
 
 @pytest.mark.parametrize(("length", "starts"), [(1, [0, 1, 2, 3]), (3, [0, 1, 2, 3]), (4, [0, 2])])
-def test_sequences_begin_at_every_step_where_half_of_one_is_less(length, starts) -> None:
+def test_sequences_start_every_half_length_but_at_least_one_step_apart(length, starts) -> None:
     policy = make(length=length, burn_in=0)
 
     made = policy.samples({"t": np.arange(4)}, np.array([4]))
@@ -180,14 +180,14 @@ def test_sequences_begin_at_every_step_where_half_of_one_is_less(length, starts)
     assert made.columns["t"][:, 0].tolist() == starts
 
 
-def test_a_sequence_buffer_gets_the_steps_as_they_are() -> None:
+def test_sequence_buffer_gets_single_steps() -> None:
     policy = R2D2Policy({"model": {"obs_shape": 2, "action_shape": 3}}, seed=0)
 
     assert list(policy.samples(steps(5), np.array([5])).columns["action"].shape) == [5]
 
 
 def reference(policy, episode, first, *, nstep, gamma, double=True, scaled=True):
-    """Return values and targets of one sequence: every step by itself, in plain loops."""
+    """Return values and targets of one sequence, computed step by step in plain loops."""
     learn = policy.section.learn
     online, target_network = policy._network, policy._target
     n = len(episode["action"])
@@ -218,7 +218,7 @@ def reference(policy, episode, first, *, nstep, gamma, double=True, scaled=True)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("terminated", [True, False])
 @pytest.mark.parametrize("burn_in", [0, 3])
-def test_loss_and_priorities_are_those_of_loops(double, scaled, terminated, burn_in) -> None:
+def test_loss_and_priorities_equal_plain_loops(double, scaled, terminated, burn_in) -> None:
     policy = make(
         burn_in=burn_in,
         priority=True,
@@ -274,7 +274,7 @@ def test_no_gradient_flows_through_the_burn_in() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_images_and_dicts_are_learned_from() -> None:
+def test_policy_learns_from_images_and_dicts() -> None:
     policy = make(model={"obs_shape": {"image": [6, 6, 1], "kind": "Discrete(4)", "ram": 3}})
     columns = steps(6)
     rng = np.random.default_rng(0)
@@ -290,7 +290,7 @@ def test_images_and_dicts_are_learned_from() -> None:
     assert np.isfinite(log["total_loss"])
 
 
-def test_a_dict_of_one_vector_is_learned_from_as_the_vector_is() -> None:
+def test_dict_of_one_vector_trains_like_the_vector() -> None:
     plain, nested = make(), make(model={"obs_shape": {"only": 2}})
     nested._optimizer.flat.copy_(plain._optimizer.flat)
     nested._target_flat.copy_(plain._target_flat)
@@ -305,7 +305,7 @@ def test_a_dict_of_one_vector_is_learned_from_as_the_vector_is() -> None:
     assert logs[1] == pytest.approx(logs[0])
 
 
-def test_rows_that_are_no_sequences_are_refused() -> None:
+def test_batch_of_single_steps_is_refused() -> None:
     policy = make()
 
     with pytest.raises(SchemaMismatchError, match="not fit"):
@@ -331,7 +331,7 @@ def test_a_sequence_buffer_must_agree_with_the_policy(buffer, key) -> None:
     ("sampler", "wrote"),
     [({"type": "uniform"}, "sampler.type is 'uniform'"), (None, "sampler is null")],
 )
-def test_sampler_without_a_burn_in_is_refused_by_what_the_user_wrote(sampler, wrote) -> None:
+def test_error_for_a_sampler_without_burn_in_quotes_the_config(sampler, wrote) -> None:
     write = r"write sampler: \{type: sequence, burn_in: 3, pad: true\}"
     with pytest.raises(ConfigError, match=f"other.replay_buffer.{wrote}, .*; {write}"):
         make(
@@ -339,12 +339,12 @@ def test_sampler_without_a_burn_in_is_refused_by_what_the_user_wrote(sampler, wr
         )
 
 
-def test_sampler_without_a_burn_in_will_do_where_there_is_none() -> None:
+def test_sampler_without_burn_in_is_accepted_when_burn_in_is_0() -> None:
     buffer = {"type": "sequence", "sequence_length": 4, "sampler": {"type": "of_a_plugin"}}
     make(burn_in=0, other={"replay_buffer": buffer})
 
 
-def test_gradients_of_halves_average_to_that_of_the_whole_batch() -> None:
+def test_gradients_of_two_halves_average_to_the_whole_gradient() -> None:
     batch = make().samples(steps(9), np.array([9]))
 
     def gradient(rows: SampleBatch) -> torch.Tensor:

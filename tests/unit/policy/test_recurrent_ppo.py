@@ -32,7 +32,7 @@ def network_of(policy: PPOPolicy) -> RecurrentActorCritic:
 
 
 def collected(policy: PPOPolicy) -> dict[str, Any]:
-    """Three pieces of trajectories that one env took, step by step."""
+    """Collect three pieces of trajectories with one env, step by step."""
     rng, rows = np.random.default_rng(0), []
     mode = policy.collect_mode
     assert mode.forward_batch is not None
@@ -63,7 +63,7 @@ def step_by_step(
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_state_goes_on_from_step_to_step_and_is_recorded_as_it_was_before(kind: str) -> None:
+def test_state_is_kept_between_steps_and_recorded_before_each_step(kind: str) -> None:
     policy = make(kind)
     columns = collected(policy)
     network = network_of(policy)
@@ -79,7 +79,7 @@ def test_state_goes_on_from_step_to_step_and_is_recorded_as_it_was_before(kind: 
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_unrolled_sequences_are_the_single_steps_of_each(kind: str) -> None:
+def test_unrolled_sequences_equal_single_steps(kind: str) -> None:
     network = network_of(make(kind))
     generator = torch.Generator().manual_seed(0)
     lengths = [2, 4, 1]
@@ -115,7 +115,7 @@ def test_cut_piece_is_bootstrapped_with_the_state_after_its_last_step() -> None:
         assert made["advantage"][row] == pytest.approx(expected, abs=1e-6)
 
 
-def test_sequences_end_with_their_piece_and_are_no_longer_than_asked() -> None:
+def test_sequences_end_with_their_piece_and_have_at_most_sequence_len_steps() -> None:
     policy = make(learn={"sequence_len": 2})
 
     made = policy.collect_mode.make_samples(collected(policy), ENDS).columns
@@ -124,8 +124,8 @@ def test_sequences_end_with_their_piece_and_are_no_longer_than_asked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_loss_and_gradient_are_those_of_the_sequences_one_by_one(kind: str) -> None:
-    """An independent reference: each sequence alone, step by step from its recorded state."""
+def test_loss_and_gradient_equal_separate_sequences(kind: str) -> None:
+    """An independent reference: each sequence separately, step by step from its recorded state."""
     learn = {"epoch_per_collect": 1, "batch_size": 64, "sequence_len": 4, "grad_clip_norm": None}
     policy = make(kind, learn=learn)
     data = policy.collect_mode.make_samples(collected(policy), ENDS)
@@ -155,7 +155,7 @@ def test_loss_and_gradient_are_those_of_the_sequences_one_by_one(kind: str) -> N
     assert log["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
-def test_every_epoch_trains_on_every_row_once_in_minibatches_of_whole_sequences() -> None:
+def test_every_epoch_trains_once_on_every_row_in_whole_sequences() -> None:
     policy = make(learn={"epoch_per_collect": 2, "batch_size": 4, "sequence_len": 4})
     data = policy.collect_mode.make_samples(collected(policy), ENDS)
     seen: list[list[float]] = []
@@ -173,7 +173,7 @@ def test_every_epoch_trains_on_every_row_once_in_minibatches_of_whole_sequences(
             assert all(each <= set(part) or each.isdisjoint(part) for each in sequences)
 
 
-def test_minibatches_are_no_more_than_the_sequences() -> None:
+def test_there_are_at_most_as_many_minibatches_as_sequences() -> None:
     policy = make(learn={"epoch_per_collect": 1, "batch_size": 1, "sequence_len": 4})
 
     logs = policy.learn_mode.forward(policy.collect_mode.make_samples(collected(policy), ENDS))
@@ -181,7 +181,7 @@ def test_minibatches_are_no_more_than_the_sequences() -> None:
     assert len(logs) == 4
 
 
-def test_rows_that_begin_within_a_sequence_are_trained_on_from_their_own_state() -> None:
+def test_batch_that_starts_within_a_sequence_uses_the_recorded_state() -> None:
     policy, twin = make(learn={"epoch_per_collect": 1}), make(learn={"epoch_per_collect": 1})
     data = policy.collect_mode.make_samples(collected(policy), ENDS)
     later = SampleBatch({name: column[1:] for name, column in data.columns.items()})
@@ -200,8 +200,8 @@ def test_samples_without_a_state_are_refused_by_name() -> None:
         policy.learn_mode.forward(data)
 
 
-def test_training_remembers_what_was_seen_before() -> None:
-    """The first observation tells which action pays at the second step, which shows nothing."""
+def test_training_learns_to_use_earlier_observations() -> None:
+    """Only the first observation shows which action gets the reward at the second step."""
     policy = make(learn={"learning_rate": 0.01, "entropy_weight": 0.0})
     rng = np.random.default_rng(0)
     hits = 0.0
@@ -215,7 +215,7 @@ def test_training_remembers_what_was_seen_before() -> None:
                 obs[np.arange(64), cue] = 1
             output = policy.collect_mode.forward_batch(obs, range(64))  # type: ignore[misc]
             columns.append({"obs": obs, **output, "next_obs": obs})
-        # Both steps of an env one after the other.
+        # The two steps of each env are next to each other.
         joined = {
             name: np.stack([columns[0][name], columns[1][name]], 1).reshape(
                 128, *columns[0][name].shape[1:]

@@ -58,7 +58,7 @@ def test_a_single_step_keeps_its_reward_exactly():
     assert made.discount.tolist() == pytest.approx([0.9, 0.0, 0.9])
 
 
-def test_a_cut_piece_is_bootstrapped_with_the_steps_that_are_left():
+def test_cut_piece_is_bootstrapped_after_its_remaining_steps():
     ones = np.ones(3, dtype=np.float32)
 
     made = nstep_returns(ones, np.zeros(3, dtype=bool), np.array([3]), gamma=0.5, nstep=2)

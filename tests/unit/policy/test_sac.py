@@ -45,7 +45,7 @@ def batch(rows: int = 16, **columns: Any) -> SampleBatch:
 
 
 def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
-    """The same network in layers of torch."""
+    """Return one of the two critics, made of layers of torch."""
     layers: list[nn.Module] = []
     for linear in critic.critics[index].children():
         layers += [copy.deepcopy(linear).requires_grad_(), nn.ReLU()]
@@ -54,13 +54,11 @@ def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
 
 @pytest.mark.parametrize("hidden", [[], [7], [8, 5]])
 @pytest.mark.parametrize("trains", [True, False])
-def test_critics_and_their_gradients_are_those_of_plain_layers(
-    hidden: list[int], trains: bool
-) -> None:
+def test_critics_and_their_gradients_equal_plain_layers(hidden: list[int], trains: bool) -> None:
     torch.manual_seed(0)
     critic = TwinCritic(3, 2, hidden).requires_grad_(trains)
     obs, weights = torch.randn(11, 3), torch.randn(2, 11)
-    weights[0, :4] = 0  # rows whose value counts of one critic alone
+    weights[0, :4] = 0  # only one critic counts for these rows
     ours, theirs = (torch.rand(11, 2, generator=torch.Generator().manual_seed(1)) for _ in "ab")
     plain = [plain_critic(critic, index) for index in (0, 1)]
 
@@ -81,7 +79,7 @@ def test_critics_and_their_gradients_are_those_of_plain_layers(
                 assert own.grad is None
 
 
-def test_log_probabilities_are_those_of_a_gaussian_under_tanh() -> None:
+def test_log_probabilities_equal_a_gaussian_under_tanh() -> None:
     torch.manual_seed(0)
     actor = SquashedGaussian(3, 2, [8])
     actor.net.layers[-1].bias.data += torch.tensor([1.5, -0.5, 0.3, -1.0])
@@ -96,7 +94,7 @@ def test_log_probabilities_are_those_of_a_gaussian_under_tanh() -> None:
     torch.testing.assert_close(log_prob, squashed.log_prob(action), rtol=1e-3, atol=1e-3)
 
 
-def test_log_probability_is_finite_where_tanh_has_reached_one() -> None:
+def test_log_probability_is_finite_when_tanh_is_one() -> None:
     actor = SquashedGaussian(1, 1, [])
     actor.net.layers[-1].weight.data.zero_()
     actor.net.layers[-1].bias.data.copy_(torch.tensor([50.0, 0.0]))
@@ -118,11 +116,11 @@ def test_log_standard_deviation_stays_in_its_range(bias: float, expected: float)
     assert actor(torch.zeros(1, 1))[1].item() == expected
 
 
-def test_update_is_that_of_the_paper() -> None:
-    """An independent reference: plain layers, torch's distributions and torch's Adam."""
+def test_update_equals_the_paper() -> None:
+    """An independent reference: plain layers, torch's distributions, and Adam's first step."""
     policy = make(learn={"alpha": 0.3, "target_theta": 0.1}, discount_factor=0.9)
     for tensor in policy._target_flat.split(7):
-        tensor += 0.05  # a target that differs from what it follows
+        tensor += 0.05  # so that the target differs from the critics
     data = {name: torch.from_numpy(column) for name, column in batch().columns.items()}
     noises = [
         torch.from_numpy(np.random.default_rng(5).standard_normal((2, 16, 2), np.float32))[index]
@@ -212,7 +210,7 @@ def test_temperature_rises_while_the_entropy_is_too_low(target: float, rises: bo
     assert math.log(alpha / 0.5) == pytest.approx(3e-4 if rises else -3e-4, rel=1e-2)
 
 
-def test_entropy_aims_at_minus_the_dimensions_and_a_fixed_temperature_stays() -> None:
+def test_target_entropy_is_minus_the_dimensions_and_fixed_temperature_stays() -> None:
     assert make()._target_entropy == -2.0
     policy = make(learn={"auto_alpha": False, "alpha": 0.2})
 
@@ -222,7 +220,7 @@ def test_entropy_aims_at_minus_the_dimensions_and_a_fixed_temperature_stays() ->
     assert float(policy._temperature.log_alpha.detach().exp()) == pytest.approx(0.2)
 
 
-def test_importance_weights_count_for_the_critics_and_priorities_are_mean_errors() -> None:
+def test_importance_weights_scale_the_critic_loss_but_not_the_priorities() -> None:
     policy, weighted = make(priority=True), make(priority=True)
     plain = policy.learn_mode.forward(batch())
     log = weighted.learn_mode.forward(batch(IS=np.full(16, 0.25, np.float32)))
@@ -236,7 +234,7 @@ def test_importance_weights_count_for_the_critics_and_priorities_are_mean_errors
     assert np.square(plain["priority"]).mean() <= plain["critic_loss"]
 
 
-def test_actions_fill_the_bounds_of_the_box_and_never_leave_them() -> None:
+def test_actions_reach_the_bounds_and_stay_within() -> None:
     policy = make()
     policy._actor.net.layers[-1].bias.data[:2] = torch.tensor([30.0, -30.0])
     obs = np.zeros((1, 3), np.float32)
@@ -247,7 +245,7 @@ def test_actions_fill_the_bounds_of_the_box_and_never_leave_them() -> None:
     assert greedy.dtype == np.float32
 
 
-def test_greedy_action_is_that_of_the_mean() -> None:
+def test_greedy_action_is_computed_from_the_mean() -> None:
     policy = make()
     obs = np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32)
 
@@ -257,7 +255,7 @@ def test_greedy_action_is_that_of_the_mean() -> None:
     assert policy.act(obs, explore=False)["action"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_explored_actions_have_the_deviation_of_the_network() -> None:
+def test_explored_actions_have_the_standard_deviation_of_the_network() -> None:
     policy = make()
     policy._actor.net.layers[-1].weight.data.zero_()
     policy._actor.net.layers[-1].bias.data.copy_(torch.tensor([0.2, -0.3, -2.0, -1.0]))
@@ -269,7 +267,7 @@ def test_explored_actions_have_the_deviation_of_the_network() -> None:
     assert raw.std(0) == pytest.approx([math.exp(-2), math.exp(-1)], rel=0.05)
 
 
-def test_first_env_steps_are_uniform_where_asked_for() -> None:
+def test_first_env_steps_are_uniform_if_configured() -> None:
     policy = make(random_collect_size=1000)
     ask = policy.command_mode.get_setting_collect
     assert ask({"envstep": 999}) == {"is_random": True}
@@ -298,7 +296,7 @@ def test_bounds_that_float32_cannot_hold_are_rounded_inwards() -> None:
 
 
 def test_rounding_does_not_take_greedy_actions_beyond_the_bounds() -> None:
-    # In float32, the half range and the center of these sum up to more than the bound.
+    # In float32, the center plus the half range of these bounds is beyond the bound.
     bounds = {"action_low": [0.3, -3.0], "action_high": [2.6, 1.9]}
     policy = SACPolicy({"model": {**MODEL, **bounds}}, seed=0)
     low, high = (policy.tensor(each) for each in (policy._box.low, policy._box.high))
@@ -310,7 +308,7 @@ def test_rounding_does_not_take_greedy_actions_beyond_the_bounds() -> None:
         assert acted[0].tolist() == exported[0].tolist() == bound.tolist()
 
 
-def test_going_on_from_a_state_trains_as_if_never_stopped() -> None:
+def test_training_resumes_exactly_from_a_saved_state() -> None:
     straight, stopped, resumed = make(), make(), make(seed=9)
     for policy in (straight, stopped):
         policy.learn_mode.forward(batch())
@@ -326,7 +324,7 @@ def test_going_on_from_a_state_trains_as_if_never_stopped() -> None:
         assert resumed.learn_mode.forward(batch()) == expected
 
 
-def test_loading_the_critics_alone_starts_targets_and_optimizers_from_them() -> None:
+def test_loading_without_targets_and_optimizers_resets_them() -> None:
     trained, fresh = make(), make(seed=3)
     for policy in (trained, fresh):
         policy.learn_mode.forward(batch())
@@ -341,7 +339,7 @@ def test_loading_the_critics_alone_starts_targets_and_optimizers_from_them() -> 
 
 
 @pytest.mark.parametrize("explore", [False, True])
-def test_actions_of_weights_that_diverged_are_refused(explore: bool) -> None:
+def test_acting_with_diverged_weights_is_refused(explore: bool) -> None:
     policy = make()
     for weights in policy.learn_mode.state_dict()["model"].values():
         if weights.is_floating_point() and weights.ndim == 2:
@@ -377,7 +375,7 @@ def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
         (spaces.Text(3), spaces.Box(-1, 1, (2,)), "Text"),
     ],
 )
-def test_spaces_that_it_cannot_use_are_refused_with_both_sides_named(
+def test_error_for_unusable_spaces_names_both_sides(
     observation: Any, action: Any, named: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"policy type sac cannot use the (\w+) space") as caught:
@@ -407,14 +405,14 @@ def test_model_holds_the_bounds_of_the_env() -> None:
         ({"action_low": [3.0, 0.0]}, "policy.model.action_low"),
     ],
 )
-def test_bounds_that_cannot_be_are_refused(model: dict[str, Any], path: str) -> None:
+def test_invalid_bounds_are_refused(model: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make(model={**MODEL, **model})
     assert caught.value.path == path
 
 
 @pytest.mark.parametrize("shape", ["Discrete(3)", [3, 4], {"arm": 3}])
-def test_observations_that_are_no_vector_are_refused(shape: Any) -> None:
+def test_observations_other_than_vectors_are_refused(shape: Any) -> None:
     with pytest.raises(ConfigError, match="takes vectors") as caught:
         make(model={**MODEL, "obs_shape": shape})
     assert caught.value.path == "policy.model.obs_shape"
@@ -431,7 +429,7 @@ def test_batch_of_other_shapes_is_refused_by_name() -> None:
 
 
 class Noise:
-    """Stands for a random generator: the noise of each update, drawn before."""
+    """Replaces the random generator: returns prepared noise for each update."""
 
     def __init__(self, updates: list[np.ndarray[Any, Any]]) -> None:
         self._updates = iter(updates)
@@ -442,7 +440,7 @@ class Noise:
         return found
 
 
-def test_two_ranks_with_averaged_gradients_are_one_learner_with_the_whole_batch() -> None:
+def test_two_ranks_train_like_one_learner_with_the_whole_batch() -> None:
     noise = np.random.default_rng(3).standard_normal((3, 2, 16, 2), np.float32)
     alone = make()
     alone.rng = Noise([each.reshape(32, 2) for each in noise])  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Policies compute in one thread, unless a ``torch_threads`` block says more."""
+"""Policies compute in one thread, unless a ``torch_threads`` block sets another number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = {
 
 
 class Counting(DQNPolicy):
-    """Notes how many threads torch has when it computes."""
+    """Records how many threads torch uses when the policy computes."""
 
     found: list[int]
 
@@ -57,7 +57,7 @@ def policy() -> Counting:
 
 
 def use(policy: Counting) -> None:
-    """Act in both forms and learn."""
+    """Act in the batched and the dict form, and learn."""
     mode: CollectMode = policy.collect_mode
     assert mode.forward_batch is not None
     mode.forward_batch(BATCH["obs"])
@@ -71,14 +71,14 @@ def test_policy_acts_and_learns_in_one_thread(policy: Counting) -> None:
     assert (torch.get_num_threads(), policy_threads()) == (5, 1)
 
 
-def test_threads_are_given_back_after_an_error(policy: Counting) -> None:
+def test_number_of_threads_is_restored_after_an_error(policy: Counting) -> None:
     with pytest.raises(ValueError, match="obs"):
         policy.learn_mode.forward([{"action": 0}])
     assert policy.found == [1]
     assert torch.get_num_threads() == 5
 
 
-def test_block_decides_and_ends(policy: Counting) -> None:
+def test_torch_threads_block_sets_the_number_until_it_ends(policy: Counting) -> None:
     with torch_threads(3):
         with torch_threads(2):
             use(policy)
@@ -91,7 +91,7 @@ def test_block_decides_and_ends(policy: Counting) -> None:
     assert policy.found[6:] == [1, 1, 1]
 
 
-def test_threads_of_the_program_do_not_disturb_each_other(policy: Counting) -> None:
+def test_policies_in_two_threads_do_not_affect_each_other(policy: Counting) -> None:
     inside, done = threading.Event(), threading.Event()
 
     class Slow(Counting):
