@@ -1,4 +1,4 @@
-"""Small checkpoints for the tests of saving, refusing and finding them."""
+"""Small checkpoints for the tests of saving, loading and refusing them."""
 
 import torch
 

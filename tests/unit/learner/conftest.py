@@ -1,4 +1,4 @@
-"""A DQN learn mode, batches for it, and learners that are closed again."""
+"""A DQN learn mode, batches for it, and learners that are closed after the test."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def batch():
 
 @pytest.fixture
 def scripted():
-    """A learn mode whose forward is given, with a state of one number."""
+    """A learn mode with a given ``forward`` and a small state."""
 
     def create(forward, monitor_vars=("loss",)):
         state = {"model": {}, "count": 0}

@@ -61,14 +61,14 @@ def weights(mode: Any) -> dict[str, torch.Tensor]:
 
 
 def pid_of(ranks: LearnerAggregator) -> int:
-    """Return the process of the only rank but this one."""
+    """Return the process id of the only other rank."""
     (rank,) = ranks._ranks
     assert isinstance(rank, aggregator._ChildRank)
     assert rank._process.pid is not None
     return rank._process.pid
 
 
-def test_two_ranks_have_the_weights_and_logs_of_one_learner_with_the_whole_batch() -> None:
+def test_two_ranks_train_like_one_learner_with_the_whole_batch() -> None:
     alone, together = policy(), policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
         for batch in batches(10):
@@ -77,7 +77,7 @@ def test_two_ranks_have_the_weights_and_logs_of_one_learner_with_the_whole_batch
             assert two.keys() == one.keys()
             for key, value in one.items():
                 np.testing.assert_allclose(two[key], value, rtol=2e-4, atol=1e-6, err_msg=key)
-            os.kill(pid_of(ranks), signal.SIGINT)  # a Ctrl-C is for rank 0 alone
+            os.kill(pid_of(ranks), signal.SIGINT)  # the other rank ignores Ctrl-C
         (other,) = ranks._ranks
         assert isinstance(other, aggregator._ChildRank)
         assert other._process.daemon
@@ -94,7 +94,7 @@ def test_two_ranks_have_the_weights_and_logs_of_one_learner_with_the_whole_batch
 
 
 @pytest.mark.slow
-def test_ranks_take_over_loaded_weights_and_attributes() -> None:
+def test_ranks_get_loaded_weights_and_attributes() -> None:
     other, together = policy(seed=1), policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
         ranks.learn_mode.load_state_dict(other.state_dict())
@@ -124,7 +124,7 @@ def dingsdk_register_policies(registry):
 
 
 @pytest.mark.slow
-def test_ranks_compute_with_as_many_threads_as_rank_0(
+def test_all_ranks_use_as_many_threads_as_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tells_threads.py").write_text(THREADS_POLICY)
@@ -135,7 +135,7 @@ def test_ranks_compute_with_as_many_threads_as_rank_0(
             mode = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
             with LearnerAggregator(mode, cfg, 2) as ranks:
                 log = ranks.learn_mode.forward(next(batches(1)))
-        assert log["threads"] == count  # the mean over both
+        assert log["threads"] == count  # the mean of both ranks
 
 
 def test_parts_of_a_batch_are_equal_and_in_order() -> None:
@@ -153,7 +153,7 @@ def test_a_batch_with_a_remainder_is_refused() -> None:
 
 
 def listening_sockets(pid: int | str) -> dict[str, str]:
-    """Return the address, as the kernel writes it, of each socket that a process listens on."""
+    """Return the address, in the format of /proc, of each socket that a process listens on."""
     links = [
         str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()
     ]
@@ -167,14 +167,14 @@ def listening_sockets(pid: int | str) -> dict[str, str]:
 
 
 def new_addresses(before: Collection[str]) -> set[str]:
-    """Return the addresses of the sockets that this process listens on since then."""
+    """Return the addresses of the sockets that this process listens on and ``before`` lacks."""
     return {
         address for socket, address in listening_sockets("self").items() if socket not in before
     }
 
 
 @pytest.mark.slow
-def test_ranks_listen_on_the_loopback_interface_alone() -> None:
+def test_ranks_listen_only_on_the_loopback_interface() -> None:
     before = listening_sockets("self")
     with LearnerAggregator(policy(), CFG, 2) as ranks:
         (first,) = ranks._ranks
@@ -183,7 +183,7 @@ def test_ranks_listen_on_the_loopback_interface_alone() -> None:
     assert own.union(other) == {"0100007F"}  # 127.0.0.1
 
 
-def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
+def test_killed_rank_ends_the_training_and_is_named() -> None:
     with LearnerAggregator(policy(), CFG, 2) as ranks:
         os.kill(pid_of(ranks), signal.SIGKILL)
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
@@ -191,7 +191,7 @@ def test_a_rank_that_is_killed_ends_the_training_by_name() -> None:
     assert caught.value.exit_code == -signal.SIGKILL
 
 
-def test_a_rank_that_hangs_is_killed_at_the_deadline_of_the_close(
+def test_hanging_rank_is_killed_at_the_close_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aggregator, "CLOSE_S", 0.1)
@@ -209,7 +209,7 @@ def test_a_rank_that_hangs_is_killed_at_the_deadline_of_the_close(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_rank_is_named_that_the_others_wait_for(how: signal.Signals) -> None:
+def test_error_names_the_rank_that_is_killed_or_hangs(how: signal.Signals) -> None:
     cfg = {**CFG, "learn": {"batch_size": 12}}
     with LearnerAggregator(policy(), cfg, 3, rank_s=3.0) as ranks:
         second = ranks._ranks[1]
@@ -221,12 +221,12 @@ def test_the_rank_is_named_that_the_others_wait_for(how: signal.Signals) -> None
 
 
 @pytest.mark.slow
-def test_all_ranks_refuse_an_update_that_one_of_them_finds_not_finite() -> None:
+def test_all_ranks_refuse_an_update_that_is_not_finite_on_one_rank() -> None:
     together = policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
         before = weights(together)
         bad = next(batches(1))
-        bad.columns["reward"][-1] = np.nan  # the last rank's
+        bad.columns["reward"][-1] = np.nan  # in the part of the last rank
         with pytest.raises(NonFiniteError):
             ranks.learn_mode.forward(bad)
     for name, tensor in weights(together).items():
@@ -234,7 +234,7 @@ def test_all_ranks_refuse_an_update_that_one_of_them_finds_not_finite() -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_that_does_not_average_is_refused() -> None:
+def test_policy_that_does_not_average_gradients_is_refused() -> None:
     cfg = {**CFG, "type": "ppo", "priority": False, "learn": {"batch_size": 8}}
     made = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
     with pytest.raises(ConfigError) as caught:
@@ -257,11 +257,11 @@ def test_logs_are_averaged_and_sequences_joined() -> None:
 
 
 @pytest.mark.parametrize("logs", [["a", "b"], [True, False], [None, 3.0]])
-def test_what_is_no_number_is_logged_as_the_first_rank_has_it(logs: list[object]) -> None:
+def test_values_that_are_not_numbers_come_from_the_first_rank(logs: list[object]) -> None:
     assert merge_logs(logs) is logs[0]
 
 
-def test_ranks_are_told_to_end_before_the_first_is_waited_for() -> None:
+def test_close_ends_all_ranks_before_it_waits_for_one() -> None:
     told: list[str] = []
 
     class Rank:
@@ -281,9 +281,7 @@ def test_ranks_are_told_to_end_before_the_first_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("is_broken", "hung_up"), [(False, 0), (True, 1)])
-def test_remote_ranks_that_may_have_done_something_else_are_hung_up_on(
-    is_broken: bool, hung_up: int
-) -> None:
+def test_links_to_remote_ranks_are_closed_after_a_failure(is_broken: bool, hung_up: int) -> None:
     calls: list[int] = []
     ranks = LearnerAggregator.__new__(LearnerAggregator)
     ranks._remote = SimpleNamespace(hang_up=lambda: calls.append(1))  # type: ignore[assignment]
@@ -294,14 +292,14 @@ def test_remote_ranks_that_may_have_done_something_else_are_hung_up_on(
 
 @contextlib.contextmanager
 def linked_ranks(rank_s: float = 20.0) -> Iterator[tuple[LearnerAggregator, Connection]]:
-    """Give a rank 0 and the other end of its link to a rank 1, which the test is."""
+    """Yield rank 0 and the other end of its link, where the test plays rank 1."""
     link, theirs = Pipe()
     with link, theirs, LearnerAggregator(policy(), CFG, 1) as ranks:
         ranks._ranks.append(aggregator._Rank(1, link, rank_s))
         yield ranks, theirs
 
 
-def test_what_is_done_to_the_policy_is_done_on_all_ranks() -> None:
+def test_changes_of_the_policy_are_sent_to_all_ranks() -> None:
     state = policy(seed=1).state_dict()
     with linked_ranks() as (ranks, other):
         for name, args in (("set_attribute", ["learning_rate", 0.05]), ("reset", [[3]])):
@@ -319,7 +317,7 @@ def test_what_is_done_to_the_policy_is_done_on_all_ranks() -> None:
         assert not ranks._is_broken
 
 
-def test_each_rank_has_its_part_of_a_batch_and_their_logs_are_one() -> None:
+def test_each_rank_gets_its_part_of_the_batch_and_logs_are_merged() -> None:
     batch = next(batches(1))
     with linked_ranks() as (ranks, other):
         alone = policy().forward(batch[:4])
@@ -339,8 +337,8 @@ def test_each_rank_has_its_part_of_a_batch_and_their_logs_are_one() -> None:
         assert ranks._is_broken
 
 
-def test_rank_that_takes_no_message_or_stops_in_the_middle_of_one_is_lost() -> None:
-    large = next(batches(1, size=1 << 16))  # more than the system keeps for one who does not read
+def test_rank_that_stops_receiving_or_sending_is_lost() -> None:
+    large = next(batches(1, size=1 << 16))  # more than the send buffer of the link
     with linked_ranks(0.05) as (ranks, _):
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner takes no message"):
             ranks.learn_mode.forward(large)
@@ -377,7 +375,7 @@ def test_policies_average_their_gradients_until_one_of_them_is_lost(tmp_path: Pa
         for mode in both:
             torch.testing.assert_close(weights(mode)[name], tensor, rtol=1e-4, atol=1e-6)
 
-    both.pop().set_attribute("average_over_ranks", None)  # its connections go with it
+    both.pop().set_attribute("average_over_ranks", None)  # this closes its connections
     with pytest.raises(ConnectionError, match="a rank was lost: "):
         both[0].forward(batch)
     for name, tensor in weights(alone).items():
@@ -385,19 +383,19 @@ def test_policies_average_their_gradients_until_one_of_them_is_lost(tmp_path: Pa
 
 
 class Ended:
-    """A process that has ended."""
+    """Stands for a process that has ended."""
 
     def __init__(self, exitcode: int) -> None:
         self.exitcode = exitcode
         self.sentinel, self._end = os.pipe()
-        os.close(self._end)  # readable, as of a process that has ended
+        os.close(self._end)  # makes the sentinel readable, as for an ended process
 
     def join(self, timeout_s: float) -> None:
         os.close(self.sentinel)
 
 
 def child_rank(number: int, exit_code: int) -> aggregator._Rank:
-    """Return a rank whose process has ended, and so its link."""
+    """Return a rank whose process has ended and whose link is closed."""
     link, theirs = Pipe()
     theirs.close()
     rank = aggregator._ChildRank.__new__(aggregator._ChildRank)
@@ -406,7 +404,7 @@ def child_rank(number: int, exit_code: int) -> aggregator._Rank:
     return rank
 
 
-def test_rank_that_ended_as_it_lost_another_one_is_not_blamed(
+def test_rank_that_ended_because_another_was_lost_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aggregator, "NOTICE_S", 0.0)
@@ -425,14 +423,14 @@ def test_rank_that_ended_as_it_lost_another_one_is_not_blamed(
         assert (error.worker_id, error.exit_code) == ("rank-1", -9)
 
 
-def test_rank_of_a_script_without_a_guard_says_so() -> None:
+def test_error_for_a_script_without_a_main_guard_says_so() -> None:
     with pytest.raises(ConfigError, match="__main__") as caught:
         child_rank(1, UNGUARDED).answer(time.monotonic())
     assert caught.value.path == "system.learner_num"
 
 
 @pytest.mark.parametrize(("cuda", "taken"), [(True, [3]), (False, [])])
-def test_rank_takes_the_gpu_of_its_number(
+def test_rank_uses_the_gpu_with_its_number(
     monkeypatch: pytest.MonkeyPatch, cuda: bool, taken: list[int]
 ) -> None:
     found: list[int] = []
@@ -452,7 +450,7 @@ class OfThisFile(DQNPolicy):
         ({"type": "of_no_file", "cuda": True}, 1, ["failed"]),
     ],
 )
-def test_process_of_a_rank_knows_the_plugins_and_fails_unless_rank_0_has_hung_up(
+def test_process_of_a_rank_gets_the_plugins_and_its_exit_code_shows_failure(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
@@ -502,7 +500,7 @@ FAILED = ("failed", ["failed: NaN", "Traceback ..."])
         ((LOST, LOST), "the connection is closed"),
     ],
 )
-def test_rank_that_the_others_waited_for_in_vain_is_named(
+def test_error_names_the_rank_that_did_not_answer(
     monkeypatch: pytest.MonkeyPatch, answers: tuple[Any, ...], named: str
 ) -> None:
     monkeypatch.setattr(aggregator, "NOTICE_S", 0.05)

@@ -33,13 +33,13 @@ def stems_in(folder):
 
 
 class TestRoundTrip:
-    def test_a_checkpoint_says_which_torch_wrote_it(self, tmp_path):
+    def test_checkpoint_contains_the_version_of_torch(self, tmp_path):
         save_checkpoint(tmp_path, "a", {}, iteration=1, envstep=1)
         with safetensors.safe_open(tmp_path / f"a{checkpoints.SUFFIX}", "pt") as file:
             manifest = json.loads(file.metadata()["dingsdk"])
         assert str(torch.__version__) in json.dumps(manifest)
 
-    def test_of_a_torch_module_and_its_optimizer(self, tmp_path):
+    def test_torch_module_and_optimizer_survive_saving(self, tmp_path):
         torch.manual_seed(0)
         module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, betas=(0.9, 0.95))
@@ -60,7 +60,7 @@ class TestRoundTrip:
         assert (found.iteration, found.envstep, found.meta) == (7, 56, {"note": "x"})
         assert found.path == tmp_path / "a.safetensors"
 
-    def test_of_every_kind_of_leaf(self, tmp_path):
+    def test_every_kind_of_value_survives_saving(self, tmp_path):
         saved = {
             "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
             "scalar": torch.tensor(3),
@@ -95,12 +95,12 @@ class TestRoundTrip:
         found = load_checkpoint(tmp_path / "a")
         assert (found.envstep, found.meta, found.state, found.skipped) == (-1, {}, {}, ())
 
-    def test_of_nan(self, tmp_path):
+    def test_nan_survives_saving(self, tmp_path):
         save_checkpoint(tmp_path, "a", {"best": math.nan}, iteration=0)
 
         assert math.isnan(load_checkpoint(tmp_path / "a").state["best"])
 
-    def test_of_tied_weights_and_views_of_one_buffer(self, tmp_path):
+    def test_tied_weights_and_views_survive_saving(self, tmp_path):
         flat = torch.arange(10.0)
         tied = flat[2:4]
 
@@ -110,7 +110,7 @@ class TestRoundTrip:
         assert found["x"].tolist() == found["y"].tolist() == [2.0, 3.0]
         assert found["z"].tolist() == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
 
-    def test_what_is_loaded_can_be_changed(self, tmp_path):
+    def test_loaded_state_can_be_changed(self, tmp_path):
         save(tmp_path)
 
         found = load_checkpoint(tmp_path)
@@ -130,7 +130,7 @@ class TestRoundTrip:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_other_leaves_are_refused_by_their_path(self, tmp_path, leaf, kind):
+    def test_other_values_are_refused_with_their_path(self, tmp_path, leaf, kind):
         with pytest.raises(CheckpointError) as caught:
             save_checkpoint(tmp_path, "a", {"model": {"odd": [leaf]}}, iteration=0)
 
@@ -138,7 +138,7 @@ class TestRoundTrip:
         assert kind in caught.value.facts["found"]
         assert list(tmp_path.iterdir()) == []
 
-    def test_keys_that_json_has_no_form_for_are_refused(self, tmp_path):
+    def test_keys_that_json_cannot_represent_are_refused(self, tmp_path):
         with pytest.raises(CheckpointError):
             save_checkpoint(tmp_path, "a", {(1, 2): 3}, iteration=0)
 
@@ -151,7 +151,7 @@ class TestNames:
         assert load_checkpoint(tmp_path / name).iteration == 3
         assert load_checkpoint(str(tmp_path / name)).iteration == 3
 
-    def test_a_folder_and_latest_are_its_newest_by_time(self, tmp_path):
+    def test_folder_and_latest_load_the_last_written_checkpoint(self, tmp_path):
         save(tmp_path, "iteration_9", iteration=9)
         save(tmp_path, "iteration_2", iteration=2)
 
@@ -160,7 +160,7 @@ class TestNames:
         assert load_checkpoint(tmp_path / "latest.json").iteration == 2
 
     @pytest.mark.parametrize("name", ["latest", "", "../up", "a/b", "a b", "x" * 129, "a.b", "a\n"])
-    def test_names_that_are_no_plain_word_are_refused(self, tmp_path, name):
+    def test_invalid_names_are_refused(self, tmp_path, name):
         with pytest.raises(CheckpointError):
             save(tmp_path / "ckpt", name)
 
@@ -182,7 +182,7 @@ class TestNames:
         (tmp_path / "latest.json").unlink()
         assert load_checkpoint(tmp_path).iteration == 1
 
-    def test_pruning_keeps_the_newest_the_best_and_what_latest_names(self, tmp_path):
+    def test_pruning_keeps_the_newest_and_the_best(self, tmp_path):
         for number in (1, 2, 3, 10):
             path = save(tmp_path, f"iteration_{number}", iteration=number)
             os.utime(path, (number, number))
@@ -196,7 +196,7 @@ class TestNames:
         ("keep_last", "kept"),
         [(1, {5}), (2, {5, 1}), (3, {5, 1, 10}), (4, {5, 1, 10, 2}), (5, {5, 1, 10, 2, 3})],
     )
-    def test_pruning_goes_by_the_time_of_writing_not_by_number(self, tmp_path, keep_last, kept):
+    def test_pruning_uses_the_time_of_writing_and_not_the_number(self, tmp_path, keep_last, kept):
         for written, number in enumerate((3, 2, 10, 1)):
             os.utime(save(tmp_path, f"iteration_{number}"), (written, written))
         save(tmp_path, "iteration_5")
@@ -205,17 +205,17 @@ class TestNames:
 
         assert stems_in(tmp_path) == {f"iteration_{number}" for number in kept}
 
-    def test_env_steps_that_are_not_known_are_minus_one(self, tmp_path):
+    def test_unknown_env_steps_are_minus_one(self, tmp_path):
         path = save_checkpoint(tmp_path, "weights", {}, iteration=0)
 
         found = load_checkpoint(path)
         assert (found.iteration, found.envstep, found.meta) == (0, -1, {})
 
-    def test_an_old_checkpoint_that_cannot_be_removed_stays_and_is_told(self, tmp_path, caplog):
+    def test_old_checkpoint_that_cannot_be_removed_is_logged(self, tmp_path, caplog):
         for number in (1, 2, 3):
             os.utime(save(tmp_path, f"iteration_{number}"), (number, number))
         (tmp_path / "iteration_1.safetensors").unlink()
-        (tmp_path / "iteration_1.safetensors").mkdir()  # which no unlink removes
+        (tmp_path / "iteration_1.safetensors").mkdir()  # unlink cannot remove a folder
 
         prune_checkpoints(tmp_path, 1)
 
@@ -235,7 +235,7 @@ class TestNames:
         assert stems_in(tmp_path) == set(names) - {"iteration_1"}
         assert (tmp_path / "iteration_7.txt").exists()
 
-    def test_the_temporary_file_of_a_dead_writer_goes_at_the_next_save(self, tmp_path):
+    def test_next_save_removes_the_temporary_file_of_a_dead_writer(self, tmp_path):
         (tmp_path / ".tmp-0123456789abcdef").write_bytes(b"half")
 
         save(tmp_path)
@@ -251,7 +251,7 @@ class TestNames:
         named = [call[2] for call in log.calls if call[0] == "rename"]
         assert named == [str(path), str(tmp_path / "latest.json")]
 
-    def test_what_a_run_writes_is_for_its_user_alone(self, tmp_path):
+    def test_only_the_user_can_read_checkpoints(self, tmp_path):
         before = os.umask(0)
         try:
             path = save(tmp_path / "ckpt")
@@ -270,7 +270,7 @@ class TestNames:
         assert value_of(load_checkpoint(tmp_path)) == 1.0
         assert names_in(tmp_path) == ["iteration_1.safetensors", "latest.json"]
 
-    def test_any_tool_for_safetensors_reads_the_tensors(self, tmp_path):
+    def test_safetensors_library_can_read_the_tensors(self, tmp_path):
         path = save(tmp_path, value=3.0)
 
         found = safetensors.torch.load_file(path)
@@ -279,7 +279,7 @@ class TestNames:
 
 
 class TestNewest:
-    def test_damaged_falls_back_loudly_to_the_one_before(self, tmp_path, caplog):
+    def test_damaged_newest_falls_back_to_the_one_before_with_a_warning(self, tmp_path, caplog):
         save(tmp_path, "iteration_1", 1.0, iteration=1)
         path = save(tmp_path, "iteration_2", 2.0, iteration=2)
         path.write_bytes(b"damage")
@@ -290,7 +290,7 @@ class TestNewest:
         assert [type(error) for error in found.skipped] == [CheckpointCorruptError]
         assert "passing over" in caplog.text
 
-    def test_asked_for_by_name_never_falls_back(self, tmp_path):
+    def test_checkpoint_loaded_by_name_never_falls_back(self, tmp_path):
         save(tmp_path, "iteration_1", iteration=1)
         save(tmp_path, "iteration_2", iteration=2).write_bytes(b"damage")
 
@@ -309,7 +309,7 @@ class TestNewest:
         assert "No other checkpoint" in caught.value.__notes__[0]
 
     @pytest.mark.parametrize("pointer", [None, b"", b"{}", b"\x80\x04."])
-    def test_without_a_usable_pointer_is_the_one_of_most_iterations(
+    def test_without_a_usable_pointer_the_highest_iteration_is_loaded(
         self, tmp_path, caplog, pointer
     ):
         for number in (1, 12, 2):
@@ -325,7 +325,7 @@ class TestNewest:
         told = f"cannot tell the newest checkpoint of {tmp_path}: " in caplog.text
         assert told == (pointer is not None)
 
-    def test_pointer_with_any_byte_flipped_never_points_elsewhere_unnoticed(self, tmp_path):
+    def test_pointer_with_a_flipped_byte_never_loads_another_checkpoint(self, tmp_path):
         save(tmp_path, "iteration_0", iteration=0)
         save(tmp_path, "iteration_1", iteration=1)
         pointer = tmp_path / "latest.json"
@@ -338,7 +338,7 @@ class TestNewest:
             assert load_checkpoint(tmp_path).iteration == 1
 
 
-def test_observers_hear_of_a_checkpoint_that_is_there(tmp_path):
+def test_observers_are_called_after_the_checkpoint_is_written(tmp_path):
     heard = []
 
     class Observer:
@@ -355,7 +355,7 @@ def test_observers_hear_of_a_checkpoint_that_is_there(tmp_path):
 
 
 def test_a_writer_killed_at_any_point_leaves_the_old_or_the_new_checkpoint(tmp_path):
-    """Kills the process at its 1st, 2nd, ... change of the folder, until it survives."""
+    """Kill the process at its 1st, 2nd, ... change of the folder, until it survives."""
     code = textwrap.dedent(
         """
         import os, sys

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, forged or none: refused, and never half loaded."""
+"""Damaged, forged and missing checkpoints are refused and never partly loaded."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from .checkpoint_files import save
 
 
 def split(content):
-    """Return header and tensors of a safetensors file."""
+    """Return the header and the tensors of a safetensors file."""
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]
 
 
 def forged(header, body):
-    """Return a file of these, as somebody would write it who knows the rule of the digest."""
+    """Return a file with this content and a valid digest."""
     text = json.dumps(header).encode()
     content = len(text).to_bytes(8, "little") + text + body
     digest = re.search(b"sha256:[0-9a-f]{64}", content)[0]
@@ -53,14 +53,14 @@ class TestRefusal:
             assert isinstance(caught.value, FileNotFoundError)
             assert str(path.parent) in caught.value.facts["path"]
 
-    def test_newest_of_a_folder_that_is_not_there_is_no_checkpoint_beside_it(self, tmp_path):
+    def test_latest_of_a_missing_folder_is_not_a_checkpoint_of_that_name(self, tmp_path):
         save_checkpoint(tmp_path, "run", {}, iteration=1)
 
         with pytest.raises(CheckpointMissingError, match=r"no checkpoint in .*/run\."):
             load_checkpoint(tmp_path / "run" / "latest")
 
     @pytest.mark.parametrize("name", ["iteration_1.safetensors", "latest.json"])
-    def test_truncated_at_any_length(self, tmp_path, name):
+    def test_truncated_file_is_refused_at_any_length(self, tmp_path, name):
         save(tmp_path)
         path = tmp_path / name
         whole = path.read_bytes()
@@ -73,7 +73,7 @@ class TestRefusal:
                 with pytest.raises(CheckpointCorruptError):
                     load_checkpoint(path)
 
-    def test_any_byte_flipped_or_added(self, tmp_path):
+    def test_any_flipped_or_added_byte_is_refused(self, tmp_path):
         path = save(tmp_path)
         whole = path.read_bytes()
 
@@ -143,7 +143,7 @@ class TestRefusal:
         with pytest.raises(CheckpointError):
             load_checkpoint(tmp_path)
 
-    def test_a_folder_of_the_format_before_is_named_as_such(self, tmp_path):
+    def test_error_for_a_folder_in_the_old_format_names_the_version(self, tmp_path):
         pointer = {"format": "dingsdk-checkpoint-pointer", "stem": "iteration_1", "sha256": "00"}
         (tmp_path / "latest.json").write_text(json.dumps(pointer))
         safetensors.torch.save_file(
@@ -156,7 +156,7 @@ class TestRefusal:
         assert (caught.value.found, caught.value.expected) == (1, VERSION)
 
     @pytest.mark.parametrize("version", [0, 1, 3, "2", None])
-    def test_another_format_version_is_named(self, tmp_path, version):
+    def test_error_for_another_format_version_names_it(self, tmp_path, version):
         path = save(tmp_path)
         header, body = split(path.read_bytes())
         text = header["__metadata__"]["dingsdk"]
@@ -208,7 +208,7 @@ class TestRefusal:
             load_checkpoint(tmp_path / "less")
 
     @pytest.mark.parametrize("stem", ["../a", "a/b", "", 7, None, "a.b"])
-    def test_a_pointer_to_another_place_is_not_followed(self, tmp_path, stem):
+    def test_pointer_to_another_folder_is_not_followed(self, tmp_path, stem):
         save(tmp_path)
         pointer = encode_json("newest-checkpoint", {"stem": stem, "iteration": 1})
         (tmp_path / "latest.json").write_bytes(pointer)
@@ -219,7 +219,7 @@ class TestRefusal:
         assert len(found.skipped) == 1
 
     @pytest.mark.parametrize("planted", ["folder", "pipe", "symlink"])
-    def test_something_else_in_the_place_of_a_checkpoint(self, tmp_path, planted):
+    def test_folder_pipe_or_symlink_in_place_of_a_checkpoint_is_refused(self, tmp_path, planted):
         real = save(tmp_path)
         path = tmp_path / "a.safetensors"
         if planted == "folder":
@@ -249,7 +249,7 @@ class TestRefusal:
 
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_file_in_the_place_of_the_folder(self, tmp_path):
+    def test_saving_is_refused_if_the_folder_is_a_file(self, tmp_path):
         (tmp_path / "ckpt").write_text("not a folder")
 
         with pytest.raises(RunFolderError) as caught:

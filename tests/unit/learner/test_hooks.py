@@ -106,12 +106,12 @@ class TestBuild:
         assert summary(hooks)["before_iter"] == [("my_note", Note, 5)]
         assert hooks["before_iter"][0].ext_args.text == "hello"
 
-    def test_full_entry_under_a_simplified_key_may_leave_out_what_the_key_says(self):
+    def test_full_entry_under_a_simplified_key_may_omit_type_and_position(self):
         hooks = build_learner_hook_by_cfg({"save_ckpt_after_iter": {"ext_args": {"freq": 3}}})
 
         assert summary(hooks)["after_iter"] == [("save_ckpt_after_iter", SaveCkptHook, 100)]
 
-    def test_the_default_priority_of_full_entries_is_100_and_the_name_their_key(self, manager):
+    def test_full_entries_default_to_priority_100_and_their_key_as_name(self, manager):
         register_learner_hook("note", Note)
 
         hooks = build_learner_hook_by_cfg({"greet": {"type": "note", "position": "after_run"}})
@@ -141,13 +141,13 @@ class TestBuild:
             ),
         ],
     )
-    def test_bad_entries_name_their_place(self, cfg, error, path):
+    def test_error_for_a_bad_entry_names_its_path(self, cfg, error, path):
         with pytest.raises(error) as caught:
             build_learner_hook_by_cfg(cfg, config_path="hook")
 
         assert caught.value.facts["path"] == path
 
-    def test_what_an_entry_lacks_is_named_with_its_type(self):
+    def test_error_for_a_missing_field_names_its_type(self):
         with pytest.raises(ConfigTypeError, match=r"a\.position is '', expected str") as caught:
             build_learner_hook_by_cfg({"a": {"type": "log_show", "position": ""}})
 
@@ -156,7 +156,7 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("key", "nearest"), [("save_ckpt_after_itr", "save_ckpt_after_iter"), ("paint", None)]
     )
-    def test_an_unknown_key_is_told_with_the_nearest_one(self, key, nearest):
+    def test_error_for_an_unknown_key_names_the_nearest_one(self, key, nearest):
         with pytest.raises(UnknownKeyError) as caught:
             build_learner_hook_by_cfg({key: 5})
 
@@ -183,7 +183,7 @@ class TestBuild:
 
         assert isinstance(caught.value, HookError)
 
-    def test_a_section_inside_of_its_key_is_taken_as_the_section(self, manager):
+    def test_section_nested_under_the_key_hook_is_unwrapped(self, manager):
         register_learner_hook("note", Note)
         inner = {"save_ckpt_after_run": True, "hook": {"type": "note", "position": "before_run"}}
 
@@ -218,7 +218,7 @@ def test_registering_a_hook_again_replaces_it(manager):
     assert type(hooks["after_run"][0]) is Second
 
 
-def test_merging_tables_of_other_positions_is_refused():
+def test_merging_tables_with_different_positions_is_refused():
     with pytest.raises(HookError):
         merge_hooks({"after_run": []}, {"before_run": []})
 
@@ -256,7 +256,7 @@ class TestSave:
         assert learner.checkpoint_dir == tmp_path / "run" / "ckpt_expert"
         assert (learner.checkpoint_dir / "iteration_0.safetensors").exists()
 
-    def test_old_iterations_go_and_the_best_stays(self, make_learner, scripted):
+    def test_old_iterations_are_removed_and_the_best_is_kept(self, make_learner, scripted):
         learner = make_learner(
             scripted(lambda data: {"loss": 1.0}),
             {"keep_last_ckpt": 2, "hook": {"save_ckpt_after_iter": 1}},
@@ -271,7 +271,7 @@ class TestSave:
         assert names == {"iteration_4", "iteration_5", "ckpt_best", "latest"}
         assert load_checkpoint(learner.checkpoint_dir / "ckpt_best").iteration == 1
 
-    def test_a_full_disk_leaves_out_a_checkpoint_and_training_goes_on(
+    def test_full_disk_skips_a_checkpoint_and_training_continues(
         self, make_learner, scripted, caplog
     ):
         learner = make_learner(
@@ -297,7 +297,7 @@ class TestSave:
         assert load_checkpoint(learner.checkpoint_dir / "ckpt_best").iteration == 0
         assert learner.ckpt_name is None
 
-    def test_latest_is_the_newest_whatever_its_name(self, make_learner, scripted):
+    def test_latest_loads_the_newest_checkpoint_of_any_name(self, make_learner, scripted):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": NO_SAVE})
 
         learner.save_checkpoint("latest")
@@ -327,7 +327,7 @@ class TestLoad:
 
         assert second.train_iter == 3
         assert second.collector_envstep == 16
-        # The optimizer came along: both make the same next steps, bit by bit.
+        # The optimizer state was loaded too: both make the same next steps, bit by bit.
         for seed in range(3, 6):
             assert first.train(batch(seed=seed)) == second.train(batch(seed=seed))
         assert second.train_iter == 6
@@ -353,14 +353,14 @@ class TestLoad:
 
 
 class TestLogReduce:
-    def test_at_world_size_1_nothing_changes(self, make_learner, scripted):
+    def test_with_world_size_1_nothing_changes(self, make_learner, scripted):
         learner = make_learner(
             scripted(lambda data: {"loss": 1.5}), {"hook": {"log_reduce_after_iter": True}}
         )
 
         assert learner.train([{}]) == [{"loss": 1.5}]
 
-    def test_learners_of_several_ranks_have_it_unless_it_is_turned_off(
+    def test_learners_with_several_ranks_have_the_hook_unless_it_is_disabled(
         self, make_learner, scripted
     ):
         policy = scripted(lambda data: {"loss": 1.5})
@@ -370,7 +370,7 @@ class TestLogReduce:
         alone = make_learner(policy, {"hook": {"log_reduce_after_iter": False}}, dist_info=(0, 2))
         assert alone.train([{}]) == [{"loss": 1.5}]
 
-    def test_each_number_becomes_its_mean_unless_its_name_says_no(
+    def test_each_number_becomes_its_mean_unless_its_name_starts_with_noreduce(
         self, make_learner, scripted, monkeypatch
     ):
         other_rank = torch.tensor([3.0, 10.0, 20.0], dtype=torch.float64)  # loss, a, b
@@ -429,7 +429,7 @@ class TestLogReduce:
         assert [rank.returncode for rank in ranks] == [0, 0], errors
 
 
-def test_a_log_variable_that_is_no_number_is_named(make_learner, scripted):
+def test_error_for_a_log_variable_that_is_not_a_number_names_it(make_learner, scripted):
     learner = make_learner(scripted(lambda data: {"loss": "high"}), {"hook": NO_SAVE})
 
     with pytest.raises(PolicyOutputTypeError) as caught:

@@ -41,7 +41,7 @@ def record_all(learner):
     return calls
 
 
-def test_train_returns_the_log_of_a_dqn_update_and_counts_it(make_learner, learn_mode, batch):
+def test_train_returns_the_log_of_an_update_and_counts_it(make_learner, learn_mode, batch):
     learner = make_learner(learn_mode(), QUIET)
     assert (learner.train_iter, learner.collector_envstep) == (0, 0)
 
@@ -53,7 +53,7 @@ def test_train_returns_the_log_of_a_dqn_update_and_counts_it(make_learner, learn
     assert learner.collector_envstep == 96
 
 
-def test_learner_that_has_not_trained_knows_of_nothing(make_learner, scripted):
+def test_learner_before_training_has_empty_logs_and_counts(make_learner, scripted):
     learner = make_learner(None, QUIET)
 
     assert (learner.sample_count, learner.priority_info, dict(learner.log_vars)) == (0, {}, {})
@@ -65,8 +65,8 @@ def test_learner_that_has_not_trained_knows_of_nothing(make_learner, scripted):
     assert (learner.sample_count, learner.collector_envstep) == (2, -1)
 
 
-def test_time_of_an_iteration_is_logged_with_that_of_its_data(make_learner, scripted, monkeypatch):
-    now = iter([100.0, 100.5, 101.0, 103.0, 104.0])  # data from and to, training from and to
+def test_data_time_and_train_time_are_logged(make_learner, scripted, monkeypatch):
+    now = iter([100.0, 100.5, 101.0, 103.0, 104.0])  # start and end of data, then of training
     monkeypatch.setattr(base, "perf_counter", lambda: next(now))
     learner = make_learner(scripted(lambda data: {}), {**QUIET, "train_iterations": 1})
     learner.get_data = lambda size: [{}]
@@ -77,7 +77,7 @@ def test_time_of_an_iteration_is_logged_with_that_of_its_data(make_learner, scri
     assert next(now) == 104.0
 
 
-def test_loss_is_that_of_the_latest_iteration_where_it_is_a_number(make_learner, scripted):
+def test_loss_is_the_latest_one_if_it_is_a_number(make_learner, scripted):
     logged = [{"total_loss": np.zeros(3)}, {}, {"total_loss": 2}]
     learner = make_learner(scripted(lambda data: logged.pop()), QUIET)
     assert learner.loss is None
@@ -146,7 +146,7 @@ def test_prefixed_entries_reach_the_hooks_but_not_the_caller(make_learner, scrip
     assert output.keys() == {"loss", "[scalars]norms", "[histogram]action"}
 
 
-def test_nothing_is_left_of_the_logs_of_the_iteration_before(make_learner, scripted):
+def test_logs_of_the_last_iteration_are_cleared(make_learner, scripted):
     outputs = [{"[scalars]norms": {"a": 1.0}, "[histogram]action": [0]}, {"loss": 1.0}]
     hooks = {"hook": {**QUIET["hook"], "log_show_after_iter": False}}
     learner = make_learner(scripted(lambda data: outputs.pop(0)), hooks)
@@ -158,9 +158,7 @@ def test_nothing_is_left_of_the_logs_of_the_iteration_before(make_learner, scrip
     assert (learner.log_buffer["scalars"], learner.log_buffer["histogram"]) == ({}, {})
 
 
-def test_priorities_come_with_the_ids_of_the_batch_that_caused_them(
-    make_learner, learn_mode, batch
-):
+def test_priorities_come_with_the_ids_of_their_batch(make_learner, learn_mode, batch):
     learner = make_learner(learn_mode(priority=True), QUIET)
     ids, slots = np.arange(50, 58), np.arange(8)
 
@@ -185,7 +183,7 @@ def test_priorities_of_rows_carry_their_ids(make_learner, scripted):
     }
 
 
-def test_the_last_of_several_logs_gives_the_priorities(make_learner, scripted):
+def test_priorities_come_from_the_last_of_several_logs(make_learner, scripted):
     learner = make_learner(scripted(lambda data: [{"priority": [1.0]}, {"priority": [2.0]}]), QUIET)
 
     logs = learner.train(SampleBatch({"replay_unique_id": [3]}))
@@ -194,7 +192,7 @@ def test_the_last_of_several_logs_gives_the_priorities(make_learner, scripted):
     assert learner.priority_info["priority"] == [2.0]
 
 
-def test_an_update_without_priorities_clears_those_of_the_one_before(make_learner, scripted):
+def test_update_without_priorities_clears_the_old_ones(make_learner, scripted):
     outputs = iter([{"priority": [1.0]}, {"loss": 1.0}])
     learner = make_learner(scripted(lambda data: next(outputs)), QUIET)
     learner.train([{"replay_unique_id": 1}])
@@ -212,7 +210,7 @@ def test_policy_kwargs_reach_forward(make_learner, scripted):
 
 
 @pytest.mark.parametrize("output", [None, 1.0, ["text"], ({"loss": 1.0},)])
-def test_output_that_is_no_log_is_refused(make_learner, scripted, output):
+def test_output_that_is_not_a_log_is_refused(make_learner, scripted, output):
     learner = make_learner(scripted(lambda data: output), QUIET)
 
     with pytest.raises(PolicyOutputTypeError) as caught:
@@ -222,7 +220,7 @@ def test_output_that_is_no_log_is_refused(make_learner, scripted, output):
     assert learner.train_iter == 0
 
 
-def test_a_nan_loss_passes_through_unchanged(make_learner, learn_mode, batch):
+def test_error_of_a_nan_loss_is_raised_unchanged(make_learner, learn_mode, batch):
     learner = make_learner(learn_mode(), QUIET)
 
     with pytest.raises(NonFiniteError) as caught:
@@ -237,7 +235,7 @@ def test_train_without_a_policy_says_what_to_do(make_learner):
         make_learner(None, QUIET).train([{}])
 
 
-def test_observers_hear_of_every_iteration(make_learner, scripted):
+def test_observers_are_called_for_every_iteration(make_learner, scripted):
     heard = []
 
     class Observer:
@@ -269,7 +267,7 @@ def test_error_of_a_hook_names_it(make_learner, scripted):
 
 
 class Counting(Recorder):
-    """Keeps how often it was called."""
+    """Saves and restores how often it was called."""
 
     def state_dict(self):
         return {"calls": len(self._calls)}
@@ -278,7 +276,7 @@ class Counting(Recorder):
         self._calls[:] = ["earlier"] * state["calls"]
 
 
-def test_learner_goes_on_from_a_saved_state_with_the_same_hooks(make_learner, scripted):
+def test_learner_continues_from_a_saved_state_with_the_same_hooks(make_learner, scripted):
     losses = iter((0.0, 1.0, 2.0))
 
     def make(*positions):
@@ -305,7 +303,7 @@ def test_learner_goes_on_from_a_saved_state_with_the_same_hooks(make_learner, sc
     assert (other.train_iter, calls) == (0, [])
 
 
-def test_checkpoint_is_saved_by_the_hook_of_that_name_alone(make_learner, scripted):
+def test_save_checkpoint_calls_no_other_hook(make_learner, scripted):
     learner = make_learner(scripted(lambda data: {}), {"hook": {"save_ckpt_after_iter": False}})
     calls = []
     learner.register_hook(Recorder("after_run", calls, priority=1))
@@ -327,7 +325,7 @@ def test_an_unwritable_run_folder_is_a_typed_error(make_learner, scripted, tmp_p
 
 
 class TestStart:
-    def test_trains_until_there_is_no_more_data(self, make_learner, learn_mode, batch):
+    def test_training_ends_when_there_is_no_more_data(self, make_learner, learn_mode, batch):
         learner = make_learner(learn_mode(), QUIET)
         calls = record_all(learner)
         batches = [batch(), batch(seed=1), None]
@@ -352,7 +350,7 @@ class TestStart:
 
         assert learner.train_iter == 3
 
-    def test_keeps_the_env_steps_that_its_owner_set(self, make_learner, scripted):
+    def test_start_keeps_env_steps_that_were_set_before(self, make_learner, scripted):
         learner = make_learner(
             scripted(lambda data: {"loss": 1.0}), {**QUIET, "train_iterations": 1}
         )
@@ -363,7 +361,7 @@ class TestStart:
 
         assert learner.collector_envstep == 320
 
-    def test_a_list_of_callables_is_called_for_its_rows(self, make_learner, scripted):
+    def test_callables_in_the_data_are_called_for_their_rows(self, make_learner, scripted):
         seen = []
         policy = scripted(lambda data: (seen.append(data), {"loss": 1.0})[1])
         learner = make_learner(policy, {**QUIET, "train_iterations": 1})
@@ -373,7 +371,7 @@ class TestStart:
 
         assert seen == [[{"obs": 1}, {"obs": 2}]]
 
-    def test_rows_that_share_one_gather_are_trained_as_columns(self, make_learner, scripted):
+    def test_row_loaders_of_one_gather_are_trained_as_columns(self, make_learner, scripted):
         seen = []
         policy = scripted(lambda data: (seen.append(data), {"loss": 1.0})[1])
         learner = make_learner(policy, {**QUIET, "train_iterations": 1})
@@ -386,7 +384,7 @@ class TestStart:
 
         assert seen == [gathered]
 
-    def test_close_from_another_thread_ends_it_and_runs_the_last_hooks(
+    def test_close_from_another_thread_ends_training_and_runs_the_after_run_hooks(
         self, make_learner, scripted, tmp_path
     ):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
@@ -412,7 +410,7 @@ class TestStart:
         assert "last words" in (tmp_path / "run/log/learner/learner_logger.txt").read_text()
         assert learner.logger.handlers == []
 
-    def test_on_a_closed_learner_returns_at_once(self, make_learner, scripted):
+    def test_start_of_a_closed_learner_returns_at_once(self, make_learner, scripted):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), QUIET)
         calls = record_all(learner)
         learner.get_data = lambda size: [{}]
@@ -422,7 +420,9 @@ class TestStart:
 
         assert calls == []
 
-    def test_saves_and_raises_what_training_raised(self, make_learner, learn_mode, batch):
+    def test_error_in_training_saves_a_checkpoint_and_is_raised(
+        self, make_learner, learn_mode, batch
+    ):
         learner = make_learner(learn_mode(), QUIET)
         bad = batch(reward=np.full(8, np.inf, np.float32))
         batches = [batch(), bad]
@@ -435,7 +435,7 @@ class TestStart:
         assert saved.iteration == 1
         assert learner.learn_info["learner_done"] is False
 
-    def test_raises_the_first_error_when_saving_fails_too(self, make_learner, scripted):
+    def test_first_error_is_raised_if_saving_fails_too(self, make_learner, scripted):
         def fail(data):
             raise KeyError("the policy's own mistake")
 
@@ -448,7 +448,7 @@ class TestStart:
 
         assert "No checkpoint ckpt_exception" in caught.value.__notes__[0]
 
-    def test_without_a_policy_there_is_none_to_save(self, make_learner):
+    def test_learner_without_a_policy_saves_no_checkpoint(self, make_learner):
         learner = make_learner(None, QUIET)
         learner.get_data = lambda size: [{}]
 
@@ -457,11 +457,11 @@ class TestStart:
 
         assert not hasattr(caught.value, "__notes__")
 
-    def test_without_a_data_source_says_what_to_attach(self, make_learner, scripted):
+    def test_error_without_a_data_source_names_get_data(self, make_learner, scripted):
         with pytest.raises(ConfigError, match="get_data"):
             make_learner(scripted(lambda data: {}), QUIET).start()
 
-    def test_more_than_no_loader_workers_is_refused(self, make_learner, scripted):
+    def test_data_loader_workers_are_refused(self, make_learner, scripted):
         with pytest.raises(ConfigError) as caught:
             make_learner(scripted(lambda data: {}), {**QUIET, "dataloader": {"num_workers": 2}})
 
@@ -475,7 +475,7 @@ class TestStart:
             learner.start()
 
 
-def test_close_twice_releases_the_logs_once(make_learner, scripted):
+def test_closing_twice_releases_the_logs_once(make_learner, scripted):
     learner = make_learner(scripted(lambda data: {}), QUIET)
     other = make_learner(scripted(lambda data: {}), QUIET)
 
@@ -487,7 +487,7 @@ def test_close_twice_releases_the_logs_once(make_learner, scripted):
     other.tb_logger.add_scalar("still/open", 1.0, 0)
 
 
-def test_hooks_that_do_not_close_are_left_behind_and_each_is_closed_once(
+def test_hooks_that_hang_on_close_are_abandoned_and_closed_only_once(
     make_learner, scripted, caplog
 ):
     gate, closed = threading.Event(), []
@@ -512,7 +512,7 @@ def test_hooks_that_do_not_close_are_left_behind_and_each_is_closed_once(
     finally:
         gate.set()
 
-    assert time.monotonic() - began < 5.5  # the time is that of all together
+    assert time.monotonic() - began < 5.5  # the limit is for all hooks together
     assert sorted(closed) == ["hangs", "hangs too", "quick"]
     left = [each for each in caplog.messages if "did not return in time" in each]
     assert [each.partition(" did not")[0].partition(" of ")[2] for each in left] == [
@@ -521,7 +521,7 @@ def test_hooks_that_do_not_close_are_left_behind_and_each_is_closed_once(
 
 
 @pytest.mark.parametrize("is_limited", [False, True])
-def test_error_of_a_hook_that_closes_is_logged(make_learner, scripted, caplog, is_limited):
+def test_error_in_the_close_of_a_hook_is_logged(make_learner, scripted, caplog, is_limited):
     class Hook(LearnerHook):
         def __call__(self, engine):
             pass
@@ -538,8 +538,8 @@ def test_error_of_a_hook_that_closes_is_logged(make_learner, scripted, caplog, i
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_hooks_are_closed_after_the_training_that_close_ends(make_learner, scripted, closes):
-    """By the thread that trains, after the hooks after the run; else by ``close()`` alone."""
+def test_hooks_are_closed_after_the_after_run_hooks(make_learner, scripted, closes):
+    """The training thread closes them if a hook called ``close()``; else ``close()`` does it."""
     order = []
 
     class Hook(LearnerHook):

@@ -31,7 +31,7 @@ QUIET_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 
 
 def read_events(folder):
-    """Yield (tag, step, value or 'histogram') of every summary in a tensorboard folder."""
+    """Yield (tag, step, value or 'histogram') for every summary in a tensorboard folder."""
     for file in folder.glob("events*"):
         raw = file.read_bytes()
         while raw:
@@ -45,7 +45,7 @@ def read_events(folder):
 
 @contextlib.contextmanager
 def full_disk(after_bytes):
-    """Let no file of this process grow beyond so many bytes."""
+    """Limit the size of each file of this process to ``after_bytes``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (after_bytes, hard))
@@ -70,7 +70,7 @@ class TestBuildLogger:
         events = set(read_events(tmp_path / "log" / "learner_tb_logger"))
         assert events == {("a/b", 7, 2.5), ("h", 7, "histogram")}
 
-    def test_one_folder_has_one_writer_until_its_last_user_closes_it(self, tmp_path):
+    def test_folder_has_one_writer_until_its_last_user_closes_it(self, tmp_path):
         (first, writer), (second, same) = (build_logger(tmp_path, "a") for _ in range(2))
         assert same is writer
 
@@ -85,13 +85,13 @@ class TestBuildLogger:
 
         assert other is not writer
         assert list(read_events(tmp_path / "a_tb_logger")) == [("x", 1, 1.0)]
-        writer.close()  # once more than it was opened: that of the folder is another one now
+        writer.close()  # one close too many must not affect the new writer of the folder
         fifth, still = build_logger(tmp_path, "a")
         assert still is other
         for closable in (first, second, third, fourth, other, fifth, still):
             closable.close()
 
-    def test_other_methods_of_the_writer_are_reachable_until_it_is_closed(self, tmp_path):
+    def test_other_methods_of_the_writer_work_until_it_is_closed(self, tmp_path):
         logger, writer = build_logger(tmp_path, "a", need_text=False)
         logger.close()
 
@@ -113,7 +113,7 @@ class TestBuildLogger:
         assert list((tmp_path / "a_tb_logger").iterdir()) == []
         writer.close()
 
-    def test_a_writer_that_is_not_used_starts_no_thread_and_no_file(self, tmp_path):
+    def test_unused_writer_starts_no_thread_and_creates_no_file(self, tmp_path):
         before = threading.active_count()
 
         logger, writer = build_logger(tmp_path, "a", need_text=False)
@@ -124,7 +124,7 @@ class TestBuildLogger:
         logger.close()
         writer.close()
 
-    def test_without_text_or_tensorboard_touches_no_file(self, tmp_path):
+    def test_logger_without_text_or_tensorboard_writes_no_file(self, tmp_path):
         logger, writer = build_logger(tmp_path / "log", need_tb=False, need_text=False)
         logger.info("into the void")
         logger.close()
@@ -132,7 +132,7 @@ class TestBuildLogger:
         assert writer is None
         assert not (tmp_path / "log").exists()
 
-    def test_leaves_global_logging_alone(self, tmp_path):
+    def test_global_logging_is_not_changed(self, tmp_path):
         handlers = list(logging.getLogger().handlers)
         known = set(logging.Logger.manager.loggerDict)
 
@@ -142,7 +142,7 @@ class TestBuildLogger:
         assert "private" not in set(logging.Logger.manager.loggerDict) - known
         logger.close()
 
-    def test_records_reach_handlers_that_the_user_put_on_dingsdk(self, tmp_path, caplog):
+    def test_records_reach_user_handlers_of_the_dingsdk_logger(self, tmp_path, caplog):
         logger, _ = build_logger(tmp_path, "a", need_tb=False)
 
         with caplog.at_level(logging.INFO, logger="dingsdk"):
@@ -175,7 +175,7 @@ class TestBuildLogger:
         gc.collect()  # an open file would raise a ResourceWarning, which is an error here
 
     @pytest.mark.parametrize("at", [100, 200, 1000])
-    def test_a_disk_that_fills_up_ends_the_logs_with_one_warning_each(self, tmp_path, caplog, at):
+    def test_full_disk_ends_each_log_with_one_warning(self, tmp_path, caplog, at):
         logger, writer = build_logger(tmp_path, "a")
         logger.info("before")
         with full_disk(at):
@@ -194,7 +194,7 @@ class TestBuildLogger:
         gc.collect()  # an open file would raise a ResourceWarning, which is an error here
 
     @pytest.mark.parametrize("umask", [0, 0o22])
-    def test_logs_are_for_their_user_alone(self, tmp_path, umask):
+    def test_only_the_user_can_read_the_logs(self, tmp_path, umask):
         before = os.umask(umask)
         try:
             logger, writer = build_logger(tmp_path / "run" / "log", "a")
@@ -208,7 +208,7 @@ class TestBuildLogger:
         modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
         assert modes == {True: 0o700, False: 0o600}
 
-    def test_a_long_text_log_goes_on_in_new_files_and_the_oldest_goes(self, tmp_path):
+    def test_long_text_log_is_rotated_and_the_oldest_file_removed(self, tmp_path):
         logger, _ = build_logger(tmp_path, "a", need_tb=False)
 
         for number in range(6):
@@ -238,7 +238,7 @@ class TestBuildLogger:
         assert caught.value.facts["path"] == str(folder / blocked)
         gc.collect()  # an open file would raise a ResourceWarning, which is an error here
 
-    def test_a_component_without_a_name_has_a_text_log_alone_where_that_is_asked(self, tmp_path):
+    def test_unnamed_component_can_have_only_a_text_log(self, tmp_path):
         logger, writer = build_logger(tmp_path / "log", need_tb=False)
         logger.info("text")
         logger.close()
@@ -246,9 +246,11 @@ class TestBuildLogger:
         assert writer is None
         assert [path.name for path in (tmp_path / "log").iterdir()] == ["default_logger.txt"]
 
-    def test_a_line_that_cannot_be_formatted_is_shown_and_the_log_goes_on(self, tmp_path, capsys):
+    def test_line_that_cannot_be_formatted_is_reported_and_the_log_continues(
+        self, tmp_path, capsys
+    ):
         logger, _ = build_logger(tmp_path, "a", need_tb=False)
-        logger.propagate = False  # to pytest, which raises the error
+        logger.propagate = False  # otherwise pytest raises the error
 
         logger.info("%d", "no number")
         logger.info("next")
@@ -257,7 +259,7 @@ class TestBuildLogger:
         assert "TypeError: %d format: a real number is required" in capsys.readouterr().err
         assert (tmp_path / "a_logger.txt").read_text().endswith("[INFO] next\n")
 
-    def test_points_wait_half_a_minute_at_most_to_be_written(self, tmp_path, monkeypatch):
+    def test_points_are_written_after_at_most_half_a_minute(self, tmp_path, monkeypatch):
         now = 1000.0
         monkeypatch.setattr(
             run_logger, "time", SimpleNamespace(time=time.time, monotonic=lambda: now)
@@ -281,7 +283,7 @@ class TestBuildLogger:
         assert list(read_events(tmp_path / "a_tb_logger")) == [("x", 7, 1.0)]
         writer.close()
 
-    def test_points_that_find_no_room_at_the_end_are_told(self, tmp_path, caplog):
+    def test_full_disk_at_close_is_reported(self, tmp_path, caplog):
         writer = build_tb_logger(tmp_path, "a")
         writer.add_scalar("x", 1.0, 7)
         with full_disk(10):
@@ -290,7 +292,7 @@ class TestBuildLogger:
         (text,) = caplog.messages
         assert text.endswith("the run goes on: File too large")
 
-    def test_an_event_file_says_its_format_first_and_when_it_was_begun(self, tmp_path):
+    def test_event_file_starts_with_its_format_and_start_time(self, tmp_path):
         before = time.time()
         writer = build_tb_logger(tmp_path, "a")
         writer.add_scalar("x", 1.0, 1)
@@ -340,7 +342,7 @@ class TestStatistics:
         ]
 
 
-def test_settings_that_are_no_numbers_have_no_curves():
+def test_settings_that_are_not_numbers_have_no_curves():
     assert floats_of({"eps": 0.5, "mode": "x", "n": 3, "is_on": True}) == {"eps": 0.5}
 
 
@@ -377,7 +379,7 @@ class TestLogShow:
         log = tmp_path / "run" / "log" / "learner"
         events = set(read_events(log / "learner_tb_logger"))
         assert ("learner_iter/loss_avg", 0, 0.0) in events
-        assert ("learner_iter/loss_avg", 20, 15.5) in events  # the mean of 11 to 20
+        assert ("learner_iter/loss_avg", 20, 15.5) in events  # mean of 11 to 20
         assert ("learner_step/loss_avg", 120, 15.5) in events
         assert ("learner_iter/norm/first", 20, 3.0) in events
         assert ("learner/action", 20, "histogram") in events
@@ -400,7 +402,7 @@ class TestLogShow:
         events = list(read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger"))
         assert {tag.split("/")[0] for tag, _, _ in events} == {"learner_iter"}
 
-    def test_curves_over_env_steps_begin_at_the_first(self, make_learner, scripted, tmp_path):
+    def test_curves_over_env_steps_can_start_at_step_0(self, make_learner, scripted, tmp_path):
         learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
 
         learner.train([{}], envstep=0)
@@ -442,7 +444,7 @@ class TestLogShow:
 
 
 class TestMonitor:
-    def test_averages_look_back_ten_ticks(self):
+    def test_averages_cover_ten_ticks(self):
         monitor = LearnerMonitor(["loss"])
         for value in range(25):
             monitor.record({"loss": value})
@@ -477,7 +479,7 @@ class TestMonitor:
     @pytest.mark.parametrize(
         "other", ["2", None, [2.0], np.zeros(2), torch.zeros(2), np.array([]), {}, 2j]
     )
-    def test_what_is_not_one_number_is_named(self, other):
+    def test_value_that_is_not_one_number_is_refused(self, other):
         with pytest.raises(PolicyOutputTypeError, match="'x'"):
             LearnerMonitor().record({"x": other})
 

@@ -1,4 +1,4 @@
-"""Shipped hooks that measure, schedule and write log variables elsewhere, and ``log_vars``."""
+"""The built-in hooks for norms, learning rates, throughput, files and trackers; ``log_vars``."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def hooked(**hooks):
 
 
 def losses(*values):
-    """A forward that logs these losses, one an iteration."""
+    """Return a forward that logs one of these losses in each iteration."""
     left = list(values)
     return lambda data: {"loss": left.pop(0)}
 
@@ -63,14 +63,14 @@ class TestLogVars:
         assert learner.log_buffer["scalar"] == {}
         assert learner.log_vars["loss"] == 2.0
 
-    def test_hooks_cannot_write_to_them(self, scripted, make_learner):
+    def test_hooks_cannot_change_the_variables(self, scripted, make_learner):
         learner = make_learner(scripted(losses(1.0)), hooked())
         learner.train([{}])
 
         with pytest.raises(TypeError):
             learner.log_vars["loss"] = 0.0
 
-    def test_added_ones_are_seen_by_later_hooks_and_gone_after_the_iteration(
+    def test_added_variables_are_seen_by_later_hooks_in_the_same_iteration(
         self, scripted, make_learner
     ):
         class Adding(Seeing):
@@ -92,7 +92,7 @@ class TestLogVars:
         assert [each.get("extra") for each in seeing.seen] == [5.0, None]
         assert [each for each in written if "extra" in each[0]] == [("learner_iter/extra", 5.0, 0)]
 
-    def test_several_iterations_of_one_forward_each_have_their_own(self, scripted, make_learner):
+    def test_each_iteration_of_one_forward_has_its_own_variables(self, scripted, make_learner):
         learner = make_learner(scripted(lambda data: [{"loss": 1.0}, {"loss": 2.0}]), hooked())
         seeing = Seeing("s", 1, position="after_iter")
         learner.register_hook(seeing)
@@ -101,7 +101,7 @@ class TestLogVars:
 
         assert [each["loss"] for each in seeing.seen] == [1.0, 2.0]
 
-    def test_hooks_are_closed_with_the_learner_though_one_fails(
+    def test_all_hooks_are_closed_with_the_learner_if_one_fails(
         self, scripted, make_learner, caplog
     ):
         class Failing(Seeing):
@@ -138,7 +138,7 @@ class TestNorms:
         assert found[2]["grad_norm/optimizer"] == seeing.seen[2]["grad_norm"]
         assert found[0]["param_norm/model"] != found[2]["param_norm/model"]
 
-    def test_policy_without_norms_is_named(self, scripted, make_learner):
+    def test_policy_without_norms_is_refused(self, scripted, make_learner):
         learner = make_learner(scripted(losses(1.0)), hooked(norms={}))
 
         with pytest.raises(HookError, match="'norms' needs a policy"):
@@ -146,7 +146,7 @@ class TestNorms:
 
 
 class Plain(BasePolicy):
-    """Trains one weight with an optimizer of torch: loss w * 3, so the gradient is 3."""
+    """Trains one weight w with an optimizer of torch; the loss is w * 3, so the gradient is 3."""
 
     def build(self):
         self.network = torch.nn.Linear(1, 1, bias=False)
@@ -180,7 +180,7 @@ class TestLearningRate:
     @pytest.mark.parametrize(
         ("args", "expected"),
         [
-            # iterations 0, 1, 5, 10 and 20 by hand
+            # iterations 0, 1, 5, 10 and 20
             ({}, [1.0, 0.9, 0.5, 0.0, 0.0]),
             ({"final": 0.2}, [1.0, 0.92, 0.6, 0.2, 0.2]),
             ({"kind": "cosine"}, [1.0, 0.975528, 0.5, 0.0, 0.0]),
@@ -189,7 +189,7 @@ class TestLearningRate:
             ({"warmup": 4}, [0.25, 0.5, 5 / 6, 0.0, 0.0]),
         ],
     )
-    def test_factors_by_hand(self, args, expected):
+    def test_factors_equal_a_hand_calculation(self, args, expected):
         found = [rate(iteration, **args) for iteration in (0, 1, 5, 10, 20)]
 
         assert found == pytest.approx(expected, abs=1e-6)
@@ -207,7 +207,7 @@ class TestLearningRate:
             ({"kind": "stairs"}, "kind"),
         ],
     )
-    def test_args_that_cannot_work_are_refused(self, args, text):
+    def test_invalid_args_are_refused(self, args, text):
         with pytest.raises(ConfigError, match=text):
             rate(0, **args)
 
@@ -215,7 +215,7 @@ class TestLearningRate:
         with pytest.raises(HookError, match="before_iter"):
             lr_hook("after_iter", iterations=10)
 
-    def test_rates_of_our_adam_follow_it(self, learn_mode, make_learner, batch):
+    def test_schedule_sets_the_rate_of_our_adam(self, learn_mode, make_learner, batch):
         entry = {"position": "before_iter", "ext_args": {"iterations": 4}}
         mode = learn_mode(learn={"learning_rate": 0.1})
         learner = make_learner(mode, hooked(lr_schedule=entry))
@@ -225,7 +225,7 @@ class TestLearningRate:
         assert found == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0])
 
     @pytest.mark.slow  # torch.optim imports a compiler
-    def test_rates_of_torch_optimizers_follow_it(self, make_learner, batch):
+    def test_schedule_sets_the_rate_of_torch_optimizers(self, make_learner, batch):
         policy = Plain({"type": "plain", "model": {}}, enable_field=["learn"])
         entry = {"position": "before_iter", "ext_args": {"iterations": 2}}
         learner = make_learner(policy.learn_mode, hooked(lr_schedule=entry))
@@ -235,12 +235,12 @@ class TestLearningRate:
             learner.train(batch())
             found.append(policy.network.weight.item())
 
-        # 4 - 0.5 * 3, then half of that step, then none.
+        # The first step is 0.5 * 3, the second is half of it, the third is 0.
         assert found == pytest.approx([2.5, 1.75, 1.75])
         norms = learner.policy.get_attribute("norms")
         assert norms == pytest.approx({"param_norm/model": 1.75, "grad_norm/optimizer": 3.0})
 
-    def test_policy_without_rates_is_named(self, scripted, make_learner):
+    def test_policy_without_learning_rate_factor_is_refused(self, scripted, make_learner):
         policy = scripted(losses(1.0))._replace(set_attribute=lambda name, value: {}[name])
         entry = {"position": "before_iter", "ext_args": {"iterations": 2}}
         learner = make_learner(policy, hooked(lr_schedule=entry))
@@ -250,7 +250,7 @@ class TestLearningRate:
 
 
 class TestThroughput:
-    def test_rates_between_two_iterations_by_a_clock_of_our_own(self, scripted, make_learner):
+    def test_rates_between_two_iterations_with_a_fake_clock(self, scripted, make_learner):
         learner = make_learner(scripted(lambda data: {}), hooked())
         with use_manager(PluginManager()) as manager:
             hook_type = manager.get("learner_hooks", "throughput")
@@ -272,7 +272,7 @@ class TestThroughput:
         trained = seeing.seen[3]["train_time"] + seeing.seen[4]["train_time"]
         assert seeing.seen[4]["train_share"] == pytest.approx(trained)
 
-    def test_rates_are_numbers_where_a_coarse_clock_did_not_move(self, scripted, make_learner):
+    def test_rates_are_finite_if_the_clock_did_not_advance(self, scripted, make_learner):
         learner = make_learner(scripted(lambda data: {}), hooked())
         with use_manager(PluginManager()) as manager:
             hook_type = manager.get("learner_hooks", "throughput")
@@ -292,7 +292,7 @@ EACH_KIND = ("jsonl", "csv")
 
 
 class TestFiles:
-    def test_jsonl_and_csv_hold_every_freq_th_iteration(self, scripted, make_learner, tmp_path):
+    def test_jsonl_and_csv_contain_every_freq_th_iteration(self, scripted, make_learner, tmp_path):
         policy = scripted(losses(1.0, 2.0, math.inf, 4.0))
         args = {"ext_args": {"freq": 2}}
         learner = make_learner(policy, hooked(jsonl_log=args, csv_log=args))
@@ -315,7 +315,7 @@ class TestFiles:
         assert read[0].keys() == {"iteration", "env_steps", "loss", "train_time"}
         assert (folder / "metrics.csv").stat().st_mode & 0o777 == 0o600
 
-    def test_a_line_can_be_read_while_the_training_goes_on(self, scripted, make_learner, tmp_path):
+    def test_line_can_be_read_during_training(self, scripted, make_learner, tmp_path):
         args = {"ext_args": {"freq": 1}}
         learner = make_learner(scripted(losses(1.0)), hooked(jsonl_log=args, csv_log=args))
 
@@ -323,10 +323,10 @@ class TestFiles:
 
         folder = tmp_path / "run" / "log" / "learner"
         counts = [len((folder / f"metrics.{kind}").read_text().splitlines()) for kind in EACH_KIND]
-        assert counts == [1, 2]  # a heading
+        assert counts == [1, 2]  # csv has a header line
         learner.close()
 
-    def test_csv_gets_columns_that_come_later_and_goes_on_after_a_restart(
+    def test_csv_gets_new_columns_and_continues_after_a_restart(
         self, scripted, make_learner, tmp_path
     ):
         logs = [{"loss": 1.0}, {"loss": 2.0, "kl": 0.5}, {"kl": 0.25}]
@@ -347,7 +347,7 @@ class TestFiles:
             ("", "0.25"),
         ]
 
-    def test_full_disk_ends_the_log_and_not_the_training(
+    def test_full_disk_ends_the_log_but_not_the_training(
         self, scripted, make_learner, tmp_path, caplog
     ):
         learner = make_learner(
@@ -364,7 +364,7 @@ class TestFiles:
 
 
 class Called:
-    """Stands in for a package that takes seconds to import: any attribute, each call noted."""
+    """Replaces a package that takes seconds to import; it has any attribute and records calls."""
 
     def __init__(self, name="", calls=None):
         self.name, self.calls = name, [] if calls is None else calls
@@ -381,7 +381,7 @@ class Called:
 
 
 class CalledWithoutExperiments(Called):
-    """An MLflow server on which there is no experiment yet."""
+    """An MLflow server that has no experiment yet."""
 
     def __bool__(self):
         return self.name != "MlflowClient().get_experiment_by_name()"
@@ -430,7 +430,7 @@ class TestTrackers:
         ]
         assert {run.name for (run,), _ in about} == {"MlflowClient().create_run().info.run_id"}
 
-    def test_mlflow_makes_an_experiment_that_is_not_there_on_the_server_that_was_named(
+    def test_mlflow_creates_a_missing_experiment_on_the_configured_server(
         self, scripted, make_learner, monkeypatch
     ):
         mlflow = CalledWithoutExperiments()
@@ -465,7 +465,9 @@ class TestTrackers:
         assert len(wandb.of("init().finish")) == 1
         assert wandb.of("Settings") == [((), {"console": "off", "silent": True})]
 
-    def test_wandb_names_a_run_as_its_folder(self, scripted, make_learner, tmp_path, monkeypatch):
+    def test_wandb_run_has_the_name_of_the_run_folder(
+        self, scripted, make_learner, tmp_path, monkeypatch
+    ):
         wandb = Called()
         monkeypatch.setitem(sys.modules, "wandb", wandb)
         args = {"type": "wandb", "ext_args": {"mode": "online", "project": "own"}}
@@ -476,7 +478,7 @@ class TestTrackers:
         assert run["config"] == {"run_dir": str(tmp_path / "run")}
 
     @pytest.mark.parametrize("package", ["wandb", "mlflow"])
-    def test_package_that_is_not_there_is_named_with_how_to_get_it(
+    def test_error_for_a_missing_package_says_how_to_install_it(
         self, package, scripted, make_learner, monkeypatch
     ):
         monkeypatch.setitem(sys.modules, package, None)
@@ -487,7 +489,7 @@ class TestTrackers:
 
 
 def run_alone(source, tmp_path):
-    """Run a script in a process of its own: trackers start threads and helper processes."""
+    """Run a script in a separate process, because trackers start threads and processes."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(source))
     command = [sys.executable, str(script), str(tmp_path)]
@@ -526,14 +528,14 @@ def test_wandb_and_mlflow_log_offline(tmp_path):
     lines = done.stdout.splitlines()[-3:]
     folder, iterations = lines[0].rsplit(" ", 1)
     assert iterations == "6"
-    assert lines[1] == "FINISHED None"  # wandb names the run that is not finished
+    assert lines[1] == "FINISHED None"  # wandb.run is None after the run has finished
     assert lines[2] == "[0, 2, 4]"
     (written,) = Path(folder).glob("log/learner/wandb/offline-run-*/run-*.wandb")
     assert b"total_loss" in written.read_bytes()
 
 
 @pytest.mark.slow
-def test_absent_tracker_says_what_to_install(tmp_path):
+def test_config_check_of_a_missing_tracker_says_what_to_install(tmp_path):
     done = run_alone(
         """
         import sys
@@ -552,7 +554,7 @@ def test_absent_tracker_says_what_to_install(tmp_path):
     assert "needs the package wandb; to get it: pip install" in done.stdout
 
 
-def test_config_of_a_run_takes_the_shipped_hooks(tmp_path):
+def test_run_config_can_use_the_built_in_hooks(tmp_path):
     hook = {
         "norms": {"type": "norms", "position": "after_iter", "priority": 50},
         "throughput": {"type": "throughput", "position": "after_iter", "priority": 50},

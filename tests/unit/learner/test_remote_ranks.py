@@ -1,4 +1,4 @@
-"""Learner processes that somebody else has started."""
+"""Learner ranks in processes that dingsdk did not start, for example with torchrun."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def start_rank(
     return process
 
 
-def test_remote_ranks_train_as_one_learner_in_one_group_after_the_other(
+def test_remote_ranks_train_like_one_learner_in_two_groups(
     place: RankPlace, started: Ranks
 ) -> None:
     alone, together = policy(), policy()
@@ -108,7 +108,7 @@ def test_new_group_is_formed_when_a_lost_rank_is_started_again(
 
 
 @pytest.mark.slow
-def test_rank_of_another_config_is_refused(place: RankPlace, started: Ranks) -> None:
+def test_rank_with_another_config_is_refused(place: RankPlace, started: Ranks) -> None:
     other = {**CFG, "learn": {**CFG["learn"], "target_update_freq": 4}}
     rank = start_rank(place, started, other)
     with (
@@ -128,7 +128,7 @@ def test_missing_ranks_are_named(place: RankPlace, monkeypatch: pytest.MonkeyPat
         LearnerAggregator(policy(), CFG, 2, 20.0, remote)
 
 
-def test_rank_without_a_first_one_gives_up(
+def test_rank_gives_up_if_rank_0_is_missing(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_ranks, "JOIN_S", 0.2)
@@ -141,7 +141,7 @@ def test_rank_without_a_first_one_gives_up(
     serve_remote(other, CFG, stop)
 
 
-def test_rank_asks_again_after_a_pause_where_rank_0_was_started_again(place: RankPlace) -> None:
+def test_rank_connects_again_after_rank_0_was_restarted(place: RankPlace) -> None:
     store = place.store(1.0)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -151,7 +151,7 @@ def test_rank_asks_again_after_a_pause_where_rank_0_was_started_again(place: Ran
     pauses: list[float | None] = []
 
     class Stop(threading.Event):
-        """Rank 0 is started in the first pause."""
+        """Starts rank 0 during the first pause."""
 
         def wait(self, timeout: float | None = None) -> bool:
             pauses.append(timeout)
@@ -181,7 +181,7 @@ def test_rank_says_why_it_waits_for_a_new_group(
 
 
 class Served:
-    """A rank of a group of one, served by a thread, and rank 0's end of its link."""
+    """A rank in a group of one, served by a thread, and the other end of its link."""
 
     def __init__(
         self, place: RankPlace, monkeypatch: pytest.MonkeyPatch, cfg: dict[str, Any] = CFG
@@ -211,11 +211,11 @@ class Served:
         self.link.close()
 
 
-def test_remote_rank_does_as_it_is_told_until_the_run_is_over(
+def test_remote_rank_answers_requests_until_the_run_is_over(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Served(place, monkeypatch)) as rank:
-        # What has no part in learning may differ.
+        # Settings that do not affect learning may differ.
         begin = [7, 20.0, {**CFG, "eval": {"evaluator": {"eval_freq": 5}}}]
         assert rank.ask("begin", begin) == ("done", None)
         rank.ask("load_state_dict", [policy().state_dict()])
@@ -226,7 +226,7 @@ def test_remote_rank_does_as_it_is_told_until_the_run_is_over(
         assert log["total_loss"] == pytest.approx(policy().forward(batch)["total_loss"])
 
         aggregator._send(rank.link, "end", None)
-        aggregator._send(rank.link, "reset", [None])  # of no group: nobody waits for an answer
+        aggregator._send(rank.link, "reset", [None])  # outside of a group there is no answer
         assert rank.ask("begin", begin) == ("done", None)
         assert not rank.link.poll(0.02)
         rank.link.send_bytes(remote_ranks.OVER.encode())
@@ -235,7 +235,7 @@ def test_remote_rank_does_as_it_is_told_until_the_run_is_over(
         assert rank.error == []
 
 
-def test_remote_rank_of_a_run_that_is_stopped_ends(
+def test_remote_rank_ends_when_it_is_stopped(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Served(place, monkeypatch)) as rank:
@@ -245,7 +245,7 @@ def test_remote_rank_of_a_run_that_is_stopped_ends(
 
 
 @pytest.mark.parametrize("key", ["learn", "nstep"])
-def test_remote_rank_with_another_policy_is_told_and_ends(
+def test_remote_rank_with_another_policy_reports_it_and_ends(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     with closing(Served(place, monkeypatch)) as rank:
@@ -259,7 +259,7 @@ def test_remote_rank_with_another_policy_is_told_and_ends(
     assert error.path == f"policy.{key}"
 
 
-def test_remote_rank_takes_its_gpu_and_says_that_another_rank_was_lost(
+def test_remote_rank_uses_its_gpu_and_reports_a_lost_rank(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def forward(batch: Any) -> None:
@@ -278,7 +278,7 @@ def test_remote_rank_takes_its_gpu_and_says_that_another_rank_was_lost(
     assert caplog.messages == ["rank 0 waits for a new group: a rank was lost: timeout"]
 
 
-def test_ranks_that_came_are_let_go_where_others_are_missing(
+def test_joined_ranks_are_released_if_others_are_missing(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_ranks, "JOIN_S", 2.0)
@@ -295,7 +295,7 @@ def test_ranks_that_came_are_let_go_where_others_are_missing(
             assert remote._links == {}
 
 
-def test_links_notice_a_host_that_is_gone_and_send_at_once() -> None:
+def test_links_use_keepalive_timeouts_and_no_delay() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         peer = socket.create_connection(server.getsockname())
         with remote_ranks._link(peer) as link, socket.socket(fileno=os.dup(link.fileno())) as view:
@@ -311,14 +311,14 @@ def test_links_notice_a_host_that_is_gone_and_send_at_once() -> None:
                 assert 0 < seconds <= 5
 
 
-def test_groups_know_nothing_of_those_before(place: RankPlace) -> None:
+def test_new_group_does_not_see_values_of_earlier_groups(place: RankPlace) -> None:
     with closing(RemoteRanks(place)) as remote:
         first, second = remote.new_group(), remote.new_group()
         first.set("address", "old")
         assert first.check(["address"])
         assert not second.check(["address"])
         assert remote.groups == 2
-        # Any free one, also for users who may not have the low ones.
+        # Any free port, but none that needs privileges.
         assert remote._server.getsockname()[1] >= 1024
 
 
@@ -326,7 +326,7 @@ def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture)
     with closing(RemoteRanks(place)) as remote:
         address = remote._server.getsockname()
         for said in (b"", b"\0\0\0\x05hello", b"\xff" * 64):
-            # It may be hung up on at any moment.
+            # The connection may be closed at any time.
             with socket.create_connection(address) as stranger, contextlib.suppress(OSError):
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
@@ -336,11 +336,11 @@ def test_stranger_is_refused(place: RankPlace, caplog: pytest.LogCaptureFixture)
     assert "was refused" in caplog.text
 
 
-def test_rank_outside_of_the_world_is_hung_up_on_and_a_new_process_replaces_the_old(
+def test_invalid_rank_is_disconnected_and_a_new_process_replaces_the_old(
     place: RankPlace,
 ) -> None:
     def dial(rank: int) -> Any:
-        # The store is there already, also for one that says it is rank 0.
+        # ``has_agent``: the store exists already, also for a process that claims to be rank 0.
         other = dataclasses.replace(place, rank=rank, has_agent=True)
         return closing(remote_ranks.dial(other, threading.Event()))
 
@@ -392,7 +392,7 @@ def test_unusable_places_are_refused(change: dict[str, str], text: str) -> None:
 
 
 class NCCL:
-    """Stands for nccl, which torch for the CPU has not."""
+    """Replaces nccl, which torch for the CPU does not have."""
 
     Options = SimpleNamespace
 
@@ -400,7 +400,7 @@ class NCCL:
         self.args = args
 
 
-def test_rank_on_a_gpu_talks_over_nccl() -> None:
+def test_rank_on_a_gpu_uses_nccl() -> None:
     built_with_nccl = SimpleNamespace(ProcessGroupNCCL=NCCL)
     patience = timedelta(seconds=7)
 
