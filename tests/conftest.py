@@ -36,7 +36,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
     for process in multiprocessing.active_children():
         process.join(GRACE_S)
         assert not process.is_alive(), f"leaked process {process.name}"
-    # Pytest sets this one for each test. Libraries add variables when they are first imported.
+    # Pytest sets this variable for each test. Libraries may add others when they are imported.
     environment.pop("PYTEST_CURRENT_TEST", None)
     changed = [key for key, value in environment.items() if os.environ.get(key) != value]
     added = [key for key in os.environ if key.startswith("DING") and key not in environment]

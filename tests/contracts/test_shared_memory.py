@@ -1,4 +1,4 @@
-"""The shared_memory transport keeps its contract."""
+"""The shared_memory transport passes the contract."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class TestSharedMemory(TransportContract):
         run_memory.remove_stale()
 
     def make_transport(self, run_dir: Path) -> transport.SharedMemoryTransport:
-        # A silence has to count as a loss within the kit's patience.
+        # A silent worker must count as lost before the kit stops waiting.
         return transport.SharedMemoryTransport({"lost_after_s": 3.0}, run_dir)

@@ -360,7 +360,7 @@ def test_rows_of_one_payload_do_not_depend_on_another() -> None:
     store.gather(np.asarray([0]), np.asarray([2]))
     store.gather(np.asarray([1]), np.asarray([0]))  # its first obs is the next one of a's last row
     store.drop(np.asarray([1]))
-    store.gather(np.asarray([2]), np.asarray([0]))  # takes the place of b
+    store.gather(np.asarray([2]), np.asarray([0]))  # c is stored in the space of b
     batch = store.gather(np.asarray([0]), np.asarray([2]))
     assert batch.columns["next_obs"].tolist() == [[3.0]]
     assert store.ring_rows == 6

@@ -41,7 +41,7 @@ def test_exploration_is_uniform_with_probability_eps(make_policy, eps):
         [policy.collect_mode.forward_batch(OBS, IDS, eps=eps)["action"] for _ in range(rounds)]
     )
 
-    # Each of the three actions is drawn with eps / 3, the greedy one also otherwise.
+    # Each of the three actions has probability eps / 3; the greedy one has 1 - eps more.
     for action in range(3):
         expected = np.where(greedy == action, 1 - eps + eps / 3, eps / 3)
         spread = 5 * np.sqrt(expected * (1 - expected) / rounds) + 1e-9

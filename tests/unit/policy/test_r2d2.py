@@ -227,7 +227,7 @@ def test_loss_and_priorities_equal_plain_loops(double, scaled, terminated, burn_
         learn={"double": double, "value_rescale": scaled, "loss": "mse", "learning_rate": 1e-9},
     )
     with torch.no_grad():
-        policy._target_flat.neg_()  # so that the two networks prefer other actions
+        policy._target_flat.neg_()  # so that the two networks prefer different actions
     episode = steps(9, terminated=terminated)
     batch = policy.samples(dict(episode), np.array([9]))
     weights = np.linspace(0.5, 1, len(batch)).astype(np.float32)

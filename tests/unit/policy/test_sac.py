@@ -154,7 +154,7 @@ def test_update_equals_the_paper() -> None:
     optimizer = torch.optim.SGD(critic_weights, 1.0)
     critic_loss.backward()
     norm = torch.cat([weight.grad.reshape(-1) for weight in critic_weights]).norm()
-    # Adam's first step is the sign of the gradient.
+    # Adam's first step has the sign of the gradient and the size of the learning rate.
     for weight in critic_weights:
         weight.grad = 3e-4 * weight.grad / (weight.grad.abs() + 1e-8)
     optimizer.step()
