@@ -93,7 +93,8 @@ class TestRoundTrip:
         save_checkpoint(tmp_path, "a", {}, iteration=3)
 
         found = load_checkpoint(tmp_path / "a")
-        assert (found.envstep, found.meta, found.state, found.skipped) == (-1, {}, {}, ())
+        assert (found.iteration, found.envstep) == (3, -1)
+        assert (found.meta, found.state, found.skipped) == ({}, {}, ())
 
     def test_nan_survives_saving(self, tmp_path):
         save_checkpoint(tmp_path, "a", {"best": math.nan}, iteration=0)
@@ -204,12 +205,6 @@ class TestNames:
         prune_checkpoints(tmp_path, keep_last)
 
         assert stems_in(tmp_path) == {f"iteration_{number}" for number in kept}
-
-    def test_unknown_env_steps_are_minus_one(self, tmp_path):
-        path = save_checkpoint(tmp_path, "weights", {}, iteration=0)
-
-        found = load_checkpoint(path)
-        assert (found.iteration, found.envstep, found.meta) == (0, -1, {})
 
     def test_old_checkpoint_that_cannot_be_removed_is_logged(self, tmp_path, caplog):
         for number in (1, 2, 3):

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.testing import failing_calls, open_files
-from dingsdk.worker import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 from dingsdk.worker.replay_buffer.storage import memmap
@@ -549,22 +548,3 @@ def test_a_refused_folder_is_unlocked_again(tmp_path: Path) -> None:
         assert again.recovered() is not None
     assert storage.recovered() is not None
     storage.close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_marked"),
-    [
-        ({"type": "naive"}, False),
-        ({"type": "advanced"}, False),
-        ({"type": "advanced", "max_use": 2}, True),
-        ({"type": "advanced", "max_staleness": 5}, True),
-    ],
-)
-def test_marks_are_on_disk_only_if_rows_may_leave_early(
-    tmp_path: Path, settings: dict[str, Any], is_marked: bool
-) -> None:
-    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
-    cfg = {**settings, "replay_buffer_size": 8, "storage": storage}
-    with closing(create_buffer(cfg)) as buffer:
-        buffer.push([{"x": 1.0}], 1)
-        assert (tmp_path / "rows" / "marks.bin").exists() == is_marked

@@ -160,16 +160,6 @@ def test_both_sides_never_wait_for_each_other(
     assert limiter.inserts
 
 
-def test_reset_admits_pushes_at_once() -> None:
-    limiter = make(max=1.0)
-    limiter.on_insert(64)
-    limiter.on_sample(64)
-    limiter.can_sample(1)
-    assert not limiter.can_insert(64)
-    limiter.reset()
-    assert limiter.can_insert(64)
-
-
 def test_state_is_restored_also_from_another_type_of_limiter() -> None:
     limiter, other = make(max=2.0), make(max=2.0)
     limiter.on_insert(20)
