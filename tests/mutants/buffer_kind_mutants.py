@@ -1,4 +1,4 @@
-"""Buffers of sequences, of episodes and with windows that break the rules of their kind."""
+"""Sequence, episode and elastic buffers that break the rules of their kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that keep, close, wait, tell or share wrongly."""
+"""Buffers with defects in saving, closing, waiting, listeners or locking."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dingsdk.errors import (
 
 from .buffer_mutant import Naive, NaiveObjects, mutant
 
-# --- keeping ------------------------------------------------------------------------------------
+# --- saving -------------------------------------------------------------------------------------
 
 
 @mutant(21, 24)
@@ -94,7 +94,7 @@ class SavesTheRing(Naive):
             super().save_data(file)
             return
         with Naive({"replay_buffer_size": self.replay_buffer_size}) as other:
-            # The oldest row of a full ring lies at its tail.
+            # The oldest row of a full ring is at its tail.
             ring = np.roll(np.arange(self.replay_buffer_size), state["tail"])
             other.push(SampleBatch(state["data"]).take(ring), 0)
             other.save_data(file)

@@ -1,4 +1,4 @@
-"""The buffers that mutants are made of."""
+"""The base classes of the buffer mutants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BASE = frozenset({"fifo", "parts", "saves"})
 
 
 class Mutant:
-    """Stands before the class of a buffer, and says what it is to be tested with."""
+    """Mixin for a buffer class: the storage and the capabilities that it is tested with."""
 
     capabilities: ClassVar[frozenset[str]] = BASE
     storage: ClassVar[str] = "array"
@@ -35,4 +35,4 @@ class NaiveObjects(Mutant, NaiveReplayBuffer):
 MUTANTS = MutantList()
 mutant = MUTANTS.mutant
 ORDER = (3, 7, 8, 19, 20, 22, 23, 24, 26, 27, 37, 39, 40)
-"""Rules that look at the order of rows."""
+"""Rules that check the order of rows."""

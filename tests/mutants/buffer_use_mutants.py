@@ -1,4 +1,4 @@
-"""Buffers that push or sample wrongly."""
+"""Buffers with defects in push and sample."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class TurnsTuplesIntoLists(NaiveObjects):
 @mutant(10)
 class ReturnsTooMany(Naive):
     def sample(self, size: int, *args: Any, **options: Any) -> Any:
-        # As if it rounded the batch up where it can.
+        # Simulates a buffer that rounds the batch size up.
         if size == 5 and self.push_count == 10:
             size = 6
         return super().sample(size, *args, **options)

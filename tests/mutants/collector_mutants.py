@@ -1,4 +1,4 @@
-"""The serial collectors, each time with one defect, for the rules of the collectors."""
+"""Serial collectors with one defect each, for the collector rules."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .mutant_list import MutantList
 
 
 class Samples(SampleSerialCollector):
-    """The collector of samples as it is; mutants override one of its methods."""
+    """The unchanged sample collector; mutants override one of its methods."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"samples", "random"})
 
 
 class Episodes(EpisodeSerialCollector):
-    """The collector of episodes as it is."""
+    """The unchanged episode collector."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"episodes"})
 
 
 class Games(BattleSampleSerialCollector):
-    """The collector of samples of several players as it is."""
+    """The unchanged sample collector for games of several players."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"samples", "players"})
 

@@ -1,4 +1,4 @@
-"""The commanders solo and one_vs_one with one defect each, for the rules of the commanders."""
+"""The commanders solo and one_vs_one with one defect each, for the commander rules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .mutant_list import MutantList
 
 
 class Mutant(SoloCommander):
-    """The commander as it is; mutants override one of its methods."""
+    """The unchanged solo commander; mutants override one of its methods."""
 
     declared: ClassVar[frozenset[str]] = frozenset({"evaluates", "waits"})
 
 
 class Playing(OneVsOneCommander):
-    """The commander of games as it is."""
+    """The unchanged one_vs_one commander."""
 
     declared: ClassVar[frozenset[str]] = frozenset({"evaluates", "waits", "plays"})
 

@@ -1,4 +1,4 @@
-"""Env managers, each with one defect, for the rules of the env managers."""
+"""Env managers with one defect each, for the env manager rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL = frozenset({"per_env_seed", "per_env_reset", "partial_step", "guarded", "p
 
 
 class Mutant(InProcessEnvManager):
-    """The manager as it is; mutants override one of its methods."""
+    """The unchanged env manager; mutants override one of its methods."""
 
     declared: ClassVar[frozenset[str]] = FULL
 

@@ -1,4 +1,4 @@
-"""The evaluator that plays episodes, each time with one defect, for the rules of evaluators."""
+"""Episode evaluators with one defect each, for the evaluator rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .mutant_list import MutantList
 
 
 class Mutant(InteractionSerialEvaluator):
-    """The evaluator as it is; mutants override one of its methods."""
+    """The unchanged evaluator; mutants override one of its methods."""
 
 
 MUTANTS = MutantList()

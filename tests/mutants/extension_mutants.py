@@ -23,17 +23,17 @@ mutant = MUTANTS.mutant
 
 
 class HookArgs(Section, frozen=True, kw_only=True):
-    """What the hook is given.
+    """Arguments of the hook.
 
     Attributes:
-        weight: Of what came before.
+        weight: Factor for the logged count.
     """
 
     weight: float = 0.5
 
 
 class Hook(LearnerHook):
-    """A hook that keeps all rules; mutants override one of its methods."""
+    """A hook that follows all rules; mutants override one of its methods."""
 
     kind: ClassVar[str] = "learner hook"
     declared: ClassVar[frozenset[str]] = frozenset({"args", "observes", "repeatable"})
@@ -116,7 +116,7 @@ class ClosesOnce(Hook):
 
 
 class Wrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that keeps all rules; mutants override one of its methods."""
+    """A wrapper that follows all rules; mutants override one of its methods."""
 
     kind: ClassVar[str] = "wrapper"
     declared: ClassVar[frozenset[str]] = frozenset({"repeatable"})
@@ -209,7 +209,7 @@ class HidesTheEnv(Wrapper):
 
 
 class Command:
-    """A command that keeps all rules; mutants change one of its parts."""
+    """A command that follows all rules; mutants change one of its parts."""
 
     kind: ClassVar[str] = "command"
     declared: ClassVar[frozenset[str]] = frozenset()
@@ -267,7 +267,7 @@ class CompletesKnownTextOnly(Command):
 
 
 class Observer:
-    """An observer that keeps all rules; mutants override one of its hooks."""
+    """An observer that follows all rules; mutants override one of its hooks."""
 
     kind: ClassVar[str] = "observer"
     declared: ClassVar[frozenset[str]] = frozenset()

@@ -1,4 +1,4 @@
-"""Mutants of one kind of part, and the rules that each must break."""
+"""A list of mutants with the rules that each one breaks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Made = TypeVar("_Made", bound=type)
 
 
 class MutantList(list[Any]):
-    """The mutants of a kind of part, in the order of their definition."""
+    """The mutants of one kind of part, in definition order."""
 
     def mutant(self, breaks: int, *also: int) -> Callable[[_Made], _Made]:
-        """Say which rule a mutant breaks, and which others its defect cannot but break as well."""
+        """Register a mutant: the rule that it breaks, and others that its defect also breaks."""
 
         def mark(made: Any) -> Any:
             made.breaks, made.also = breaks, frozenset(also)
@@ -27,7 +27,7 @@ class MutantList(list[Any]):
 
 
 def expect_own_rule_broken(made: Any, check: Callable[[], Any]) -> None:
-    """Expect that a check finds the mutant's own rule broken, and none but those named with it."""
+    """Assert that the check finds the mutant's rule broken, and no rule except it and `also`."""
     with pytest.raises(ContractError) as caught:
         check()
 

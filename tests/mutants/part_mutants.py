@@ -28,7 +28,7 @@ from .mutant_list import MutantList
 
 
 class Mutant:
-    """Stands before the class of a part, and says what it is to be tested with."""
+    """Mixin for the class of a part: its kind, and the capabilities it is tested with."""
 
     kind: ClassVar[str]
     capabilities: ClassVar[frozenset[str]]
@@ -243,7 +243,7 @@ class RepeatsRanks(Rows):
 
 @mutant(6)
 class MistakesRankForAge(Rows):
-    """Takes the highest ranks for the newest rows, and prefers these."""
+    """Treats the highest ranks as the newest rows, and prefers them."""
 
     capabilities = frozenset({"rows"})
 

@@ -1,4 +1,4 @@
-"""DQN, each time with one defect, for the rules of the policies."""
+"""DQN policies with one defect each, for the policy rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CFG = {"model": {"obs_shape": 4, "action_shape": 3, "encoder_hidden_size_list": 
 
 
 class Mutant(DQNPolicy):
-    """The policy as it is; mutants override one of its methods."""
+    """The unchanged policy; mutants override one of its methods."""
 
     def __init__(self, enable_field: Sequence[str] | None, seed: int | None) -> None:
         super().__init__(CFG, enable_field=enable_field, seed=seed)

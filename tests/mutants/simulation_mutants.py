@@ -1,4 +1,4 @@
-"""One defect for each promise of delivery, leases, time and disk; a simulation has to find it."""
+"""Defects in delivery, leases, time and disk; simulated runs must find each one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LEARNER = "dingsdk.worker.learner"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A line of a function, and what stands there instead.
+    """A defect: one piece of a function's source is replaced.
 
     Attributes:
-        name: What goes wrong.
+        name: Describes the defect.
         where: ``module:Class.function``.
-        line: A part of its source that occurs once.
-        instead: What replaces it.
+        line: Part of the function's source; occurs exactly once.
+        instead: The replacement.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Mutant:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Have the defect inside."""
+        """Apply the defect within the context."""
         module_name, _, path = self.where.partition(":")
         module = importlib.import_module(module_name)
         owner: Any = module
@@ -44,8 +44,8 @@ class Mutant:
         function = before.fget if isinstance(before, property) else before
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         assert source.count(self.line) == 1, f"{self.name}: {self.line!r} in {self.where}"
-        assert "super()" not in source, "it would raise, whatever the line is"
-        # The module's own names, so that what is patched there is seen here too.
+        assert "super()" not in source, "super() raises in the compiled copy, with any defect"
+        # Use the globals of the module, so that patches there have an effect here too.
         found: dict[str, Any] = {}
         exec(
             compile(
@@ -462,5 +462,5 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         ),
     ],
 }
-"""By the fault with which each defect shows; every fault has one at least."""
+"""Defects by the fault that reveals them; every fault has at least one."""
 MUTANTS = [each for found in DEFECTS.values() for each in found]

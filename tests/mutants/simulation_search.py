@@ -1,7 +1,7 @@
-"""Looks for the defects of ``simulation_mutants`` with simulated runs, and writes a page on it.
+"""Searches the defects of ``simulation_mutants`` with simulated runs; writes a docs page.
 
-python -m tests.mutants.simulation_search            all of them
-python -m tests.mutants.simulation_search policy     those with this in their name
+python -m tests.mutants.simulation_search            all defects
+python -m tests.mutants.simulation_search policy     defects with this word in their name
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ hold them, and begin with the seed written here.
 
 
 class Found(NamedTuple):
-    """After how many seeds and seconds of CPU time a defect was found."""
+    """Number of seeds and seconds of CPU time until a defect was found."""
 
     seeds: int
     seconds: float
 
 
 def search(mutant: Mutant, with_seeds: SeedSearch, before: Found | None = None) -> Found:
-    """Simulate one seed after the other with a defect; raise AssertionError if all runs go well.
+    """Simulate seed after seed with a defect; raise AssertionError if no run fails.
 
     Args:
         mutant: The defect.
-        with_seeds: Runs them.
-        before: What an earlier search found: the seed that found it is tried first.
+        with_seeds: Runs the simulations.
+        before: Result of an earlier search; its seed is tried first.
     """
     run = functools.partial(simulate_with, mutant.name)
     first = [] if before is None else [before.seeds - 1]
@@ -61,13 +61,13 @@ def search(mutant: Mutant, with_seeds: SeedSearch, before: Found | None = None) 
 
 
 def simulate_with(name: str, seed: int) -> float:
-    """Simulate a run with the defect of that name; return its virtual seconds."""
+    """Simulate a run with the named defect; return its virtual seconds."""
     with next(each for each in MUTANTS if each.name == name).applied():
         return simulate(seed, transport=SimulatedFlaskFS)
 
 
 def page(found: Mapping[str, Found]) -> str:
-    """Return the page, with what was found by the names of defects."""
+    """Return the text of the page; `found` maps names of defects to results."""
     rows = []
     for fault, mutants in DEFECTS.items():
         for each in mutants:
@@ -78,7 +78,7 @@ def page(found: Mapping[str, Found]) -> str:
 
 
 def read(text: str) -> dict[str, Found]:
-    """Return what a page says was found."""
+    """Return the results that a page contains."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -88,7 +88,7 @@ def read(text: str) -> dict[str, Found]:
 
 
 def main() -> int:
-    """Look for defects, and write the page."""
+    """Search the defects and write the page."""
     logging.disable()
     is_any_left = False
     with SeedSearch() as with_seeds:

@@ -1,7 +1,7 @@
-"""Each rule of the buffer contract notices the buffer that breaks it, and none beside it does.
+"""Each rule of the buffer contract detects its mutants, and other rules do not.
 
-A mutant is a buffer with one defect. It must break its own rule; the rules that the same defect
-cannot but break as well are named with it.
+A mutant is a buffer with one defect. It must break its own rule. Rules that the same defect also
+breaks are listed in its ``also``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_mutant_breaks_its_rule_alone(made: type[Mutant], tmp_path: Path) -> Non
 
 
 def group_of(made: type[Mutant]) -> list[Rule]:
-    """Return the rules about the same matter: those that a defect is most likely to touch."""
+    """Return the rules on the same topic, which the defect is most likely to break."""
     return [
         rule
         for rule in BUFFER_RULES
@@ -51,7 +51,7 @@ def group_of(made: type[Mutant]) -> list[Rule]:
 
 
 def matter_of(number: int) -> int:
-    """Return the first rule about the same matter."""
+    """Return the number of the first rule on the same topic."""
     firsts = (1, 10, 21, 28, 31, 39, 41, 46)
     return max(first for first in firsts if first <= (21 if number == 59 else number))
 
@@ -92,7 +92,7 @@ def is_broken(rule: Rule, made: type[Mutant], folder: Path) -> bool:
     ],
     ids=lambda made: made.__name__,
 )
-def test_machine_notices_mutants(made: type[Mutant]) -> None:
+def test_state_machine_detects_mutants(made: type[Mutant]) -> None:
     class Machine(BufferMachine):
         capabilities = made.capabilities - {"saves"}
 

@@ -1,7 +1,7 @@
-"""Each rule of hooks, wrappers, commands and observers notices what breaks it, and no other does.
+"""Each rule of hooks, wrappers, commands and observers detects its mutants; other rules do not.
 
-A mutant has one defect. It must break its own rule; the rules that the same defect cannot but
-break as well are named with it.
+A mutant has one defect. It must break its own rule. Rules that the same defect also breaks are
+listed in its ``also``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Each rule about faults notices the transport that does not survive them.
+"""Each rule about network faults detects a transport that does not survive them.
 
-A mutant is the flask_fs transport with one defect that shows only on a bad network.
+A mutant is the flask_fs transport with one defect that is visible only on a bad network.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize(("number", "mutate"), MUTANTS.items())
-def test_fault_rule_notices_its_mutant(
+def test_fault_rule_detects_its_mutant(
     number: int,
     mutate: Callable[[pytest.MonkeyPatch], None],
     tmp_path: Path,
@@ -106,7 +106,7 @@ def test_fault_rule_notices_its_mutant(
     mutate(monkeypatch)
     rule = next(rule for rule in RULES if rule.number == number)
 
-    # Whatever else comes out of a call is a finding as well.
+    # A WorkerLostError or ConnectionResetError from a call also counts as a detection.
     with pytest.raises((RuleBroken, WorkerLostError, ConnectionResetError)):
         check_rule(
             rule,

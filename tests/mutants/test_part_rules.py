@@ -1,4 +1,4 @@
-"""Each rule of a buffer's parts notices the part that breaks it, and no other does."""
+"""Each rule of the buffer parts detects its mutants, and other rules do not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Each rule of the policy contract notices the policy that breaks it, and no other does.
+"""Each rule of the policy contract detects its mutants, and other rules do not.
 
-A mutant is DQN with one defect. It must break its own rule; the rules that the same defect
-cannot but break as well are named with it.
+A mutant is DQN with one defect. It must break its own rule. Rules that the same defect also breaks
+are listed in its ``also``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defects of deadlines and closing, and of what is done with what was received."""
+"""Defects of deadlines and closing, and in the handling of received data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects of messages: joining, tasks, answers, renewals, and who may still speak."""
+"""Defects of messages: joins, tasks, answers, renewals, and messages of lost workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .transport_mutant import mutant
 
 
 class Meddler:
-    """Stands before the listener; passes everything on."""
+    """A proxy of the listener that forwards every call."""
 
     def __init__(self, listener: MasterListener) -> None:
         self.listener = listener

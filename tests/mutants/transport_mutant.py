@@ -1,4 +1,4 @@
-"""The in_memory transport, in parts that a mutant can put its own in the place of."""
+"""The in_memory transport with replaceable parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_S = 0.5
 
 
 class Mutant(InMemoryTransport):
-    """The transport as it is; mutants put one part in another's place."""
+    """The unchanged transport; mutants replace one of its parts."""
 
     breaks: int = 0
     also: frozenset[int] = frozenset()
@@ -31,7 +31,7 @@ class Mutant(InMemoryTransport):
         self._data_store, self._policy_store = self.data(), self.policies()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        # The transport's own close is sound, whatever that of its master end does.
+        # The transport closes correctly, even if close() of the mutated master end is broken.
         MemoryMasterEnd.close(self._master)
         self._scheduler.close(timeout_s)
 
@@ -43,7 +43,7 @@ MUTANTS: list[type[Mutant]] = []
 
 
 def mutant(breaks: int, *also: int) -> Callable[[type], type[Mutant]]:
-    """Make a mutant of a part: the class that it extends says which."""
+    """Turn a class of a part into a mutant; its base class says which part it replaces."""
 
     def make(part: type) -> type[Mutant]:
         if issubclass(part, Mutant):
