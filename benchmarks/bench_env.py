@@ -1,11 +1,11 @@
-"""What ``bench_env`` chooses, against the best of all env managers and numbers of envs.
+"""The choice of ``bench_env``, compared with the best of all env managers and numbers of envs.
 
     python benchmarks/bench_env.py [--envs CartPole-v1 Pendulum-v1] [--step-us 100 2000]
         [--seconds 0.25] [--repeats 8]
 
-Measures every manager with every number of envs that ``bench_env`` knows, in turns, and the speed
-of its choice among them; speeds are those of the best turn. Goals: the choice is at least 0.9 of
-the best, after less than 20 s. An env ``busy`` computes for so many microseconds a step.
+Measures every manager with every number of envs that ``bench_env`` tries, in turns. The speed of
+each is that of its best turn. Goals: ``bench_env`` takes less than 20 s, and its choice has at
+least 0.9 of the best speed. The env ``busy`` computes for ``--step-us`` microseconds per step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dingsdk.errors import DingError
 def measure_all(
     env_fn: Callable[[], Any], counts: list[int], seconds: float, repeats: int
 ) -> dict[tuple[str, int], float]:
-    """Return env steps a second of every choice, those of its best turn."""
+    """Return env steps per second of every choice, in its best turn."""
     speeds: dict[tuple[str, int], list[float]] = {}
     with ExitStack() as stack:
         managers = {}
@@ -47,7 +47,7 @@ def measure_all(
 
 
 def main() -> None:
-    """Compare for each env."""
+    """Compare the choice and the best for each env."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--envs", nargs="*", default=["CartPole-v1", "Pendulum-v1"])
     parser.add_argument("--step-us", type=float, nargs="*", default=[100, 2000])

@@ -1,4 +1,4 @@
-"""Replay buffers against the floor and peers, side by side in one process, one torch thread.
+"""Replay buffers compared with the floor and peers, in one process with one torch thread.
 
     python benchmarks/buffers.py                        # all sections
     python benchmarks/buffers.py --only uniform priority --peers
@@ -6,7 +6,7 @@
     python benchmarks/buffers.py --only growth --plot growth.png
 
 Rows: W1, of CartPole (45 bytes, capacity 1,000,000), and W2, of an Atari game (56,461 bytes,
-capacity 50,000). The floor is bare numpy columns, as torch tensors where rows come out.
+capacity 50,000). The floor is bare numpy columns; samples are torch tensors.
 
 Sections:
     push      chunks of 64 rows, as columns.
@@ -15,14 +15,14 @@ Sections:
     priority  256 rows by priority as tensors, and the update of their priorities; the floor is
               a uniform sample without an update.
     sequence  32 sequences of 64 steps as tensors.
-    memory    resident bytes a row, plain and with following observations stored once, each
-              measured in a process of its own.
+    memory    resident bytes per row, plain and with shared observations stored once, each
+              measured in a new process.
     keep      save_data and load_data of the small rows; the floor writes the same bytes, syncs
               and reads them back.
-    growth    time per operation against the capacity, 10,000 to 10,000,000 small rows.
+    growth    time per operation by capacity, 10,000 to 10,000,000 small rows.
 
-Entrants take turns of some milliseconds; ratios are medians over the rounds of turns, so that
-load from elsewhere hits all alike. Compare ratios, not absolute numbers. ``--peers`` adds
+Entrants take turns of some milliseconds. Ratios are medians over the rounds of turns, so that
+other load affects all equally. Compare ratios, not absolute numbers. ``--peers`` adds
 stable-baselines3, cpprb, tianshou and torchrl on small rows; see requirements-peers.txt.
 """
 
@@ -47,7 +47,7 @@ _PACKAGES = ("numpy", "torch", "stable-baselines3", "cpprb", "tianshou", "torchr
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Run the sections that were asked for."""
+    """Run the selected sections."""
     report = Report()
     quick = args.quick
     pace = Pace(0.005, 7) if quick else Pace(0.02, 25)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def described(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Return the report as JSON values, with what it was measured on."""
+    """Return the report as JSON values, with a description of the machine."""
     versions = {}
     for package in _PACKAGES:
         try:
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--w2-capacity", type=int, metavar="ROWS")
     parser.add_argument("--growth-max", type=int, metavar="ROWS")
     args = parser.parse_args()
-    import torch  # not at the top: the processes that measure memory do without it
+    import torch  # not at the top: the processes that measure memory must not import it
 
     torch.set_num_threads(1)
     report = run(args)

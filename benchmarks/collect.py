@@ -1,15 +1,15 @@
-"""Serial collection against a bare loop: CartPole-v1, 64-64 MLP, epsilon-greedy.
+"""Serial collection compared with a bare loop: CartPole-v1, 64-64 MLP, epsilon-greedy.
 
     python benchmarks/collect.py [--envs 8 64] [--seconds 0.2] [--repeats 25] [--peers]
 
-The bare loop is what anybody would write by hand: the same native vector env, the same
-network, epsilon-greedy in numpy, five columns stored by index. It keeps the rows in which
-gymnasium only resets an env; they are not counted, here or there. ``ours`` is
+The bare loop is what most people would write by hand: the same native vector env, the same
+network, epsilon-greedy in numpy, five columns stored by index. It stores the rows in which
+gymnasium only resets an env, but neither side counts them. ``ours`` is
 ``SampleSerialCollector.collect`` with the manager ``vector`` and the policy ``dqn``, from
 ``collect()`` to the SampleBatch. Both run in turns in one process; the ratio is the median
-over the turns of (ours / bare). Every arm acts with a network of that shape and stores what it
-collects; before the timing, the calls of each arm's network are counted: one for each step of
-all its envs, but for the rounds in which epsilon-greedy leaves the network out.
+over the turns of (ours / bare). Every contender acts with a network of this shape and stores its
+samples. Before the timing, the network calls of each are counted: one for each step of all its
+envs, except rounds in which epsilon-greedy does not need the network.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from dingsdk.worker.collector.sample import SampleSerialCollector
 
 EPS = 0.1
 Runner = Callable[[float], float]
-"""Runs for about so many seconds, returns env steps per second."""
+"""Runs for about the given seconds, returns env steps per second."""
 
 
 def bare_loop(envs: int, rounds: int, forward: Callable[[Any], Any]) -> Runner:
-    """Step, store by index, start again at row 0 after ``rounds``."""
+    """Return a loop that steps and stores by index, and restarts at row 0 after ``rounds``."""
     env = gym.make_vec("CartPole-v1", num_envs=envs, vectorization_mode="vector_entry_point")
     rng = np.random.default_rng(0)
     obs_column = np.empty((rounds, envs, 4), np.float32)
@@ -63,7 +63,7 @@ def bare_loop(envs: int, rounds: int, forward: Callable[[Any], Any]) -> Runner:
                 next_column[row] = next_obs
                 done_column[row] = terminated | truncated
                 obs = next_obs
-            # gymnasium's native env spends the step after an end on the reset: no transition.
+            # The step after an episode end is only a reset in gymnasium's env: no transition.
             steps += rounds * envs - int(np.count_nonzero(done_column))
         return steps / (time.perf_counter() - started)
 
@@ -71,7 +71,7 @@ def bare_loop(envs: int, rounds: int, forward: Callable[[Any], Any]) -> Runner:
 
 
 def make_policy(n_sample: int) -> Any:
-    """The policy that ``ours`` acts with."""
+    """Return the policy of ``ours``."""
     return create_policy(
         {
             "type": "dqn",
@@ -84,7 +84,7 @@ def make_policy(n_sample: int) -> Any:
 
 
 def ours(envs: int, policy: Any, root: str) -> Runner:
-    """The serial collector, as many samples a call as the policy asks for."""
+    """Return a runner of the serial collector, with the policy's number of samples per call."""
     manager = create_env_manager({"type": "vector"}, make_env_fns({"env_id": "CartPole-v1"}, envs))
     manager.seed(0)
     collector = SampleSerialCollector(
@@ -107,14 +107,14 @@ def ours(envs: int, policy: Any, root: str) -> Runner:
 
 
 def same_network(policy: Any) -> QNetwork:
-    """A network with the policy's weights: how long episodes last depends on them."""
+    """Return a network with the policy's weights, because episode lengths depend on them."""
     network = QNetwork(4, 2, (64, 64))
     network.load_state_dict(policy.collect_mode.state_dict()["model"])
     return network
 
 
 def sequential_forward(network: QNetwork) -> Callable[[Any], Any]:
-    """The network as torch modules, the way most people would write the bare loop."""
+    """Return the network as torch modules, as most people would write the bare loop."""
     modules = torch.nn.Sequential(
         torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(),
         torch.nn.Linear(64, 2),
@@ -126,7 +126,7 @@ def sequential_forward(network: QNetwork) -> Callable[[Any], Any]:
 
 
 def peers(envs: int, rounds: int) -> dict[str, Runner]:
-    """Peers that are installed; what is missing is said and skipped."""
+    """Return the installed peers; print the names of missing ones."""
     found: dict[str, Runner] = {}
     for name, build in (("stable_baselines3", _stable_baselines3), ("tianshou", _tianshou)):
         try:
@@ -140,7 +140,7 @@ def _stable_baselines3(envs: int, rounds: int) -> Runner:
     from stable_baselines3 import DQN
     from stable_baselines3.common.env_util import make_vec_env
 
-    # It acts with its network from the first step on, and takes no gradient step.
+    # Configured to act with its network from the first step, without gradient steps.
     model = DQN(
         "MlpPolicy",
         make_vec_env("CartPole-v1", n_envs=envs),
@@ -198,12 +198,12 @@ def _tianshou(envs: int, rounds: int) -> Runner:
 
 
 def check_work(name: str, run: Runner, envs: int, seconds: float) -> None:
-    """Raise RuntimeError unless an arm asks its network once for each step of all its envs."""
+    """Raise RuntimeError unless a contender calls its network once per step of all its envs."""
     calls, linear = 0, F.linear
 
     def counted(inputs: Any, weight: Any, bias: Any = None) -> Any:
         nonlocal calls
-        calls += weight.shape[1] == 4  # the layer that takes observations
+        calls += weight.shape[1] == 4  # the first layer, whose input is observations
         return linear(inputs, weight, bias)
 
     F.linear = counted
@@ -213,13 +213,13 @@ def check_work(name: str, run: Runner, envs: int, seconds: float) -> None:
     finally:
         F.linear = linear
     rounds = steps / envs
-    # Stable-Baselines3 decides once for all envs whether to explore, the others for each.
+    # Stable-Baselines3 decides about exploration once for all envs, the others per env.
     if not (1 - 2 * EPS) * rounds <= calls <= 1.3 * rounds:
         raise RuntimeError(f"{name}: {calls} calls of the network in about {rounds:.0f} rounds")
 
 
 def compare(envs: int, rounds: int, seconds: float, repeats: int, has_peers: bool) -> float:
-    """Print the speeds for one setting; return the median ratio to the bare loop."""
+    """Print the speeds for one setting; return the median ratio of ours to the bare loop."""
     _say(f"{envs} envs, {rounds * envs} samples a collect:")
     with tempfile.TemporaryDirectory() as root:
         policy = make_policy(rounds * envs)

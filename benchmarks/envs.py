@@ -1,12 +1,12 @@
-"""Envs in child processes, against gymnasium's AsyncVectorEnv and PufferLib where it is installed.
+"""Envs in child processes, compared with gymnasium's AsyncVectorEnv and PufferLib, if installed.
 
     python benchmarks/envs.py [--envs 8] [--step-us 0 100 5000] [--seconds 1] [--repeats 5]
         [--peers]
 
-An env computes for so many microseconds a step, and ends after 200 steps. All managers take the
-same actions, in lock-step, and run in turns in one process. ``spread``: the envs wait instead of
-computing, one of them 100 times as long as the others; ``async_subprocess`` returns whatever env
-has ended its step, ``subprocess`` waits for all.
+An env computes for ``--step-us`` microseconds per step, and ends after 200 steps. All managers get
+the same actions, in lock-step, and run in turns in one process. ``spread``: the envs wait instead
+of computing, one of them 100 times as long as the others; ``async_subprocess`` returns the envs
+that have finished their step, ``subprocess`` waits for all.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import numpy as np
 from dingsdk.envs import create_env_manager
 
 Runner = Callable[[float], float]
-"""Runs for about so many seconds, returns env steps per second."""
+"""Runs for about the given seconds, returns env steps per second."""
 
 
 class Busy(gym.Env[Any, Any]):
-    """Computes, or waits, for ``step_us`` a step; observes four numbers."""
+    """Computes or waits ``step_us`` microseconds per step; observations are four numbers."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -125,7 +125,7 @@ def _timed(step: Callable[[], Any], count: int) -> Runner:
 
 
 def compare(name: str, makers: dict[str, Callable[[list[Any]], Runner]], args: Any) -> None:
-    """Print the speeds of all, and their ratio to the first."""
+    """Print all speeds and their ratios to the first."""
     close: list[Any] = []
     runners = {}
     for key, make in makers.items():

@@ -1,9 +1,10 @@
-"""How much faster several learner processes train one policy than one does.
+"""Speed of several learner processes that train one policy, compared with one process.
 
     python benchmarks/learners.py [--learners N] [--batch-size N] [--hidden N] [--rounds N]
 
-DQN on batches of the same size with one process and with N, each with one torch thread, in turns.
-Goal: two are at least 1.5 times as fast as one, with batches of 1024 and a network of 4 x 1024.
+Trains DQN on batches of the same size with one process and with N, in turns. Each process has one
+torch thread. Goal: two processes are at least 1.5 times as fast as one, with batches of 1024 and a
+network of 4 x 1024.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def make_batch(size: int) -> SampleBatch:
 
 
 def measure(train: Callable[[SampleBatch], Any], batch: SampleBatch, iterations: int) -> float:
-    """Return the iterations per second."""
+    """Return training iterations per second."""
     started = time.perf_counter()
     for _ in range(iterations):
         train(batch)
@@ -49,7 +50,7 @@ def measure(train: Callable[[SampleBatch], Any], batch: SampleBatch, iterations:
 
 
 def main() -> None:
-    """Measure both in turns, so that a slow moment of the machine hits both alike."""
+    """Measure both in turns, so that changes of the machine's speed affect both equally."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=1024)

@@ -1,12 +1,12 @@
-"""The library loop of the documentation against ``train`` with the same parts.
+"""The library loop of the documentation compared with ``train`` with the same parts.
 
     python benchmarks/library.py [--env-steps 60000] [--repeats 5] [--threads 20]
 
-Both train DQN on CartPole-v1 for so many env steps, with an update per 32 of them, and evaluate
-every 1000 iterations, in turns in processes of their own. The loop's time includes the making of
-its parts; that of ``train`` runs from the first env step to the end. Prints env steps a second and
-CPU seconds of each turn, and the median of the ratios. Goal: the loop is at least 0.95 times as
-fast.
+Both train DQN on CartPole-v1 for ``--env-steps`` steps, with one update per 32 steps, and evaluate
+every 1000 iterations. They run in turns, each in a new process. The loop's time includes the
+construction of its parts; the time of ``train`` runs from the first env step to the end. Prints
+env steps per second and CPU seconds of each turn, and the median of the ratios. Goal: the loop has
+at least 0.95 times the speed of ``train``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 
 def loop(env_steps: int, seed: int) -> tuple[float, int]:
-    """Run the library loop; return its seconds, and its env steps."""
+    """Run the library loop; return its seconds and env steps."""
     import library_loop
 
     started = time.perf_counter()
@@ -35,7 +35,7 @@ def loop(env_steps: int, seed: int) -> tuple[float, int]:
 
 
 def train(env_steps: int, seed: int) -> tuple[float, int]:
-    """Do the same by ``train``."""
+    """Do the same with ``train``."""
     import library_loop
 
     import dingsdk
@@ -59,7 +59,7 @@ CONTENDERS: dict[str, Callable[[int, int], tuple[float, int]]] = {"loop": loop, 
 
 
 def measure(name: str, env_steps: int, seed: int, threads: int) -> tuple[float, float]:
-    """Return env steps a second and CPU seconds of one contender, in a process of its own."""
+    """Return env steps per second and CPU seconds of one contender, run in a new process."""
     command = [sys.executable, __file__, "--contender", name, "--env-steps", str(env_steps)]
     with tempfile.TemporaryDirectory() as folder:
         ran = subprocess.run(
@@ -74,7 +74,7 @@ def measure(name: str, env_steps: int, seed: int, threads: int) -> tuple[float, 
 
 
 def main() -> None:
-    """Measure both in turns, so that a slow moment of the machine hits both alike."""
+    """Measure both in turns, so that changes of the machine's speed affect both equally."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env-steps", type=int, default=60_000)
     parser.add_argument("--repeats", type=int, default=5)

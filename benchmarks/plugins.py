@@ -1,11 +1,11 @@
-"""What plugins cost: to list them, to call hooks, to build by name, and to write one.
+"""The time to list plugins, call hooks, build a buffer by name, and write a plugin.
 
     python benchmarks/plugins.py [--installed 200] [--repeats 5]
 
 Goals: listing 200 installed plugins in a new process takes under 0.3 s and imports none of them; a
-hook call with 5 observers under 5 us; ``create_buffer`` by name under 1 ms once the buffer was
-loaded; from ``dingsdk new plugin policy mine`` to a passing ``dingsdk check`` under 60 s. Times
-of several are the lowest of the repeats; a hook does nothing.
+hook call with 5 observers takes under 5 us; ``create_buffer`` by name takes under 1 ms once the
+buffer is loaded; ``dingsdk new plugin policy mine`` and a passing ``dingsdk check`` take under
+60 s. Repeated measurements report the lowest time. The hooks do nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dingsdk.worker import create_buffer
 
 
 def run(command: Sequence[str], site: Path) -> float:
-    """Run a command with a folder of packages on the path; return the seconds it took."""
+    """Run a command with a folder of packages on the path; return its seconds."""
     paths = [str(site), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     began = time.perf_counter()
@@ -37,7 +37,7 @@ def run(command: Sequence[str], site: Path) -> float:
 
 
 def listing(count: int, repeats: int) -> float:
-    """Return the seconds that ``dingsdk plugins`` takes with so many more plugins."""
+    """Return the seconds of ``dingsdk plugins`` with this number of additional plugins."""
     with tempfile.TemporaryDirectory() as folder:
         site, mark = Path(folder, "site"), Path(folder, "imported")
         for number in range(count):
@@ -61,11 +61,11 @@ class Idle:
 
     @hookimpl
     def dingsdk_after_episode(self, env_id: int, episode_return: float) -> None:
-        """Hear of an episode."""
+        """Do nothing."""
 
 
 def per_call(call: Callable[[], object], repeats: int, calls: int = 2000) -> float:
-    """Return the seconds of one call, those of the fastest repeat."""
+    """Return the seconds of one call in the fastest repeat."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()
@@ -76,7 +76,7 @@ def per_call(call: Callable[[], object], repeats: int, calls: int = 2000) -> flo
 
 
 def hook_call(observers: int, repeats: int) -> float:
-    """Return the seconds of a hook call that so many observers listen to."""
+    """Return the seconds of a hook call with this number of observers."""
     with use_manager(PluginManager()) as manager:
         for number in range(observers):
             manager.register_plugin(Idle(), f"idle-{number}")
@@ -88,12 +88,12 @@ def hook_call(observers: int, repeats: int) -> float:
 
 
 def build(repeats: int) -> float:
-    """Return the seconds that a buffer takes to build by its name."""
+    """Return the seconds to build a buffer by its name."""
     return per_call(lambda: create_buffer({"type": "naive"}).close(), repeats, calls=200)
 
 
 def write_one() -> float:
-    """Return the seconds from a new policy's package to a passing check of it."""
+    """Return the seconds to create a policy package and pass its check."""
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site")
         dingsdk = [sys.executable, "-m", "dingsdk"]
@@ -107,7 +107,7 @@ def write_one() -> float:
 
 
 def main() -> None:
-    """Print the figures beside their goals."""
+    """Print the figures with their goals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--installed", type=int, default=200, help="plugins to list")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,13 +1,13 @@
-"""What bounding the age of on-policy samples costs, beside dropping those that are too old.
+"""The cost of bounding the age of on-policy samples, compared with dropping old samples.
 
     python benchmarks/policy_lag.py [--seconds 20] [--max-lag 2] [--repeats 3]
 
 Four collectors with one env each, whose steps take between 0.5 and 50 ms, feed a learner whose
 trainings take 40 ms, over in_memory with threads. ``admission`` is what dingsdk does
-(``policy.other.commander.max_policy_lag``). ``discarding``, which only this file has, never holds
-a collector back, and drops rows that are too old when they are to be trained on. Printed are the
-share of the time in which the learner trains, the oldest row trained on, and the rows of finished
-trajectories that were dropped.
+(``policy.other.commander.max_policy_lag``). ``discarding`` exists only in this file: it never
+makes a collector wait, and before a training it drops rows that are too old. The script prints the
+share of the time in which the learner trains, the age of the oldest row trained on, and the number
+of dropped rows of finished trajectories.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.on_policy import Admission, OnPolicyExperience, RowQueue
 
 STEP_S = (0.0005, 0.0023, 0.0108, 0.05)
-"""Duration of a step of each env: 100 to 1."""
+"""Step duration of each env; the slowest is 100 times the fastest."""
 TRAINING_S = 0.04
 _numbers = itertools.count()
 _trainings: list[tuple[float, float]] = []
-"""When each training of a run began and ended."""
+"""Start and end time of each training of a run."""
 _dropped: list[int] = []
 
 
 class PacedEnv(gym.Env[Any, Any]):
-    """Random observations, episodes of 20 steps; the n-th env of a run has the n-th pace."""
+    """Random observations, episodes of 20 steps; the n-th env has the n-th step duration."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -79,7 +79,7 @@ class PacedPPO(PPOPolicy):
 
 
 class _Free(Admission):
-    """Admits everything, at any time."""
+    """Always admits everything."""
 
     def admit(self, task_id: str, rows_waiting: int, *, is_training: bool) -> int:
         super().admit(task_id, rows_waiting, is_training=is_training)
@@ -91,7 +91,7 @@ class _Free(Admission):
 
 
 class _Dropping(RowQueue):
-    """Drops rows that are too old before it counts what waits."""
+    """Drops rows that are too old before it counts the waiting rows."""
 
     def can_sample(self, size: int) -> bool:
         if not self._drawn:
@@ -118,7 +118,7 @@ class DiscardingExperience(OnPolicyExperience):
 
 
 class DiscardingCoordinator(Coordinator):
-    """A coordinator with such an experience."""
+    """A coordinator with a `DiscardingExperience`."""
 
     def _new_experience(self, state: Any) -> Any:
         collect, commander = self._cfg["policy"]["collect"], self._cfg["policy"]["other"]
@@ -127,7 +127,7 @@ class DiscardingCoordinator(Coordinator):
 
 
 def run(seconds: float, max_lag: int, coordinator: type[Coordinator]) -> dict[str, float]:
-    """Train for a while; return the learner's busy share, the largest lag and what was dropped."""
+    """Train for some seconds; return the learner's busy share, largest lag and dropped rows."""
     _trainings.clear()
     _dropped.clear()
     sets = [
@@ -157,7 +157,7 @@ def run(seconds: float, max_lag: int, coordinator: type[Coordinator]) -> dict[st
     parallel.Coordinator = Coordinator  # type: ignore[misc]
     assert result.policy_lag is not None
     return {
-        # From the first training on: workers take a while to start.
+        # Measure from the first training: workers take a while to start.
         "busy": sum(end - start for start, end in _trainings)
         / (_trainings[-1][1] - _trainings[0][0]),
         "largest lag": result.policy_lag["largest"],
@@ -170,7 +170,7 @@ gym.register("Paced-v0", entry_point=PacedEnv)
 
 
 def main() -> None:
-    """Run both arms in turns and print their medians."""
+    """Run both variants in turns and print their medians."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="per run")
     parser.add_argument("--max-lag", type=int, default=2)

@@ -1,25 +1,26 @@
-"""The replay server against Reverb, over loopback, in one run.
+"""The replay server compared with Reverb, over loopback, in one run.
 
     python benchmarks/replay_server.py
     python benchmarks/replay_server.py --reverb-python /tmp/reverb/bin/python --rounds 9
 
 Sections:
-    insert      CartPole transitions (45 bytes) a second, from one client process to the server in
-                chunks of 64. Ours waits for the acknowledgement of each chunk, which is in the log
-                by then; Reverb's writers have up to a chunk on its way, and keep it in memory.
-    sample      Transitions a second in batches of 256, drawn uniformly, as columns of numpy.
-    checkpoint  Of a full buffer of a million such rows, while one thread inserts and another
-                samples and sets priorities: how long it kept the buffer's lock at most (processor
-                time), and the longest insert meanwhile and without one. The worst round counts. For
-                rows that leave oldest first, and at random (``_replay/random_remover.py``).
+    insert      CartPole transitions (45 bytes) per second, from one client process to the server
+                in chunks of 64. Ours waits for the acknowledgement of each chunk, which is then in
+                the log. Reverb's writers have up to one chunk in flight, and keep it in memory.
+    sample      Transitions per second in batches of 256, drawn uniformly, as numpy columns.
+    checkpoint  A checkpoint of a full buffer of a million such rows, while one thread inserts and
+                another samples and sets priorities: the longest hold of the buffer's lock
+                (processor time), and the longest insert with and without a checkpoint. The worst
+                round counts. Measured with the oldest rows removed first, and with random removal
+                (``_replay/random_remover.py``).
 
-Both take turns in one run; ratios are medians over the rounds. Reverb needs an interpreter of its
-own (Python 3.11, tensorflow 2.14)::
+Both take turns in one run; ratios are medians over the rounds. Reverb needs a separate interpreter
+(Python 3.11, tensorflow 2.14)::
 
     python3.11 -m venv /tmp/reverb
     /tmp/reverb/bin/pip install 'dm-reverb[tensorflow]==0.14.*' 'numpy<2'
 
-Of Reverb's writers and samplers (see ``_replay/reverb_peer.py``) the fastest counts.
+The fastest of Reverb's writers and samplers counts (see ``_replay/reverb_peer.py``).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def rows(count: int) -> SampleBatch:
 
 @contextmanager
 def process(*command: str) -> Iterator[Any]:
-    """Yield a process with pipes; its input is closed in the end, and it ends by itself."""
+    """Yield a process with pipes; on exit close its input, which makes it end."""
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -89,7 +90,7 @@ def process(*command: str) -> Iterator[Any]:
 
 @contextmanager
 def ours(folder: Path) -> Iterator[Turn]:
-    """Yield what measures our server: (operation, seconds) -> transitions a second."""
+    """Yield a function that measures our server: (operation, seconds) -> transitions per second."""
     size = f"replay_buffer_size={CAPACITY}"
     command = (sys.executable, "-m", "dingsdk", "replay-server", "--data", str(folder))
     with process(*command, "--set", size) as server:
@@ -112,7 +113,7 @@ def ours(folder: Path) -> Iterator[Turn]:
 
 @contextmanager
 def reverb(python: str) -> Iterator[tuple[list[str], Turn]]:
-    """Yield Reverb's operations, and what measures them."""
+    """Yield Reverb's operations, and the function that measures them."""
     with process(python, str(PEER), "serve") as server:
         port = server.stdout.readline().strip()
         with process(python, str(PEER), "client", port) as client:
@@ -161,7 +162,7 @@ def compare(args: argparse.Namespace, report: Report) -> None:
 
 
 def time_locks(buffer: ServedBuffer) -> list[float]:
-    """Return a list that takes the processor seconds of each hold of the lock by a checkpoint."""
+    """Return a list that records how long each checkpoint holds the lock (processor seconds)."""
     held: list[float] = []
     snapshot = buffer.table.snapshot
 

@@ -1,9 +1,9 @@
-"""How many seconds simulated runs have in a second: 4 collectors, 1 learner.
+"""Simulated seconds per real second of simulated runs: 4 collectors, 1 learner.
 
-Each sends a message a second; all checks are on. ``python benchmarks/simulator.py``
+Each sends one message per second; all checks are on. ``python benchmarks/simulator.py``
 
-Measured are one run, by its CPU time, and a search over seeds on all cores, by the clock: that is
-how defects are looked for.
+Measures one run by its CPU time, and a search over seeds on all cores by wall time, which is how
+defects are searched.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dingsdk_in_memory.simulated import SimulatedInMemory
 from dingsdk.testing.simulation import SeedSearch, Setting, Simulation, simulate
 
 LEAST = 1000.0
-"""Simulated seconds a second that are to be reached, over the faster transport."""
+"""Goal in simulated seconds per second, with the faster transport."""
 
 
 def rate(transport: type, seconds: float) -> float:
-    """Return simulated seconds a second of CPU time."""
+    """Return simulated seconds per second of CPU time."""
     made = Simulation(1, transport=transport, faults=[], setting=Setting(), duration_s=seconds)
     began = time.process_time()
     made.run()
@@ -32,7 +32,7 @@ def rate(transport: type, seconds: float) -> float:
 
 
 def searched_rate(search: SeedSearch, transport: type, seconds: float) -> float:
-    """Return simulated seconds a second of a search."""
+    """Return simulated seconds per second of a search."""
     run = functools.partial(
         simulate, transport=transport, faults=[], setting=Setting(), duration_s=seconds
     )
@@ -40,7 +40,7 @@ def searched_rate(search: SeedSearch, transport: type, seconds: float) -> float:
 
 
 def say(transport: type, where: str, rates: list[float]) -> None:
-    """Print the best and the median of some rates."""
+    """Print the best and the median rate."""
     rates = sorted(rates)
     best, median = rates[-1], rates[len(rates) // 2]
     line = f"{transport.__name__:18} {where:12} best {best:7,.0f}, median {median:7,.0f}"

@@ -1,9 +1,9 @@
-"""How long a user waits before anything happens: medians of fresh processes.
+"""Start-up times: medians over new processes.
 
     python benchmarks/startup.py [--repeats N]
 
-Goals: ``import dingsdk`` under 0.15 s, ``dingsdk plugins`` under 0.6 s, both with the
-interpreter's own start. Compare with the bare interpreter, measured in the same run.
+Goals: ``import dingsdk`` under 0.15 s, ``dingsdk plugins`` under 0.6 s, both including the start
+of the interpreter. Compare with the bare interpreter, measured in the same run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CASES: dict[str, tuple[list[str], float | None]] = {
 
 
 def measure(arguments: list[str]) -> float:
-    """Return the seconds that one process took from start to exit."""
+    """Return the seconds of one process from start to exit."""
     started = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 
 def main() -> None:
-    """Measure every case in turns, so that a slow moment of the machine hits all alike."""
+    """Measure all cases in turns, so that changes of the machine's speed affect all equally."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats

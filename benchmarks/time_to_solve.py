@@ -1,17 +1,17 @@
-"""Time from the first env step to the stop value, serial against parallel, seed by seed.
+"""Time from the first env step to the stop value, serial compared with parallel, seed by seed.
 
     python benchmarks/time_to_solve.py --seeds 5
     python benchmarks/time_to_solve.py --seeds 5 --transports in_memory flask_fs
     /tmp/peers/bin/python benchmarks/time_to_solve.py --peer --config lunarlander-dqn --seeds 3
 
-All contenders train a shipped example in this one run, in turns, so that a slow minute of the
-machine meets each. Prints every run, the medians and their ratios to each other. What a run took
-before its first env step and after its end is printed beside its time.
+All contenders train a shipped example in one run, in turns, so that slow minutes of the machine
+affect all. Prints every run, the medians and their ratios to each other, and the time that each
+run took before its first env step and after its end.
 
-With ``--peer`` Stable-Baselines3 learns the same env, with rl-zoo3's parameters. It and the serial
-contender are then looked at every 1,000 env steps by the same code: 20 greedy episodes, whose time
-does not count. Solved is the mean in ``GOALS``; who has not solved it after 10 minutes counts as
-10 minutes. Parallel contenders evaluate by themselves, within their time. For the peer see
+With ``--peer`` Stable-Baselines3 learns the same env, with rl-zoo3's parameters. The same code then
+evaluates the peer and the serial contender every 1,000 env steps: 20 greedy episodes, whose time
+does not count. The env is solved when the mean reaches ``GOALS``; an unsolved run counts as 10
+minutes. Parallel contenders evaluate by themselves, within their time. For the peer see
 requirements-peers.txt.
 """
 
@@ -88,8 +88,8 @@ PEERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     ),
     "pendulum-sac": ("SAC", {"learning_rate": 1e-3}),
 }
-"""Algorithm and parameters of rl-zoo3 by example; ``exploration_steps`` are env steps, and so are
-``decay_steps``, in which learning rate and clip range go to 0."""
+"""Algorithm and parameters of rl-zoo3 by example. ``exploration_steps`` and ``decay_steps`` are env
+steps; learning rate and clip range fall to 0 within ``decay_steps``."""
 
 Act = Callable[[Any], Any]
 
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def solve(contender: str, config: str, seed: int, sets: list[str]) -> dict[str, Any]:
-    """Train once, serially or in parallel over the transport that ``contender`` names."""
+    """Train once, in serial mode or in parallel over the transport named by ``contender``."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if contender == "serial":
@@ -165,11 +165,11 @@ class Over(Exception):  # noqa: N818 - no error: it ends a run
 
 
 class Looks:
-    """Looks at a policy that learns, and counts the time between the looks.
+    """Evaluates a policy during training, and measures the time between evaluations.
 
     Args:
-        config: Of the example.
-        seed: Of the episodes.
+        config: Config of the example.
+        seed: Seed of the evaluation episodes.
     """
 
     def __init__(self, config: Mapping[str, Any], seed: int) -> None:
@@ -181,11 +181,11 @@ class Looks:
         self.reached, self.env_steps = False, 0
 
     def start(self) -> None:
-        """Begin to count the time."""
+        """Start the clock."""
         self._since = time.perf_counter()
 
     def look(self, env_steps: int, act: Act) -> None:
-        """Play, if it is due; raises Over at the goal and when the time is up."""
+        """Evaluate if due; raise Over when the goal is reached or the time is up."""
         now = time.perf_counter()
         if env_steps < self._next and self.elapsed_s + now - self._since < CAP_S:
             return
@@ -215,7 +215,7 @@ class Looks:
 def solve_under_looks(
     contender: str, learn: Callable[..., None], config: str, seed: int, sets: list[str]
 ) -> dict[str, Any]:
-    """Let a contender learn until it has solved the env, or its time is up."""
+    """Train a contender until it has solved the env or its time is up."""
     looks = Looks(load_config(config), 10_000 * (seed + 1))
     with contextlib.suppress(Over):
         learn(config, seed, sets, looks)
@@ -279,7 +279,7 @@ def learn_with_peer(config: str, seed: int, sets: list[str], looks: Looks) -> No
     if (steps := parameters.pop("exploration_steps", None)) is not None:
         parameters["exploration_fraction"] = steps / total
     if (steps := parameters.pop("decay_steps", None)) is not None:
-        # A schedule is given the share of the training that is left.
+        # A schedule gets the remaining share of the training.
         for key in ("learning_rate", "clip_range"):
             parameters[key] = lambda left, first=parameters[key]: (
                 first * max(0.0, 1 - (1 - left) * total / steps)

@@ -1,21 +1,21 @@
-"""Whole training runs beside Stable-Baselines3, ``train(config)`` against a script for the same.
+"""Whole training runs of ``train(config)``, compared with the same job in Stable-Baselines3.
 
     /tmp/peers/bin/python benchmarks/train.py [--jobs dqn ppo sac pong] [--seeds 5]
     /tmp/peers/bin/python benchmarks/train.py --contenders serial sb3 in_memory shared_memory
 
-A job is an env, a network, a batch, a replay buffer and a number of env steps and updates, written
-once in ``JOBS`` for both. Each run has a process of its own with one torch thread; contenders take
-turns, seed by seed, so that a slow minute of the machine meets all. Time runs from the first env
-step to the last update; what came before it, imports included, is printed as start-up. The return
-is that of greedy episodes after the run, whose time does not count. Logs, hooks and checkpoints of
-ours are those of a default run; Stable-Baselines3 logs without output, which is its default.
+A job is an env, a network, a batch, a replay buffer and a number of env steps and updates, defined
+once in ``JOBS`` for both. Each run is a new process with one torch thread. Contenders take turns,
+seed by seed, so that slow minutes of the machine affect all. Time runs from the first env step to
+the last update; the time before, with imports, is printed as start-up. The return is that of greedy
+episodes after the run, whose time does not count. Our logs, hooks and checkpoints are those of a
+default run; Stable-Baselines3 logs without output, which is its default.
 
-Ratios are medians over the seeds of ours to Stable-Baselines3: above 1 for env steps and updates a
-second is faster, below 1 for CPU seconds cheaper. The script fails where the serial run or
-Stable-Baselines3 did other work than the job asks for, or where the two trained different numbers
-of parameters. In parallel mode nothing binds the updates to the env steps; its time is that of the
-whole run with its last evaluation, and its CPU seconds are those of all processes, start-up
-included. For the peer see requirements-peers.txt; without it, ours runs alone.
+Ratios of ours to Stable-Baselines3 are medians over the seeds. For env steps and updates per second
+above 1 is faster; for CPU seconds below 1 is cheaper. The script fails if the serial run or
+Stable-Baselines3 did not do the work of the job, or if the two trained different numbers of
+parameters. In parallel mode the updates are not tied to the env steps; its time is that of the
+whole run with the last evaluation, and its CPU seconds are those of all processes with start-up.
+For the peer see requirements-peers.txt; without it, only ours runs.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ JOBS: Final[Mapping[str, dict[str, Any]]] = {
         "episodes": 1,
     },
 }
-"""``target_interval`` and ``decay_steps``, in which the chance of a random action falls from 1 to
-0.05, are env steps; every ``train_freq`` env steps ``gradient_steps`` updates follow. ``rollout``
-is steps of each env. ``learning_starts`` is a batch at least: ours trains on no less."""
+"""``target_interval`` and ``decay_steps`` are env steps; within ``decay_steps`` the chance of a
+random action falls from 1 to 0.05. After every ``train_freq`` env steps come ``gradient_steps``
+updates. ``rollout`` is in steps per env. ``learning_starts`` must be a batch or more for ours."""
 PARALLEL: Final = ("in_memory", "shared_memory")
 
 
@@ -104,16 +104,16 @@ class Clock:
         self._spawned_at = spawned_at
 
     def start(self) -> None:
-        """Note that the first env step comes."""
+        """Record the time before the first env step."""
         self.startup_s, self.startup_cpu_s = time.time() - self._spawned_at, time.process_time()
         self._began = self._last = time.perf_counter(), time.process_time()
 
     def note(self) -> None:
-        """Note that an update ended."""
+        """Record the time after an update."""
         self._last = time.perf_counter(), time.process_time()
 
     def figures(self) -> dict[str, float]:
-        """Return what was measured."""
+        """Return the measurements."""
         wall_s, cpu_s = (last - began for last, began in zip(self._last, self._began, strict=True))
         return {
             "startup_s": self.startup_s,
@@ -148,7 +148,7 @@ def config_of(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         policy["collect"] = {"n_sample": job["train_freq"]}
         other["replay_buffer"] = {
             "replay_buffer_size": job["buffer_size"],
-            # Theirs begins after this many env steps, not with them.
+            # Stable-Baselines3 begins after this number of env steps, not at it.
             "limiter": {"type": "min_size", "min_size": job["learning_starts"] + 1},
         }
     if "target_interval" in job:
@@ -226,7 +226,7 @@ def run_parallel(
 
 
 def counts(result: Any) -> dict[str, Any]:
-    """Return the fields of a result that are compared."""
+    """Return the compared fields of a result."""
     return {
         "env_steps": result.env_steps,
         "updates": result.train_iter,
@@ -304,7 +304,7 @@ def run_sb3(name: str, job: Mapping[str, Any], seed: int, clock: Clock) -> dict[
 
 
 def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict[str, Any]:
-    """Run a contender in a process of its own; return its figures."""
+    """Run a contender in a new process; return its figures."""
     command = [sys.executable, __file__, "--run", contender, "--jobs", name]
     command += ["--first-seed", str(seed), "--spawned-at", repr(time.time())]
     if env_steps is not None:
@@ -320,13 +320,13 @@ def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict
 
 
 def run(contender: str, name: str, job: Mapping[str, Any], seed: int, spawned_at: float) -> None:
-    """Run a contender here, check what it did, and print its figures."""
+    """Run a contender in this process, check its work, and print its figures."""
     if contender in PARALLEL:
         found = run_parallel(contender, name, job, seed, spawned_at)
     else:
         runner = run_sb3 if contender == "sb3" else run_serial
         found = runner(name, job, seed, Clock(spawned_at))
-        # Pieces of ours that end with an episode can make a collect longer, and the next shorter.
+        # Our trajectory pieces end with an episode: one collect can be longer, the next shorter.
         is_in_reach = 0 <= found["env_steps"] - job["env_steps"] < job.get("train_freq", 1)
         if not is_in_reach or found["updates"] != updates_of(job):
             raise SystemExit(f"{contender} made {found}, not {updates_of(job):,} updates: {job}")
@@ -334,7 +334,7 @@ def run(contender: str, name: str, job: Mapping[str, Any], seed: int, spawned_at
 
 
 def updates_of(job: Mapping[str, Any]) -> int:
-    """Return how many updates a job makes."""
+    """Return the number of updates of a job."""
     if "rollout" in job:
         rows = job["env_num"] * job["rollout"]
         collects = -(-job["env_steps"] // rows)

@@ -1,4 +1,4 @@
-"""What the transports carry, against the floor and peers, in one run.
+"""Throughput of the transports, compared with the floor and peers, in one run.
 
     python benchmarks/transport.py                # all sections
     python benchmarks/transport.py trajectories policy --seconds 5
@@ -9,32 +9,32 @@ Sections:
     trajectories  64-step pieces from a collector process to a learner process: payloads through
                   files with checksums verified, metadata through the coordinator. CartPole
                   (2.9 KB) and Atari (3.6 MB). Floor: one process writes and reads bare files.
-                  Then once more at half that rate, for the delay from written to trainable.
-    control       tasks a second to one worker process.
-    fanin         metadata of 8 collector processes, 1 and 64 samples a message, then of 64
-                  collectors that are threads of 4 processes: messages a second, delays, errors,
-                  and how the slowest worker fares against the mean.
+                  Then again at half that rate, for the delay from written to trainable.
+    control       tasks per second to one worker process.
+    fanin         metadata of 8 collector processes, 1 and 64 samples per message, then of 64
+                  collectors in threads of 4 processes: messages per second, delays, errors,
+                  and the slowest worker compared with the mean.
     policy        6.7 MB published and read by 4 readers. Floor: bare safetensors, same folder.
-    ray           pieces from a Ray actor to another process: the ray transport within a node, and
-                  as between two nodes, a plain actor call a piece, a compiled graph with eight
-                  executions under way, as there are pieces in a report of ours.
-    shared_memory pieces from process to process over shared_memory, held against iceoryx2 and
+    ray           pieces from a Ray actor to another process: the ray transport within a node and
+                  as between two nodes, one plain actor call per piece, and a compiled graph with
+                  eight executions in flight, as many as there are pieces in a report of ours.
+    shared_memory pieces from process to process over shared_memory, compared with iceoryx2 and
                   faster-fifo (2.9 KB) and a bare copy (3.6 MB), and a policy of 6.7 MB to 4 readers
-                  against bare copies through shared memory. All encode and decode the same frames,
-                  copy pieces of 2.9 KB in and out, and acknowledge, 256 under way. All write pieces
-                  one by one and announce some at once: 64 here, 16 or 1 by faster-fifo; iceoryx2
-                  has no such call. faster-fifo also carries them as its users have it: as dicts of
-                  columns, which it pickles. Ours are announced through a coordinator in a third
-                  process, as in a run. Floor: only the frames, the copies and a pipe between two
-                  processes, without ids, errors, leases, or memory that outlives its processes;
-                  the goals are compared with what it reaches.
-    memory        in_memory: pieces moved a second against pieces collected a second.
+                  compared with bare copies through shared memory. All encode and decode the same
+                  frames, copy pieces of 2.9 KB in and out, and acknowledge, with 256 in flight. All
+                  write pieces one by one and announce several at once: 64 here, 16 or 1 with
+                  faster-fifo; iceoryx2 has no such call. faster-fifo also carries dicts of columns,
+                  which it pickles, as its users do. Ours are announced through a coordinator in a
+                  third process, as in a run. Floor: only the frames, the copies and a pipe between
+                  two processes, without ids, errors, leases, or memory that outlives its processes;
+                  the report shows the goals next to the floor's figures.
+    memory        in_memory: pieces moved per second, compared with pieces collected per second.
 
-Every figure is the median of its repeats, but those of fanin, which are over its whole time;
-compare ratios, not absolute numbers. Those of trajectories are medians over rounds, in which
-everybody has a turn. Ray, iceoryx2 and faster-fifo are measured where they are installed
-(requirements-peers.txt), and DI-engine where an interpreter is named that has it
-(requirements-di-engine.txt); what was not measured is said to be missing.
+Every figure is the median of its repeats; only those of fanin are over its whole time. Compare
+ratios, not absolute numbers. The figures of trajectories are medians over rounds in which all take
+a turn. Ray, iceoryx2 and faster-fifo are measured if they are installed (requirements-peers.txt),
+and DI-engine if an interpreter that has it is given (requirements-di-engine.txt). The report lists
+what was not measured.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""CPU time of one update of each policy, beside Stable-Baselines3 where it is installed.
+"""CPU time of one update of each policy, compared with Stable-Baselines3 if it is installed.
 
     python benchmarks/updates.py [--only dqn sac ppo] [--rounds N]
 
 Both do the same work in one process with one torch thread, in turns: sample a batch, take the
-gradient steps, move the targets. Networks, batches and learning rates are alike; ratios are medians
-over the rounds. DQN: batch 64, 64-64 units, no double estimate, soft updates of the target. SAC:
+gradient steps, update the targets. Networks, batches and learning rates are equal; ratios are
+medians over the rounds. DQN: batch 64, 64-64 units, no double DQN, soft target updates. SAC:
 batch 256, 256-256 units. PPO: an epoch over 2048 samples in minibatches of 64, 64-64 units. Goals:
 DQN at most 0.6 times the time of Stable-Baselines3, SAC 0.7, PPO 0.8. For the peer
 see requirements-peers.txt.
@@ -31,24 +31,24 @@ from dingsdk.worker import create_buffer
 GOALS = {"dqn": 0.6, "sac": 0.7, "ppo": 0.8}
 ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "ppo": "CartPole-v1"}
 UPDATES = {"dqn": 50, "sac": 20, "ppo": 1}
-"""Updates of one turn."""
+"""Updates per turn."""
 BUFFER_ROWS, PPO_ROWS = 10_000, 2048
 
 Update = Callable[[], Any]
 
 
 def dqn() -> Update:
-    """Return an update of DQN."""
+    """Return a function that does one DQN update."""
     return off_policy("dqn", {"double": False, "target_theta": 0.005}, batch_size=64)
 
 
 def sac() -> Update:
-    """Return an update of SAC."""
+    """Return a function that does one SAC update."""
     return off_policy("sac", {"learning_rate_q": 1e-3}, batch_size=256)
 
 
 def off_policy(kind: str, learning: dict[str, Any], batch_size: int) -> Update:
-    """Return an update from a full buffer."""
+    """Return a function that does one update from a full buffer."""
     cfg = {"type": kind, **spaces(kind), "learn": learning}
     learn = create_policy(cfg, enable_field=["learn"], seed=0).learn_mode
     buffer = create_buffer({"type": "naive", "replay_buffer_size": BUFFER_ROWS})
@@ -59,7 +59,7 @@ def off_policy(kind: str, learning: dict[str, Any], batch_size: int) -> Update:
 
 
 def ppo() -> Update:
-    """Return an epoch of PPO."""
+    """Return a function that does one PPO epoch."""
     learn = {"epoch_per_collect": 1, "batch_size": 64}
     cfg = {"type": "ppo", **spaces("ppo"), "learn": learn}
     policy = create_policy(cfg, enable_field=["learn", "collect"], seed=0)
@@ -98,7 +98,7 @@ def peer_sac() -> Update:
 
 
 def peer_ppo() -> Update:
-    """Return the same epoch of Stable-Baselines3."""
+    """Return the same epoch with Stable-Baselines3."""
     from stable_baselines3 import PPO
 
     model: Any = PPO("MlpPolicy", gym.make(ENVS["ppo"]), n_epochs=1, ent_coef=0.01, device="cpu")
@@ -107,7 +107,7 @@ def peer_ppo() -> Update:
 
 
 def fill(model: Any, rows: Mapping[str, Any]) -> None:
-    """Add transitions to the replay buffer of a model of Stable-Baselines3."""
+    """Add transitions to the replay buffer of a Stable-Baselines3 model."""
     for row in range(BUFFER_ROWS):
         obs, after, action, reward, done = (
             rows[key][row : row + 1] for key in ("obs", "next_obs", "action", "reward", "done")

@@ -1,12 +1,12 @@
-"""What the live page costs a training run: pairs of runs in turns, with and without the page.
+"""The cost of the live page for a training run: pairs of runs, with and without the page.
 
     python benchmarks/watch.py [--repeats N] [--env-steps N]
 
-A client asks as the open page does: status, curves and log every 2 s. Printed are the CPU time
-that the page's server took while it served, as a share of the run's CPU time (goal: under 2 %), the
-run's own CPU time with the page over that without, and its env steps a second likewise: medians of
-the pairs. The start of the page takes some CPU once, printed apart. On a loaded machine the last
-figure tells nothing; the first does not depend on what else runs.
+A client sends the requests of an open page: status, curves and log every 2 s. The script prints
+medians over the pairs: the CPU time of the page's server as a share of the run's CPU time (goal:
+under 2 %), the ratio of the run's own CPU time with and without the page, and the same ratio of its
+env steps per second. The CPU time of the page's start is printed separately. On a loaded machine
+the last ratio means nothing; the first figure does not depend on other load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):
-    """What one run took."""
+    """The cost of one run."""
 
     steps_per_s: float
     run_cpu_s: float
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has taken."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -64,7 +64,7 @@ def wait_for_run(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(env_steps: int, *, has_page: bool) -> Cost:
-    """Train once."""
+    """Train once and return the cost."""
     with tempfile.TemporaryDirectory() as root:
         process = train(Path(root), env_steps)
         run = Path(root) / "run"
@@ -81,7 +81,7 @@ def measure(env_steps: int, *, has_page: bool) -> Cost:
             address, _, token = page.stdout.readline().split()[-1].partition("?token=")
             start_s = cpu_s(page.pid)
             tick = threading.Event()
-            # The process is not waited for: its CPU time is asked for when it is over.
+            # Do not wait() for the process: its CPU time is read after its end.
             while process_state(process.pid) != "Z":
                 for path in ASKED:
                     headers = {"Authorization": f"Bearer {token}"}
@@ -101,12 +101,12 @@ def measure(env_steps: int, *, has_page: bool) -> Cost:
 
 
 def process_state(pid: int) -> str:
-    """Return the state letter of a process; ``Z`` once it is over and not waited for."""
+    """Return the state letter of a process; ``Z`` if it has ended and was not waited for."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def main() -> None:
-    """Measure the pairs."""
+    """Measure all pairs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--env-steps", type=int, default=100_000)

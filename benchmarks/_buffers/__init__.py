@@ -1,1 +1,1 @@
-"""What the sections of ``benchmarks/buffers.py`` are made of."""
+"""The implementation of ``benchmarks/buffers.py``."""

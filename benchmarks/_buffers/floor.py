@@ -1,4 +1,4 @@
-"""The floor: the same operations on bare numpy columns, the shortest way to write them."""
+"""The floor: the same operations on bare numpy columns, in the shortest code."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Floor:
     """A ring of columns without checks, lock, schema or state; full from the start."""
 
     def __init__(self, load: Workload) -> None:
-        import torch  # not at the top: the processes that measure memory do without it
+        import torch  # not at the top: the processes that measure memory must not import it
 
         self._to_tensor = torch.from_numpy
         self.columns = load.empty(load.capacity)
         for column in self.columns.values():
-            column[...] = 0  # an untouched page costs nothing, and would flatter
+            column[...] = 0  # touch every page: untouched pages would make the floor look faster
         self._capacity = load.capacity
         self._tail = 0
         self._rng = np.random.Generator(np.random.PCG64(0))
@@ -42,7 +42,7 @@ class Floor:
         self._tail = (position + 1) % self._capacity
 
     def uniform(self, size: int) -> dict[str, Any]:
-        # The quickest draw there is, quicker than Generator.integers; rows may repeat.
+        # The fastest way to draw, faster than Generator.integers; rows may repeat.
         where = (self._rng.random(size) * self._capacity).astype(np.int64)
         return self._gather(where)
 

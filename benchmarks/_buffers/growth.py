@@ -1,4 +1,4 @@
-"""How the time of an operation grows with the capacity, the floor's beside it."""
+"""How the time of an operation grows with the capacity, for dingsdk and the floor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from _buffers.workloads import small
 
 CAPACITIES = (10_000, 100_000, 1_000_000, 10_000_000)
 Curve = list[tuple[int, float, float]]
-"""Capacity, microseconds of the floor and of ours."""
+"""Capacity, microseconds of the floor, microseconds of dingsdk."""
 
 
 def growth(capacities: Sequence[int], pace: Pace, plot_file: Path | None, report: Report) -> None:
@@ -37,7 +37,7 @@ def growth(capacities: Sequence[int], pace: Pace, plot_file: Path | None, report
 def _curve(
     name: str, section: Section, capacities: Sequence[int], pace: Pace, report: Report
 ) -> Curve:
-    # All capacities take turns, or the load of the moment would bend the curve.
+    # All capacities take turns, so that changes of the machine's load do not distort the curve.
     entrants: list[Entrant] = []
     for capacity in capacities:
         load = small(capacity)

@@ -1,4 +1,4 @@
-"""What a row takes in memory, and how fast rows reach the disk and come back."""
+"""Memory per row, and the speed of saving and loading rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MEMORY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
     ("naive", {}, {"W1": 1.05, "W2": 1.05}),
     ("next_of", {"storage": {"type": "array", "next_of": "obs"}}, {"W1": 0.75, "W2": 0.52}),
 )
-"""Settings of a naive buffer, and the share of the raw bytes that a row may take."""
+"""Settings of a naive buffer, and the goal: memory per row as a share of the raw bytes."""
 
 
 def memory(load: Workload, report: Report) -> None:
-    """Fill a buffer in a process of its own, and see by how much that grew."""
+    """Fill a buffer in a new process, and measure by how much the process grows."""
     say(f"memory {load.name}: raw rows of {load.row_bytes:,} bytes")
     for what, cfg, limits in _MEMORY:
         try:
@@ -61,7 +61,7 @@ def _grown_bytes(load: Workload, cfg: Mapping[str, Any]) -> int:
 
 
 def _fill(there: Connection, load: Workload, cfg: Mapping[str, Any]) -> None:
-    # First into a buffer that is thrown away: imports, compiled code, the memory of chunks.
+    # Warm up with a discarded buffer: imports, compiled code and chunks must not be counted.
     stream = load.stream()
     with ours.make(load, "naive", **cfg) as practice:
         for _ in range(4):
@@ -86,7 +86,7 @@ def keep(load: Workload, pace: Pace, disk: Path, report: Report) -> None:
         numbers = itertools.count()
 
         def ours_round() -> None:
-            # A folder for each: the disk is to write, not to replace.
+            # A new path each time: measure writing, not replacing.
             path = str(Path(folder) / f"rows{next(numbers)}")
             buffer.save_data(path)
             other.load_data(path)

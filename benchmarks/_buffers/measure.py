@@ -1,4 +1,4 @@
-"""Turns that everybody takes in one process, and the report of what they showed."""
+"""Measures entrants in turns in one process, and reports the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """An operation and the arguments that it is called with, one tuple after the other."""
+    """An operation and its arguments: each call uses the next tuple."""
 
     name: str
     run: Callable[..., object]
@@ -22,17 +22,17 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long each turn takes, and how many turns there are."""
+    """The duration of a turn and the number of turns."""
 
     turn_s: float
     turns: int
 
 
 def take_turns(entrants: Sequence[Entrant], pace: Pace) -> dict[str, list[float]]:
-    """Return seconds per operation of each entrant, one figure a turn.
+    """Return seconds per operation of each entrant, one figure per turn.
 
-    In every round each has one turn, and another one begins: what disturbs the machine for
-    longer than a turn hits all alike, so ratios are taken within a round.
+    Each entrant has one turn per round, and each round begins with the next entrant. Other load on
+    the machine that lasts longer than a turn affects all, so ratios are taken within a round.
     """
     counts = {entrant.name: _operations(entrant, pace.turn_s) for entrant in entrants}
     seconds: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
@@ -50,7 +50,7 @@ def ratio(seconds: Sequence[float], base: Sequence[float]) -> float:
 
 
 def _operations(entrant: Entrant, turn_s: float) -> int:
-    """Return how many operations fill a turn; also warms caches and compiled code."""
+    """Return the number of operations per turn; also warms caches and compiled code."""
     _run(entrant, 2)
     count = 1
     while True:
@@ -71,7 +71,7 @@ def _run(entrant: Entrant, count: int) -> float:
 
 @dataclass(slots=True)
 class Report:
-    """Prints figures and goals as they come, and keeps them for ``--json``."""
+    """Prints figures and goals immediately, and stores them for ``--json``."""
 
     figures: list[dict[str, Any]] = field(default_factory=list)
     goals: list[dict[str, Any]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Report:
     def times(
         self, section: str, load: str, seconds: Mapping[str, Sequence[float]], rows: int
     ) -> None:
-        """Print one line for each entrant; ratios are to the first of them."""
+        """Print one line per entrant, with its ratio to the first entrant."""
         base = next(iter(seconds.values()))
         say(f"{section} {load}")
         for name, found in seconds.items():
@@ -98,7 +98,7 @@ class Report:
     def goal(
         self, section: str, load: str, what: str, found: float, limit: float, at_least: bool = False
     ) -> None:
-        """Print and keep a goal: ``found`` is to be at most (or at least) ``limit``."""
+        """Print and store a goal: ``found`` must be at most (or at least) ``limit``."""
         passed = found >= limit if at_least else found <= limit
         self.goals.append(
             {"section": section, "load": load, "what": what, "found": found, "limit": limit}
@@ -108,7 +108,7 @@ class Report:
         say(f"  {'pass' if passed else 'FAIL'}: {what} is {found:.2f}, goal {sign} {limit:g}")
 
     def lacks(self, what: str) -> None:
-        """Print and keep what could not be measured, and why."""
+        """Print and store a line on a figure that could not be measured, and why."""
         if what not in self.missing:
             self.missing.append(what)
             say(f"  missing: {what}")
@@ -119,7 +119,7 @@ class Report:
         return not self.missing and all(goal["passed"] for goal in self.goals)
 
     def summary(self) -> None:
-        """Print how many goals were met and, once more, which were not."""
+        """Print how many goals were met, and list those that were not."""
         failed = [goal for goal in self.goals if not goal["passed"]]
         say(f"{len(self.goals) - len(failed)} of {len(self.goals)} goals met")
         for goal in failed:

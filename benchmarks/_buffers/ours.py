@@ -1,4 +1,4 @@
-"""The buffers of this package, filled to the brim."""
+"""The buffers of this package, filled completely."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dingsdk.plugins import default_manager
 
 
 class NotBuiltError(Exception):
-    """A buffer type, or a setting of one, that there is not."""
+    """A buffer type or a setting does not exist."""
 
 
 def make(load: Workload, kind: str, **cfg: Any) -> Any:
     """Return an empty buffer.
 
     Raises:
-        NotBuiltError: there is no such type of buffer, or it has no such setting.
+        NotBuiltError: the buffer type or one of its settings does not exist.
     """
     full_cfg = {"type": kind, "replay_buffer_size": load.capacity, "seed": 0, **cfg}
     try:
@@ -32,7 +32,7 @@ def make(load: Workload, kind: str, **cfg: Any) -> Any:
 
 
 def full(load: Workload, kind: str, **cfg: Any) -> Any:
-    """Return a buffer that has been pushed its capacity and a little more."""
+    """Return a buffer into which a little more than its capacity was pushed."""
     buffer = make(load, kind, **cfg)
     batches = itertools.cycle(batches_of(load))
     for _ in range(load.capacity // CHUNK + 1):
@@ -41,7 +41,7 @@ def full(load: Workload, kind: str, **cfg: Any) -> Any:
 
 
 def batches_of(load: Workload) -> list[SampleBatch]:
-    """Return chunks to push over and over."""
+    """Return chunks to push repeatedly."""
     return [SampleBatch(columns) for columns in load.chunks()]
 
 
@@ -54,7 +54,7 @@ def sequences(buffer: Any, batch: int, steps: int) -> Callable[[], object]:
 
 
 def prioritized(buffer: Any, size: int) -> Callable[[np.ndarray[Any, Any]], object]:
-    """Sample, hand over tensors, and take in the priorities that training would have found."""
+    """Return an operation: sample, convert to tensors, and update with the given priorities."""
 
     def run(priorities: np.ndarray[Any, Any]) -> Mapping[str, Any]:
         batch = buffer.sample(size, 0)

@@ -1,7 +1,7 @@
-"""Peers doing the same on the small rows (W1), each the way its documentation says.
+"""The same operations with peers on the small rows (W1), as each peer's documentation says.
 
-A section that a peer has no such operation for does without it; a peer that is not installed,
-or breaks, is told to the report.
+Peers without the operation of a section are left out of it. A peer that is not installed or fails
+is listed in the report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALPHA, BETA = 0.6, 0.4
 
 
 def entrants(section: str, load: Workload, report: Report) -> list[Entrant]:
-    """Return those that take part in a section, set up and full."""
+    """Return the peers that take part in a section, set up and full."""
     found = []
     for name, sections in _PEERS.items():
         if section not in sections:
@@ -31,9 +31,9 @@ def entrants(section: str, load: Workload, report: Report) -> list[Entrant]:
                 warnings.simplefilter("ignore")
                 entrant = sections[section](load)
                 entrant.run(*entrant.arguments[0])
-        # Whatever a peer does wrong must not stop the others, and is reported.
+        # An error of one peer must not stop the others; it is reported.
         except Exception as error:
-            # The reason first: some say at length what else to read.
+            # Only the first part of the message, which is the reason; some messages are long.
             reason = str(error).split("\n", 1)[0] or type(error).__name__
             report.lacks(f"{name} in {section}: {reason} (see benchmarks/requirements-peers.txt)")
             continue
@@ -89,7 +89,7 @@ def _sb3_push(load: Workload, envs: int = CHUNK) -> Entrant:
 
 
 def _sb3_uniform(load: Workload) -> Entrant:
-    # Of rows that came from one env: with 64 it takes twice as long.
+    # All rows come from one env: with 64 envs sampling takes twice as long.
     buffer, _ = _sb3(load, 1)
     return Entrant("", lambda: buffer.sample(256))
 
@@ -122,7 +122,7 @@ def _cpprb_one(load: Workload) -> Entrant:
 
 
 def _numpy_to_torch(sample: dict[str, Any]) -> dict[str, torch.Tensor]:
-    # cpprb's indices are uint64, which torch tensors hardly support; nobody trains on them.
+    # Without cpprb's indices: they are uint64, which torch hardly supports, and not trained on.
     return {name: torch.from_numpy(x) for name, x in sample.items() if name != "indexes"}
 
 
@@ -163,7 +163,7 @@ def _tianshou(load: Workload, kind: str, **kwargs: Any) -> Any:
     from tianshou import data
 
     buffer = getattr(data, kind)(load.capacity, **kwargs)
-    # What its from_data does; a million add() would take minutes.
+    # As its from_data does; a million calls of add() would take minutes.
     buffer.set_batch(_tianshou_batch(_all_columns(load)))
     buffer._size = load.capacity
     return buffer
@@ -265,7 +265,7 @@ def _torchrl_priority(load: Workload) -> Entrant:
 def _torchrl_sequence(load: Workload) -> Entrant:
     from torchrl.data import SliceSampler
 
-    # Without cached ends it looks through the whole storage at every sample.
+    # Without cached ends it searches the whole storage at every sample.
     sampler = SliceSampler(slice_len=64, end_key="done", cache_values=True)
     buffer = _torchrl(load, "ReplayBuffer", 32 * 64, sampler=sampler)
     return Entrant("", lambda: buffer.sample().reshape(32, 64))

@@ -1,4 +1,4 @@
-"""The operations on a full buffer: pushing and the three ways to sample."""
+"""The measured operations on a full buffer: two of push and three of sample."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FLOOR, OURS = "bare numpy", "dingsdk"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One operation: who does it, how many rows it moves, what is to be reached.
+    """One operation: the entrants, the rows it moves, and the goals.
 
     Args:
         rows: Rows that one operation moves.
-        floor: Makes the operation on bare columns.
-        ours: Makes the operation on a buffer of this package.
-        goals: For each workload the share of the floor's speed to reach (``by_speed``), or how
-            many times the floor's time it may take.
-        by_speed: Which of the two.
-        peer_goal: How many times the best peer's time it may take on the small rows.
+        floor: Returns the operation on bare columns.
+        ours: Returns the operation on a buffer of this package.
+        goals: For each workload the least share of the floor's speed (with ``by_speed``), or the
+            largest multiple of the floor's time.
+        by_speed: Whether the goals are shares of the speed.
+        peer_goal: Largest multiple of the best peer's time on the small rows.
     """
 
     rows: int
@@ -81,7 +81,7 @@ SECTIONS: dict[str, Section] = {
     "push": Section(CHUNK, _push_floor, _push, {"W1": 0.65, "W2": 0.9}, by_speed=True),
     "one": Section(1, _one_floor, _one, {"W1": 0.35, "W2": 0.8}, by_speed=True),
     "uniform": Section(BATCH, _uniform_floor, _uniform, {"W1": 1.4, "W2": 1.1}),
-    # A prioritized sample and its update, against a uniform sample alone.
+    # A prioritized sample with its update is compared with a uniform sample without an update.
     "priority": Section(BATCH, _uniform_floor, _priority, {"W2": 1.15}, peer_goal=0.65),
     "sequence": Section(SEQUENCES * STEPS, _sequence_floor, _sequence, {"W1": 1.5, "W2": 1.3}),
 }
@@ -95,10 +95,10 @@ def operation(name: str, load: Workload, pace: Pace, with_peers: bool, report: R
     except ours.NotBuiltError as error:
         report.lacks(f"{name} {load.name}: not built ({error})")
         return
-    # The goals that name peers are about small rows, and each peer would take 2.8 GB of large.
+    # The goals for peers are for small rows only; with large rows each peer would need 2.8 GB.
     rivals: list[Entrant] = []
     if with_peers and load.name == "W1":
-        from _buffers import peers  # imports torch, which not all processes need
+        from _buffers import peers  # imports torch, which some processes must not import
 
         rivals = peers.entrants(name, load, report)
     seconds = take_turns([*entrants, *rivals], pace)

@@ -1,4 +1,4 @@
-"""The rows that go through the buffers."""
+"""The rows that the buffers store."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 CHUNK = 64
 EPISODE = 200
-"""Steps of an episode: as many of CartPole, and fewer than of most games, so that the last
-observations, which no next row repeats, weigh more than they would there."""
+"""Steps of an episode: as in CartPole, fewer than in most games. The last observations, which the
+next row does not repeat, are therefore a larger share than in most games."""
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Transitions of one kind, and how many of them a buffer holds."""
+    """One kind of transition, and the capacity of the buffers."""
 
     name: str
     capacity: int
@@ -32,7 +32,7 @@ class Workload:
         return sum(column[0].nbytes for column in self.empty(1).values())
 
     def empty(self, rows: int) -> Columns:
-        """Return columns with room for so many rows."""
+        """Return uninitialized columns of ``rows`` rows."""
         return {
             "obs": np.empty((rows, *self.obs_shape), self.obs_dtype),
             "next_obs": np.empty((rows, *self.obs_shape), self.obs_dtype),
@@ -42,11 +42,11 @@ class Workload:
         }
 
     def stream(self, chunk: int = CHUNK) -> Iterator[Columns]:
-        """Yield chunk after chunk of one env: a next observation is the next row's, but at ends."""
+        """Yield chunks of one env: next_obs is the obs of the next row, except at episode ends."""
         rng = np.random.default_rng(0)
         last = self._observations(rng, 1)
         for number in itertools.count():
-            # One observation more than rows: what follows the last row starts the next chunk.
+            # One observation more than rows: the last one is the first of the next chunk.
             seen = np.concatenate((last, self._observations(rng, chunk)))
             steps = np.arange(number * chunk, (number + 1) * chunk)
             columns = self.empty(chunk)
@@ -59,11 +59,11 @@ class Workload:
             yield columns
 
     def chunks(self, count: int = 16) -> list[Columns]:
-        """Return a few chunks to push over and over."""
+        """Return a few chunks to push repeatedly."""
         return list(itertools.islice(self.stream(), count))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return single transitions as an env loop has them: arrays and Python numbers."""
+        """Return single transitions as an env loop makes them: arrays and Python numbers."""
         columns = next(self.stream())
         numbers = {name: columns[name].tolist() for name in ("action", "reward", "done")}
         return [

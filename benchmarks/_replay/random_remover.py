@@ -1,4 +1,4 @@
-"""A remover by which rows leave at random, as a plugin could have it."""
+"""A remover that removes random rows, as a plugin could provide it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dingsdk.worker.replay_buffer import Remover, Where
 
 
 class RandomRemover(Remover):
-    """Keeps the number of each row; to sort by it takes long, and is left for when it is needed."""
+    """Stores the number of each row; sorts by it only when needed, because sorting is slow."""
 
     config: ClassVar[dict[str, Any]] = {"type": "random"}
 

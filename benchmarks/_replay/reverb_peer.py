@@ -1,10 +1,10 @@
-"""Reverb's side of ``replay_server.py``, in an interpreter of its own.
+"""The Reverb part of ``replay_server.py``, run by a separate interpreter.
 
     python reverb_peer.py serve          # prints the port, serves until its input ends
     python reverb_peer.py client PORT    # answers `WHAT SECONDS` lines with `COUNT SECONDS`
 
-``insert-*`` are the writers that Reverb offers: each appends transitions in chunks of 64 and makes
-an item of each. ``sample-client`` and ``sample-dataset`` draw batches of 256 transitions.
+``insert-*`` are the writers of Reverb: each appends transitions in chunks of 64 and creates an item
+for each. ``sample-client`` and ``sample-dataset`` draw batches of 256 transitions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def serve() -> None:
 
 
 def timed(operations: Iterator[int], seconds: float) -> tuple[int, float]:
-    """Return how many transitions went through, and in how long."""
+    """Run operations for some seconds; return the number of transitions and the seconds."""
     begun, count = time.perf_counter(), 0
     for each in operations:
         count += each
@@ -100,7 +100,7 @@ def insert_structured(client: reverb.Client) -> Iterator[int]:
 def sample_client(client: reverb.Client) -> Iterator[int]:
     while True:
         found = list(client.sample(TABLE, num_samples=BATCH, emit_timesteps=False))
-        yield len(found)  # not made into columns
+        yield len(found)  # not converted into columns
 
 
 def sample_dataset(client: reverb.Client) -> Iterator[int]:
@@ -126,7 +126,7 @@ def answer(port: str) -> None:
     samplers = {name: OPERATIONS[name](client) for name in OPERATIONS if name.startswith("sample")}
     for line in sys.stdin:
         name, seconds = line.split()
-        # Samplers go on from turn to turn: to begin costs a part of a second.
+        # Samplers are kept between turns: starting one takes a part of a second.
         count, took = timed(samplers.get(name) or OPERATIONS[name](client), float(seconds))
         say(count, took)
 

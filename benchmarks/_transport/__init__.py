@@ -1,1 +1,1 @@
-"""What the sections of ``benchmarks/transport.py`` are made of."""
+"""The implementation of ``benchmarks/transport.py``."""

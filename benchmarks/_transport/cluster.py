@@ -1,4 +1,4 @@
-"""A master in this process, worker processes that it talks to, and the pieces they move."""
+"""A master in this process, its worker processes, and the trajectory pieces they move."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ ROWS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
 }
 Tasks = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any] | None]]
 Start = tuple[Callable[..., None], Any]
-"""Main function of a process, called with (address, folder, argument), and the argument."""
+"""Main function of a process, called with (address, folder, argument), and its argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What the sections are told.
+    """Settings of the sections.
 
     Attributes:
-        seconds: For each figure.
-        rounds: In which all take turns; ratios are taken within one.
-        disk: Folder that the files go to.
-        di_engine: Interpreter that has DI-engine installed.
-        report: Where figures and goals go.
+        seconds: Duration of each measurement.
+        rounds: Number of rounds; all take a turn in each, and ratios are taken within one.
+        disk: Folder for the files.
+        di_engine: Interpreter with DI-engine installed.
+        report: Receives figures and goals.
     """
 
     seconds: float
@@ -74,7 +74,7 @@ def scratch(disk: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def serve(transport: Any, address: str, workers: Mapping[str, Tasks]) -> None:
-    """Serve the tasks of each worker on threads of this process, until each is told to stop."""
+    """Serve the tasks of each worker in threads of this process, until each gets a stop task."""
     slaves, ends = [], []
     for name, tasks in workers.items():
         is_over = threading.Event()
@@ -88,13 +88,13 @@ def serve(transport: Any, address: str, workers: Mapping[str, Tasks]) -> None:
         ends.append(is_over)
     for is_over in ends:
         is_over.wait(600.0)
-    time.sleep(0.2)  # let the answers to "stop" leave
+    time.sleep(0.2)  # until the answers to "stop" are sent
     for slave in slaves:
         slave.close()
 
 
 class Cluster:
-    """A master in this process and the worker processes it talks to."""
+    """A master in this process and its worker processes."""
 
     def __init__(
         self,
@@ -141,9 +141,9 @@ class Cluster:
 
 
 def median_rate(counts: list[tuple[float, int]], slices: int = 5) -> float:
-    """Median over slices of time, the first half second left out.
+    """Return the median rate over slices of time, without the first half second.
 
-    Where most slices are empty, because the time is short or the machine busy, it is the mean.
+    If most slices are empty, because the time is short or the machine is busy, return the mean.
     """
     begin, end = 0.5, counts[-1][0]
     width = (end - begin) / slices

@@ -1,14 +1,14 @@
-"""What DI-engine moves by its own files and tasks. Run by an interpreter that has it installed.
+"""Throughput of DI-engine's own files and tasks. Run it with an interpreter that has DI-engine.
 
     PYTHON benchmarks/_transport/di_engine.py '{"steps": 64, "seconds": 4, "folder": "/tmp/x",
         "columns": {"obs": [[4], "float32"]}}'
 
-Prints pieces a second as JSON: *files* for a process that saves and one that reads, with what its
-collectors and learners call for it, a file for each piece; *a file a step* likewise, as its
-collectors write unless a policy unrolls; *tasks and files* for a file for each piece that a slave
-saves, a master hears of, and another slave reads. Nothing is compressed: the values
-are random. It has no checksums. Two things that slow it down are left out: its workers wait by
-sleeping 0.1 s, and its servers log every request.
+Prints pieces per second as JSON. *files*: one process saves and another reads, with the functions
+that its collectors and learners call, one file per piece. *a file a step*: the same with one file
+per step, as its collectors write unless a policy unrolls. *tasks and files*: one file per piece,
+which a slave saves and reports to a master, and another slave reads. Nothing is compressed, as the
+values are random; DI-engine has no checksums. Two things that slow it down are left out: its
+workers wait by sleeping 0.1 s, and its servers log every request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Its files are pickles of tensors and numpy arrays, which torch.load refuses by default today.
+# Its files are pickles of tensors and numpy arrays, which torch.load rejects by default today.
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -62,7 +62,7 @@ def load(path: str) -> Any:
 
 
 def files(plan: dict[str, Any], is_per_piece: bool) -> float:
-    """Return pieces a second from a process that saves them to one that reads them."""
+    """Return pieces per second from a process that saves them to one that reads them."""
     names, is_over = SPAWN.Queue(maxsize=8 if is_per_piece else 8 * plan["steps"]), SPAWN.Event()
     writer = SPAWN.Process(target=_write, args=(plan, is_per_piece, names, is_over), daemon=True)
     writer.start()
@@ -73,13 +73,13 @@ def files(plan: dict[str, Any], is_per_piece: bool) -> float:
         Path(name).unlink()
         now = time.perf_counter()
         if not started:
-            started = now  # what the first took is mostly imports
+            started = now  # the time of the first piece is mostly imports
             continue
         count += unit
         if now - started > plan["seconds"]:
             break
     is_over.set()
-    while writer.is_alive():  # a queue with something in it keeps its writer
+    while writer.is_alive():  # the writer cannot exit while the queue holds items
         with contextlib.suppress(queue.Empty):
             names.get(timeout=0.1)
     return count / plan["steps"] / (now - started)
@@ -97,7 +97,7 @@ def _write(plan: dict[str, Any], is_per_piece: bool, names: Any, is_over: Any) -
 
 
 def tasks(plan: dict[str, Any]) -> float:
-    """Return pieces a second from one slave to another, by tasks of a master in this process."""
+    """Return pieces per second from one slave to another, with a master in this process."""
     from ding.interaction import Master
 
     logging.getLogger("werkzeug").disabled = True
@@ -106,7 +106,7 @@ def tasks(plan: dict[str, Any]) -> float:
     slaves = [SPAWN.Process(target=_slave, args=(plan, port, stop)) for port in ports[1:]]
     for each in slaves:
         each.start()
-    address = f"http://127.0.0.1:{ports[0]}"  # else what it finds of this host, maybe unreachable
+    address = f"http://127.0.0.1:{ports[0]}"  # the default, this host's address, may not work
     master = Master("127.0.0.1", ports[0], my_address=address)
     master.start()
     found: queue.Queue[Any] = queue.Queue(maxsize=8)
@@ -195,7 +195,7 @@ def main() -> None:
     }
     sys.stdout.write(f"\n{json.dumps(rates)}\n")
     sys.stdout.flush()
-    os._exit(0)  # its servers leave threads that keep a process alive
+    os._exit(0)  # threads of its servers would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Many collectors that report metadata to one master, alone: no payloads, no envs."""
+"""Many collectors report metadata to one master, without payloads and envs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dingsdk.errors import DingError
 
 
 def fanin(bench: Bench) -> None:
-    """8 workers with a process each, then 64 as threads of 4 processes."""
+    """Measure 8 workers with a process each, then 64 workers as threads of 4 processes."""
     _measure("8 collector processes", 8, 8, (1, 64), bench)
     _measure("64 collectors, threads of 4 processes", 64, 4, (1,), bench)
 
 
 def reporters(address: str, folder: str, worker_ids: Sequence[str]) -> None:
-    """Report metadata, as much as is asked for, as each of these workers."""
+    """Run these workers; each reports as many samples as a task asks for."""
     transport = flask_fs(Path(folder))
     serve(transport, address, {name: {"data": _reporter(name)} for name in worker_ids})
     transport.close()
@@ -33,14 +33,14 @@ def _reporter(worker_id: str) -> Any:
     meta |= {"cur_episode": 12, "cur_step": 123456, "cur_sample": 123456, "eval_flag": False}
 
     def data(task: Mapping[str, Any]) -> dict[str, Any]:
-        # One clock for all processes of a host (CLOCK_MONOTONIC).
+        # All processes of a host share this clock (CLOCK_MONOTONIC).
         return {"began": time.monotonic(), "reports": [meta] * task["samples"]}
 
     return data
 
 
 class _Tally:
-    """What one worker was seen to do."""
+    """Measurements of one worker."""
 
     def __init__(self) -> None:
         self.delays: list[float] = []
@@ -48,7 +48,7 @@ class _Tally:
         self.errors = 0
 
     def follow(self, cluster: Cluster, worker: str, samples: int, until: float) -> None:
-        """Ask the worker over and over; an answer of another's or another size is an error."""
+        """Ask the worker repeatedly; count answers of other workers or wrong size as errors."""
         while (sent := time.monotonic()) < until:
             try:
                 answer = cluster.ask(worker, {"name": "data", "samples": samples})

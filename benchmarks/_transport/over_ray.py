@@ -1,4 +1,4 @@
-"""Pieces of trajectories from one Ray actor to another: by calls, by a compiled graph, by ours."""
+"""Trajectory pieces from one Ray actor to another: actor calls, a compiled graph, dingsdk."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAMES = {
 }
 WAIT_S = 60.0
 A_REPORT, UNDER_WAY = 8, 2
-"""Pieces that a collector announces together, and reports that are asked for ahead."""
+"""Pieces per report of a collector, and reports requested in advance."""
 
 
 def over_ray(bench: Bench) -> None:
-    """Measure the transport against plain Ray, in the same cluster."""
+    """Compare the transport with plain Ray in the same cluster."""
     try:
         import ray
         from dingsdk_ray.cluster import connect, disconnect
@@ -62,7 +62,7 @@ def over_ray(bench: Bench) -> None:
                     bench.report.goal("ray", kind, f"ours / {name}", ours, least, at_least=True)
     finally:
         disconnect()
-        # Channels of compiled graphs leave semaphores, named after their processes.
+        # Compiled graphs leave semaphores behind, named after their processes: delete them.
         for path in SHARED.glob("sem.*"):
             maker = re.match(r"sem\.(?:hdr|obj)(\d+)-", path.name)
             if path.name not in left and maker and not Path("/proc", maker[1]).exists():
@@ -73,7 +73,7 @@ class Writer:
     """An actor that stores pieces as fast as it can, or returns them."""
 
     def serve(self, section: dict[str, Any], folder: Path, kind: str, address: str) -> None:
-        """Be a collector that stores as many pieces as a report takes, for each that is asked."""
+        """Act as a collector that stores the pieces of one report for each task."""
         transport = transport_in(folder, **section)
         store, numbers = transport.data_store(), itertools.count()
 
@@ -93,7 +93,7 @@ class Writer:
         return dict(columns_of(kind))
 
     def push(self, sink: Any, kind: str, seconds: float) -> list[tuple[float, int]]:
-        """Call an actor with a piece at a time."""
+        """Send pieces to an actor, one per call."""
         import ray
 
         columns = self.columns(kind)
@@ -104,7 +104,7 @@ class Sink:
     """An actor that reads pieces."""
 
     def take(self, columns: dict[str, Any]) -> int:
-        """Read a piece whole."""
+        """Read a whole piece."""
         return sum(int(np.asarray(each).view(np.uint8).sum()) for each in columns.values())
 
 
@@ -143,7 +143,7 @@ def _ours(
         on_lost=lambda info, reason: None,
     )
     address = master.start()
-    if is_far:  # both are here, but the writer takes the way from another node
+    if is_far:  # both are on this node, but the writer uses the path between nodes
         address = address.replace(ray.get_runtime_context().get_node_id(), "0")
     running = ray.remote(num_cpus=0)(Writer).remote()
     running = running.serve.remote(section, folder, kind, address)
@@ -177,7 +177,7 @@ def _calls(ray: Any, kind: str, seconds: float) -> float:
 
 
 def _compiled(ray: Any, kind: str, seconds: float) -> float:
-    """Return pieces a second from an actor to this process, as many under way as in a report."""
+    """Return pieces per second from an actor to this process, with one report in flight."""
     from ray.dag import InputNode
 
     writer, sink = ray.remote(num_cpus=0)(Writer).remote(), Sink()

@@ -1,4 +1,4 @@
-"""What transports are held against: bare files and memory, queues, Ray, iceoryx2 and DI-engine."""
+"""Peers of the transports: bare files and memory, queues, Ray, iceoryx2 and DI-engine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dingsdk.data import decode_batch, encode_batch
 
 SHARED = Path("/dev/shm")
 WINDOW = 256
-"""Pieces under way to a peer."""
+"""Pieces in flight to a peer."""
 AN_ACK = 16
-"""Pieces that a peer sends or acknowledges at once, where it can and is told to."""
+"""Pieces that a peer sends or acknowledges at once, if it can and is configured to."""
 
 
 def bare_files(kind: str, seconds: float, disk: Path) -> float:
-    """Return pieces a second that one process writes to files and reads back."""
+    """Return pieces per second that one process writes to files and reads back."""
     data = b"".join(column.tobytes() for column in piece(kind).columns.values())
     counts = []
     with scratch(disk) as folder:
@@ -42,7 +42,7 @@ def bare_files(kind: str, seconds: float, disk: Path) -> float:
 
 
 def mp_queue(kind: str, seconds: float) -> float:
-    """Return pieces a second through ``multiprocessing.Queue``."""
+    """Return pieces per second through ``multiprocessing.Queue``."""
     channel, is_over = SPAWN.Queue(maxsize=64), SPAWN.Event()
     process = SPAWN.Process(target=_fill_queue, args=(kind, channel, is_over), daemon=True)
     process.start()
@@ -66,7 +66,7 @@ def _fill_queue(kind: str, channel: Any, is_over: Any) -> None:
 
 
 def ray_actors(kind: str, seconds: float) -> float | None:
-    """Return pieces a second from one Ray actor to another; None where Ray is not installed."""
+    """Return pieces per second from one Ray actor to another; None if Ray is not installed."""
     try:
         import ray
     except ImportError:
@@ -101,9 +101,9 @@ def ray_actors(kind: str, seconds: float) -> float | None:
 
 
 def iceoryx2(kind: str, seconds: float) -> float | None:
-    """Return pieces a second through iceoryx2, as frames; None where it is not installed.
+    """Return pieces per second through iceoryx2, as frames; None if it is not installed.
 
-    They are copied in and copied out one by one, 256 on their way, and acknowledged 16 at a time.
+    Pieces are copied in and out one by one, with 256 in flight, and acknowledged 16 at a time.
     """
     try:
         import iceoryx2 as found
@@ -141,12 +141,12 @@ def iceoryx2(kind: str, seconds: float) -> float | None:
     process.kill()
     process.join()
     del sample, subscriber, publisher, pieces, acks, node
-    remove_shared(f"{name}_*")  # a management segment stays behind each prefix
+    remove_shared(f"{name}_*")  # a management segment remains for each prefix
     return median_rate(counts)
 
 
 def remove_shared(pattern: str) -> None:
-    """Remove what peers left in shared memory."""
+    """Delete the files that peers left in shared memory."""
     for path in SHARED.glob(pattern):
         path.unlink(missing_ok=True)
 
@@ -180,7 +180,7 @@ def _iceoryx2_service(name: str, kind: str) -> tuple[Any, Any]:
     import iceoryx2 as found
 
     config = found.config.default()
-    config.global_cfg.prefix = found.FileName.new(f"{name.removesuffix('-acks')}_")  # its files'
+    config.global_cfg.prefix = found.FileName.new(f"{name.removesuffix('-acks')}_")  # of files
     node = found.NodeBuilder.new().config(config).create(found.ServiceType.Ipc)
     builder = node.service_builder(found.ServiceName.new(name))
     service = builder.publish_subscribe(found.Slice[ctypes.c_uint8])
@@ -195,10 +195,10 @@ def _send_iceoryx2(publisher: Any, content: bytes) -> None:
 
 
 def faster_fifo(kind: str, seconds: float, a_put: int, pickled: bool = False) -> float | None:
-    """Return pieces a second through faster-fifo, as frames; None where it is not installed.
+    """Return pieces per second through faster-fifo, as frames; None if it is not installed.
 
-    They are put ``a_put`` at a time, and taken and acknowledged as many as are there.
-    ``pickled``: not as frames, but as dicts of columns, which the queue pickles.
+    Each put takes ``a_put`` pieces; each get takes and acknowledges all pieces that are there.
+    With ``pickled`` the pieces are dicts of columns, which the queue pickles.
     """
     try:
         from faster_fifo import Queue
@@ -248,10 +248,10 @@ def _fill_fifo(kind: str, pieces: Any, acks: Any, is_over: Any, a_put: int, pick
 
 
 def bare_memory(kind: str, seconds: float, a_report: int, reports: int) -> float:
-    """Return pieces a second through bare shared memory: what no transport can do without.
+    """Return pieces per second through bare shared memory: the least work of any transport.
 
-    Each piece is encoded into memory that stays mapped, and decoded there; small ones are copied
-    out first. A byte on a pipe asks for a report of pieces, another one announces it.
+    Each piece is encoded into memory that stays mapped, and decoded there; small pieces are copied
+    out first. One byte on a pipe requests a report of pieces, another byte announces it.
     """
     size = encode_batch(piece(kind))[1].size_bytes
     memory = SPAWN.RawArray("B", (reports + 1) * a_report * size)
@@ -306,7 +306,7 @@ def _fill_memory(kind: str, memory: Any, size: int, a_report: int, pipe: Any) ->
 
 
 def di_engine(python: Path, kind: str, seconds: float, folder: Path) -> dict[str, float]:
-    """Return pieces a second of what ``di_engine.py`` measures, run by another interpreter."""
+    """Return pieces per second as ``di_engine.py`` measures them, run by another interpreter."""
     columns = {name: (shape, np.dtype(dtype).name) for name, (shape, dtype) in ROWS[kind].items()}
     plan = {"steps": STEPS, "seconds": seconds, "folder": str(folder), "columns": columns}
     program = Path(__file__).with_name("di_engine.py")

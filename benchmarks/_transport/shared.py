@@ -1,4 +1,4 @@
-"""shared_memory from one process to another, held against iceoryx2, faster-fifo and bare copies."""
+"""shared_memory from one process to another, compared with iceoryx2, faster-fifo and copies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from _transport.cluster import Bench, Cluster, median_rate, piece, scratch, serv
 TYPE = "shared_memory"
 A_REPORT = {"cartpole": 64, "atari": 8}
 UNDER_WAY = 4
-"""Reports that the writer was asked for and the reader has not acknowledged."""
+"""Reports that are requested from the writer and not yet acknowledged by the reader."""
 READS = 2
-"""Those of them that the reader was told of, when the oldest is not waited for yet."""
+"""Reports that the reader has in advance before the oldest one is waited for."""
 COPIES = 16
 NAMES = {
     "head": "shared_memory",
@@ -81,7 +81,7 @@ def _fifo(kind: str, seconds: float, a_put: int, pickled: bool = False) -> float
 
 
 def writer(address: str, folder: str, argument: tuple[str, str]) -> None:
-    """Put as many pieces as a report takes, for each report that is asked for."""
+    """Put the pieces of one report for each task."""
     kind, digest = argument
     transport = transport_in(Path(folder), TYPE, digest=digest)
     store, batch = transport.data_store(), piece(kind)
@@ -106,7 +106,7 @@ def reader(address: str, folder: str, kind: str) -> None:
     def read(task: Mapping[str, Any]) -> None:
         for name in task["names"]:
             columns = store.get(name).columns
-            if kind == "cartpole":  # a large one is used where it is
+            if kind == "cartpole":  # large pieces are used in place, without a copy
                 for column, values in columns.items():
                     home[column][...] = values
         del columns
@@ -117,9 +117,9 @@ def reader(address: str, folder: str, kind: str) -> None:
 
 
 def _ours(kind: str, bench: Bench, digest: str) -> float:
-    """Return pieces a second that one process puts, and another one reads and deletes.
+    """Return pieces per second that one process puts, and another one reads and deletes.
 
-    This one passes the announcements on, as a coordinator does.
+    This process forwards the announcements, as a coordinator does.
     """
     with scratch(bench.disk) as folder:
         processes = [(writer, (kind, digest)), (reader, kind)]
@@ -161,7 +161,7 @@ def _copies(kind: str, seconds: float) -> float:
 
 
 def _policies(bench: Bench) -> None:
-    """A policy of 6.7 MB to 4 readers, and as many bare copies into and out of shared memory."""
+    """Measure a policy of 6.7 MB to 4 readers, and the same copies through bare shared memory."""
     from multiprocessing.shared_memory import SharedMemory
 
     import torch

@@ -1,4 +1,4 @@
-"""Pieces of trajectories from a collector process to a learner process."""
+"""Trajectory pieces from a collector process to a learner process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from _transport.cluster import (
 )
 
 REPORTS = {"cartpole": 64, "atari": 8}
-"""Payloads that a collector holds and reports in one message: as many as wait, up to this. Its
-``queue_size`` is 8 unless configured, enough where a payload has megabytes."""
+"""Maximum of payloads that a collector holds and reports in one message. The default of its
+``queue_size`` is 8, which is enough for payloads of megabytes."""
 GOALS = {"cartpole": {"Ray": 3.0, "DI-engine": 30.0}, "atari": {"Ray": 2.0, "floor": 0.4}}
-"""Least ratio to each, where there is a goal."""
+"""Goals: the least ratio to each peer."""
 P50_MS, P99_MS = 20.0, 100.0
 NAMES = {
     "flask_fs": "flask_fs, verified",
@@ -106,7 +106,7 @@ def _tell_di_engine(kind: str, ours: float, bench: Bench) -> None:
 
 
 def collector(address: str, folder: str, kind: str) -> None:
-    """Put pieces as fast as they are asked for; report them in batches."""
+    """Put pieces at the requested rate; report them in batches."""
     transport = flask_fs(Path(folder))
     store, batch = transport.data_store(), piece(kind)
     numbers = itertools.count()
@@ -148,7 +148,7 @@ def collector(address: str, folder: str, kind: str) -> None:
 
 
 def learner(address: str, folder: str, kind: str) -> None:
-    """Read every piece whole, checksum verified, and copy it into one array, as training does."""
+    """Read every piece with its checksum verified, and copy it into one array, as training does."""
     transport = flask_fs(Path(folder))
     store = transport.data_store()
     home = {name: np.empty_like(column) for name, column in piece(kind).columns.items()}
@@ -193,7 +193,7 @@ def _ours(
         started = time.perf_counter()
         while time.perf_counter() - started < seconds + 0.5:
             reports = waiting.get(timeout=30.0)
-            while not waiting.empty():  # this thread alone takes from it
+            while not waiting.empty():  # only this thread takes items from it
                 reports = reports + waiting.get_nowait()
             delays += cluster.ask("learner", {"name": "learn", "reports": reports})["delays"]
             store.delete([report["data_id"] for report in reports])
