@@ -1,4 +1,4 @@
-"""An extension of griffe: makes Markdown of what the docstrings of dingsdk write differently."""
+"""A griffe extension that converts the markup in dingsdk's docstrings to Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Docstrings(griffe.Extension):
     """Changes the text of each docstring before it is parsed."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rewrite roles as code, put an empty line before lists, and name sections as Google."""
+        """Rewrite roles as code, add an empty line before lists, and use Google section names."""
         if obj.docstring is None:
             return
         text = ROLE.sub(r"``\1``", obj.docstring.value)

@@ -1,6 +1,6 @@
 """Writes the reference pages from the code: ``python docs/generate.py [--check]``.
 
-``--check`` writes nothing and exits with 1 when a page is not what the code says.
+``--check`` writes nothing and exits with 1 if a page differs from the code.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ MODULES = (
     "dingsdk.worker.coordinator",
     "dingsdk.worker.replay_buffer",
 )
-"""Public modules: what they export is what a plugin may import."""
+"""Public modules; plugins may import the names that these export."""
 FIRST_PARTY = {
     "transports": {
         "flask_fs": "dingsdk_flask_fs.transport:FlaskFSTransport",
@@ -121,12 +121,12 @@ def pages() -> dict[str, str]:
 
 
 def how_to_pages() -> dict[str, str]:
-    """Return the page of each template of a plugin, by its path below ``docs/how-to``."""
+    """Return the page of each plugin template, by its path below ``docs/how-to``."""
     return {f"plugins/{kind}.md": template_page(kind) for kind in TEMPLATES}
 
 
 def template_page(kind: str) -> str:
-    """Return how to write a plugin of a kind, with the files of its template."""
+    """Return the page on how to write a kind of plugin, with the files of its template."""
     name = f"my-{kind}"
     folder, module = f"dingsdk-rl-{name}", f"dingsdk_{name.replace('-', '_')}"
     files = render(kind, name)
@@ -187,7 +187,7 @@ _MORE = {
 
 
 def api_page(module: str) -> str:
-    """Return the page of a public module: a directive for each name, which the site expands."""
+    """Return the page of a public module: one directive per name, which the site expands."""
     found = importlib.import_module(module)
     names = [
         name
@@ -199,7 +199,7 @@ def api_page(module: str) -> str:
 
 
 def _is_of(module: Any, name: str) -> bool:
-    """Return whether a module exports a name; without ``__all__`` its own classes count."""
+    """Return whether a module exports a name; without ``__all__`` it exports its own classes."""
     if hasattr(module, "__all__"):
         return True
     return getattr(getattr(module, name), "__module__", None) == module.__name__
@@ -221,7 +221,7 @@ ACTIONS = {
 
 
 def algorithms_page() -> str:
-    """Return which policy takes which spaces, as the policies themselves answer."""
+    """Return the page on which policy accepts which spaces, as the policies report it."""
     policies = {
         key: default_manager().get("policies", key)
         for key in default_manager().builtin_types("policies")
@@ -276,7 +276,7 @@ def _takes_spaces(observation: Any, action: Any, cls: Any) -> bool:
 
 
 def _marks(policies: Mapping[str, Any], columns: Mapping[str, Callable[[Any], bool]]) -> str:
-    """Return a table of policies by what each answers to the questions of the columns."""
+    """Return a table of policies; each column is a question that the policies answer."""
     rows = ["| type | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for key, cls in policies.items():
         marks = ["yes" if ask(cls) else "" for ask in columns.values()]
@@ -367,7 +367,7 @@ def config_page() -> str:
 
 
 def _hook_tables(path: str) -> Iterator[str]:
-    """Yield the tables of an entry of the learner hooks, and of what each hook takes."""
+    """Yield the table of a learner hook entry, and the tables of each hook's arguments."""
     entry = f"{path}.<name>"
     short = "\n".join(
         f"- `{name}`: `{kind}`, `{position}`, priority {priority}; the value is "
@@ -399,7 +399,7 @@ def _parts_of_repository(kind: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read(name: str) -> Any:
-    """Import a name of a plugin here; those that are not installed are forgotten again."""
+    """Import a name from a plugin of this repository; unload plugins that are not installed."""
     folders = (Path(__file__).parents[1] / "plugins").iterdir()
     packages = {each.name.replace("-", "_"): str(each) for each in folders}
     absent = {each for each in packages if importlib.util.find_spec(each) is None}
@@ -413,7 +413,7 @@ def _read(name: str) -> Any:
 
 
 def di_engine_keys_page() -> str:
-    """Return the table of DI-engine's config keys that are moved, left out or refused."""
+    """Return the table of DI-engine's config keys that are moved, left out or rejected."""
     rows = [f"| `{old}` | moved | `{new}` |" for old, new in MOVED.items()]
     rows += [f"| `{path}` | left out | {reason} |" for path, reason in NOT_USED.items()]
     for path, (only, reason) in ONLY.items():
@@ -486,15 +486,15 @@ def hooks_page() -> str:
 
 
 LIMIT = re.compile(r"_?((MAX|MIN|MOST|LEAST|LONGEST|LARGEST|SMALLEST)_\w+|\w+_(S|NS|BYTES))")
-"""Names of constants that are limits: each must have a docstring."""
+"""Names of constants that are limits; each must have a docstring."""
 NO_LIMITS = ("dingsdk/examples/", "dingsdk/templates/", "dingsdk/testing/")
 UNITS = {"PER_S": "a second", "_S": "s", "_NS": "ns", "_BYTES": "bytes"}
-"""Of limits, by how their names end; the first counts."""
+"""Units of limits by the end of the name; the first match counts."""
 SIZES = {10: "KiB", 20: "MiB", 30: "GiB", 40: "TiB", 50: "PiB"}
 
 
 def limits_page() -> str:
-    """Return the times and sizes that no config key sets, as the code has them."""
+    """Return the page of times and sizes that are fixed in the code, without a config key."""
     root = DOCS.parent
     rows: dict[str, list[str]] = {}
     for path in sorted([*root.glob("dingsdk/**/*.py"), *root.glob("plugins/*/dingsdk_*/**/*.py")]):
@@ -516,7 +516,7 @@ def limits_page() -> str:
 
 
 def _constants(path: Path) -> Iterator[tuple[list[str], ast.expr, str]]:
-    """Yield the numbers that a module defines and explains: names, value and docstring.
+    """Yield the documented numbers of a module: names, value and docstring.
 
     Raises:
         ValueError: a limit has no docstring.
@@ -540,7 +540,7 @@ def _constants(path: Path) -> Iterator[tuple[list[str], ast.expr, str]]:
 
 
 def _is_number(value: ast.expr) -> bool:
-    """Return whether an expression is made of numbers, at least one of them a literal."""
+    """Return whether an expression consists of numbers, at least one of them a literal."""
     parts = list(ast.walk(value))
     literals = [each.value for each in parts if isinstance(each, ast.Constant)]
     nodes = ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Tuple
@@ -552,7 +552,7 @@ def _is_number(value: ast.expr) -> bool:
 
 
 def _limit(names: list[str], value: ast.expr) -> str:
-    """Return a value with its unit, which the name tells."""
+    """Return a value with the unit that its name implies."""
     if isinstance(value, ast.Tuple):
         many = names if len(names) > 1 else names * len(value.elts)
         return ", ".join(_limit([name], each) for name, each in zip(many, value.elts, strict=True))
@@ -598,7 +598,7 @@ def extension_rules_page() -> str:
 
 
 def _rule_pages() -> dict[str, str]:
-    """Return the pages of rules that are for one kind of part each."""
+    """Return the rule pages, one per kind of part."""
     checked = "and `dingsdk.testing` checks:"
     of_all = "all of it, a subclass of"
     return {
@@ -695,7 +695,7 @@ def _help(command: click.Command, name: str) -> str:
     context = click.Context(
         command, info_name=name, max_content_width=90, terminal_width=90, **root.context_settings
     )
-    # Click keeps the option of the context in which a command was first shown.
+    # Click caches the help option of the context in which a command was first shown.
     command = copy.copy(command)
     command._help_option = None
     return command.get_help(context).rstrip()
@@ -710,7 +710,7 @@ def _section_table(
     rows = ["| key | takes | default | meaning |", "|---|---|---|---|"]
     for name, field, meaning in _leaves(section):
         if name.split(".")[-1] in leaves_out and prefix:
-            continue  # every part has these
+            continue  # common to all parts
         shown = "required" if field.required else f"`{_value(field.default)}`"
         if field.section is not None and not field.required:
             shown = "see below"
@@ -736,7 +736,7 @@ def _parts_in(section: type[Section], path: str = "") -> Iterator[tuple[str, str
 
 
 def _takes(field: Field) -> str:
-    """Return what a key takes, in words."""
+    """Return a description of the values that a key accepts."""
     if field.part is not None:
         return f"a part of the `{field.part.kind}`"
     if field.section is not None:
@@ -747,7 +747,7 @@ def _takes(field: Field) -> str:
 def _schema_in_words(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         words = [_schema_in_words(each) for each in schema["anyOf"]]
-        # Every whole number is a number.
+        # A whole number is also a number: name only one.
         return " or ".join(
             word for word in words if word != "a whole number" or "a number" not in words
         )

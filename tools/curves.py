@@ -1,4 +1,4 @@
-"""Trains examples in full and keeps curve and result for the docs: ``python -m tools.curves``."""
+"""Trains whole examples and stores curve and result for the docs: ``python -m tools.curves``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(example: str) -> None:
 
 
 def main() -> None:
-    """Train the examples that are named, or all whose curves the docs show."""
+    """Train the named examples, or all examples whose curves the docs show."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("examples", nargs="*", default=EXAMPLES)
     for example in parser.parse_args().examples:

@@ -1,8 +1,8 @@
-"""Checks what is about to be released: ``python -m tools.release_check``, with network.
+"""Checks a release before it is published: ``python -m tools.release_check``, with network.
 
-It builds wheels and sdists of all distributions, asks pip whether their dependencies resolve to
-wheels for each version of Python, and trains a short run with the wheels on each interpreter that
-it finds. It prints what was not checked, and exits with 1 if something failed.
+It builds wheels and sdists of all distributions, lets pip resolve their dependencies to wheels for
+each version of Python, and trains a short run with the wheels on each interpreter that it finds. It
+prints what was not checked, and exits with 1 if something failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PROJECTS = (ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Has torch without CUDA, which takes gigabytes; PyPI has that for Linux on ARM and macOS only."""
+"""Has torch without CUDA (gigabytes); PyPI has such wheels only for Linux on ARM and macOS."""
 SMOKE = (
     ["--version"],
     ["plugins", "--check"],
@@ -40,11 +40,11 @@ IS_FROM = "import dingsdk, dingsdk_in_memory, dingsdk_flask_fs; print(dingsdk.__
 
 
 class CheckFailedError(Exception):
-    """A step failed; the text is what the command printed."""
+    """A step failed; the text is the output of the command."""
 
 
 def run(command: Sequence[str | Path], *, cwd: Path = ROOT, timeout_s: float = 900) -> str:
-    """Run a command and return what it prints; CheckFailedError if it fails or takes too long."""
+    """Run a command, return its output; raise CheckFailedError if it fails or takes too long."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
@@ -67,7 +67,7 @@ def build(into: Path, projects: Sequence[Path] = PROJECTS) -> list[Path]:
 
 
 def reachable(index: str) -> list[str]:
-    """Return pip's option for an index, or none if the index does not answer."""
+    """Return the pip options for an index, or no option if the index does not answer."""
     try:
         with urlopen(f"{index}/torch/", timeout=10):
             return ["--extra-index-url", index]
@@ -79,7 +79,7 @@ def reachable(index: str) -> list[str]:
 def resolve(version: str, index: Sequence[str]) -> list[str]:
     """Return the names of the wheels that pip would install on a version of Python.
 
-    pip reads markers, such as ``python_version < "3.14"``, for the Python that it runs on.
+    pip evaluates markers, such as ``python_version < "3.14"``, for the Python that runs it.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -98,7 +98,7 @@ def _wheels() -> list[Path]:
 
 
 def smoke(python: Path, folder: Path) -> None:
-    """Train, evaluate and list plugins with the wheels that an interpreter has."""
+    """Train, evaluate and list plugins with the wheels installed for an interpreter."""
     found = run([python, "-c", IS_FROM], cwd=folder).strip()
     if not Path(found).is_relative_to(python.parents[1]):
         raise CheckFailedError(f"{found} is not what was installed in {python.parents[1]}")
@@ -107,7 +107,7 @@ def smoke(python: Path, folder: Path) -> None:
 
 
 def new_environment(folder: Path, wheels: Sequence[Path]) -> Path:
-    """Install wheels, without network, in a new environment that sees the packages of this one.
+    """Install wheels, without network, in a new environment that can import this one's packages.
 
     Returns:
         The interpreter of the environment.
@@ -116,7 +116,7 @@ def new_environment(folder: Path, wheels: Sequence[Path]) -> Path:
     python = folder / "bin" / "python"
     (site,) = (folder / "lib").glob("python*/site-packages")
     here = next(path for path in sys.path if path.endswith("site-packages"))
-    # What is installed here as editable is not seen: its own .pth files are not read.
+    # Editable packages of this environment are not visible, because its .pth files are not read.
     (site / "packages-of-the-project.pth").write_text(f"{here}\n", encoding="utf-8")
     run([
         sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index",
@@ -126,7 +126,7 @@ def new_environment(folder: Path, wheels: Sequence[Path]) -> Path:
 
 
 def smoke_with_dependencies(interpreter: str, index: Sequence[str], folder: Path) -> None:
-    """Smoke test the wheels and what pip installs with them on another interpreter."""
+    """Run the smoke test with the wheels and their dependencies on another interpreter."""
     run([interpreter, "-m", "venv", folder / "venv"])
     python = folder / "venv" / "bin" / "python"
     run([
@@ -137,14 +137,14 @@ def smoke_with_dependencies(interpreter: str, index: Sequence[str], folder: Path
 
 
 def interpreter_of(version: str) -> str | None:
-    """Return the path of an interpreter: on PATH, or of pyenv."""
+    """Return the path of an interpreter on PATH or in pyenv, or None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = [*pyenv.glob(f"{version}.*/bin/python")]
     return shutil.which(f"python{version}") or (str(found[0]) if found else None)
 
 
 def check(version: str, index: Sequence[str], *, with_cuda: bool) -> str:
-    """Return what was found out about a version of Python; CheckFailedError if it does not work."""
+    """Check a version of Python and return a summary; raise CheckFailedError on a failure."""
     packages = resolve(version, index)
     cuda = [name for name in packages if name.startswith(("nvidia-", "cuda-"))]
     resolved = f"{len(packages)} packages resolve to wheels"
@@ -162,7 +162,7 @@ def check(version: str, index: Sequence[str], *, with_cuda: bool) -> str:
 
 
 def main() -> int:
-    """Build, then check each version of Python; print a line for each."""
+    """Build, then check each version of Python; print one line per version."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pythons", nargs="+", default=PYTHONS)
     parser.add_argument("--torch-index", default=TORCH_INDEX)

@@ -1,8 +1,8 @@
-"""Runs pytest, and tries tests again that failed: ``python -m tools.unsteady PYTEST-ARGUMENTS``.
+"""Runs pytest and repeats failed tests: ``python -m tools.unsteady PYTEST-ARGUMENTS``.
 
-Where at most 3 tests fail, and nothing else does, each of them runs alone until it has passed three
-times in a row. The exit code is 0 then, and a report names them. Another exit code of pytest, a
-failed collection and a process of tests that died are failures at once.
+If at most 3 tests fail, and nothing else, each of them is run alone three times. If all pass every
+time, the exit code is 0 and a report lists them. Other exit codes of pytest, failed collections and
+died test processes are failures without a repeat.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ REPORT = Path(".venv/unsteady.txt")
 
 
 class Failures:
-    """A plugin of pytest that notes what failed.
+    """A pytest plugin that records failures.
 
     Attributes:
-        tests: Ids of the tests that failed.
-        others: What else failed: collections, and tests in which their process died.
-        paths: What pytest was asked to collect.
+        tests: Ids of the failed tests.
+        others: Other failures: collections, and tests whose process died.
+        paths: The paths that pytest was called with.
     """
 
     def __init__(self) -> None:
@@ -46,17 +46,17 @@ class Failures:
             return
         if report.when in ("setup", "call", "teardown"):
             self.tests.add(report.nodeid)
-        else:  # xdist reports a dead process like this
+        else:  # xdist reports a dead process this way
             self.others.append(report.nodeid)
 
 
 def passes_alone(options: Sequence[str], test: str) -> bool:
-    """Whether a test passes ``TIMES`` times in a row, each time in a process of its own."""
+    """Whether a test passes ``TIMES`` times in a row, each time in a new process."""
     command = [sys.executable, "-m", "pytest", *options, "-n", "0", "-q", test]
     for _ in range(TIMES):
         done = subprocess.run(command, capture_output=True, text=True)
         last = done.stdout.rstrip().rpartition("\n")[2]
-        # A test that is skipped now did not pass.
+        # A skipped test does not count as passed.
         if done.returncode != 0 or not re.match(r"1 passed\b(?!.*skipped)", last):
             sys.stdout.write(f"{test} fails alone too:\n{done.stdout}{done.stderr}")
             return False
@@ -64,7 +64,7 @@ def passes_alone(options: Sequence[str], test: str) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run pytest and return its exit code, or 0 if all that failed passes alone."""
+    """Run pytest; return its exit code, or 0 if all failed tests pass alone."""
     REPORT.unlink(missing_ok=True)
     failures = Failures()
     code = int(pytest.main(list(arguments), plugins=[failures]))

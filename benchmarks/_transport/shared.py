@@ -21,7 +21,7 @@ A_REPORT = {"cartpole": 64, "atari": 8}
 UNDER_WAY = 4
 """Reports that are requested from the writer and not yet acknowledged by the reader."""
 READS = 2
-"""Reports that the reader has in advance before the oldest one is waited for."""
+"""Reports in flight to the reader; with more than this, the oldest one is waited for."""
 COPIES = 16
 NAMES = {
     "head": "shared_memory",

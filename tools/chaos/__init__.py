@@ -1,1 +1,1 @@
-"""Parallel runs of real processes under faults, and whether they lose anything."""
+"""Parallel runs of real processes under faults, with a check for lost samples."""

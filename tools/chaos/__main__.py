@@ -1,18 +1,18 @@
-"""Kill and stop processes of a parallel run, fill its disk, and count what it lost.
+"""Kill and stop processes of a parallel run, fill its disk, and count lost samples.
 
     make chaos                                         10 minutes, 120 kills
     python -m tools.chaos --seconds 60 --kills 12 --seed 3
 
-Two runs of the same length: one is left alone, one under faults. Each has a coordinator, a learner
-and two collectors as processes, connected by ``flask_fs``, with envs of 5 ms a step. Faults come at
-random times: SIGKILL of a random process of the run, the coordinator included; a fifth as often
-SIGSTOP for some seconds, and a twentieth as often a full disk for five seconds. The disk is a small
-one in memory, which only root can mount; without it, none is filled. Then the run is interrupted,
-and held against what was acknowledged and trained on beside it.
+There are two runs of the same length, one without and one with faults. Each has a coordinator, a
+learner and two collectors as processes, connected by ``flask_fs``, with envs of 5 ms per step.
+Faults come at random times: SIGKILL of a random process of the run, including the coordinator; a
+fifth as often SIGSTOP for some seconds; a twentieth as often a full disk for five seconds. The disk
+is a small tmpfs, which only root can mount; without root no disk is filled. Then the run is
+interrupted, and its result is compared with separate counts of acknowledged and trained samples.
 
-Exits with 1 if an acknowledged sample is lost, one is trained on too often, a count does not add
-up, the run does not end well, or its env steps a second are under half of those of the run that was
-left alone.
+Exits with 1 if an acknowledged sample is lost, a sample is trained on too often, a count does not
+add up, the run fails, or its env steps per second are less than half of those of the run without
+faults.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ SETS = (
     f"system.transport.min_free_bytes={1 << 20}",
     "system.restarts=100000",
     "system.coordinator.lease_s=5",
-    "system.coordinator.max_attempts=100000",  # nobody means the task that a worker is killed at
+    "system.coordinator.max_attempts=100000",  # a killed worker does not mean that its task is bad
     "system.validate_state=true",
     "exp_name=run",
     "system.transport.type=flask_fs",
 )
 STOPS, FILLS = 5, 20
-"""One process is stopped for so many kills, and the disk is filled once for so many."""
+"""Number of kills per stopped process, and per full disk."""
 COORDINATOR_SHARE = 1 / 12
-"""Ten of 120 kills: while it starts nothing is collected or trained."""
+"""Ten of 120 kills; few, because nothing is collected or trained while it restarts."""
 LONGEST_STOP_S = 8.0
 FULL_S = 5.0
 PATIENCE_S = 120.0
@@ -76,15 +76,15 @@ Look = Callable[[float, list[psutil.Process]], None]
 
 @dataclass(slots=True)
 class Arm:
-    """What became of one run.
+    """The result of one run.
 
     Attributes:
-        steps_per_s: Env steps a second between start and interrupt.
-        faults: How many of each kind there were.
-        acknowledged_rows: Counted beside the run.
-        most_uses: With how many batches the sample was trained on that was with most, beside it.
-        samples: What the run says of its samples.
-        problems: What must not be, a line each.
+        steps_per_s: Env steps per second between start and interrupt.
+        faults: Number of faults by kind.
+        acknowledged_rows: Number of acknowledged rows, counted outside the run.
+        most_uses: Largest number of batches that one sample was in, counted outside the run.
+        samples: The sample counts in the run's result.
+        problems: Violations, one line each.
     """
 
     steps_per_s: float = 0.0
@@ -104,16 +104,16 @@ def run(
     sets: Sequence[str] = (),
     step_s: float = STEP_S,
 ) -> Arm:
-    """Train for so many seconds with so many processes killed; look at what is left.
+    """Train under faults, interrupt the run, and check its result.
 
     Args:
-        folder: An empty one, for what is written.
-        seconds: From the first updates to the interrupt.
-        kills: How many, at random times; stops and full disks come with them.
-        seed: Of times, kinds and victims.
+        folder: Empty folder for all files.
+        seconds: Time from the first updates to the interrupt.
+        kills: Number of kills, at random times; determines the number of stops and full disks.
+        seed: Seed of times, kinds and victims.
         look: Called every few seconds with the seconds since the start and the processes.
         sets: More settings of the run.
-        step_s: How long a step of an env takes, seconds.
+        step_s: Duration of an env step in seconds.
     """
     with _disk(folder / "disk") as disk:
         return _run(folder, disk, seconds, kills, random.Random(seed), look, sets, step_s)
@@ -163,7 +163,7 @@ def _run(
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[Path | None]:
-    """Mount a small disk; yield None where we may not."""
+    """Mount a small disk; yield None if that is not permitted."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(path)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
@@ -195,14 +195,14 @@ def _count(arm: Arm, folder: Path, result: dict[str, Any]) -> None:
 
 
 class _Faults:
-    """Disturbs a run.
+    """Causes faults in a run.
 
     Args:
-        process: Its first process.
-        folder: Where it is.
-        disk: What it writes to, if that is a disk of its own.
+        process: Main process of the run.
+        folder: Folder of the run.
+        disk: The run's disk, or None if no disk was mounted.
         rng: Chooses times, kinds and victims.
-        arm: Where faults are counted.
+        arm: Counts the faults.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class _Faults:
         self._full_until = 0.0
 
     def disturb(self, seconds: float, kills: int, look: Look) -> None:
-        """Bring the faults about until the time is over, or the run is."""
+        """Cause the faults until the time is over or the run has ended."""
         started = looked = time.monotonic()
         until = started + seconds
         kinds = ["kill"] * kills + ["stop"] * (kills // STOPS) + ["fill"] * -(-kills // FILLS)
@@ -255,7 +255,7 @@ class _Faults:
             self._stopped.append((now + self._rng.uniform(0.5, LONGEST_STOP_S), victim))
 
     def _candidates(self, processes: list[psutil.Process]) -> list[psutil.Process]:
-        """Return the coordinator now and then, else the others."""
+        """Return the coordinator with probability `COORDINATOR_SHARE`, else the others."""
         coordinators = [each for each in processes if self._name(each.pid) == "coordinator"]
         others = [each for each in processes if each not in coordinators]
         is_coordinators_turn = self._rng.random() < COORDINATOR_SHARE
@@ -268,7 +268,7 @@ class _Faults:
         if self._ballast is None:
             return
         if now < self._full_until:
-            # Again and again: files that are deleted make room.
+            # Fill repeatedly, because deleted files free space.
             with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
@@ -276,14 +276,14 @@ class _Faults:
             self._ballast.unlink(missing_ok=True)
 
     def _name(self, pid: int) -> str:
-        """Return which of the run's processes it is, without its number."""
+        """Return the name of a process of the run, without its number."""
         lines = (self._folder / "processes").read_text().splitlines()
         names = dict(line.split(" ", 1) for line in lines)
         return re.sub(r"-\d+$", "", names.get(str(pid), "a process that starts"))
 
 
 def _processes(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the run's processes but the first, by their numbers."""
+    """Return the run's processes except the main one, ordered by pid."""
     found = []
     for child in psutil.Process(process.pid).children():
         try:
@@ -319,7 +319,7 @@ def _wait_for_training(process: subprocess.Popen[bytes], run_dir: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind of a run that did not end."""
+    """Kill all processes of a run that did not end."""
     if process.poll() is None:
         for each in [*psutil.Process(process.pid).children(recursive=True), process]:
             each.kill()
@@ -327,7 +327,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Run both arms and print what was found."""
+    """Run without and with faults, and print the results."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="of each run")
     parser.add_argument("--kills", type=int, default=120)
@@ -357,7 +357,7 @@ def main() -> int:
 
 
 def report(name: str, arm: Arm) -> None:
-    """Print what became of a run."""
+    """Print the result of a run."""
     click.echo(f"{name}: {arm.steps_per_s:,.0f} env steps/s")
     for kind, count in sorted(arm.faults.items()):
         click.echo(f"  {count:4d} {kind}")

@@ -1,4 +1,4 @@
-"""Counts what is acknowledged and trained on, beside all parts of a run."""
+"""Counts acknowledged and trained samples, independently of the run's own counts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ACKNOWLEDGED, _TRAINED = "acknowledged", "trained"
 
 
 def count_acknowledged(folder: Path) -> None:
-    """Have every coordinator of this process write down each payload that it acknowledges.
+    """Make every coordinator of this process record each payload that it acknowledges.
 
-    With it go the lengths of the episodes that end in the payload, where observations begin with
-    the number of steps taken before them.
+    Also records the lengths of the episodes that end in the payload; correct if an observation
+    begins with the number of steps before it.
     """
     acknowledge = Coordinator.deal_with_collector_send_data
 
@@ -37,7 +37,7 @@ def count_acknowledged(folder: Path) -> None:
 
 
 def count_trained(folder: Path) -> None:
-    """Have every learner of this process write down the samples of each batch that it trains on."""
+    """Make every learner of this process record the samples of each batch that it trains on."""
     gather = BaseCommLearner._gather
 
     def counted(self: BaseCommLearner, columns: dict[str, Any]) -> Any:
@@ -52,7 +52,7 @@ def count_trained(folder: Path) -> None:
 
 
 def _acknowledged(folder: Path) -> list[tuple[int, list[int]]]:
-    """Return rows, and lengths of episodes, of each payload that was written down, once."""
+    """Return the rows and the episode lengths of each recorded payload, without duplicates."""
     lines = (folder / _ACKNOWLEDGED).read_text().split("\n")
     found: dict[str, tuple[int, list[int]]] = {}
     for line in lines:
@@ -63,7 +63,7 @@ def _acknowledged(folder: Path) -> list[tuple[int, list[int]]]:
 
 
 def acknowledged_rows(folder: Path) -> int:
-    """Return the rows of all payloads that were written down, each payload counted once."""
+    """Return the number of rows in all recorded payloads, each payload counted once."""
     return sum(rows for rows, _ in _acknowledged(folder))
 
 
@@ -73,7 +73,7 @@ def episode_lengths(folder: Path) -> list[int]:
 
 
 def most_uses(folder: Path) -> int:
-    """Return with how many batches the sample was trained on that was with most."""
+    """Return the largest number of batches that one sample was in."""
     path = folder / _TRAINED
     content = path.read_bytes() if path.exists() else b""
     # A learner may have been killed in the middle of a batch.

@@ -1,12 +1,12 @@
-"""Compare the episodes that a run learns from under kills with those of a run without.
+"""Compare the episode lengths of a run with kills with those of a run without kills.
 
     python -m tools.chaos.lengths
     python -m tools.chaos.lengths --seconds 60 --kills 6
 
-The env draws the length of each episode from a heavy-tailed distribution, whatever the actions. If
-kills cost long episodes more often than short ones, the lengths of the episodes whose ends were
-acknowledged tell. Exits with 1 if the Kolmogorov-Smirnov distance of the two runs is 0.05 or more,
-a run has fewer than 5,000 episodes, or lost something.
+The env draws the length of each episode from a heavy-tailed distribution, for any actions. If kills
+lose long episodes more often than short ones, the lengths of the acknowledged episodes show it.
+Exits with 1 if the Kolmogorov-Smirnov distance of the two runs is 0.05 or more, or if a run has
+fewer than 5,000 episodes or has lost samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAST_EPISODES = 5_000
 
 
 def distance(first: Sequence[int], second: Sequence[int]) -> float:
-    """Return the Kolmogorov-Smirnov distance: that of the distribution functions, at most."""
+    """Return the Kolmogorov-Smirnov distance: the largest distance of the two distributions."""
     values = np.union1d(first, second)
     shares = [
         np.searchsorted(np.sort(each), values, "right") / len(each) for each in (first, second)
@@ -38,7 +38,7 @@ def distance(first: Sequence[int], second: Sequence[int]) -> float:
 
 
 def main() -> int:
-    """Run with and without kills, and print the distance."""
+    """Run without and with kills, and print the distance."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="of each run")
     parser.add_argument("--kills", type=int, default=60)

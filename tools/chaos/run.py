@@ -1,7 +1,7 @@
-"""The run that is put under faults: ``python -m tools.chaos.run FOLDER SECONDS_A_STEP A.B=C ...``.
+"""The run that gets the faults: ``python -m tools.chaos.run FOLDER SECONDS_A_STEP A.B=C ...``.
 
-It is in ``FOLDER/disk``. Beside that stand the names of its processes, and what is counted, see
-``tools.chaos.counting``.
+Its run folder is in ``FOLDER/disk``. ``FOLDER`` also gets the names of its processes, and the
+files of ``tools.chaos.counting``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tools.chaos.counting import count_acknowledged, count_trained
 
 SLOW, HEAVY_TAILED = "SlowCartPole-v0", "HeavyTailed-v0"
 LONGEST = 1000
-"""Steps of the longest episode of ``HeavyTailed``."""
+"""Steps of the longest possible episode of ``HeavyTailed``."""
 
 
 class SlowCartPole(CartPoleEnv):
-    """CartPole whose step takes a while, as those of simulators do."""
+    """CartPole with slow steps, like those of simulators."""
 
     def __init__(self, step_s: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -39,7 +39,7 @@ class SlowCartPole(CartPoleEnv):
 
 
 class HeavyTailed(gymnasium.Env[NDArray[np.float32], int]):
-    """Episodes of 5 to 1000 steps, whatever the actions: a Pareto distribution of index 1.2.
+    """Episodes of 5 to 1000 steps for any actions: a Pareto distribution with index 1.2.
 
     An observation begins with the number of steps taken.
     """
@@ -67,7 +67,7 @@ class HeavyTailed(gymnasium.Env[NDArray[np.float32], int]):
 
 
 FOLDER = Path(sys.argv[1])
-# Every process of the run imports this module, some of them twice: also as that of the envs.
+# Every process of the run imports this module, some twice: the second time for the envs.
 if SLOW not in gymnasium.registry:
     gymnasium.register(SLOW, SlowCartPole, max_episode_steps=500)
     gymnasium.register(HEAVY_TAILED, HeavyTailed)

@@ -1,11 +1,11 @@
-"""Let a parallel run train for long, and see whether its processes grow.
+"""Let a parallel run train for a long time, and check whether its processes grow.
 
     make soak                                    30 minutes
     python -m tools.chaos.soak --seconds 300
 
-Memory (bytes that a process has for itself) and open files of each process of the run are read
-every few seconds. Exits with 1 if a process grows by 1 MiB a minute or more after the first
-minute, if its open files do, or if the run does not end well.
+Reads the private memory (bytes) and the open files of each process every few seconds. Exits with 1
+if after the first minute a process grows by 1 MiB per minute or more, if its number of open files
+grows, or if the run fails.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Growth = dict[int, list[tuple[float, int, int]]]
 
 
 def growth_a_minute(points: list[tuple[float, int, int]]) -> tuple[float, float]:
-    """Return by how many bytes and open files a process grew, by a straight line through all."""
+    """Return the growth of bytes and open files per minute, by linear regression."""
     seconds, sizes, files = np.array(points, float).T
     return tuple(float(np.polyfit(seconds, values, 1)[0]) * 60 for values in (sizes, files))
 
 
 def main() -> int:
-    """Run, and print the growth of each process."""
+    """Train, and print the growth of each process."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=1800.0)
     args = parser.parse_args()

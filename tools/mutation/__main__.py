@@ -1,12 +1,12 @@
-"""Draw one-line mutants of the shipped code and count those that the tests notice.
+"""Draw one-line mutants of the shipped code and count those that the tests detect.
 
     make mutate SEED=1                    120 mutants over all areas
-    make mutate SEED=1 AREA=buffer        only mutants of one area, or below a path; or of several
+    make mutate SEED=1 AREA=buffer        only mutants of these areas, or below these paths
     make mutate SEED=1 TESTS=tests/unit   only tests below these paths
     make mutate SEED=1 SLOW=1             also tests that `make test` leaves out
 
-A run that was stopped goes on where it was. What is known stays known while the tests of a line
-and all that they run are unchanged.
+A stopped run can be continued. The outcome of a mutant stays valid while its tests and all files
+that these tests use are unchanged.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ AREAS = {
     "pipeline": ("dingsdk/pipeline/", "dingsdk/config"),
     "plugins": ("dingsdk/", "plugins/"),
 }
-"""Path prefixes of each area; a file belongs to the area with the longest one. `plugins` holds
-the command line and the errors too, `collector` the evaluators, `learner` the coordinator."""
+"""Path prefixes of each area; a file belongs to the area with the longest match. `plugins` includes
+the command line and the errors, `collector` the evaluators, `learner` the coordinator."""
 
 SHARES = {"buffer": 2}
-"""How many mutants an area gets, compared with an area that is not named here."""
+"""Relative number of mutants of an area; 1 for areas that are not listed."""
 
 LEFT_OUT = ("dingsdk/testing/", "dingsdk/templates/")
-"""The conformance kit: the tests of its rules are mutants themselves (`tests/mutants`). Templates
-of packages: their tests run copies of them."""
+"""The conformance kit, whose rules are tested with mutants already (`tests/mutants`), and the
+package templates, whose tests run copies of them."""
 
 REFERENCE = "tests/docs/test_reference.py"
-"""Its tests compare all defaults and bounds of config sections with the written pages."""
+"""Compares all defaults and bounds of config sections with the written pages."""
 
 RECORDED_AT_ONCE = 40
-"""Test files whose record is written together: a run that is stopped loses no more."""
+"""Test files whose coverage is written together; a stopped run loses at most this many."""
 
 LONGEST_S = 120.0
-"""No mutant is tried with tests that take longer than this together; the slowest are left out."""
+"""Maximum total duration of a mutant's tests; the slowest tests are left out."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: the test that noticed it, if one did."""
+    """The result of a mutant: the test that detected it, or None."""
 
     mutant: Mutant
     killer: str | None
@@ -84,10 +84,10 @@ class Outcome:
 
 
 def main() -> int:
-    """Run the command line; return 1 if an area has fewer kills than it should."""
+    """Run the command line; return 1 if too few mutants are killed."""
     options = _parse()
     tree = Tree(ROOT)
-    # A copy, so that the checkout may change while mutants are tried.
+    # Use a copy, so that the checkout may change while mutants are tried.
     copy = Checkout(CACHE / "snapshot", tree)
     tree.root = copy.root
     selection = ("-m", "") if options.slow else ()
@@ -132,9 +132,9 @@ def area_of(path: str) -> str | None:
 
 
 def _draw(tree: Tree, seed: int, count: int, areas: list[str]) -> list[Mutant]:
-    """Draw mutants, of a line at most one.
+    """Draw mutants, at most one per line.
 
-    A line is drawn by a hash of its text, so that changes elsewhere leave the draw as it is.
+    Lines are drawn by a hash of their text, so that changes elsewhere do not change the draw.
     """
     equivalent = _equivalent()
     lines: dict[str, dict[tuple[str, int], list[Mutant]]] = {area: {} for area in AREAS}
@@ -194,7 +194,7 @@ def _try_all(
 
 
 def _key(entry: dict[str, str | None], tests: list[Test], coverage_map: CoverageMap) -> str:
-    """Return what an outcome depends on: the test that failed, or all tests that passed."""
+    """Return a digest of what an outcome depends on: the failed test, or all passed tests."""
     names = {test.name for test in tests}
     if entry["killer"] in names:
         return coverage_map.key(str(entry["killer"]))
@@ -210,7 +210,7 @@ def _tests_of(mutant: Mutant, coverage_map: CoverageMap) -> list[Test]:
     else:
         tests, limit_s = coverage_map.tests_of_line(mutant.path, mutant.line), LONGEST_S
     if not (tests or always):
-        # It may be compiled, or run in a process that is killed, or once at an import.
+        # Coverage does not see lines that are compiled, run in a killed process, or at import.
         tests, limit_s = coverage_map.tests_of_module(mutant.path, mutant.scope), LONGEST_S / 2
     tests = sorted(set(tests) - set(always), key=lambda test: test.duration_s)
     total_s = 0.0
@@ -228,7 +228,7 @@ _checkout: Checkout
 def _start_worker(tree: Tree) -> None:
     global _checkout
     number = 0
-    while True:  # the first folder that no other worker has taken
+    while True:  # find the first folder that no other worker uses
         folder = CACHE / f"copy-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         if _lock(folder):

@@ -1,4 +1,4 @@
-"""Copies of the checkout with an interpreter of their own, where mutants are tried."""
+"""Copies of the checkout, each with its own interpreter, in which mutants are tried."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tools.mutation.mutants import Mutant
 class Checkout:
     """A copy of a tree and a virtual environment whose `dingsdk` is that copy.
 
-    Everything installed is read from the environment of the running interpreter.
+    All other packages come from the environment of the running interpreter.
 
     Args:
-        folder: Where the copy is made; it is brought up to date if it exists.
-        tree: What to copy.
+        folder: Folder of the copy; updated if it exists.
+        tree: The files to copy.
     """
 
     def __init__(self, folder: Path, tree: Tree) -> None:
@@ -41,9 +41,9 @@ class Checkout:
         self._run(["-m", "compileall", "-q", *sources])
 
     def try_mutant(self, mutant: Mutant, tests: list[Test]) -> str | None:
-        """Run tests on a mutant; return the name of the first that fails, None if all pass.
+        """Run tests on a mutant; return the name of the first that fails, or None if all pass.
 
-        A test that fails without the mutant too does not count.
+        Tests that also fail without the mutant do not count.
         """
         tests = [test for test in tests if test.name not in self._failing]
         while tests and (killer := self._first_killer(mutant, tests)) is not None:
@@ -58,7 +58,7 @@ class Checkout:
         source, times = path.read_text(), path.stat()
         try:
             path.write_text(mutant.apply(source))
-            # Compiled files and numba's cache are valid for one second of modification.
+            # Bytecode and numba's cache compare times in seconds: use a new second each time.
             self._stamp = max(self._stamp + 1, int(time.time()))
             os.utime(path, (self._stamp, self._stamp))
             for batch in _batches(tests):
@@ -77,7 +77,7 @@ class Checkout:
                 self._runner = None
 
     def _passes(self, name: str, tests: list[Test]) -> bool:
-        """Whether a test passes without a mutant; a hang, which has no name, is not repeated."""
+        """Whether a test passes without the mutant; a hang has no test name and is not repeated."""
         if name not in self._passing:
             alone = [test for test in tests if test.name == name]
             if alone and self._first_failure(alone) is not None:
@@ -86,7 +86,7 @@ class Checkout:
         return True
 
     def _first_failure(self, tests: list[Test]) -> str | None:
-        """Run tests in a process; a hang and a crash count as a failure of the running test."""
+        """Run tests in a process; a hang or a crash counts as a failure of the running test."""
         chosen = self.root / ".mutation-tests.json"
         chosen.write_text(json.dumps([test.name for test in tests]))
         log = self.root / ".mutation-log.txt"
@@ -109,7 +109,7 @@ class Checkout:
                         return name
         if "ImportError while loading conftest" in text:
             return f"{tests[0].file} (its conftest.py)"
-        # A mutant that breaks an import fails the collection; otherwise pytest ran nothing.
+        # A mutant that breaks an import makes the collection fail. Here pytest did not run at all.
         if code in (4, 5) or "test session starts" not in text:
             raise RuntimeError(text)
         return f"{tests[0].file} (exit code {code})"
@@ -137,7 +137,7 @@ class Checkout:
         now = {}
         for name, digest in tree.digests.items():
             target = self.root / name
-            # The time tells a file that a mutant was left in, when a run was killed.
+            # A changed time shows that a killed run left a mutant in the file.
             if not target.exists() or before.get(name) != [digest, target.stat().st_mtime_ns]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(tree.root / name, target)
@@ -145,7 +145,7 @@ class Checkout:
         copied.write_text(json.dumps(now))
 
     def _name_packages(self) -> None:
-        """Have the environment find this copy, its plugins, examples, and all that is installed."""
+        """Make this copy, its plugins and examples, and all installed packages importable."""
         folders = [self.root / "plugins", self.root / "docs" / "examples"]
         packages = [self.root, *(each for folder in folders for each in sorted(folder.glob("*/")))]
         paths = map(str, [*packages, sysconfig.get_path("purelib")])
@@ -156,7 +156,7 @@ class Checkout:
         return site
 
     def _make_environment(self) -> None:
-        """Make an environment without packages of its own."""
+        """Create an environment without own packages."""
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", str(self.root / ".venv")], check=True
         )
@@ -177,7 +177,7 @@ class Checkout:
 
 
 def _batches(tests: list[Test]) -> list[list[Test]]:
-    """Cut tests, quickest files first, into runs of which each takes longer than the last."""
+    """Split tests, fastest files first, into runs; each run may take longer than the one before."""
     files: dict[str, list[Test]] = {}
     for test in sorted(tests, key=lambda test: test.duration_s):
         files.setdefault(test.file, []).append(test)

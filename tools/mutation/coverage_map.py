@@ -1,7 +1,7 @@
-"""Which tests run which lines, also in the processes that tests start.
+"""Records which tests run which lines, also in processes that tests start.
 
-The record is kept per test file and stays valid until the file, a helper of the tests or a
-source file that the tests run changes; only what is out of date is recorded again.
+There is one record per test file. It is valid until the file, a test helper or a source file that
+the tests run changes; only outdated records are made again.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from coverage import CoverageData
 
 PLUGIN = "tools.mutation.pytest_plugin"
 _NO_TESTS = 5
-"""With which pytest ends where the selection leaves no test."""
+"""Exit code of pytest if no test is selected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A test that runs a line, with the seconds it took when it was recorded."""
+    """A test that runs a line, with its recorded duration."""
 
     name: str
     duration_s: float
 
     @property
     def file(self) -> str:
-        """The file that holds the test, relative to the root."""
+        """The file of the test, relative to the root."""
         return self.name.partition("::")[0]
 
 
 class Tree:
-    """The files of a checkout that Git knows or does not ignore, with their digests."""
+    """The files of a checkout that Git does not ignore, with their digests."""
 
     def __init__(self, root: Path) -> None:
         listed = subprocess.run(
@@ -63,12 +63,12 @@ class Tree:
             for name in self.digests
             if name.endswith(".py")
             and Path(name).name.startswith("test_")
-            and not name.startswith("dingsdk/")  # of templates, which run as copies
+            and not name.startswith("dingsdk/")  # tests of templates, which run as copies
             and (not places or name.startswith(places))
         ]
 
     def helpers(self, test_file: str) -> list[str]:
-        """List the helpers of tests that a test file names, and every `conftest.py` it gets."""
+        """List the test helpers that a test file mentions, and every `conftest.py` it uses."""
         if test_file not in self._helpers:
             beside = {name for name in self.digests if _is_test_helper(name)}
             found: set[str] = set()
@@ -84,7 +84,7 @@ class Tree:
         return self._helpers[test_file]
 
     def importers(self, path: str) -> list[str]:
-        """List the files that import from a module by its full name."""
+        """List the files that import from a module with its full name."""
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         module = re.sub(r"^plugins\.[^.]*\.", "", module)
         line = re.compile(rf"^ *from {re.escape(module)} import ", re.MULTILINE)
@@ -95,7 +95,7 @@ class Tree:
         ]
 
     def digest(self, names: Iterable[str]) -> str:
-        """Return one digest for the content of the named files, missing ones included."""
+        """Return one digest of the contents of the named files, including missing ones."""
         return _digest({name: self.digests.get(name, "") for name in names})
 
 
@@ -103,9 +103,9 @@ class CoverageMap:
     """The recorded tests of some test files.
 
     Args:
-        folder: Where records are kept.
-        tree: The checkout they are compared with.
-        selection: Options for pytest that choose tests by marker; a record of each its own.
+        folder: Folder of the records.
+        tree: The checkout that the records are compared with.
+        selection: pytest options that choose tests by marker; each selection has its own records.
     """
 
     def __init__(self, folder: Path, tree: Tree, selection: tuple[str, ...]) -> None:
@@ -116,7 +116,7 @@ class CoverageMap:
         self._by_line: dict[tuple[str, int], set[str]] = {}
 
     def load(self, test_files: Iterable[str]) -> list[str]:
-        """Read what is recorded for these files; return those that must be recorded (again)."""
+        """Read the records of these files; return the files that must be recorded (again)."""
         stale = []
         for name in test_files:
             try:
@@ -131,7 +131,7 @@ class CoverageMap:
         return stale
 
     def record(self, test_files: list[str], checkout: Path, python: Path, jobs: int) -> None:
-        """Run the tests of these files under coverage and keep what they covered.
+        """Run the tests of these files under coverage and store the covered lines.
 
         Raises:
             RuntimeError: pytest could not run.
@@ -155,8 +155,8 @@ class CoverageMap:
             str(python), "-m", "pytest", "-q", "-p", PLUGIN, "-n", str(jobs), "--dist", "loadfile",
             "--timeout", "300", "-o", "timeout_method=thread", *self._selection, *test_files,
         ]  # fmt: skip
-        # Of a thread, which ends the process: where code is traced, CPython 3.11 may begin the same
-        # instruction for ever when a thread's greenlets are dropped, and runs no signal handler.
+        # The timeout is a thread that ends the process: with tracing, CPython 3.11 may repeat one
+        # instruction forever when a thread's greenlets are dropped, and run no signal handler.
         done = subprocess.run(
             command, cwd=checkout, env=environment, check=False, stdout=sys.stderr
         )
@@ -185,15 +185,15 @@ class CoverageMap:
         self._file_of(name).write_text(json.dumps(record))
 
     def key(self, test: str) -> str:
-        """Return a digest of everything that the tests of a file depend on."""
+        """Return a digest of all files that the tests in this test's file depend on."""
         return str(self._records[test.partition("::")[0]]["key"])
 
     def keys(self) -> str:
-        """Return one digest of everything that all loaded tests depend on."""
+        """Return one digest of all files that the loaded tests depend on."""
         return _digest({name: record["key"] for name, record in self._records.items()})
 
     def broken(self) -> list[str]:
-        """Name the tests that fail without any mutant; they count for nothing."""
+        """Return the tests that fail without any mutant; they do not count."""
         return [
             test
             for record in self._records.values()
@@ -210,9 +210,9 @@ class CoverageMap:
         return self._tests(self._by_line.get((path, line), set()))
 
     def tests_of_module(self, path: str, scope: tuple[int, int]) -> list[Test]:
-        """Return the tests that run a line of a scope, else of its module or of its importers.
+        """Return tests that run a line of a scope, or else a line of its module or its importers.
 
-        What else their files test is included: a default may be read without running a line.
+        Includes all other tests of their files: a test may use a default without running its line.
         """
         by_line = {line: tests for (file, line), tests in self._by_line.items() if file == path}
         inside = [tests for line, tests in by_line.items() if scope[0] <= line <= scope[1]]
@@ -240,7 +240,7 @@ class CoverageMap:
         return index
 
     def _key(self, name: str, covered: Iterable[str], tests: dict[str, dict[str, Any]]) -> str:
-        # A test that fails may not have come to what it covers.
+        # A failed test may have stopped before lines that it covers.
         has_failed = not tests or any(report["failed"] for report in tests.values())
         files = self._tree.digests if has_failed else [name, *sorted(covered)]
         return self._tree.digest([*files, *self._tree.helpers(name)])
@@ -251,7 +251,7 @@ class CoverageMap:
 
 
 def _covered_lines(data: Path, checkout: Path) -> dict[str, dict[str, set[int]]]:
-    """Read which test ran which lines: test, path, line numbers."""
+    """Return the line numbers that each test ran, by test and path."""
     covered: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for file in data.glob("lines.*"):
         recorded = CoverageData(str(file))
@@ -265,7 +265,7 @@ def _covered_lines(data: Path, checkout: Path) -> dict[str, dict[str, set[int]]]
 
 
 def _is_test_helper(name: str) -> bool:
-    """Whether a file could change what tests do without being one."""
+    """Whether a file may change what tests do, and is not a test file."""
     inside = name.startswith("tests/") or "/tests/" in name or name == "conftest.py"
     return inside and not Path(name).name.startswith("test_")
 

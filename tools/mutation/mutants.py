@@ -1,4 +1,4 @@
-"""All one-line mutants of a source file: the mistakes that an engineer makes when tired.
+"""All one-line mutants of a source file: typical small programming mistakes.
 
 A mutant changes one place in one line. Places without behaviour are left out: annotations,
 docstrings and other texts, `TYPE_CHECKING` blocks, `__all__`, logging below warnings, and plain
@@ -42,13 +42,13 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
 }
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 QUIET = {"debug", "info", "overload", "cast", "TypeVar", "ParamSpec", "NewType", "getLogger"}
-"""Calls without behaviour that a test could see; they and their arguments are left alone."""
+"""Calls whose behaviour no test can see; they and their arguments are not changed."""
 
 SYMMETRIC = {
     *("add", "allclose", "array_equal", "compare_digest", "gcd", "is_named", "isclose"),
     *("isinstance", "logical_and", "logical_or", "max", "maximum", "min", "minimum", "multiply"),
 }
-"""Calls whose arguments mean the same in any order, or that fail at once in another one."""
+"""Calls whose arguments may have any order, or that fail at once in a wrong order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Mutant:
         line: Number of the changed line, from 1.
         before: The line without its indentation and its comment.
         after: The changed line without its indentation and its comment.
-        scope: First and last line of the function that holds the line, of its class or of the
-            file when the line runs at import.
-        runs_at_import: Whether coverage cannot tell which tests use the line: it runs once, when
-            the module is imported, or it is compiled.
+        scope: First and last line of the function that contains the line; of its class or file
+            if the line runs at import.
+        runs_at_import: Whether coverage cannot tell which tests use the line, because it runs once
+            at import or is compiled.
     """
 
     path: str
@@ -75,7 +75,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """A name that stays the same while other lines of the file change."""
+        """A name that does not change when other lines of the file change."""
         return f"{self.path}: {self.before} => {self.after}"
 
     def apply(self, source: str) -> str:
@@ -88,7 +88,7 @@ class Mutant:
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """List the mutants of a file, each once and in the order of its lines."""
+    """List the mutants of a file in line order, without duplicates."""
     lines = _without_comments(source)
     tree = ast.parse(source)
     found: dict[Mutant, None] = {}
@@ -113,7 +113,7 @@ def _without_comments(source: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A stretch of one line, in bytes, and the text to put there."""
+    """A range of bytes in one line, and its replacement."""
 
     line: int
     start: int
@@ -171,7 +171,7 @@ class _Places:
         self._scope, self._runs_at_import = outer
 
     def _statement(self, node: ast.AST) -> Iterator[_Place]:
-        """Leave a statement out, or negate its condition."""
+        """Remove a statement, or negate its condition."""
         match node:
             case (
                 ast.Expr(value=ast.Call() | ast.Await() | ast.Yield() | ast.YieldFrom())
@@ -244,7 +244,7 @@ class _Places:
         return ast.get_source_segment(self._source, node) or ""
 
     def _gap(self, one: ast.expr, other: ast.expr) -> str:
-        """Return what stands between two nodes, "" if that is not on one line."""
+        """Return the text between two nodes, or "" if they are not on one line."""
         if one.end_lineno != other.lineno:
             return ""
         return self._lines[other.lineno - 1][one.end_col_offset : other.col_offset].decode()
@@ -262,7 +262,7 @@ class _Places:
     def _stretch(
         self, first: ast.stmt | ast.expr, last: ast.stmt | ast.expr, text: str
     ) -> Iterator[_Place]:
-        """Replace what lies from one node to another, if it is on one line."""
+        """Replace the text from one node to another, if it is on one line."""
         if first.lineno == last.end_lineno and last.end_col_offset is not None:
             yield self._place(first.lineno, first.col_offset, last.end_col_offset, text)
 
@@ -280,7 +280,7 @@ def _has_no_behaviour(node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id=name)]) if name.startswith("__"):
             return True
-        case ast.keyword(arg="strict"):  # of `zip`: it guards what types and checks ensure
+        case ast.keyword(arg="strict"):  # of `zip`: types and checks already ensure it
             return True
         case ast.Raise(exc=ast.Name(id=name) | ast.Call(func=ast.Name(id=name))):
             return name == "NotImplementedError"
@@ -292,7 +292,7 @@ def _has_no_behaviour(node: ast.AST) -> bool:
 
 
 def _name_of(node: ast.AST) -> str:
-    """Return the name of a function or constant without what it belongs to, "" if it has none."""
+    """Return the name of a function or constant without its owner, or "" if it has none."""
     match node:
         case ast.Call(func=func):
             return _name_of(func)
@@ -308,7 +308,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_type(node: ast.expr) -> bool:
-    """Whether a side of `int | None` is a type, as far as its name tells."""
+    """Whether a side of `int | None` is a type, judged by its name."""
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     return _is_none(node) or name[:1].isupper() or hasattr(builtins, name)
 
@@ -318,7 +318,7 @@ def _is_starred(node: ast.expr) -> bool:
 
 
 def _is_minus_one(node: ast.AST) -> bool:
-    """Whether it is the -1 for which `reshape` of numpy takes any negative number."""
+    """Whether it is -1; numpy's `reshape` accepts any negative number in its place."""
     return isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-1"
 
 

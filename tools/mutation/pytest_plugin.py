@@ -1,9 +1,9 @@
-"""Loaded into pytest by the mutation tool: names the running test to coverage, orders tests.
+"""A pytest plugin of the mutation tool: tells coverage the running test, and orders tests.
 
 Environment:
     MUTATION_REPORTS: While recording, the folder for durations and outcomes.
-    MUTATION_TESTS: While a mutant is tried, a file with the tests to run, in that order.
-    MUTATION_TEST: Set here to the running test, for the processes that it starts.
+    MUTATION_TESTS: While a mutant is tried, a file with the tests to run, in order.
+    MUTATION_TEST: Set by this plugin to the running test, for the processes that it starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _reports: dict[str, dict[str, Any]] = {}
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Try the same examples for each mutant, and do not shrink a failing one."""
+    """Make Hypothesis try the same examples for each mutant, without shrinking failures."""
     if "MUTATION_TESTS" in os.environ:
         phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
         hypothesis.settings.register_profile(
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Record what runs from here on as run by this test, in its processes too."""
+    """Record all lines from now on as run by this test, also in its child processes."""
     current = coverage.Coverage.current()
     if current is not None:
         os.environ["MUTATION_TEST"] = item.nodeid
@@ -54,14 +54,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up the seconds of a test with its set-up and its cleaning up."""
+    """Sum up the seconds of a test, including set-up and teardown."""
     test = _reports.setdefault(report.nodeid, {"duration_s": 0.0, "failed": False})
     test["duration_s"] += report.duration
     test["failed"] |= report.failed
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the reports; a worker of xdist ends without writing its coverage."""
+    """Write the reports and the coverage, which an xdist worker would not write at its end."""
     folder = os.environ.get("MUTATION_REPORTS")
     if folder is not None:
         Path(folder, f"tests-{os.getpid()}.json").write_text(json.dumps(_reports))

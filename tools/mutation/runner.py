@@ -1,7 +1,7 @@
 """Runs pytest many times in forks of one process, which imports the large packages once.
 
-It reads one request a line, `{"arguments": [...], "limit_s": ..., "log": "path"}`, and answers
-with the exit code of pytest, or `null` when the limit was reached.
+It reads one request per line, `{"arguments": [...], "limit_s": ..., "log": "path"}`, and answers
+with the exit code of pytest, or `null` if the limit was reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 PRELOADED = ("gymnasium", "numba", "safetensors.torch", "tensorboardX", "torch")
-"""Imported before the forks: what the tests need, no plugin of pytest, nothing that is tested."""
+"""Imported before the forks: packages that the tests need, without pytest plugins or dingsdk."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str], limit_s: float, log: str) -> int | None:
-    """Run pytest in a fork, then end every process that it left."""
+    """Run pytest in a fork, then end every process that it left running."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -56,7 +56,7 @@ def _run(arguments: list[str], limit_s: float, log: str) -> int | None:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of processes whose parent ends, so that they can be found and ended."""
+    """Become the parent of orphaned processes, so that they can be found and ended."""
     import ctypes
 
     set_child_subreaper = 36

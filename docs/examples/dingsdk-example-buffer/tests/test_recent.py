@@ -1,4 +1,4 @@
-"""The buffer keeps the rules of all buffers, and samples from its window."""
+"""The buffer follows the rules of all buffers, and samples from its window."""
 
 from __future__ import annotations
 

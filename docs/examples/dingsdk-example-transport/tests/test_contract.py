@@ -1,4 +1,4 @@
-"""The transport keeps the contract of all transports."""
+"""The transport follows the contract of all transports."""
 
 from __future__ import annotations
 
