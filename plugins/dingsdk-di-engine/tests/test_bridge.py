@@ -1,7 +1,7 @@
-"""What the bridge hands to a policy and gives back, with a package in DI-engine's place.
+"""The values that the bridge passes to a policy and returns, with a fake DI-engine package.
 
-The package has the names that the bridge uses, and a policy that keeps what it is given; the slow
-tests of `test_policy.py` train with DI-engine itself.
+The package has the names that the bridge uses, and a policy that stores its arguments. The slow
+tests of `test_policy.py` train with the real DI-engine.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def made(*args: Any, **section: Any) -> Any:
-    """Return the policy in DI-engine's place that the bridge has made."""
+    """Return the fake DI-engine policy that the bridge has created."""
     return DIEnginePolicy({"name": "plain", **section}, *args)._policy
 
 

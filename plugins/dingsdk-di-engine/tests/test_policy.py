@@ -1,4 +1,4 @@
-"""The bridge to DI-engine's policies: what it converts, and whole runs with the real thing."""
+"""The bridge to DI-engine's policies: conversions, and whole runs with the real DI-engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dingsdk.envs import Timestep
 from dingsdk.errors import ConfigError
 
 PACKAGES = Path(__file__).parents[3] / ".venv" / "di-engine"
-"""Where `make test-all` installs DI-engine, apart from all other packages."""
+"""Folder in which `make test-all` installs DI-engine, separate from all other packages."""
 
 
 def test_samples_become_lists_of_dicts_of_tensors() -> None:
@@ -76,7 +76,7 @@ def test_without_di_engine_the_config_is_refused_with_what_to_do() -> None:
 
 
 def run(tmp_path: Path, policy: dict[str, Any], *args: str, env: str = "CartPole-v1") -> Any:
-    """Train with DI-engine on the path; return the ended process."""
+    """Train with DI-engine on the path; return the completed process."""
     assert PACKAGES.is_dir(), "DI-engine is not installed: `make test-all` does it"
     cfg = {
         "exp_name": "bridge",

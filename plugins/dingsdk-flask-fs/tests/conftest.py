@@ -1,4 +1,4 @@
-"""Fixtures: a master on a real socket, a peer that speaks to it by hand, and leak checks."""
+"""Fixtures: a master on a real socket, a peer that sends raw requests to it, and leak checks."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def open_sockets() -> int:
         try:
             count += str(link.readlink()).startswith("socket:")
         except OSError:
-            continue  # the descriptor of the listing itself
+            continue  # the descriptor of this listing, closed already
     return count
 
 
 class Listener:
-    """Writes down what a master end reports."""
+    """Records the events that a master end reports."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -85,7 +85,7 @@ class Listener:
 
 
 class Peer:
-    """Somebody who dials the master and sends whatever a test wants."""
+    """A client that connects to the master and sends any request of a test."""
 
     def __init__(self, port: int, secret: str, clock: Callable[[], float] | None = None) -> None:
         self.port = port
@@ -106,7 +106,7 @@ class Peer:
         method: str = "POST",
         source: str = "127.0.0.1",
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Send a request as it is given, signed unless headers are given, from ``source``."""
+        """Send a request from address ``source``; sign it unless headers are given."""
         link = http.client.HTTPConnection(
             "127.0.0.1", self.port, timeout=10.0, source_address=(source, 0)
         )
@@ -135,7 +135,7 @@ class Peer:
         return json.dumps(fields).encode()
 
     def call(self, kind: str, body: Any, /, **changes: Any) -> tuple[int, Any]:
-        """Send a well-formed request; return the status and the answer, whose MAC is checked."""
+        """Send a valid request, check the answer's MAC, and return status and answer."""
         status, answer, headers = self.send(f"/v1/{kind}", self.envelope(kind, body, **changes))
         assert self.signer.is_answer(headers[MAC_HEADER], self.nonce, status, answer)
         return status, json.loads(answer)
@@ -210,7 +210,7 @@ def served(transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
     made = Served(transport)
     yield made
-    # Peers go without a word, and a master waits a while for those it thinks are there.
+    # Peers do not sign off, and close() waits for workers that have joined.
     for (worker_id,) in made.listener.of("joined"):
         made.end.abandon_worker(worker_id)
 
@@ -228,20 +228,20 @@ def proxy(served: Served) -> Iterator[Proxy]:
 
 
 def as_nobody(script: str) -> str:
-    """Run a script as a user without rights in a folder of its own, ``HOME``; return its output.
+    """Run a script as an unprivileged user with its own folder ``HOME``; return its output.
 
-    The script has ``FlaskFSTransport`` at hand. Needs root, else the test is skipped.
+    The script can use ``FlaskFSTransport``. The test is skipped unless it runs as root.
     """
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     prelude = (
-        "import os, sys, pathlib, encodings.idna\n"  # the library may be out of its reach
+        "import os, sys, pathlib, encodings.idna\n"  # later that user may not be able to read it
         "from dingsdk_flask_fs.transport import FlaskFSTransport\n"
         "import dingsdk.worker.comm.files.data_store, dingsdk.worker.comm.files.policy_store\n"
         f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
         "HOME = pathlib.Path(sys.argv[1])\n"
     )
-    # Not pytest's own folder, which is for its user alone.
+    # pytest's own folder is readable for its user only.
     with tempfile.TemporaryDirectory() as home:
         os.chown(home, NOBODY, NOBODY)
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What may stand where a master is expected: a proxy that loses replies, and impostors."""
+"""Test servers in place of a master: a proxy that loses replies, and impostors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Proxy:
-    """Stands between a worker and its master; swallows the replies that a test names."""
+    """A proxy between a worker and its master; drops the replies to the targets in ``swallow``."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -36,7 +36,7 @@ class Proxy:
             self._links.append(master)
             try:
                 while request := read_message(link):
-                    # The master's own name, as the client knows only the proxy's.
+                    # Forwarded as it is: the Host header names the proxy, as the client sent it.
                     master.sendall(request)
                     reply = read_message(master)
                     target = request.split(b" ", 2)[1]
@@ -61,7 +61,7 @@ class Proxy:
 
 
 def read_message(link: socket.socket) -> bytes:
-    """Read one HTTP message; empty at the end of the connection."""
+    """Read one HTTP message; return no bytes at the end of the connection."""
     received = b""
     while b"\r\n\r\n" not in received:
         chunk = link.recv(65536)
@@ -79,7 +79,7 @@ def read_message(link: socket.socket) -> bytes:
 
 
 class Impostor:
-    """Accepts connections and does to each what a test says."""
+    """Accepts connections and runs the given behaviour on each."""
 
     def __init__(self, behaviour: Callable[[socket.socket, threading.Event], None]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -115,7 +115,7 @@ class Impostor:
 
 
 def read_request(link: socket.socket) -> None:
-    """Read a whole request: to close with a part of it unread resets the connection."""
+    """Read a whole request, because closing with unread bytes resets the connection."""
     with link.makefile("rb") as stream:
         length = 0
         while line := stream.readline().strip().lower():

@@ -1,4 +1,4 @@
-"""Payloads for tests, and where their files are."""
+"""Payloads for tests, and the paths of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures: what is taken, what is refused, and for how long."""
+"""Signatures: which requests are accepted or rejected, and for how long."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dingsdk.errors import AuthError
 SECRET = Secret(b"s" * 32, source="test", is_explicit=True)
 OTHER = Secret(b"o" * 32, source="test", is_explicit=True)
 SKEW_S = 60
-"""How far apart two clocks may be."""
+"""Largest accepted difference of two clocks."""
 WINDOW = 1024
-"""How many requests of a session may overtake one."""
+"""Number of requests of a session that may overtake one request."""
 
 
 class Clock:
@@ -47,7 +47,7 @@ def test_signed_request_is_taken_once_and_its_answer_verified() -> None:
 
 
 def test_signatures_are_those_that_another_program_computes() -> None:
-    """They were computed with ``openssl dgst -sha256 -mac HMAC``, and not with this code."""
+    """The expected values were computed with ``openssl dgst -sha256 -mac HMAC``."""
     signer, verifier = Signer(SECRET, Clock()), Verifier(SECRET, Clock())
     signer._session = "0123456789abcdef"
     header, nonce = signer.sign("POST", "/v1/turn", b"body")
@@ -102,7 +102,7 @@ def test_clock_within_the_skew_is_taken(shift: int) -> None:
 def test_replay_is_refused_as_long_as_its_time_is_good() -> None:
     clock = Clock()
     verifier = Verifier(SECRET, clock)
-    # Signed by a clock that is ahead: good for twice the skew.
+    # Signed by a clock that is ahead, so it is valid for twice the skew.
     header, _ = Signer(SECRET, lambda: clock.now + SKEW_S).sign("POST", "/v1/turn", b"body")
     verifier.verify(header, "POST", "/v1/turn", b"body")
     reasons, held = set(), []
@@ -114,7 +114,7 @@ def test_replay_is_refused_as_long_as_its_time_is_good() -> None:
         )
         held.append(len(verifier._sessions))
     assert reasons == {"replay", "time"}
-    # One a second, each kept for twice the skew, and looked through once a minute.
+    # One session per second, each kept for twice the skew; a sweep runs once per minute.
     assert 2 * SKEW_S <= max(held) <= 3 * SKEW_S + 3
 
 
@@ -125,7 +125,7 @@ def test_sessions_are_forgotten_though_the_clock_was_set_back() -> None:
         clock.now = now
         header = Signer(SECRET, clock).sign("POST", "/v1/turn", b"body")[0]
         verifier.verify(header, "POST", "/v1/turn", b"body")
-    assert len(verifier._sessions) == 2  # that of the day before seems to be of the future
+    assert len(verifier._sessions) == 2  # the session of the first clock seems to be in the future
 
 
 def test_session_is_known_for_as_long_as_a_request_of_it_may_be_repeated() -> None:
@@ -150,7 +150,7 @@ def test_clock_that_was_set_back_by_minutes_delays_no_sweep() -> None:
         clock.now = 1_000_000.0 + ahead_s
         verifier.verify(signer.sign("POST", "/v1/turn", b"")[0], "POST", "/v1/turn", b"")
     standings = [verifier.standing(each.sign("POST", "/v1/turn", b"")[0]) for each in signers]
-    assert standings == ["known", "claimant", "known"]  # the second is 130 s old
+    assert standings == ["known", "claimant", "known"]  # the second session is 130 s old
 
 
 def test_each_request_of_a_session_is_taken_once_in_whichever_order() -> None:
@@ -169,7 +169,7 @@ def test_requests_may_overtake_each_other_within_the_window() -> None:
     verifier.verify(headers[-1], "POST", "/v1/turn", b"body")
     for header in reversed(headers[2:-1]):
         verifier.verify(header, "POST", "/v1/turn", b"body")
-    assert refused(verifier, headers[1]) == "replay"  # too old to tell
+    assert refused(verifier, headers[1]) == "replay"  # outside the window, so it may be one
     assert {refused(verifier, header) for header in headers} == {"replay"}
 
 
@@ -207,5 +207,5 @@ def test_macs_are_compared_in_constant_time() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Compare) and "mac" in ast.unparse(node).replace("hmac", "")
     ]
-    assert len(calls) == 2  # of a request, of an answer
+    assert len(calls) == 2  # one for requests, one for answers
     assert compared == []

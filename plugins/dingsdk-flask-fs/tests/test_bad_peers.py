@@ -1,4 +1,4 @@
-"""Peers that say nothing, drip, reset or half close: the others are served as ever."""
+"""Silent, slow, resetting or half-closing peers do not affect the service for others."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dingsdk_flask_fs.transport import FlaskFSTransport
 from .conftest import SECRET, Served
 
 THREADS = 8
-"""Of the server: there are several bad peers of each kind for each of them."""
+"""Threads of the server; there are several bad peers of each kind per thread."""
 CALLS = 200
 FLOOR_S = 0.05
-"""A busy machine holds up a call for so long now and then, without any peers."""
+"""Delay of single calls that a busy machine can cause, also without bad peers."""
 HEAD = b"POST /v1/renew HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
 
 
 class BadPeers:
-    """Three connections a thread of each kind, and one after the other that is reset."""
+    """Three connections per thread of each kind, and further connections reset one by one."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -53,14 +53,14 @@ class BadPeers:
                 try:
                     link.send(b"x")
                 except OSError:
-                    continue  # the server had enough of it
+                    continue  # the server has closed the connection
 
     def _reset(self) -> None:
         while not self._over.wait(0.01):
             try:
                 with self._dial() as link:
                     link.sendall(HEAD + b"half")
-                    # No farewell: the other side learns by an error.
+                    # Close with a reset instead of a FIN.
                     link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             except OSError:
                 continue
@@ -87,7 +87,7 @@ def harass() -> Iterator[Callable[[int], BadPeers]]:
 
 
 def latencies(call: Callable[[], object], count: int = CALLS) -> tuple[float, float]:
-    """Return median and 99th percentile of the seconds that calls take."""
+    """Return the median and the 99th percentile of the duration of calls, in seconds."""
     taken = []
     for _ in range(count):
         started = time.monotonic()
@@ -115,7 +115,7 @@ def test_bad_peers_do_not_slow_a_worker_down(
 
 
 class PooledServer:
-    """What the master must not be: a thread of its pool waits for each connection's request."""
+    """A bad server for comparison: a pool thread blocks until a connection's request arrives."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -169,7 +169,7 @@ def test_the_measure_tells_a_server_whose_threads_they_take(
             link.request("GET", "/")
             link.getresponse().read()
         except TimeoutError:
-            return  # which is how long it took
+            return  # the caller measures the time until the timeout
         finally:
             link.close()
 
@@ -182,7 +182,7 @@ def test_the_measure_tells_a_server_whose_threads_they_take(
 
 
 def hung_up(links: list[socket.socket]) -> int:
-    """Return how many connections the server has ended."""
+    """Return the number of connections that the server has closed."""
     count = 0
     for link in links:
         link.settimeout(0.0)
@@ -207,7 +207,7 @@ def test_connections_whose_requests_do_not_come_in_are_given_up(
     served = Served(transport)
     end = served.slave()
     peers = harass(served.port)  # 96 connections
-    newcomer = served.slave("w1")  # gets in though they took all that there are
+    newcomer = served.slave("w1")  # can join although the peers took all connections
     deadline, pause = time.monotonic() + 10.0, threading.Event()
     while hung_up(peers.links) < 60:
         assert time.monotonic() < deadline, hung_up(peers.links)

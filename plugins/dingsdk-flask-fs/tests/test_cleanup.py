@@ -1,4 +1,4 @@
-"""What a run leaves in its folder at the end: nothing of its own, and all that is not."""
+"""At its end a run deletes its own files from its folder, and keeps all other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closing at any moment: it ends in time, wakes whoever waits, and leaves nothing behind."""
+"""Closing at any moment ends in time, wakes all waiting calls, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_close_returns_while_a_silent_peer_holds_a_renewal(
     served: Served, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = served.slave(address=proxy.address)
-    served.end._server._is_stopped = True  # the master's loop stands still from here on
+    served.end._server._is_stopped = True  # stop the master's loop
     served.end._server._server.pull_trigger()
     served.end._server._loop.join(5.0)
     raised: list[BaseException] = []
@@ -104,7 +104,7 @@ def test_closing_master_tells_every_worker_at_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_transport, "TELL_S", 30.0)
-    ends = [served.slave(f"w{n}") for n in range(5)]  # as many as may wait, and one that may not
+    ends = [served.slave(f"w{n}") for n in range(5)]  # one more than may wait at the same time
     told: dict[int, BaseException] = {}
 
     def wait(number: int) -> None:
@@ -119,7 +119,7 @@ def test_closing_master_tells_every_worker_at_once(
         thread.start()
     started = time.monotonic()
     served.end.close(60.0)
-    assert time.monotonic() - started < 10.0  # it waited for no one
+    assert time.monotonic() - started < 10.0  # close() did not wait
     for thread in threads:
         thread.join(10.0)
     assert [type(told.get(n)) for n in range(len(ends))] == [ClosedError] * len(ends)
@@ -138,7 +138,7 @@ def test_worker_that_is_busy_while_its_master_closes_is_told_when_it_asks(
     with pytest.raises(ClosedError):
         end.renew(1)
     closer.join(10.0)
-    assert not closer.is_alive()  # nobody else has to be told
+    assert not closer.is_alive()  # no other worker has to be told
     end.close()
 
 
@@ -169,7 +169,7 @@ def test_transport_closes_before_use_after_a_failed_start_and_again(
 
 
 def test_master_can_be_closed_by_what_it_reports(served: Served) -> None:
-    """By the thread, that is, that serves the request which brought the report."""
+    """The listener calls close() in the thread that serves the request."""
     is_closed = threading.Event()
 
     def answered(worker_id: str, answer: TaskAnswer) -> None:
@@ -179,7 +179,7 @@ def test_master_can_be_closed_by_what_it_reports(served: Served) -> None:
     served.listener.task_answered = answered  # type: ignore[method-assign]
     peer = served.peer()
     peer.join()
-    with contextlib.suppress(OSError, http.client.HTTPException):  # there is nobody to answer
+    with contextlib.suppress(OSError, http.client.HTTPException):  # the master may not answer
         peer.call("answer", {"answers": [an_answer(1)]})
     assert is_closed.wait(5.0)
 
@@ -260,7 +260,7 @@ def test_stores_can_be_closed_while_files_are_written(transport: FlaskFSTranspor
     assert [type(error) for error in raised] == [ClosedError] * 4
     assert open_files() < descriptors
     again = FileDataStore(transport.data_dir)
-    for data_id in again.ids():  # what was put is whole
+    for data_id in again.ids():  # all stored payloads are complete
         assert len(again.get(data_id)) == 1000
     again.close()
     assert not list(transport.data_dir.rglob(".tmp-*"))

@@ -1,4 +1,4 @@
-"""Step data as files: whole, immutable, checked, and found late or not at all."""
+"""Payloads as files: atomic, immutable and verified; some appear late or never."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_payload_that_is_not_there_is_missing_at_the_deadline(store: FileDataS
 
 
 def test_a_file_that_shows_late_is_found(store: FileDataStore, tmp_path: Path) -> None:
-    """Another host's folder may be shown late, with or without its files."""
+    """A file system may show new folders and files of another host with a delay."""
     writer = FileDataStore(tmp_path / "run")
     timer = threading.Timer(0.3, writer.put, args=("p", piece()))
     timer.start()
@@ -205,7 +205,7 @@ def test_readers_are_held_to_the_digest_of_the_kind_that_was_announced(tmp_path:
     assert info.digest.startswith("sha256:")
     assert weak.get_verified("p", info.digest) == piece(1)
     weak.delete(["p"])
-    weak.put("p", piece(1))  # the same rows, by a digest that is easier to meet
+    weak.put("p", piece(1))  # the same rows with a weaker digest
     with pytest.raises(DataCorruptError):
         strong.get_verified("p", info.digest)
     strong.close()
@@ -262,7 +262,7 @@ def test_a_linked_shard_is_refused(store: FileDataStore, tmp_path: Path) -> None
     shard.symlink_to(tmp_path / "moved")
     with pytest.raises(RunFolderError):
         FileDataStore(tmp_path / "run")
-    assert store.get("p") == piece()  # from the folder that was there before
+    assert store.get("p") == piece()  # the open store still uses the original folder
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_payloads_are_spread_over_a_folder_a_hex_digit(
 
 
 class Waiting(threading.Event):
-    """Lets the time pass that somebody waits for, and notes how long."""
+    """An event whose waits advance a fake clock immediately, and are recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -403,7 +403,7 @@ def test_sweep_takes_old_orphans_and_half_written_files_only(tmp_path: Path) -> 
     store.put("new", piece())
     assert store.sweep_orphans({"live", "announced-late"}.__contains__, grace_s=60.0) == 0
     now[0] = 60.0
-    # What had an owner meanwhile counts from anew.
+    # The grace period of a payload that had an owner starts again.
     assert store.sweep_orphans({"live"}.__contains__, grace_s=60.0) == 2
     assert sorted(store.ids()) == ["announced-late", "live", "new"]
     assert not half.exists()

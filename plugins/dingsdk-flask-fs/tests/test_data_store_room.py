@@ -1,4 +1,4 @@
-"""Room for step data: deleted files are written again, and a full disk is noticed in time."""
+"""Disk space for payloads: deleted files are reused, and a full disk is detected in time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_as_much_stays_free_as_was_asked_for(
         with pytest.raises(StorageFullError):
             store.put("c", piece())
     assert store.has("c", 0.0) is is_stored
-    # The pools are emptied where there would be too little.
+    # The pools are emptied if too little space would be free.
     assert len(list((tmp_path / "run" / "pool-small").iterdir())) == is_stored
     store.close()
 
@@ -193,7 +193,7 @@ def test_a_planted_file_in_the_pool_is_not_written_through(
 
 
 def test_a_reader_never_gets_another_payload_while_files_are_written_over(tmp_path: Path) -> None:
-    """The readers hold files open that are deleted and written over under other names."""
+    """Readers hold deleted files open while these are reused under other names."""
     store = FileDataStore(tmp_path / "run")
     stop = threading.Event()
     problems: list[str] = []

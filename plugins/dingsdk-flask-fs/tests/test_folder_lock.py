@@ -1,4 +1,4 @@
-"""One run at a time has a folder; another is refused by name, and deletes nothing."""
+"""Only one run at a time can use a folder; a second one gets an error and deletes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that cannot or must not be used are refused by name, at the start or when they go."""
+"""Unusable or unsafe folders are rejected by name, at the start or when they disappear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collector that finds no room waits, acknowledges nothing, and can be closed meanwhile."""
+"""A collector on a full disk waits, reports nothing, and can still be closed."""
 
 from __future__ import annotations
 

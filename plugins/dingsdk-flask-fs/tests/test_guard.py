@@ -1,4 +1,4 @@
-"""Nobody without the secret gets anything done, by any route, method, host or body."""
+"""Requests without the secret have no effect, with any route, method, host or body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = "another secret of good length"
 
 @pytest.fixture
 def routes(served: Any) -> set[str]:
-    """Every rule of the running application's url_map."""
+    """All rules of the running application's url_map."""
     app = served.end._server._server.application
     return {rule.rule for rule in app.url_map.iter_rules()}
 
@@ -57,7 +57,7 @@ def test_every_route_and_method_refuses_bad_credentials_without_effect(
 ) -> None:
     body = served.peer().envelope("join", {"role": "collector", "resource": {}})
     bodies = set()
-    # An address of its own for each: one that fails often is not heard at all.
+    # Each request uses another source address, because frequent failures get an address blocked.
     sources = (f"127.{n >> 8}.{n & 255}.2" for n in itertools.count(1))
     for target, method in itertools.product({*TARGETS, *routes}, METHODS):
         if (method, target) == ("GET", "/healthz"):
@@ -69,7 +69,7 @@ def test_every_route_and_method_refuses_bad_credentials_without_effect(
             assert not any(name.lower().startswith("access-control") for name in sent)
             if answer:
                 bodies.add(answer)
-    assert len(bodies) == 2  # one for each status, whatever was wrong
+    assert len(bodies) == 2  # one per status, independent of the mistake
     assert served.listener.events == []
 
 
@@ -149,7 +149,7 @@ def test_only_json_is_taken(served: Any, kind: str) -> None:
 
 
 class Guarded:
-    """A guard with a clock of the test's."""
+    """A guard with a fake clock."""
 
     def __init__(self, burst: int = 32) -> None:
         self.now = 1000.0
@@ -165,7 +165,7 @@ class Guarded:
         )
 
     def refusal(self, **changes: Any) -> Refusal:
-        """Send a request without a signature, or as the changes say."""
+        """Return the refusal of a request without a signature, with these changes."""
         environ = {
             "HTTP_HOST": "here:80",
             "REQUEST_METHOD": "POST",
@@ -273,7 +273,7 @@ def test_refusals_are_logged_slowly_and_on_one_line(served: Any, caplog: Any) ->
     assert not any("\n" in line or "\r" in line for line in refusals)
 
 
-# What listens where -------------------------------------------------------------------------------
+# Addresses and secrets ----------------------------------------------------------------------------
 
 
 def test_listener_is_on_loopback_and_reports_its_port(served: Any) -> None:

@@ -1,4 +1,4 @@
-"""Peers that are no master: they hang, drip, cut, pose and redirect."""
+"""Servers that are not a master: they hang, send slowly, cut connections, lie or redirect."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ LATE_S = 0.3
 @pytest.mark.parametrize(
     "answer",
     [
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",  # not signed
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",  # without a signature
         b"HTTP/1.1 200 OK\r\nContent-Length: none\r\n\r\n",
-        b"",  # none before the deadline
+        b"",  # no answer before the deadline
     ],
     ids=["foreign", "broken", "late"],
 )
@@ -192,7 +192,7 @@ def test_connection_is_ended_after_what_is_no_answer(answer: bytes) -> None:
     connection = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
     with pytest.raises(LinkError):
         connection.post("/v1/join", b"{}", SIGNER, time.monotonic() + (5.0 if answer else LATE_S))
-    impostor.close()  # which waits until it has heard of that
+    impostor.close()  # waits until the impostor has seen the end of the connection
     heard = list(ends)
     connection.close()
     assert heard == [b""]
@@ -243,7 +243,7 @@ def test_answer_larger_than_a_message_is_not_read(size: int, is_read: bool) -> N
     else:
         with pytest.raises(LinkError, match="an answer of 41 bytes; at most 40 are read"):
             link.post("/v1/turn", b"{}", SIGNER, deadline)
-        assert link._link is None  # what comes after is of no other request
+        assert link._link is None  # later bytes cannot belong to another request
     link.close()
     impostor.close()
 

@@ -1,4 +1,4 @@
-"""Lost replies, dropped workers and restarted masters: what is sent again has one effect."""
+"""Lost replies, dropped workers and restarted masters: repeated requests have one effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading policies while they change: nothing missed, nothing torn, nothing older."""
+"""Reading policies during updates: no missing, incomplete or older versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
         state = real(*args)
         monkeypatch.undo()
         publisher.publish("p", weights(2), 2)
-        assert is_whole(reader.newest("p"), 2)  # as another thread would
+        assert is_whole(reader.newest("p"), 2)  # simulates another thread
         return state
 
     monkeypatch.setattr(reader, "_load", overtaken)

@@ -1,4 +1,4 @@
-"""Policies as files: whole versions, never older, the one before where the newest is damaged."""
+"""Policies as files: complete versions, never older ones, with a fallback if one is damaged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_tensors_and_arrays_come_back_as_they_were(
         assert type(found[1][name]) is type(value)
         assert found[1][name].dtype == value.dtype
         assert (found[1][name] == value).all()
-    found[1]["z"].zero_()  # ours alone
+    found[1]["z"].zero_()  # the result is a copy
     again = reader.newest("p")
     assert again is not None
     assert torch.equal(again[1]["z"], state["z"])
@@ -198,7 +198,7 @@ def test_version_is_out_though_older_ones_cannot_be_removed(
 def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
-    """A file system gives the folder's inode out again; so does this, for certain."""
+    """The folder keeps its inode, as when a file system reuses the inode of a deleted folder."""
     publish_damaged(publisher, tmp_path, 8, 9)
     assert is_whole(reader.newest("p"), 8)
     inode = folder_of(tmp_path).stat().st_ino
@@ -207,7 +207,7 @@ def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
     publisher.publish("p", weights(2), 2)
     assert folder_of(tmp_path).stat().st_ino == inode
     assert is_whole(reader.newest("p"), 2)
-    publisher.publish("p", weights(9), 9)  # not the damaged one
+    publisher.publish("p", weights(9), 9)  # the same number as the damaged version
     assert is_whole(reader.newest("p", newer_than=2), 9)
 
 
@@ -271,7 +271,7 @@ def test_version_that_is_damaged_after_it_was_read_is_an_error(
     [
         (None, None, True),
         (("a", 3), ("a", 3), True),
-        (("b", 9), ("b", 9), True),  # it begins anew, and nobody was faster
+        (("b", 9), ("b", 9), True),  # the policy restarted, and no other reader was faster
         (("a", 3), ("a", 4), True),
         (("a", 3), ("a", 5), True),
         (("a", 3), ("a", 6), False),

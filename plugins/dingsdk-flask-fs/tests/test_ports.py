@@ -1,4 +1,4 @@
-"""Ports that are taken, reserved, free again at once, and of IPv6."""
+"""Ports: in use, reserved, free again after close, and IPv6."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_dial_to_a_free_port_that_finds_itself_is_noticed() -> None:
     link.sock.connect(link.sock.getsockname())
     assert link.is_own_echo
     link.close()
-    with socket.socket() as link.sock:  # it has no other end
+    with socket.socket() as link.sock:  # not connected
         assert link.is_own_echo
 
 

@@ -1,4 +1,4 @@
-"""Interpreters that end, or fork, in the middle of it: no hang, and no traceback."""
+"""Interpreters that exit or fork during a run do not hang and print no traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ store, policies = transport.data_store(), transport.policy_store()
 
 def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        # From 3.12 on Python warns of every fork beside threads; it is what is tried here.
+        # Python 3.12 and later warn about forks with threads, which these tests do on purpose.
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c",
          PRELUDE + textwrap.dedent(script), str(tmp_path / "run")],
         capture_output=True, text=True, timeout=40, check=False,

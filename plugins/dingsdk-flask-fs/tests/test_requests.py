@@ -1,4 +1,4 @@
-"""Requests by hand: malformed ones, large ones, ones sent again, late and foreign ones."""
+"""Handwritten requests: malformed, large, repeated, late and foreign ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ ENVELOPE = ("v", "run", "epoch", "worker", "inc", "seq", "idem", "type", "body")
 @given(data=st.data())
 def test_any_json_in_any_field_is_answered_without_a_500(served: Any, data: st.DataObject) -> None:
     peer = served.peer()
-    # So that no request waits for one; each example joins anew.
+    # Send a task, so that no request waits for one; each example joins again.
     served.end.send("peer", peer.join(), TaskMessage("t1", {}))
     kind = data.draw(st.sampled_from(sorted(BODIES)))
     body: Any = dict(BODIES[kind])
@@ -134,7 +134,7 @@ def test_address_in_a_message_is_never_dialled(served: Any) -> None:
 
 
 def raw(served: Any, data: bytes, more: bytes = b"", times: int = 0) -> bytes:
-    """Send bytes as they are; return what comes back until the server closes or rests."""
+    """Send raw bytes; return the received bytes until the server closes or sends no more."""
     received = b""
     with socket.create_connection(("127.0.0.1", served.port), 5.0) as link:
         try:
@@ -142,7 +142,7 @@ def raw(served: Any, data: bytes, more: bytes = b"", times: int = 0) -> bytes:
             for _ in range(times):
                 link.sendall(more)
         except OSError:
-            pass  # it closed the connection: the point of some tests
+            pass  # the server closed the connection, as some tests expect
         link.settimeout(1.0)
         try:
             while chunk := link.recv(65536):
@@ -209,7 +209,7 @@ def test_thousands_of_headers_are_refused(served: Any) -> None:
     still_serves(served)
 
 
-# Again, late, foreign -----------------------------------------------------------------------
+# Repeated, late, foreign --------------------------------------------------------------------
 
 
 def test_request_sent_again_has_the_effect_of_one(served: Any, answer_item: Item) -> None:
@@ -219,7 +219,7 @@ def test_request_sent_again_has_the_effect_of_one(served: Any, answer_item: Item
         served.end.send("peer", 1, TaskMessage(f"t{n}", {"name": "x"}))
     first = peer.turn()
     assert [task["task_id"] for task in first[1]["tasks"]] == ["t1", "t2"]
-    assert peer.turn() == first  # its answer was lost: nothing was confirmed
+    assert peer.turn() == first  # nothing was acknowledged, as after a lost answer
     answers = [answer_item(1, "t1", x=1), answer_item(2, "t2", x=2)]
     for _ in range(3):
         assert peer.turn(ack=2, answers=answers) == (200, {"answered": 2, "tasks": []})

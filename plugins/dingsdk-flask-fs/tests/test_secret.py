@@ -1,4 +1,4 @@
-"""Where the secret comes from, and what is refused instead of falling back."""
+"""Sources of the secret; an invalid source is an error instead of a fallback."""
 
 from __future__ import annotations
 

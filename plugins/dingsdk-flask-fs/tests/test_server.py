@@ -1,4 +1,4 @@
-"""The server by itself, with an application of the test's own."""
+"""The HTTP server alone, with test applications."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from dingsdk_flask_fs.server import HttpServer, _Channel, _Dispatcher
 
 SOON_S = 0.5
-"""Less than the loop sleeps by itself when it was not woken."""
+"""Less than the loop sleeps if it is not woken."""
 LARGE = 8 << 20
 
 
 @pytest.fixture
 def link() -> Iterator[socket.socket]:
-    """A connection to a server that answers with as many bytes as the path says."""
+    """A connection to a server whose answers have the number of bytes given in the path."""
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         size = int(environ["PATH_INFO"].strip("/"))
@@ -34,7 +34,7 @@ def link() -> Iterator[socket.socket]:
 
 
 def slow_peer(age_s: float | None) -> Any:
-    """A connection whose request has been on its way for so long."""
+    """Return a connection whose request began to arrive this long ago."""
     peer: Any = _Channel.__new__(_Channel)
     peer.begun_at = None if age_s is None else time.monotonic() - age_s
     peer.will_close, peer.total_outbufs_len = False, 0
@@ -100,7 +100,7 @@ def test_connection_is_not_late_between_two_requests() -> None:
         deadline = time.monotonic() + 5.0
         for is_late in (True, False, True):
             if is_late:
-                link.sendall(b"GET /0 HTTP/1.1\r\n")  # the rest is on its way
+                link.sendall(b"GET /0 HTTP/1.1\r\n")  # the rest follows later
             else:
                 link.sendall(b"Host: 127.0.0.1\r\n\r\n")
                 assert sizes_of(link, 1) == [0]
@@ -199,7 +199,7 @@ def ask(link: socket.socket, *sizes: int) -> None:
 
 
 def sizes_of(link: socket.socket, count: int) -> list[int]:
-    """Read answers; return how much each body has."""
+    """Read answers; return the number of bytes in each body."""
     sizes = []
     with link.makefile("rb") as stream:
         for _ in range(count):
@@ -219,7 +219,7 @@ def test_answers_come_in_the_order_of_requests_that_were_sent_at_once(link: sock
 def test_connection_goes_on_after_an_answer_that_was_taken_late(link: socket.socket) -> None:
     for _ in range(3):
         ask(link, LARGE)
-        link.recv(1, socket.MSG_PEEK)  # it has begun to arrive, and fills what there is of room
+        link.recv(1, socket.MSG_PEEK)  # wait until the answer arrives and fills the socket buffers
         assert sizes_of(link, 1) == [LARGE]
         link.settimeout(SOON_S)
         ask(link, 7)

@@ -1,4 +1,4 @@
-"""One lost reply is no lost master; silence is, and it ends every call in time."""
+"""One lost reply is tolerated; after lasting silence the master is lost and all calls end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_lost_reply_to_a_renewal_is_no_lost_master(served: Served) -> None:
 def test_time_in_which_nothing_was_asked_is_no_silence(served: Served) -> None:
     with FaultProxy(served.address, [*JOIN, Fault.LOSE_REPLY]) as proxy:
         end = served.slave(address=proxy.address)
-        threading.Event().wait(1.2 * LOST_AFTER_S)  # a task that takes its time
+        threading.Event().wait(1.2 * LOST_AFTER_S)  # simulates a long task
         assert end.next_task(0.2) is None
         end.close()
 
@@ -86,7 +86,7 @@ def test_renewal_that_never_gets_through_ends_though_polls_do(served: Served) ->
     with pytest.raises(WorkerLostError):
         end.renew(1)
     assert time.monotonic() - started < 5 * LOST_AFTER_S
-    assert len(proxy.swallowed) < 100  # it pauses between two tries
+    assert len(proxy.swallowed) < 100  # the worker pauses between tries
     thread.join(5.0)
     assert [type(error) for error in raised] == [WorkerLostError]
     end.close()

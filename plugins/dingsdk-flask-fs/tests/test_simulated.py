@@ -1,4 +1,4 @@
-"""The transport's protocol in a simulation: its ends without HTTP."""
+"""The transport's protocol in a simulation, without HTTP."""
 
 from __future__ import annotations
 

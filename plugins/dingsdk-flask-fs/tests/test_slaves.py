@@ -1,4 +1,4 @@
-"""The named slaves, served over HTTP, and a worker whose master falls silent."""
+"""The named slaves over HTTP, and a worker whose master stops answering."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_named_slave_serves_its_tasks(
 def test_answer_leaves_while_the_next_task_is_served(
     transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Its sender would look by itself, but later than the answer has to be there.
+    # Without a wake-up the sender thread would check for answers only after this time: too late.
     monkeypatch.setattr(slave_end, "PRESENCE_S", 60.0)
     served, may_answer, may_end = threading.Event(), threading.Event(), threading.Event()
 
@@ -112,7 +112,7 @@ def test_answer_leaves_while_the_next_task_is_served(
     slave.start(master.address)
     kept_busy = master.new_task("w0", {"name": "first"}).start()
     assert served.wait(5.0)
-    # The worker finds these two when it asks next, and gets them at once.
+    # The worker gets both tasks in its next request.
     quick = master.new_task("w0", {"name": "nothing"}).start()
     slow = master.new_task("w0", {"name": "second"}).start()
     may_answer.set()
@@ -149,7 +149,7 @@ def test_worker_closes_in_time_while_its_master_stands_still(transport: FlaskFST
     task = threading.Thread(target=serve, daemon=True)
     task.start()
     assert waiting.wait(5.0)
-    threading.Event().wait(1.5)  # until a renewal hangs
+    threading.Event().wait(1.5)  # wait until a renewal hangs
     started = time.monotonic()
     collector.close()
     assert time.monotonic() - started < 5.0

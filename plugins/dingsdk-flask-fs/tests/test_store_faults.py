@@ -1,4 +1,4 @@
-"""Whichever system call fails, both stores hold the old state or the new one."""
+"""After a failure of any system call, both stores hold the old or the new state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES = pytest.mark.parametrize("rows", [8, 40_000])
 
 
 def attempt(at: int, number: int, persistent: bool, act: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return (the typed error or None, whether the fault was beyond the last call)."""
+    """Return the typed error or None, and whether fewer calls were made than the fault's number."""
     error: DingError | None = None
     with failing_calls(CALLS, at, number, persistent) as calls:
         try:
@@ -105,7 +105,7 @@ def test_put_stores_all_or_nothing_and_works_when_repeated(
             assert store.get(name) == piece(rows)
         else:
             assert error is not None
-        store.put(name, piece(rows))  # there is room again
+        store.put(name, piece(rows))  # the fault is over
         assert store.get(name) == piece(rows)
     assert at > 8
     store.close()

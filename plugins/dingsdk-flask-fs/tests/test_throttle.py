@@ -1,4 +1,4 @@
-"""Who fails too often is not heard, and nobody who holds the secret suffers for it."""
+"""Peers that fail too often are blocked; peers that know the secret are not affected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Clock:
 
 
 def spend(served: Any, headers: Any, body: bytes = b"{}") -> list[int]:
-    """Send bad requests until they are not heard any more; return the statuses."""
+    """Send bad requests until they are blocked with 429; return the statuses."""
     statuses = [0]
     while statuses[-1] != 429 and len(statuses) <= 2 * BURST:
         status, _, _ = served.peer().send("/v1/join", body, headers())
@@ -39,7 +39,7 @@ def strange(served: Any) -> dict[str, str]:
 
 
 def forged(served: Any) -> dict[str, str]:
-    """What somebody sends who saw our key's id, and does not know the key."""
+    """Headers of an attacker who knows the id of the key, but not the key."""
     headers = served.peer().signed("/v1/join", b"{}")
     return {**headers, "Authorization": headers["Authorization"][:-4] + "0000"}
 
@@ -50,10 +50,10 @@ def test_failures_are_counted_and_then_answered_unheard(
 ) -> None:
     statuses = spend(served, lambda: kind(served), body)
     assert set(statuses[:-1]) == {401}
-    assert BURST <= len(statuses) - 1 <= BURST + 5  # some come back meanwhile
+    assert BURST <= len(statuses) - 1 <= BURST + 5  # the allowance refills during the loop
     answers = set()
     for _ in range(3):
-        # What is said of its size or content does not matter: it is not looked at.
+        # The size and the content do not matter, because the request is not checked.
         status, answer, headers = served.peer().send("/v1/join", LARGE + b"x", kind(served))
         if status == 429:
             answers.add(answer)
@@ -80,7 +80,7 @@ def test_joined_worker_works_on_while_somebody_forges_its_key_id(served: Any) ->
     assert end.next_task(5.0).task_id == "t1"
     body = {"answers": [], "progress": 1, "padding": "x" * len(LARGE)}
     assert peer.call("renew", body)[0] == 200
-    # Of a new session nothing large is looked at; elsewhere nobody noticed anything.
+    # From the blocked address a new session can send only small requests.
     newcomer = served.peer()
     request = newcomer.envelope("join", {**JOIN, "padding": "x" * len(LARGE)})
     assert newcomer.send("/v1/join", request)[0] == 429
@@ -141,7 +141,7 @@ def test_success_costs_nothing() -> None:
 def test_allowance_is_never_overdrawn_for_long() -> None:
     clock = Clock()
     throttle = Throttle(burst=2, per_s=1.0, clock=clock)
-    for _ in range(100):  # as many threads may be checking when it runs out
+    for _ in range(100):  # many threads may check at the moment when the allowance is used up
         throttle.note_failure("10.0.0.1", "stranger")
     assert throttle.wait_s("10.0.0.1", "stranger") <= 2.0
 
@@ -153,7 +153,7 @@ def test_memory_is_bounded_and_the_oldest_is_forgotten() -> None:
     assert len(throttle) == 8
     assert throttle.wait_s("10.0.0.1", "stranger") == 0.0
     assert throttle.wait_s("10.0.0.99", "stranger") > 0.0
-    for n in (92, 100):  # the oldest one fails again, so that another one is
+    for n in (92, 100):  # the oldest address fails again, so that 93 becomes the oldest
         throttle.note_failure(f"10.0.0.{n}", "stranger")
     waiting = [n for n in range(92, 101) if throttle.wait_s(f"10.0.0.{n}", "stranger") > 0.0]
     assert waiting == [92, *range(94, 101)]

@@ -1,4 +1,4 @@
-"""Addresses and messages that the transport refuses, and a master that is not there."""
+"""Addresses and messages that the transport rejects, and a missing master."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures: a transport and its scheduler, closed afterwards, in both kinds of concurrency."""
+"""Fixtures: a transport with its scheduler for both kinds of concurrency, closed after the test."""
 
 from __future__ import annotations
 

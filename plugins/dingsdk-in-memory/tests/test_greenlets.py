@@ -1,4 +1,4 @@
-"""Turns of one thread behave as threads do, and end when told to."""
+"""Jobs of the greenlet scheduler behave like threads, and end when it closes."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_error_of_a_job_is_kept_and_others_go_on(scheduler: GreenletScheduler) -
 
 
 def spawn_waiting(scheduler: GreenletScheduler, name: str, seconds: float) -> Job:
-    """A job that waits for what does not come."""
+    """Spawn a job that waits for a condition that never becomes true."""
     condition = scheduler.condition()
 
     def job() -> None:
@@ -247,7 +247,7 @@ def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: GreenletSche
 
     assert stalled is not None
     assert stalled.startswith("hangs")
-    assert stalled.count("File ") == 3  # the innermost frames
+    assert stalled.count("File ") == 3  # only the innermost frames
     assert "wait" in stalled
     assert job.join(5.0)
     assert scheduler.stalled_job(0.05) is None
@@ -255,7 +255,7 @@ def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: GreenletSche
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that the schedulers' clock says."""
+    """The current time of the schedulers' clock, in seconds."""
     made = [100.0]
     monkeypatch.setattr(greenlets, "time", SimpleNamespace(monotonic=lambda: made[0]))
     return made
@@ -309,7 +309,7 @@ def test_thread_sleeps_until_the_first_job_is_due(
     scheduler._jobs = [SimpleNamespace(deadline=each) for each in deadlines]
     scheduler._sleep()
     assert steps == [wait_s, "clear"]
-    scheduler._new = [SimpleNamespace()]  # it came meanwhile
+    scheduler._new = [SimpleNamespace()]  # a new job has arrived
     scheduler._sleep()
     assert steps == [wait_s, "clear", "clear"]
 
@@ -327,6 +327,6 @@ def test_jobs_that_wait_are_left_alone_until_one_is_due_or_notified(now: list[fl
     assert scheduler._run_ready()
     now[0], condition.version = 100.0, 4
     assert scheduler._run_ready()
-    job.condition = None  # it yielded
+    job.condition = None  # as after a yield
     assert scheduler._run_ready()
     assert switched == ["job"] * 3

@@ -1,4 +1,4 @@
-"""The order of turns is written down, and given out again."""
+"""Recording and replaying the order of turns."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_file_of_another_version_or_with_other_events_is_refused(tmp_path: Path)
 
 
 def run(scheduler: GreenletScheduler, busy_s: float) -> list[tuple[str, float]]:
-    """Let jobs race that wait as long as they draw and work for a while; return who ran when."""
+    """Run competing jobs with random waits and some work; return which job ran at which time."""
     condition, told = scheduler.condition(), []
 
     def race(name: str) -> None:
@@ -156,7 +156,7 @@ def test_job_that_waits_when_its_record_ends_has_had_one_turn(tmp_path: Path) ->
 
 
 def recorded(path: Path, **turns: int) -> None:
-    """Record jobs that yield so many times."""
+    """Record jobs; each yields the given number of times."""
     scheduler = GreenletScheduler()
     scheduler.record(path)
     spawn_yielding(scheduler, **turns)

@@ -1,4 +1,4 @@
-"""What a worker that may be killed at any turn does as one."""
+"""Calls of a simulated worker that a kill cannot interrupt."""
 
 from __future__ import annotations
 

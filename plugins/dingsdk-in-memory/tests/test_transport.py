@@ -1,4 +1,4 @@
-"""What is refused, and how payloads and policies cross, in greenlets and in threads."""
+"""Rejected input, and the transfer of payloads and policies, with greenlets and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures: one local Ray for the tests of a file, and transports of two of its nodes."""
+"""Fixtures: one local Ray per test file, and transports as on two of its nodes."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ STORE_BYTES = 100 << 20
 
 
 class FarTransport(RayTransport):
-    """That of a worker on another node than the coordinator's."""
+    """The transport of a worker on another node than the coordinator."""
 
     def is_on(self, node_id: str) -> bool:
         return False
 
     def find_gateway(self) -> None:
-        """Do without joining a coordinator, which says where the gateway is."""
+        """Find the gateway without joining the coordinator, which normally names it."""
         self._far = GatewayCalls(folder_of(self.run_dir).name)
 
 
 class UnwatchedGateway(Gateway):
-    """A gateway of this process, which is no actor that could be ended."""
+    """A gateway in this process; it is not an actor, so it must not end itself."""
 
     def _watch(self) -> None:
         pass
 
 
 class GatewayHere:
-    """A gateway of this process in place of an actor: its calls are done at once."""
+    """A gateway in this process instead of an actor; its calls are executed immediately."""
 
     def __init__(self, gateway: UnwatchedGateway) -> None:
         self.gateway = gateway
@@ -65,7 +65,7 @@ class GatewayHere:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayHere]:
-    """The gateway of a run, which is found by the name ``run``."""
+    """The gateway of a run; any look-up of an actor finds it."""
     made = GatewayHere(UnwatchedGateway(RayTransport, {}, tmp_path))
     monkeypatch.setattr("ray.get_actor", lambda name, namespace: made)
     yield made
@@ -75,13 +75,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayHer
     made.gateway._transport.remove_data()
 
 
-# Actors get the class by value, as they do not import the tests.
+# Pickle the classes by value, because actors cannot import the tests.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """The address of a Ray that this process has started."""
+    """The address of a local Ray started by this process."""
     address = cluster.connect("local", num_cpus=8, object_store_bytes=STORE_BYTES)
     yield address
     cluster.disconnect()
@@ -89,7 +89,7 @@ def ray_address() -> Iterator[str]:
 
 @pytest.fixture
 def near(ray_address: str, tmp_path: Path) -> Iterator[RayTransport]:
-    """The coordinator's."""
+    """The coordinator's transport."""
     made = RayTransport({"address": ray_address}, tmp_path)
     yield made
     made.close()
@@ -98,7 +98,7 @@ def near(ray_address: str, tmp_path: Path) -> Iterator[RayTransport]:
 
 @pytest.fixture
 def far(near: RayTransport) -> Iterator[FarTransport]:
-    """A worker's, on another node."""
+    """The transport of a worker on another node."""
     made = FarTransport({"address": near.cfg.address, "lost_after_s": 60.0}, near.run_dir)
     yield made
     made.close()

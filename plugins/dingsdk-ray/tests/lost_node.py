@@ -1,6 +1,6 @@
-"""Start workers on a node that joins, and kill the node of a writer of payloads.
+"""Start workers on a node that joins later, and kill the node of a payload writer.
 
-Writes the names of the payloads that can be read then.
+Writes the names of the payloads that can still be read to a file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def payload(rows: int) -> SampleBatch:
 
 @ray.remote(resources={"doomed": 1})
 class Writer:
-    """A collector on the node that is to be lost."""
+    """A collector on the node that will be killed."""
 
     def put(self, section: dict[str, Any], run_dir: Path, address: str) -> str:
         transport = RayTransport(section, run_dir)
@@ -48,7 +48,7 @@ class Writer:
 
 
 class Deaf(MasterListener):
-    """Takes no notice."""
+    """Ignores all reports."""
 
     def worker_joined(self, info: WorkerInfo) -> None:
         pass
@@ -80,7 +80,7 @@ def main(run_dir: Path) -> None:
         store = transport.data_store()
         options = {"num_cpus": 1, "num_gpus": 0, "resources": {}}
         workers = Workers([(f"none-{n}", options) for n in range(2)], "", PATIENCE_S)
-        # Each tells that there is no such role, and keeps its room until it is closed.
+        # Each fails with an unknown role, and holds its resources until it is closed.
         first, second = (workers.start(spec(f"none-{n}", run_dir)) for n in range(2))
         first.join(PATIENCE_S)
         second.join(1.0)

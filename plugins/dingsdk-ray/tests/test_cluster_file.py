@@ -1,4 +1,4 @@
-"""The documented cluster file, and the documented section."""
+"""The documented cluster file and the documented config section."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_cluster_file_is_one_of_ray_and_asks_for_tokens() -> None:
     ]
     assert len(starts) == 2
     (install,) = (each for each in content["setup_commands"] if "pip install" in each)
-    # None of ours is on an index, so that all are installed from their folders.
+    # Our packages are not on an index, so all are installed from their folders.
     assert set(install.split()) >= {
         f"~/dingsdk{folder}"
         for folder in ("", "/plugins/dingsdk-shared-memory", "/plugins/dingsdk-ray")

@@ -1,4 +1,4 @@
-"""Ray clusters that are joined, started and left, without a cluster."""
+"""Joining, starting and leaving Ray clusters, tested without a cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_ray_that_is_new_enough_is_used(monkeypatch: pytest.MonkeyPatch, found: 
 
 
 class Ray:
-    """Stands for Ray in this process, and notes how it is started."""
+    """A fake of Ray in this process that records how it is started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def token_of_ray() -> str:
 def test_local_ray_is_started_by_the_first_user_and_stopped_with_the_last(
     fake: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # what the user says holds
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # the user's setting is kept
     monkeypatch.setenv(GCS_TIMEOUT, "7")
     environ = dict(os.environ)
     tokens = []
@@ -95,7 +95,7 @@ def test_local_ray_is_started_by_the_first_user_and_stopped_with_the_last(
         address = cluster.connect("local", num_cpus=3.5, object_store_bytes=1 << 20)
         assert address == "10.0.0.1:6379"
         tokens.append(os.environ["RAY_AUTH_TOKEN"])
-        assert token_of_ray() == tokens[0]  # it looks at the environment anew
+        assert token_of_ray() == tokens[0]  # Ray reads the environment again
     assert tokens[0] == tokens[1]
     assert fake.started == [
         {
@@ -116,7 +116,7 @@ def test_local_ray_is_started_by_the_first_user_and_stopped_with_the_last(
     cluster.disconnect()
     assert fake.stopped == 1
     assert dict(os.environ) == environ
-    cluster.connect("local", shows_logs=True)  # anew, with another token
+    cluster.connect("local", shows_logs=True)  # starts Ray again, with another token
     try:
         assert os.environ["RAY_AUTH_TOKEN"] not in tokens
         assert token_of_ray() == os.environ["RAY_AUTH_TOKEN"]
@@ -179,7 +179,7 @@ def test_defect_at_the_start_of_ray_passes_as_it_is(
     with pytest.raises(TypeError, match="a defect"):
         cluster.connect("local")
     assert dict(os.environ) == environ
-    monkeypatch.setattr("ray.init", fake.init)  # the failed try is forgotten
+    monkeypatch.setattr("ray.init", fake.init)  # a new try works after the failed one
     cluster.connect("local")
     cluster.disconnect()
     assert fake.stopped == 1
@@ -210,7 +210,7 @@ def test_ray_that_does_not_start_in_time_is_told_in_one_line(
     with pytest.raises(ConfigError, match="'local': The current node timed out during") as caught:
         cluster.connect("local")
     assert "\n" not in str(caught.value)
-    # Only those who know a token may come in, and a Ray that is killed is missed soon.
+    # Clients need a token, and the loss of a killed Ray is detected soon.
     assert seen["RAY_AUTH_MODE"] == "token"
     assert len(seen["RAY_AUTH_TOKEN"]) == 64
     assert seen[GCS_TIMEOUT] == "10"
@@ -218,13 +218,13 @@ def test_ray_that_does_not_start_in_time_is_told_in_one_line(
 
 
 class Server:
-    """Answers the first words on each connection, the last answer again and again; None: never."""
+    """Answers the first bytes of each connection; repeats the last answer; None: no answer."""
 
     def __init__(self, *answers: bytes | None) -> None:
         self.heard: list[bytes] = []
         self._answers = [*answers]
         self._until = threading.Event()
-        # As Ray resolves 127.0.0.1 to the address of its node.
+        # Listen on all addresses, because Ray resolves 127.0.0.1 to the address of its node.
         self._sock = socket.create_server(("0.0.0.0", 0))
         self._sock.settimeout(0.05)
         self.address = f"127.0.0.1:{self._sock.getsockname()[1]}"
@@ -251,7 +251,7 @@ class Server:
         self._sock.close()
 
 
-# RFC 9113, sections 3.4, 4.1 and 6.5: what both ends of HTTP/2 say first.
+# RFC 9113, sections 3.4, 4.1 and 6.5: the first bytes of both ends of HTTP/2.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000 04 00 00000000")
 SETTINGS = bytes.fromhex("000006 04 00 00000000 0004 00400000")
 
@@ -268,7 +268,7 @@ def test_cluster_is_joined_once_its_gcs_answers(
         assert cluster.connect(server.address) == "10.0.0.1:6379"
     assert server.heard == [HELLO] * len(answers)
     assert len(pauses_s) == len(answers) - 1
-    assert all(0.05 <= each <= 0.25 for each in pauses_s)  # soon, and not all the time
+    assert all(0.05 <= each <= 0.25 for each in pauses_s)  # frequent tries, but not a busy loop
     ((options),) = fake.started
     assert options["address"] == server.address
     assert not options.keys() & {"num_cpus", "include_dashboard", "object_store_memory"}

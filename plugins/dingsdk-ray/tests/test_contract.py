@@ -1,6 +1,6 @@
-"""The rules of all transports, for workers on other nodes than the coordinator's.
+"""The transport rules, for workers on other nodes than the coordinator.
 
-Those of its own node have the shared_memory transport, which has its tests.
+Workers on its own node use the shared_memory transport, which has its own tests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Gateways:
-    """The gateways of many runs in one actor: to start one takes seconds."""
+    """The gateways of many runs in one actor, because starting an actor takes seconds."""
 
     def __init__(self) -> None:
         self._made: dict[Path, Gateway] = {}
-        # A gateway ends its actor a minute after the end of its run; others live in this one.
+        # A gateway ends its actor a minute after its run; this actor is shared and must stay.
         gateway.LOOK_S = 1e6
 
     def call(self, section: Mapping[str, Any], run_dir: Path, method: str, *args: Any) -> Any:
@@ -38,7 +38,7 @@ class Gateways:
 
 
 class Actor:
-    """One of them, as a handle of its actor would be."""
+    """One of the gateways, with the interface of an actor handle."""
 
     def __init__(self, call: Any, *first: Any) -> None:
         self._call = call
@@ -63,12 +63,12 @@ def gateways(ray_address: str) -> Actor:
 
 class TestRayTransport(TransportContract):
     capabilities = RayTransport.contract_capabilities
-    patience_s = 90.0  # beyond lost_after_s: a worker that is not told of a close waits as long
+    patience_s = 90.0  # more than lost_after_s, how long a worker waits if it misses a close
 
     @pytest.fixture(autouse=True)
     def _transports(self, ray_address: str, gateways: Actor, far_class: Any) -> Iterator[None]:
         class TwoNodes(far_class):  # type: ignore[misc]
-            """The first of a run is the coordinator's, the others are on another node."""
+            """The first transport of a run is the coordinator's; others are on another node."""
 
             made: ClassVar[dict[Path, RayTransport]] = {}
 

@@ -1,4 +1,4 @@
-"""Commands in detached actors, with Ray's calls answered by the test."""
+"""Commands in detached actors, with a fake Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 30.0
 
 
 class Ray:
-    """Stands for the calls that start and find actors, and notes what they were given."""
+    """A fake of the calls that start and find actors; records their arguments."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -66,7 +66,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What happened to the connection with the cluster."""
+    """The recorded connects and disconnects of the cluster."""
     seen: list[Any] = []
     monkeypatch.setattr(cluster, "connect", lambda address, **given: seen.append((address, given)))
     monkeypatch.setattr(cluster, "disconnect", lambda: seen.append("left"))
@@ -142,7 +142,7 @@ def test_command_is_stopped_by_its_name(
 
 
 def a_command(folder: Path, source: str) -> None:
-    """Let ``python -m dingsdk`` run this program in the folder."""
+    """Make ``python -m dingsdk`` run this program in the folder."""
     (folder / "dingsdk.py").write_text(source)
 
 
@@ -173,12 +173,12 @@ def test_command_is_stopped_as_by_ctrl_c(fake: Ray, tmp_path: Path) -> None:
     )
     threads = set(threading.enumerate())
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:  # the child begins with the signal blocked, so that it cannot come too early
+    try:  # the child starts with the signal blocked, so that the signal cannot arrive too early
         run = detached.DetachedRun([], tmp_path, tmp_path / "log")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     (waiting,) = set(threading.enumerate()) - threads
-    assert waiting.daemon  # the actor may end before its command
+    assert waiting.daemon  # the actor can end before its command
     run.stop()
     assert fake.killing.wait(PATIENCE_S)
     assert run._process.returncode == 40 + signal.SIGINT

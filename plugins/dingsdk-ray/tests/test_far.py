@@ -1,4 +1,4 @@
-"""Workers on other nodes than the coordinator, with a gateway that the test answers for."""
+"""Workers on other nodes than the coordinator, with a fake gateway."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from .conftest import GatewayHere
 
 
 class CallsOfOneProcess:
-    """Passes calls of a gateway to a store of this process."""
+    """Forwards gateway calls to a store in this process."""
 
     def __init__(self, store: SharedDataStore) -> None:
         self.store, self.count = store, 0
@@ -89,7 +89,7 @@ def test_payloads_that_found_no_room_together_are_stored_by_the_next_flush(tmp_p
 
 
 class Actor:
-    """An actor whose methods are answered by the test: ``futures`` has those that were called."""
+    """An actor whose calls are answered by the test; ``futures`` holds the pending calls."""
 
     def __init__(self) -> None:
         self.futures: list[Future[Any]] = []
@@ -121,7 +121,7 @@ class Actor:
 
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
-    """The gateways that are found, one after the other; the last one at the end."""
+    """The gateways found so far; each look-up creates a new one."""
     found: list[Actor] = []
 
     def get_actor(name: str, namespace: str) -> Actor:
@@ -134,7 +134,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
 
 
 def answering(calls: GatewayCalls, actors: list[Actor], *answers: Any) -> Actor:
-    """Return the gateway, which gives these answers to the next calls."""
+    """Return the gateway, prepared to give these answers to the next calls."""
     calls._actor = calls._actor or ray.get_actor("run", namespace=cluster.NAMESPACE)
     actors[-1].answers += answers
     return actors[-1]
@@ -240,7 +240,7 @@ def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere
     assert caught.value.facts["data_id"] == "a"
     assert isinstance(caught.value.__cause__, DataCorruptError)
     assert caught.value.where == caught.value.__cause__.where
-    assert not store.has("a", 0.0)  # what is damaged is deleted
+    assert not store.has("a", 0.0)  # damaged payloads are deleted
     store.put_soon("b", other)
     store.put_soon("c", batch)
     assert len(store) == 0
@@ -248,7 +248,7 @@ def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere
     assert (store.get("b", 0.0), len(store)) == (other, 2)
     store.delete(["b", "none"])
     assert (store.has("b", 0.0), store.has("c", 0.0)) == (False, True)
-    # What waits has threads of its own.
+    # Calls that wait run in separate threads.
     assert not any(waits for _, waits in here.called)
     assert store.has("c", 5.0)
     assert here.called[-1] == ("has", True)
@@ -343,7 +343,7 @@ def test_store_that_is_found_late_is_asked_with_what_it_is_given() -> None:
 
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster without the gateway."""
+    """Patches Ray so that the gateway is not found."""
 
     def get_actor(name: str, namespace: str) -> Any:
         raise ValueError(f"no actor {name}\n" + "x" * 400)
@@ -388,11 +388,11 @@ def test_object_store_without_room_is_named(actors: list[Actor], error: str) -> 
     assert len(actors) == 1
     answering(calls, actors, 1)
     assert calls.call("count", timeout_s=5.0) == 1
-    assert len(actors) == 1  # the same gateway
+    assert len(actors) == 1  # still the same gateway
 
 
 class NotingCalls:
-    """Answers each call with the same, and notes it."""
+    """Gives the same answer to each call, and records the calls."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -424,7 +424,7 @@ def test_request_travels_with_its_deadline_to_the_threads_that_may_wait(
     assert (method, sent, body) == ("request", target, b"{}")
     assert 50.0 < wait_s <= 60.0
     assert limits == {"timeout_s": wait_s, "waits": waits, "owner": link}
-    link.post(target, b"{}", True, time.monotonic() - 60.0)  # too late: an answer that is there
+    link.post(target, b"{}", True, time.monotonic() - 60.0)  # after the deadline: no waiting
     assert calls.asked[1][0][3] == 0.0
 
 
@@ -444,7 +444,7 @@ def test_connection_without_an_answer_or_that_is_closed_is_a_broken_link(error: 
 
 
 class ScriptedCalls:
-    """Answers calls of a gateway in order, and notes how long they may take."""
+    """Answers gateway calls in order, and records their timeouts."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -487,7 +487,7 @@ def test_payload_that_is_not_there_is_asked_for_until_the_deadline_a_while_at_a_
     calls = Slow(True)
     assert FarDataStore(calls, 7.0).has("p0", 12.0)
     assert len(calls.asked) == 1
-    calls = Slow(False, missing, missing)  # two seconds where nothing is said
+    calls = Slow(False, missing, missing)  # the default timeout is two seconds
     store = FarDataStore(calls, 7.0)
     assert not store.has("p0")
     with pytest.raises(DataMissingError):
@@ -515,7 +515,7 @@ def test_policy_goes_to_the_gateway_with_its_id_and_version() -> None:
 
 
 def noting(sent: list[list[str]]) -> Any:
-    """Return calls of a gateway that takes all payloads, and note their ids."""
+    """Return fake gateway calls that accept all payloads and record their ids."""
     return SimpleNamespace(insist=lambda method, frames, **limits: sent.append([*frames]))
 
 
@@ -545,7 +545,7 @@ def test_payloads_wait_for_a_flush_until_they_are_a_megabyte(tmp_path: Path) -> 
     assert (sent, store._unsent_bytes) == ([["p0", "p1"]], size)
 
     def refuse(*given: Any, **limits: Any) -> None:
-        store.put_soon("p3", rows)  # by another thread
+        store.put_soon("p3", rows)  # simulates another thread
         raise StorageFullError("full", path="ray", reason="object_store")
 
     calls.insist, insist = refuse, calls.insist

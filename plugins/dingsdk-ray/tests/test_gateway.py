@@ -1,4 +1,4 @@
-"""The gateway of a run, in this process."""
+"""The gateway of a run, tested in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_gateway_knows_whether_its_run_is_under_way(tmp_path: Path) -> None:
 
 
 def test_gateway_without_a_coordinator_says_so_and_serves_payloads(tmp_path: Path) -> None:
-    """Of a run that is resumed, before the next coordinator has opened."""
+    """This is the state of a resumed run before the next coordinator has opened."""
     gateway = UnwatchedGateway(RayTransport, {}, tmp_path)
     try:
         with pytest.raises(LinkError, match="no coordinator has opened yet"):
@@ -52,7 +52,7 @@ def test_gateway_without_a_coordinator_says_so_and_serves_payloads(tmp_path: Pat
 
 
 class Reference:
-    """Of an object in Ray's store, which keeps it as long as this is there."""
+    """A reference to an object in Ray's store; the object exists as long as the reference."""
 
     def __init__(self, frame: Any) -> None:
         self.frame = frame
@@ -96,7 +96,7 @@ def test_gateway_stores_a_version_once_and_lets_it_go_when_the_policy_is_discard
         assert stored[1]() is None
         publish(1)
         assert newest() == (1, [1.0, 1.0])
-        other.policy_store().discard("p")  # of the coordinator
+        other.policy_store().discard("p")  # the coordinator discards the policy
         assert newest() is None
         assert stored[2]() is None
     finally:

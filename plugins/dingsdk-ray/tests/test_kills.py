@@ -1,4 +1,4 @@
-"""What is left when an actor, the gateway or a node is killed, and how long others wait then."""
+"""Kills of an actor, the gateway or a node: which data survives, and how long others wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 ANSWER_S = 2.0
 PATIENCE_S = 60.0
-STORE_BYTES = 100 << 20  # of conftest
+STORE_BYTES = 100 << 20  # as in conftest
 SIZES = {"small": 8, "large": SMALL_BYTES}
 
 
@@ -50,7 +50,7 @@ class Writer:
 
 
 class Heard(MasterListener):
-    """What a master heard."""
+    """Records the reports of a master."""
 
     def __init__(self) -> None:
         self.joined: queue.Queue[WorkerInfo] = queue.Queue()
@@ -150,7 +150,7 @@ def test_payloads_beyond_the_size_of_the_object_store_arrive(near: RayTransport,
         store = far.data_store()
         for number in range(STORE_BYTES // (4 * rows) + 4):
             store.put(f"p{number}", payload(rows))
-            held.append(store.get(f"p{number}"))  # views of the object store, which stay
+            held.append(store.get(f"p{number}"))  # keep the views of the object store
         assert all(each == payload(rows) for each in held)
 
 
@@ -164,7 +164,7 @@ def test_large_payloads_are_read_without_a_copy(near: RayTransport) -> None:
 def test_workers_start_on_a_node_that_joins_and_payloads_survive_the_node_of_their_writer(
     tmp_path: Path,
 ) -> None:
-    # A process of its own: one is in one cluster at a time.
+    # A new process, because a process can be in only one cluster.
     command = [sys.executable, str(Path(__file__).with_name("lost_node.py")), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

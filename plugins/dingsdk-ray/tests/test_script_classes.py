@@ -1,4 +1,4 @@
-"""Actors do not import the script of a run, and its classes are refused before Ray starts."""
+"""Actors cannot import the script of a run, so its classes are rejected before Ray starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training from the command line, of which processes are killed, and what it leaves."""
+"""A training from the command line with killed processes, and the files it leaves."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import pytest
 
 PATIENCE_S = 300.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * PATIENCE_S)]
-GCS_PAUSE_S = 3.0  # of the 10 s after which Ray ends its processes
-ENV_STEPS = 15_000  # seconds of training, so that it goes on while its processes are killed
+GCS_PAUSE_S = 3.0  # less than the 10 s after which Ray ends its processes
+ENV_STEPS = 15_000  # takes seconds, so that the training still runs during the kills
 
 
 @contextlib.contextmanager
 def training(folder: Path, *sets: str) -> Iterator[Any]:
     command = [sys.executable, "-m", "dingsdk", "train", "cartpole-dqn", "--mode", "parallel"]
     command += ["--transport", "ray", "-q", "--output", str(folder)]
-    # CartPole never returns more than 500, so no run ends early.
+    # The return of CartPole is at most 500, so no run ends early.
     sets = ("env.stop_value=1000", "system.transport.object_store_bytes=200000000", *sets)
-    sets = ("system.collector_num=1", *sets)  # each costs seconds to start
+    sets = ("system.collector_num=1", *sets)  # each collector takes seconds to start
     command += [part for each in sets for part in ("--set", each)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:

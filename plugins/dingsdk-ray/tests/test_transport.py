@@ -1,4 +1,4 @@
-"""What does not need a cluster: addresses, sections and frames."""
+"""Parts of the transport that need no cluster: addresses, sections, frames and stores."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_stores_of_another_node_wait_for_the_gateway_as_long_as_for_a_lost_coord
 
 
 class Listener:
-    """Notes who joins and leaves."""
+    """Records joins and leaves of workers."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -177,7 +177,7 @@ def test_worker_on_another_node_works_through_the_gateway(
         assert found[0] == 3
         assert workers.slave_end("ray://1f2e/run") is not worker
         worker.close()
-        # Joining and asking for tasks wait, other calls do not.
+        # Joins and requests for tasks wait, other calls do not.
         waiting = {waits for method, waits in here.called if method == "request"}
         assert waiting == {True, False}
         workers.close()
@@ -218,7 +218,7 @@ def test_ends_of_one_worker_share_the_calls_to_the_gateway(tmp_path: Path) -> No
 
 
 class Cluster:
-    """Stands for a cluster of which this process is on the node ``1f2e``."""
+    """A fake cluster; this process is on its node ``1f2e``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.joined: list[tuple[str, dict[str, Any]]] = []

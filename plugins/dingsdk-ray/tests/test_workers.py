@@ -1,4 +1,4 @@
-"""Workers as actors, with Ray answered by the test."""
+"""Workers as actors, with a fake Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dingsdk.errors import (
 
 
 class Refs:
-    """Stands for Ray: which references are there, and what they hold."""
+    """A fake of Ray: its existing references and their values."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there: dict[str, Any] = {}
@@ -56,12 +56,12 @@ def test_worker_tells_once_that_it_joined_and_once_why_it_ended(
     refs.there["run"] = end
     assert [list(worker.messages()) for _ in "12"] == [[end], []]
     assert worker.exit_code == 1
-    assert {timeout for _, timeout in refs.waited} == {0.0}  # who looks does not wait
+    assert {timeout for _, timeout in refs.waited} == {0.0}  # reading messages does not wait
     refs.waited.clear()
     worker.join(9.0)
-    assert refs.waited == []  # it is known
+    assert refs.waited == []  # the exit code is already known
 
-    early = started()  # it never joined
+    early = started()  # a worker that never joined
     assert (list(early.messages()), early.exit_code) == ([end], 1)
     refs.there["run"] = {"code": 0}
     assert (list(started().messages()), started().exit_code) == ([], 0)
@@ -199,7 +199,7 @@ def test_cluster_without_anything_free_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Groups:
-    """Stands for Ray's placement groups."""
+    """A fake of Ray's placement groups."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, has_room: bool) -> None:
         self.has_room = has_room
@@ -247,7 +247,7 @@ def test_workers_of_a_placement_group_have_a_bundle_each(monkeypatch: pytest.Mon
     strategies = [each.pop("scheduling_strategy") for each in chosen]
     assert [each.placement_group_bundle_index for each in strategies] == [1, 0]
     assert all(each.placement_group is groups for each in strategies)
-    # Ray does not restart a worker: the process that watches the workers does.
+    # Ray does not restart workers; the process that watches them does.
     assert chosen == [
         {"max_restarts": 0, "max_concurrency": 4, "num_cpus": 0},
         {

@@ -1,4 +1,4 @@
-"""Fixtures: a transport whose folder is removed, programs in other processes, and leak checks."""
+"""Fixtures: a transport with clean-up, programs in other processes, and leak checks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Listener:
-    """Counts what a master end reports."""
+    """Records the reports of a master end."""
 
     def __init__(self) -> None:
         self.joined: list[str] = []
@@ -75,10 +75,10 @@ def a_batch(rows: int = 64, width: int = 4) -> SampleBatch:
 
 
 class Program:
-    """A Python program in a process of its own, that has ``transport`` of a run folder.
+    """A Python program in a new process, with ``transport`` for a run folder.
 
-    It is killed at the end of the ``with`` block. ``say`` in it prints a line that ``expect`` waits
-    for; it then lives on until it is killed.
+    Its ``say`` prints a line, for which ``expect`` waits. At its end it waits to be killed, which
+    happens at the end of the ``with`` block at the latest.
     """
 
     def __init__(self, run_dir: Path, source: str) -> None:
@@ -113,7 +113,7 @@ class Program:
         return self._process.pid
 
     def kill(self) -> None:
-        """Send SIGKILL; wait for the end."""
+        """Send SIGKILL and wait for the end."""
         self._process.kill()
         self._process.wait(PATIENCE_S)
         assert self._process.stdout is not None

@@ -1,4 +1,4 @@
-"""Processes that are killed: what they acknowledged stays, what else they left goes."""
+"""Killed processes: acknowledged data stays, all other leftovers are removed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_view_outlives_the_deletion_and_the_kill_of_the_writer(
         writer.expect("put")
         view = store.get("a")
     store.delete(["a"])
-    for index in range(4):  # one of them would be written where the view is
+    for index in range(4):  # one of these would reuse the memory if the view did not hold it
         store.put(f"c{index}", a_batch(20_000, width=3))
 
     assert view == a_batch(20_000)
@@ -116,7 +116,7 @@ def test_next_master_removes_what_a_run_left_that_was_killed(
         killed.expect("open")
         left = folder_of(other)
         remove_stale()
-        assert left.is_dir()  # it is in use
+        assert left.is_dir()  # still in use
 
     transport.master_end().open(Listener())
 
@@ -187,7 +187,7 @@ def test_payloads_of_a_run_that_can_be_resumed_move_to_its_folder_and_back(
     resumed = SharedMemoryTransport({}, other)
     store = resumed.data_store()
     resumed.master_end()
-    found, small = store.get("a"), store.get("b")  # before it listens
+    found, small = store.get("a"), store.get("b")  # before the master listens
     resumed.close()
     assert not (other / "transport").exists()
     resumed.keep_data()

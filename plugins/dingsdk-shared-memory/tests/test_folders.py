@@ -1,4 +1,4 @@
-"""The folder of a run in shared memory: refused where it is another's, back-pressure where full."""
+"""The folder of a run in shared memory: foreign folders are rejected, a full one stores nothing."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_path_that_is_too_long_for_a_socket_is_refused(run_dir: Path, length: in
                 transport.master_end()
         else:
             transport.data_store()
-            with socket.socket(socket.AF_UNIX) as probe:  # what the kernel takes
+            with socket.socket(socket.AF_UNIX) as probe:  # the kernel accepts the path
                 probe.bind(str(transport.data_dir / "socket"))
     finally:
         transport.close()
@@ -186,7 +186,7 @@ def test_folder_that_was_removed_while_it_was_opened_is_made_again(
 ) -> None:
     path = tmp_path / "shm"
     found = iter([False, False, True])
-    opened: list[PrivateDir] = []  # so that collecting garbage closes none
+    opened: list[PrivateDir] = []  # keeps the objects, so that garbage collection closes none
     monkeypatch.setattr("dingsdk_shared_memory.run_memory._is_same", lambda *given: next(found))
     monkeypatch.setattr(
         "dingsdk_shared_memory.run_memory.PrivateDir",
@@ -194,7 +194,7 @@ def test_folder_that_was_removed_while_it_was_opened_is_made_again(
     )
     before = open_files()
     memory = RunMemory(path, run_dir)
-    assert open_files() == before + 2  # the folder, and its lock
+    assert open_files() == before + 2  # the folder and its lock
     memory.close()
     memory.close()
     assert open_files() == before
@@ -228,7 +228,7 @@ def test_lock_is_the_last_file_of_a_folder_that_is_removed(run_dir: Path, tmp_pa
                 remove(path)
             if calls() < at:
                 break
-        assert (path / LOCK).exists()  # without it nobody could tell that the folder is stale
+        assert (path / LOCK).exists()  # without it no process could detect that the folder is stale
     assert at == 4
     assert not path.exists()
 
@@ -244,7 +244,7 @@ def test_stale_folders_are_all_removed_and_those_in_use_are_left(tmp_path: Path)
     assert sorted(each.name for each in tmp_path.iterdir()) == [names[1], "runs"]
     used.close()
     held = os.open(run_dir, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)  # a run whose processes will be back
+    fcntl.flock(held, fcntl.LOCK_EX)  # a run whose processes will be started again
     assert remove_stale(tmp_path) == 0
     os.close(held)
     assert remove_stale(tmp_path) == 1
@@ -331,7 +331,7 @@ def test_payloads_that_are_kept_come_back_once(run_dir: Path, tmp_path: Path) ->
     (kept / "note.txt").touch()
 
     second = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
-    second.data_store().put("c", a_batch(9))  # this one stays
+    second.data_store().put("c", a_batch(9))  # this payload stays
     second.master_end()
     assert not kept.exists()
     assert sorted(second._own_data_store().segments.ids()) == ["a", "c"]
@@ -408,7 +408,7 @@ def test_folder_that_others_can_write_to_is_left_and_told_as_text(
     assert path.is_dir()
     (record,) = caplog.records
     assert "others can write to it" in record.getMessage()
-    # An error would keep the frames of its callers, and what these hold open.
+    # A logged exception would keep its frames alive, and with them open files.
     assert [type(each) for each in record.args or ()] == [type(path), str]
 
 
@@ -450,7 +450,7 @@ def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> N
         transport.close()
     transport.remove_data()
 
-    # What is copied out always has a digest of all bytes.
+    # Payloads that are copied out always have a digest of all bytes.
     head = "xxh3-128" if rows == 8 else "head"
     assert found == {"head": head, "xxh3-128": "xxh3-128", "sha256": "sha256"}
 
@@ -502,7 +502,7 @@ def test_who_waits_for_a_payload_is_told_that_the_store_was_closed(
     real = store._closed.wait
 
     def wait(pause_s: float) -> bool:
-        store.close()  # as another thread would
+        store.close()  # simulates another thread
         return real(pause_s)
 
     monkeypatch.setattr(store._closed, "wait", wait)

@@ -1,4 +1,4 @@
-"""Who may talk to the master, and what it does with those who talk nonsense."""
+"""Which peers may connect to the master, and its reaction to invalid messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SECRET = Secret(b"0123456789abcdef", source="test", is_explicit=True)
 
 
 class Served:
-    """A master that listens, and its socket."""
+    """A listening master and its socket."""
 
     def __init__(self, transport: SharedMemoryTransport) -> None:
         self.transport = transport
@@ -78,7 +78,7 @@ def served(transport: SharedMemoryTransport) -> Iterator[Served]:
 
 
 def ends(sock: socket.socket) -> bool:
-    """Whether the other end hangs up, before it sends anything more."""
+    """Whether the other end closes the connection without sending more."""
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:
@@ -248,7 +248,7 @@ def test_message_may_begin_at_any_time_and_its_rest_has_so_long() -> None:
     channel = Channel(sock, 3)
     assert channel.receive(None, 60.0) == b"abc"
     assert timeouts.pop(0) is None
-    assert channel.receive(None, 60.0) == b"def"  # it has begun
+    assert channel.receive(None, 60.0) == b"def"  # a part of it has arrived already
     with pytest.raises(LinkError, match="a message of 4 bytes; at most 3"):
         channel.receive(time.monotonic() + 60.0)
     assert len(timeouts) == 4
@@ -309,7 +309,7 @@ def test_peer_is_told_by_its_user_whatever_its_group(side: str, other: int) -> N
 
 
 class Echo:
-    """A server whose answers are its requests, on a socket of its own."""
+    """A server on its own socket that answers with the request."""
 
     def __init__(self, path: Path, max_bytes: int = 1000) -> None:
         self.path = str(path)
@@ -341,7 +341,7 @@ def test_answer_as_large_as_it_may_be_is_read_and_a_larger_one_is_not(tmp_path: 
         assert echo.asked == [("turn", bytes(100))]
         with pytest.raises(LinkError, match="at most 102"):
             connection.post("/v1/turn", bytes(101), SECRET, deadline())
-        assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"  # dials again
+        assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"  # reconnects
         connection.close()
 
 
@@ -389,7 +389,7 @@ def test_socket_that_nobody_accepts_from_is_not_waited_for(tmp_path: Path) -> No
         busy = opened.enter_context(socket.socket(socket.AF_UNIX))
         busy.bind(path)
         busy.listen(0)
-        for _ in range(3):  # more than may wait
+        for _ in range(3):  # more connections than the backlog allows
             one = opened.enter_context(socket.socket(socket.AF_UNIX))
             one.setblocking(False)
             with contextlib.suppress(BlockingIOError):
@@ -424,7 +424,7 @@ def test_both_ends_prove_by_both_nonces_that_they_know_the_secret(tmp_path: Path
         peer.sendall(nonce + proof(b"worker"))
         assert peer.recv(32, socket.MSG_WAITALL) == proof(b"master")
         peer.sendall(b"\x0a\0\0\0/v1/turn\nx")
-        assert peer.recv(64) == b"\x03\0\0\0\xcf\0x"  # 207
+        assert peer.recv(64) == b"\x03\0\0\0\xcf\0x"  # status 207
 
 
 def test_server_that_says_nothing_is_given_up_soon(
@@ -461,7 +461,7 @@ def test_request_waits_for_the_one_before_it_until_its_deadline(tmp_path: Path) 
         waiting.join(0.02)
     waiting.join(20.0)
     assert len(failed) == 1
-    assert "No such file" in failed[0]  # its turn came
+    assert "No such file" in failed[0]  # the request was tried after its wait
     connection.close()
 
 
@@ -482,7 +482,7 @@ def test_socket_of_a_dead_master_is_replaced_and_goes_with_the_server(tmp_path: 
         assert connection.post("/v1/turn", b"x", SECRET, deadline()).body == b"x"
         connection.close()
     assert not path.exists()
-    assert echo.server.close()  # again
+    assert echo.server.close()  # a second close
 
 
 def test_refused_process_is_told_in_the_log(

@@ -1,4 +1,4 @@
-"""Policies in shared memory: never older, one before where the newest is damaged, memory reused."""
+"""Policies in shared memory: never older versions, a fallback for damage, and reused memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reader(folder: Path) -> Iterator[SharedPolicyStore]:
 
 
 def damage(store: SharedPolicyStore, version: int) -> None:
-    """Flip a byte of a version where it lies."""
+    """Flip one bit of a stored version."""
     (name,) = [name for name in store.segments.ids() if name.endswith(f"{version:012d}")]
     segment, _, _, _, place = store.segments._index[name]
     path = store.segments._folder.path / f"{segment.writer}-{-place}.slot"
@@ -88,7 +88,7 @@ def test_old_versions_go_and_their_memory_is_written_again(
         assert is_whole(reader.newest("p"), version)
 
     assert [version.number for version in reader._versions("p")] == [11, 10, 9]
-    assert len(list(folder.glob("*.slot"))) == 4  # three that stay, one to write
+    assert len(list(folder.glob("*.slot"))) == 4  # three kept versions, and one to write
 
 
 def test_store_keeps_nothing_of_a_policy_that_it_discarded(publisher: SharedPolicyStore) -> None:
@@ -231,7 +231,7 @@ def test_thread_that_was_overtaken_does_not_return_the_older_version(
         state = real(*args)
         monkeypatch.undo()
         publisher.publish("p", weights(2), 2)
-        assert is_whole(reader.newest("p"), 2)  # as another thread would
+        assert is_whole(reader.newest("p"), 2)  # simulates another thread
         return state
 
     monkeypatch.setattr(reader, "_load", overtaken)

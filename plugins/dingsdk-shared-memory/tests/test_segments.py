@@ -1,4 +1,4 @@
-"""Segments of small payloads: generations, dead writers, and what another process may see."""
+"""Segments of payloads: generations, dead writers, and what other processes can read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LARGE = 1 << 16
 
 
 class Crowded(PrivateDir):
-    """A folder with so much room."""
+    """A folder that reports ``room`` bytes of free space."""
 
     room = 0
 
@@ -117,7 +117,7 @@ def test_segment_is_written_again_once_all_its_payloads_are_deleted(
         reader.delete(f"p{index}")
         assert reader.read(f"p{index}") is None
     assert files(tmp_path) == 1
-    assert len(writer._index) <= MOST_ENTRIES  # what is gone is forgotten
+    assert len(writer._index) <= MOST_ENTRIES  # entries of deleted payloads are removed
     assert reader._index == {}
     assert writer.ids() == reader.ids() == []
 
@@ -148,7 +148,7 @@ def test_deletion_that_comes_late_leaves_the_next_generation_alone(
     writer._index.clear()
     add(writer, "new", b"new")
 
-    segment.delete(number)  # of the generation that the reader knows
+    segment.delete(number)  # the number is from the generation that the reader knows
 
     assert writer.read("new") == b"new"
     assert reader.read("new") == b"new"
@@ -169,7 +169,7 @@ def test_place_of_an_earlier_generation_holds_no_payload(
     assert reader._find("old", is_new=True) is None
     assert reader.read("old") is None
     assert reader.has("new")
-    assert reader._index.keys() == {"new"}  # nothing is kept of what is gone
+    assert reader._index.keys() == {"new"}  # entries of deleted payloads are removed
 
 
 def test_entry_of_the_next_generation_is_no_damage_to_who_still_knows_the_one_before(
@@ -183,7 +183,7 @@ def test_entry_of_the_next_generation_is_no_damage_to_who_still_knows_the_one_be
     own.begin_generation()
     add(writer, "new", b"new")
 
-    segment.seen = 0  # as before a look that the new generation overtakes
+    segment.seen = 0  # simulates a look-up during which the generation changes
     assert list(segment.learn(1)) == []
 
 
@@ -207,7 +207,7 @@ def test_what_others_add_later_is_not_looked_for_where_an_id_is_new(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     add(writer, "a", b"a")
-    assert reader.read("a", is_new=True) == b"a"  # the first look
+    assert reader.read("a", is_new=True) == b"a"  # the first look-up
     add(writer, "b", b"b")
     assert reader.read("b", is_new=True) is None
     assert reader.read("b") == b"b"
@@ -259,7 +259,7 @@ def test_damaged_entry_is_counted_and_told_once_and_its_payload_never_read(
     size: int,
 ) -> None:
     late = opened(tmp_path / "s")
-    checked = ENTRY_BYTES - 8  # all but the mark of a deletion
+    checked = ENTRY_BYTES - 8  # all bytes except the deletion mark
     for byte in range(checked):
         names = [f"a{byte}", f"p{byte}", f"z{byte}"]
         for name in names:
@@ -421,7 +421,7 @@ def test_orphans_go_after_their_grace_and_segments_of_dead_writers_with_the_last
     keeper.delete("a")
     keeper.delete("c")
     keeper.sweep(lambda name: True, 10.0)
-    assert files(tmp_path) == 1  # that of the writer who lives
+    assert files(tmp_path) == 1  # the file of the living writer
     add(living, "d", b"d")
     assert keeper.read("d") == b"d"
     assert len(keeper._segments) == 1
@@ -494,7 +494,7 @@ def test_slots_of_other_sizes_are_not_used_and_go_where_there_is_no_room(tmp_pat
 
     other.room = LARGE
     crowded = Segments(other)
-    with pytest.raises(StorageFullError):  # room for the slot, and none for a segment to list it
+    with pytest.raises(StorageFullError):  # room for the slot, but not for its segment
         add(crowded, "a", bytes(LARGE))
     other.room = 1 << 30
     add(crowded, "a", bytes(LARGE))
@@ -509,7 +509,7 @@ def test_slots_of_other_sizes_are_not_used_and_go_where_there_is_no_room(tmp_pat
 
 
 class Small(PrivateDir):
-    """A folder with so much room for all of its files together."""
+    """A folder with ``room`` bytes for all of its files together."""
 
     room = 0
 
@@ -520,7 +520,7 @@ class Small(PrivateDir):
 def test_room_of_free_slots_is_used_for_one_of_another_size(tmp_path: Path) -> None:
     folder = Small(tmp_path / "s")
     folder.room = SEGMENT_BYTES + 3 * LARGE
-    with closing(Segments(folder)) as made:  # by itself it leaves nothing free
+    with closing(Segments(folder)) as made:  # reserves no free space by default
         add(made, "a", bytes(LARGE))
         made.delete("a")
         add(made, "b", bytes(3 * LARGE))
@@ -612,7 +612,7 @@ def test_store_that_was_closed_finds_nothing_takes_nothing_and_holds_no_memory(
         add(made, name, bytes(LARGE))
     made.delete("b")
     made.delete("c")
-    add(made, "e", bytes(LARGE))  # into one of the two, and the other one is free
+    add(made, "e", bytes(LARGE))  # reuses one of the two free slots
     made.delete("d")
     os.utime(tmp_path / "s", (0, 0))
     assert made.ids() == ["a", "e"]
@@ -670,7 +670,7 @@ def test_maps_of_slots_are_limited_and_go_with_the_slots(
         add(writer, name, name.encode() * LARGE)
     for name in names:
         assert bytes(reader.read(name) or b"") == name.encode() * LARGE
-    latest = {f"{writer._writer}-{number}.slot" for number in (3, 4)}  # 1 is the segment
+    latest = {f"{writer._writer}-{number}.slot" for number in (3, 4)}  # number 1 is the segment
     assert writer._maps.keys() == reader._maps.keys() == latest
     assert all(memoryview(each).readonly for each in reader._maps.values())
     for name in names:
@@ -744,7 +744,7 @@ def test_payload_that_a_writer_made_right_before_it_died_is_kept(tmp_path: Path)
     last = opened(path)
     add(last, "b", b"b")
     last.close()
-    os.utime(path, (0, 0))  # as within one tick of the file system's clock
+    os.utime(path, (0, 0))  # simulates changes within one tick of the file system's clock
     keeper.clear_dead()
     with closing(opened(path)) as late:
         assert sorted(late.ids()) == ["a", "b"]
@@ -785,7 +785,7 @@ def test_segment_that_is_being_made_is_found_once_it_is_whole(
     writer.delete("a")
     for part in (b"", content[:4096]):
         half.write_bytes(part)
-        os.utime(tmp_path / "s", (0, 0))  # no other change shows that it has grown
+        os.utime(tmp_path / "s", (0, 0))  # the folder's time does not show that the file has grown
         assert not reader.has("a")
     half.write_bytes(content)
     assert reader.has("a")

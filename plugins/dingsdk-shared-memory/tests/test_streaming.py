@@ -1,4 +1,4 @@
-"""Copies past the caches: every byte, and none beside them."""
+"""Copies that bypass the caches write every byte, and no bytes outside the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIZES = [0, 1, LEAST_BYTES - 1, *(LEAST_BYTES + more for more in (0, 1, 63, 64, 
 
 
 def memory(size: int, offset: int) -> np.ndarray:
-    """Return so many bytes at an address that is that much above a multiple of 64."""
+    """Return ``size`` bytes at an address ``offset`` bytes above a multiple of 64."""
     whole = np.zeros(size + 256, np.uint8)
     start = -whole.ctypes.data % 64 + 64 + offset
     return whole[start : start + size]

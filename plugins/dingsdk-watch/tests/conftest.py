@@ -1,4 +1,4 @@
-"""Fixtures: a run folder, and servers that are closed again."""
+"""Fixtures: a run folder, and servers that are closed after the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders as a run leaves them, and requests to a server."""
+"""Helpers: write run folders like those of a run, and send requests to a server."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ STATUS: dict[str, Any] = {
 
 
 def write_run(folder: Path, lines: int = 3, **changes: Any) -> Path:
-    """Write the files of a run into a folder, and return it."""
+    """Write the files of a run into a folder, and return the folder."""
     log = folder / "log" / "learner"
     log.mkdir(parents=True)
     (log / "learner_logger.txt").write_text("first line\nlast line\n")
@@ -111,7 +111,7 @@ class Answer(NamedTuple):
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> Answer:
-    """Send a request, by default with the token as a bearer token."""
+    """Send a request, by default with the token of the server as a bearer token."""
     given = {"Authorization": f"Bearer {server.token}", **headers}
     given = {name.replace("_", "-"): value for name, value in given.items() if value}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)

@@ -61,7 +61,7 @@ ADDRESS = r"live page  http://127\.0\.0\.1:(\d+)/\?token=([\w-]+)$"
 
 
 def address_of(process: subprocess.Popen[str], *patterns: str) -> tuple[int, str]:
-    """Return port and token of the page, once its line and those of the patterns are printed."""
+    """Wait for the line with the address and a line for each pattern; return port and token."""
     assert process.stdout is not None
     found: dict[str, re.Match[str]] = {}
     lines = []
@@ -227,7 +227,7 @@ def test_page_of_a_run_that_fails_stays_until_ctrl_c(start: Start, tmp_path: Pat
     hook = "{type: fail, position: after_iter, import_names: [failing]}"
     sets = [*SETS, f"--set=policy.learn.learner.hook.fail={hook}"]
     process = start("train", "cartpole-dqn", "--watch", "-q", *sets, cwd=tmp_path)
-    # The run may fail before its page is there.
+    # The run may fail before its page is served.
     port, token = address_of(process, "RuntimeError: the hook failed", "stays until Ctrl-C")
     assert ask(port, token) == 200
     assert process.poll() is None

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: it needs Debian's ``chromium`` and ``chromium-driver``."""
+"""The page in a real Chromium; needs Debian's ``chromium`` and ``chromium-driver``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def program(name: str) -> str:
 
 
 class Browser:
-    """A browser of its own with an empty profile."""
+    """A browser with a new, empty profile."""
 
     def __init__(self, profile: Path) -> None:
         options = webdriver.ChromeOptions()
@@ -68,7 +68,7 @@ class Browser:
         return self.run("return document.querySelector(arguments[0]).textContent", selector)
 
     def tile(self, name: str) -> str:
-        """Return what the tile of that name shows."""
+        """Return the text of the named tile."""
         source = (
             "const at = [...document.querySelectorAll('#tiles dt')]"
             ".find((each) => each.textContent === arguments[0]);"
@@ -88,7 +88,7 @@ class Browser:
         return self.driver.execute_script(source, *arguments)
 
     def complaints(self) -> list[str]:
-        """Return what the console has logged since the last call."""
+        """Return the console messages since the last call."""
         return [str(entry["message"]) for entry in self.driver.get_log("browser")]
 
 
@@ -143,13 +143,13 @@ def test_curves_are_drawn_through_their_points(
         pairs = str(line.get_attribute("points")).split()
         return [[float(number) for number in pair.split(",")] for pair in pairs]
 
-    # Two evaluations, 10.0 after 100 env steps and 50.5 after 900, the goal of 100 above.
+    # Two evaluations: 10.0 after 100 env steps and 50.5 after 900. The goal of 100 is above both.
     (x0, y0), (x1, y1) = points()
     assert x1 > x0
     assert y1 < y0
     Select(browser.driver.find_element(By.ID, "axis")).select_by_visible_text("time")
     (t0, _), (t1, _) = points()
-    # Both axes begin at 0 and end at the last evaluation: 1/9 of the way either way.
+    # Both axes start at 0 and end at the last evaluation, so the first one is at 1/9 on both.
     assert (t0, t1) == pytest.approx((x0, x1), abs=0.2)
 
 
@@ -245,7 +245,7 @@ def test_names_and_logs_of_runs_are_text(browser: Browser, serve: Serve, tmp_pat
 
 
 class _Elsewhere(http.server.BaseHTTPRequestHandler):
-    """Another site: ``/evil.js``, and pages that reach for the address in ``target``."""
+    """Another site: ``/evil.js``, and pages that link to or frame the address in ``target``."""
 
     target = ""
 
@@ -273,7 +273,7 @@ def elsewhere() -> Iterator[Callable[[str], str]]:
 
     def start(target: str) -> str:
         handler.target = target
-        # By another name, which makes it another site, cookies included.
+        # Use another host name, so that the browser treats it as another site (also for cookies).
         return f"http://localhost:{server.server_port}"
 
     yield start
@@ -317,7 +317,7 @@ def test_other_sites_can_neither_open_nor_frame_the_page(
     browser: Browser, serve: Serve, run_folder: Path, elsewhere: Callable[[str], str]
 ) -> None:
     server = serve(run_folder)
-    browser.open(server.url)  # this browser has the cookie
+    browser.open(server.url)  # this browser gets the cookie
     browser.wait_for("live")
     site = elsewhere(f"http://127.0.0.1:{server.port}/")
 

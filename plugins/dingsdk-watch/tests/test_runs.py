@@ -1,4 +1,4 @@
-"""What is read from the files of a run folder."""
+"""Reading the files of a run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, what the addresses give, and what every answer carries."""
+"""Access checks, the content of each address, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def test_address_names_the_first_host_by_which_it_may_be_asked(
     assert own.url == f"http://127.0.0.1:{own.port}/?token={own.token}"
     assert named.url == f"http://box.lan:{named.port}/?token={'a' * 16}"
     assert ask(named, "/metrics", Host=f"other.lan:{named.port}").status == 200
-    assert own._thread.daemon  # a program that forgets to close it may end
+    assert own._thread.daemon  # a program that forgets to close the server can still exit
 
 
 def test_server_that_was_never_started_lets_go_of_its_port(run_folder: Path) -> None:
