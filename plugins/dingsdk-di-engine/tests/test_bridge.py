@@ -103,7 +103,7 @@ def test_policy_is_installed_under_its_type() -> None:
     assert PluginManager().get("policies", "di_engine") is DIEnginePolicy
 
 
-def test_keys_of_dingsdk_come_before_those_of_config_and_these_before_the_defaults() -> None:
+def test_dingsdk_keys_override_config_keys_which_override_defaults() -> None:
     cfg = made(
         nstep=3,
         learn={"batch_size": 32},
@@ -122,9 +122,7 @@ def test_keys_of_dingsdk_come_before_those_of_config_and_these_before_the_defaul
     ("asked", "served"),
     [(None, ["collect", "eval", "learn"]), (["learn", "command"], ["learn"])],
 )
-def test_policy_serves_the_modes_that_are_asked_for(
-    asked: list[str] | None, served: list[str]
-) -> None:
+def test_policy_has_only_the_enabled_modes(asked: list[str] | None, served: list[str]) -> None:
     assert made(asked).enable_field == served
 
 
@@ -153,7 +151,7 @@ def test_discrete_actions_come_without_a_dimension(mode: str) -> None:
     assert (output["action"].shape, output["action"].item(), output["kw"]) == ((), 2, {"eps": 0.1})
 
 
-def test_transition_is_made_of_observation_answer_and_step_with_the_reward_in_a_dimension() -> None:
+def test_transition_gets_observation_output_and_step_with_a_one_element_reward() -> None:
     collect = DIEnginePolicy({"name": "plain"}).collect_mode
 
     obs, output, step = collect.process_transition("obs", "output", Timestep(0, 1.5, False, {}))
@@ -162,7 +160,7 @@ def test_transition_is_made_of_observation_answer_and_step_with_the_reward_in_a_
     assert collect.get_train_sample(["row"]) == ["row", "sample"]
 
 
-def test_class_with_schedules_is_taken_where_there_is_one() -> None:
+def test_class_with_schedules_is_used_if_there_is_one() -> None:
     scheduled = DIEnginePolicy({"name": "eps"}).command_mode
     without = DIEnginePolicy({"name": "plain"}).command_mode
 
@@ -179,7 +177,7 @@ def test_class_with_schedules_is_taken_where_there_is_one() -> None:
         ({"config": {"rate": -1}}, "policy.config", "cannot be built: ValueError: rate is neg"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_its_place(
+def test_policy_that_cannot_be_built_is_refused_with_its_config_path(
     section: dict[str, Any], path: str, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
@@ -187,5 +185,5 @@ def test_what_cannot_be_built_is_refused_with_its_place(
     assert caught.value.path == path
 
 
-def test_policy_that_collects_on_its_own_policy_is_built() -> None:
+def test_on_policy_policy_is_built() -> None:
     assert made(name="on_policy", on_policy=True, collect={"n_sample": 8}).cfg.collect.n_sample == 8

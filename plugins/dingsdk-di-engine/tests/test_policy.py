@@ -168,7 +168,7 @@ def test_policy_of_di_engine_trains_in_both_modes(
         ({"name": "td3"}, "cannot be built"),
     ],
 )
-def test_what_di_engine_cannot_build_is_one_line(
+def test_policy_that_di_engine_cannot_build_is_a_one_line_error(
     tmp_path: Path, policy: dict[str, Any], text: str
 ) -> None:
     ended = run(tmp_path, {**policy, "collect": {"n_sample": 8}})

@@ -37,7 +37,7 @@ def refused(verifier: Verifier, header: str, *request: object) -> str:
     return str(caught.value.reason)
 
 
-def test_signed_request_is_taken_once_and_its_answer_verified() -> None:
+def test_signed_request_is_accepted_once_and_its_answer_verified() -> None:
     signer, verifier = Signer(SECRET), Verifier(SECRET)
     header, nonce = signer.sign("POST", "/v1/turn", b"body")
     assert verifier.verify(header, "POST", "/v1/turn", b"body") == nonce
@@ -46,7 +46,7 @@ def test_signed_request_is_taken_once_and_its_answer_verified() -> None:
     assert signer.is_answer(mac, nonce, 200, b"answer")
 
 
-def test_signatures_are_those_that_another_program_computes() -> None:
+def test_signatures_match_those_of_openssl() -> None:
     """The expected values were computed with ``openssl dgst -sha256 -mac HMAC``."""
     signer, verifier = Signer(SECRET, Clock()), Verifier(SECRET, Clock())
     signer._session = "0123456789abcdef"
@@ -86,20 +86,20 @@ def test_request_with_another_secret_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shift", [-SKEW_S - 1, SKEW_S + 1, 3600, -3600])
-def test_clock_that_is_off_by_more_than_the_skew_is_refused(shift: int) -> None:
+def test_clock_difference_above_the_skew_is_refused(shift: int) -> None:
     clock = Clock()
     header, _ = Signer(SECRET, lambda: clock.now + shift).sign("POST", "/v1/turn", b"body")
     assert refused(Verifier(SECRET, clock), header) == "time"
 
 
 @pytest.mark.parametrize("shift", [-SKEW_S, SKEW_S])
-def test_clock_within_the_skew_is_taken(shift: int) -> None:
+def test_clock_difference_within_the_skew_is_accepted(shift: int) -> None:
     clock = Clock()
     header, _ = Signer(SECRET, lambda: clock.now + shift).sign("POST", "/v1/turn", b"body")
     assert Verifier(SECRET, clock).verify(header, "POST", "/v1/turn", b"body")
 
 
-def test_replay_is_refused_as_long_as_its_time_is_good() -> None:
+def test_replay_is_refused_while_its_timestamp_is_valid() -> None:
     clock = Clock()
     verifier = Verifier(SECRET, clock)
     # Signed by a clock that is ahead, so it is valid for twice the skew.
@@ -118,7 +118,7 @@ def test_replay_is_refused_as_long_as_its_time_is_good() -> None:
     assert 2 * SKEW_S <= max(held) <= 3 * SKEW_S + 3
 
 
-def test_sessions_are_forgotten_though_the_clock_was_set_back() -> None:
+def test_sessions_are_removed_after_the_clock_was_set_back() -> None:
     clock = Clock()
     verifier = Verifier(SECRET, clock)
     for now in (clock.now, clock.now - 86400.0, clock.now - 86400.0 + 4 * SKEW_S):
@@ -128,7 +128,7 @@ def test_sessions_are_forgotten_though_the_clock_was_set_back() -> None:
     assert len(verifier._sessions) == 2  # the session of the first clock seems to be in the future
 
 
-def test_session_is_known_for_as_long_as_a_request_of_it_may_be_repeated() -> None:
+def test_session_is_known_while_its_requests_can_be_replayed() -> None:
     for silence_s, standing in ((2 * SKEW_S + 1, "known"), (2 * SKEW_S + 2, "claimant")):
         clock = Clock()
         verifier, first, second = (
@@ -143,7 +143,7 @@ def test_session_is_known_for_as_long_as_a_request_of_it_may_be_repeated() -> No
         assert verifier.standing(second.sign("POST", "/v1/turn", b"")[0]) == "known"
 
 
-def test_clock_that_was_set_back_by_minutes_delays_no_sweep() -> None:
+def test_sweep_is_not_delayed_when_the_clock_is_set_back() -> None:
     clock = Clock()
     verifier, signers = Verifier(SECRET, clock), [Signer(SECRET, clock) for _ in range(3)]
     for signer, ahead_s in zip(signers, (0.0, -100.0, 30.0), strict=True):
@@ -153,7 +153,7 @@ def test_clock_that_was_set_back_by_minutes_delays_no_sweep() -> None:
     assert standings == ["known", "claimant", "known"]  # the second session is 130 s old
 
 
-def test_each_request_of_a_session_is_taken_once_in_whichever_order() -> None:
+def test_requests_of_a_session_are_accepted_once_in_any_order() -> None:
     signer, verifier = Signer(SECRET), Verifier(SECRET)
     headers = [signer.sign("POST", "/v1/turn", b"body")[0] for _ in range(6)]
     for index in (0, 1, 3, 5, 2, 4):
@@ -190,7 +190,7 @@ def test_no_header_breaks_the_verifier(header: str) -> None:
         lambda header: "Bearer " + "s" * 32,
     ],
 )
-def test_header_of_another_form_is_refused(change: object) -> None:
+def test_header_with_another_format_is_refused(change: object) -> None:
     header, _ = Signer(SECRET).sign("POST", "/v1/turn", b"body")
     assert refused(Verifier(SECRET), change(header)) == "malformed"  # type: ignore[operator]
 

@@ -158,7 +158,7 @@ class PooledServer:
             link.close()
 
 
-def test_the_measure_tells_a_server_whose_threads_they_take(
+def test_measurement_detects_a_server_with_blocked_threads(
     harass: Callable[[int], BadPeers],
 ) -> None:
     server = PooledServer()
@@ -196,7 +196,7 @@ def hung_up(links: list[socket.socket]) -> int:
 
 
 @pytest.mark.parametrize("cfg", [{"request_timeout_s": 0.5}, {"max_connections": 64}])
-def test_connections_whose_requests_do_not_come_in_are_given_up(
+def test_connections_with_incomplete_requests_are_closed(
     cfg: dict[str, object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -27,7 +27,7 @@ def used_transport(tmp_path: Path, **cfg: object) -> FlaskFSTransport:
     return transport
 
 
-def test_nothing_of_the_run_remains(tmp_path: Path) -> None:
+def test_all_files_of_the_run_are_deleted(tmp_path: Path) -> None:
     transport = used_transport(tmp_path)
     assert (transport.data_dir / "secret").is_file()
 
@@ -37,7 +37,7 @@ def test_nothing_of_the_run_remains(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_of_it_remains_when_asked_for(tmp_path: Path) -> None:
+def test_run_files_are_kept_with_keep_data(tmp_path: Path) -> None:
     transport = used_transport(tmp_path, keep_data=True)
 
     transport.remove_data()
@@ -46,7 +46,7 @@ def test_all_of_it_remains_when_asked_for(tmp_path: Path) -> None:
     assert list((transport.data_dir / "data").rglob("kept.*"))
 
 
-def test_files_of_others_and_a_secret_of_the_user_remain(
+def test_foreign_files_and_the_users_secret_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "transport"
@@ -63,7 +63,7 @@ def test_files_of_others_and_a_secret_of_the_user_remain(
     assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "secret"]
 
 
-def test_note_for_workers_names_the_secret_and_does_not_tell_it(
+def test_note_for_workers_names_the_secret_without_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = used_transport(tmp_path)

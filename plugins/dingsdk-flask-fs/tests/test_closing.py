@@ -23,7 +23,7 @@ from .conftest import SECRET, Served, an_answer, open_sockets
 from .network import Proxy
 
 
-def test_close_wakes_whoever_waits(served: Served) -> None:
+def test_close_wakes_all_waiting_calls(served: Served) -> None:
     end = served.slave()
     raised: list[BaseException] = []
 
@@ -127,7 +127,7 @@ def test_closing_master_tells_every_worker_at_once(
         end.close()
 
 
-def test_worker_that_is_busy_while_its_master_closes_is_told_when_it_asks(
+def test_busy_worker_learns_of_the_close_at_its_next_request(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_transport, "TELL_S", 30.0)
@@ -149,7 +149,7 @@ def test_master_does_not_wait_long_for_a_worker_that_died(served: Served) -> Non
     assert time.monotonic() - started < 4.0
 
 
-def test_transport_closes_before_use_after_a_failed_start_and_again(
+def test_close_works_before_use_after_a_failed_start_and_twice(
     served: Served, tmp_path: Path
 ) -> None:
     unused = FlaskFSTransport({}, tmp_path / "unused")
@@ -168,7 +168,7 @@ def test_transport_closes_before_use_after_a_failed_start_and_again(
     assert set(threading.enumerate()) == threads
 
 
-def test_master_can_be_closed_by_what_it_reports(served: Served) -> None:
+def test_listener_can_close_the_master(served: Served) -> None:
     """The listener calls close() in the thread that serves the request."""
     is_closed = threading.Event()
 
@@ -184,7 +184,7 @@ def test_master_can_be_closed_by_what_it_reports(served: Served) -> None:
     assert is_closed.wait(5.0)
 
 
-def test_close_waits_for_the_request_that_is_served(
+def test_close_waits_for_the_running_request(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_transport, "TELL_S", 0.1)

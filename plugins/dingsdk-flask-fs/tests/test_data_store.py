@@ -53,7 +53,7 @@ def test_another_store_on_the_folder_reads_what_was_put(
 
 
 @pytest.mark.parametrize("batch", [piece(), large(), mapped()])
-def test_a_payload_outlives_its_file_and_its_store(
+def test_loaded_payload_outlives_its_file_and_its_store(
     store: FileDataStore, tmp_path: Path, batch: SampleBatch
 ) -> None:
     store.put("p", batch)
@@ -65,7 +65,7 @@ def test_a_payload_outlives_its_file_and_its_store(
     assert found == batch
 
 
-def test_the_same_again_is_fine_and_another_content_is_a_conflict(
+def test_repeated_put_is_allowed_but_other_content_is_a_conflict(
     store: FileDataStore, tmp_path: Path
 ) -> None:
     info = store.put("p", piece(1))
@@ -80,7 +80,7 @@ def test_the_same_again_is_fine_and_another_content_is_a_conflict(
     assert len(store) == 1
 
 
-def test_concurrent_repeats_store_one_payload(store: FileDataStore) -> None:
+def test_concurrent_puts_of_a_payload_store_it_once(store: FileDataStore) -> None:
     threads = [threading.Thread(target=store.put, args=("p", piece(1))) for _ in range(5)]
     for thread in threads:
         thread.start()
@@ -106,7 +106,7 @@ def test_a_damaged_payload_put_again_is_whole_again(store: FileDataStore, tmp_pa
     assert store.corrupt_count == 1
 
 
-def test_payload_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(
+def test_payload_deleted_during_a_read_is_missing_and_not_damaged(
     store: FileDataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put("p", piece())
@@ -123,7 +123,7 @@ def test_payload_that_is_deleted_while_it_is_read_is_missing_and_not_damaged(
     assert store.corrupt_count == 0
 
 
-def test_delete_takes_the_named_and_ignores_the_unknown(store: FileDataStore) -> None:
+def test_delete_removes_the_given_ids_and_ignores_unknown_ones(store: FileDataStore) -> None:
     for name in ("a", "b", "c"):
         store.put(name, piece())
     store.delete(["a", "c", "never-was"])
@@ -131,7 +131,7 @@ def test_delete_takes_the_named_and_ignores_the_unknown(store: FileDataStore) ->
     assert list(store.ids()) == ["b"]
 
 
-def test_a_payload_that_is_not_there_is_missing_at_the_deadline(store: FileDataStore) -> None:
+def test_get_raises_at_the_deadline_if_the_payload_is_missing(store: FileDataStore) -> None:
     store.put("other", piece())
     started = time.monotonic()
     with pytest.raises(DataMissingError) as caught:
@@ -140,7 +140,7 @@ def test_a_payload_that_is_not_there_is_missing_at_the_deadline(store: FileDataS
     assert caught.value.data_id == "p"
 
 
-def test_a_file_that_shows_late_is_found(store: FileDataStore, tmp_path: Path) -> None:
+def test_file_that_appears_late_is_found(store: FileDataStore, tmp_path: Path) -> None:
     """A file system may show new folders and files of another host with a delay."""
     writer = FileDataStore(tmp_path / "run")
     timer = threading.Timer(0.3, writer.put, args=("p", piece()))
@@ -171,7 +171,7 @@ def test_closing_wakes_a_reader(store: FileDataStore) -> None:
         store.put("p", piece())
 
 
-def test_every_kind_of_damage_is_noticed_and_set_aside(
+def test_every_kind_of_damage_is_detected_and_quarantined(
     store: FileDataStore, tmp_path: Path
 ) -> None:
     frame = b"".join(encode_batch(piece(rows=1))[0])
@@ -190,7 +190,7 @@ def test_every_kind_of_damage_is_noticed_and_set_aside(
     assert list(store.ids()) == []
 
 
-def test_another_payload_under_the_name_is_noticed(store: FileDataStore, tmp_path: Path) -> None:
+def test_file_of_another_payload_is_detected(store: FileDataStore, tmp_path: Path) -> None:
     info = store.put("p", piece(1))
     store.put("q", piece(2))
     file_of(store, tmp_path, "q").rename(file_of(store, tmp_path, "p"))
@@ -198,7 +198,7 @@ def test_another_payload_under_the_name_is_noticed(store: FileDataStore, tmp_pat
         store.get("p", expected_digest=info.digest)
 
 
-def test_readers_are_held_to_the_digest_of_the_kind_that_was_announced(tmp_path: Path) -> None:
+def test_readers_verify_the_announced_kind_of_digest(tmp_path: Path) -> None:
     strong = FileDataStore(tmp_path / "run", algorithm="sha256")
     weak = FileDataStore(tmp_path / "run")
     info = strong.put("p", piece(1))
@@ -231,9 +231,7 @@ def test_pickles_arrays_and_archives_are_never_opened(store: FileDataStore, tmp_
     assert not Canary.fired
 
 
-def test_what_is_planted_under_a_name_is_refused_at_once(
-    store: FileDataStore, tmp_path: Path
-) -> None:
+def test_planted_file_is_refused_at_once(store: FileDataStore, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"".join(encode_batch(piece())[0]))
     plants = [
@@ -281,7 +279,7 @@ def test_a_linked_shard_is_refused(store: FileDataStore, tmp_path: Path) -> None
         "",
     ],
 )
-def test_what_is_no_id_is_refused_and_nothing_changes(
+def test_invalid_id_is_refused_and_nothing_changes(
     store: FileDataStore, tmp_path: Path, data_id: str
 ) -> None:
     store.put("p", piece())
@@ -296,7 +294,7 @@ def test_what_is_no_id_is_refused_and_nothing_changes(
     assert tree(tmp_path) == before
 
 
-def test_a_payload_above_the_cap_is_neither_written_nor_read(tmp_path: Path) -> None:
+def test_payload_above_the_limit_is_neither_written_nor_read(tmp_path: Path) -> None:
     small = FileDataStore(tmp_path / "run", max_payload_bytes=1000)
     with pytest.raises(ConfigError, match="n_sample"):
         small.put("p", piece(rows=100))
@@ -308,7 +306,7 @@ def test_a_payload_above_the_cap_is_neither_written_nor_read(tmp_path: Path) -> 
     roomy.close()
 
 
-def test_a_payload_of_just_the_cap_is_written_and_read(tmp_path: Path) -> None:
+def test_payload_of_exactly_the_limit_is_written_and_read(tmp_path: Path) -> None:
     size = encode_batch(piece())[1].size_bytes
     just = FileDataStore(tmp_path / "just", max_payload_bytes=size)
     just.put("p", piece())
@@ -320,7 +318,7 @@ def test_a_payload_of_just_the_cap_is_written_and_read(tmp_path: Path) -> None:
     tight.close()
 
 
-def test_payloads_are_spread_over_a_folder_a_hex_digit(
+def test_payloads_are_spread_over_one_folder_per_hex_digit(
     store: FileDataStore, tmp_path: Path
 ) -> None:
     for number in range(100):
@@ -354,7 +352,7 @@ def waiting(tmp_path: Path) -> Iterator[tuple[FileDataStore, Waiting]]:
     made.close()
 
 
-def test_a_missing_payload_is_looked_for_after_pauses_that_double(
+def test_missing_payload_is_searched_with_doubling_pauses(
     waiting: tuple[FileDataStore, Waiting],
 ) -> None:
     store, event = waiting
@@ -366,7 +364,7 @@ def test_a_missing_payload_is_looked_for_after_pauses_that_double(
 
 
 @pytest.mark.parametrize("look", ["has", "get", "get_verified"])
-def test_a_missing_payload_is_looked_for_for_two_seconds(
+def test_missing_payload_is_searched_for_two_seconds_by_default(
     waiting: tuple[FileDataStore, Waiting], look: str
 ) -> None:
     store, event = waiting
@@ -378,9 +376,7 @@ def test_a_missing_payload_is_looked_for_for_two_seconds(
     assert event.now == pytest.approx(2.0)
 
 
-def test_the_oldest_of_many_damaged_payloads_leaves_the_quarantine(
-    store: FileDataStore, tmp_path: Path
-) -> None:
+def test_full_quarantine_drops_the_oldest_payload(store: FileDataStore, tmp_path: Path) -> None:
     for number in range(18):
         store.put(f"p{number:02}", piece(rows=1))
         file_of(store, tmp_path, f"p{number:02}").write_bytes(b"damage")
@@ -390,7 +386,7 @@ def test_the_oldest_of_many_damaged_payloads_leaves_the_quarantine(
         assert names == [f"p{each:02}" for each in range(max(0, number - 15), number + 1)]
 
 
-def test_sweep_takes_old_orphans_and_half_written_files_only(tmp_path: Path) -> None:
+def test_sweep_removes_only_old_orphans_and_half_written_files(tmp_path: Path) -> None:
     now = [0.0]
     store = FileDataStore(tmp_path / "run", clock=lambda: now[0])
     for name in ("live", "orphan", "announced-late"):

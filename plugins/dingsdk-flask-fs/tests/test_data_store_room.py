@@ -43,7 +43,7 @@ def test_writing_stops_before_the_disk_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("missing", "is_stored"), [(0, True), (1, False)])
-def test_as_much_stays_free_as_was_asked_for(
+def test_configured_space_stays_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int, is_stored: bool
 ) -> None:
     size, ticks = encode_batch(piece())[1].size_bytes, itertools.count()
@@ -77,7 +77,7 @@ def test_write_that_would_leave_too_little_free_is_refused(
             assert caught.value.path == str(tmp_path / "run")
 
 
-def test_deleted_files_are_kept_with_others_of_their_size(tmp_path: Path) -> None:
+def test_deleted_files_are_pooled_by_size(tmp_path: Path) -> None:
     store = FileDataStore(tmp_path / "run")
     sizes = {"a": 64 << 10, "b": (64 << 10) + 1, "c": 8 << 20, "d": (8 << 20) + 1}
     for name, size in sizes.items():
@@ -92,7 +92,7 @@ def test_deleted_files_are_kept_with_others_of_their_size(tmp_path: Path) -> Non
     store.close()
 
 
-def test_deleted_files_are_written_again(tmp_path: Path) -> None:
+def test_deleted_files_are_reused(tmp_path: Path) -> None:
     ticks = itertools.count()
     store = FileDataStore(
         tmp_path / "run", pool_bytes=6 * (64 << 10), clock=lambda: float(next(ticks))
@@ -112,14 +112,16 @@ def test_deleted_files_are_written_again(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_file_that_may_be_mapped_is_not_kept(store: FileDataStore, tmp_path: Path) -> None:
+def test_file_that_may_be_mapped_is_not_pooled(store: FileDataStore, tmp_path: Path) -> None:
     store.put("large", large())
     store.put("mapped", mapped())
     store.delete(["large", "mapped"])
     assert len(list((tmp_path / "run").glob("pool*/*"))) == 1
 
 
-def test_a_deleted_file_with_another_name_is_not_kept(store: FileDataStore, tmp_path: Path) -> None:
+def test_deleted_file_with_another_hard_link_is_not_pooled(
+    store: FileDataStore, tmp_path: Path
+) -> None:
     store.put("p", piece())
     other = tmp_path / "other"
     other.hardlink_to(file_of(store, tmp_path, "p"))
@@ -192,7 +194,7 @@ def test_a_planted_file_in_the_pool_is_not_written_through(
     assert [store.get(f"p{number}") == piece(number) for number in range(6)] == [True] * 6
 
 
-def test_a_reader_never_gets_another_payload_while_files_are_written_over(tmp_path: Path) -> None:
+def test_reader_never_gets_another_payload_while_files_are_reused(tmp_path: Path) -> None:
     """Readers hold deleted files open while these are reused under other names."""
     store = FileDataStore(tmp_path / "run")
     stop = threading.Event()
@@ -243,7 +245,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("min_free_bytes", "reason"), [(0, "low_space"), (-1 << 30, "ENOSPC")])
-def test_a_disk_that_fills_up_takes_more_once_there_is_room(
+def test_full_disk_accepts_payloads_again_once_there_is_room(
     tiny_disk: Path, min_free_bytes: int, reason: str
 ) -> None:
     store = FileDataStore(tiny_disk, min_free_bytes=min_free_bytes)

@@ -58,7 +58,7 @@ def test_folder_is_free_after_the_run(tmp_path: Path) -> None:
         transport.close()
 
 
-def test_folder_is_refused_at_once_and_given_back_by_any_thread(
+def test_lock_fails_without_waiting_and_any_thread_can_release_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sleep(seconds: float) -> None:
@@ -84,7 +84,7 @@ def test_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     assert caught.value.path == str(tmp_path)
 
 
-def test_failed_start_gives_the_folder_back(tmp_path: Path) -> None:
+def test_failed_start_releases_the_folder(tmp_path: Path) -> None:
     first = transport_in(tmp_path / "data")
     bad = FlaskFSTransport({"data_dir": str(tmp_path / "data"), "host": "0.0.0.0"}, tmp_path)
     with pytest.raises(Exception, match="choose a secret"):
@@ -94,7 +94,7 @@ def test_failed_start_gives_the_folder_back(tmp_path: Path) -> None:
         transport.close()
 
 
-def test_lock_of_a_dead_process_holds_nobody_up(tmp_path: Path) -> None:
+def test_lock_of_a_dead_process_blocks_nobody(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     subprocess.run([sys.executable, "-c", DIE_WITH_THE_LOCK, str(folder)], check=True)
     assert (folder / "lock").is_file()

@@ -43,7 +43,7 @@ def somebody_elses(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [open_to_all, linked, a_file, somebody_elses])
-def test_folder_that_is_not_ours_alone_is_refused_by_every_part(
+def test_unsafe_folder_is_refused_by_every_part(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "shared"
@@ -104,9 +104,7 @@ class Canary:
         pickle.dumps(Canary()),
     ],
 )
-def test_note_of_earlier_starts_that_is_damaged_ends_the_start(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_damaged_epoch_file_fails_the_start(tmp_path: Path, content: bytes) -> None:
     transport = FlaskFSTransport({}, tmp_path / "run")
     master = transport.master_end()
     note = transport.data_dir / "epoch.json"
@@ -119,7 +117,7 @@ def test_note_of_earlier_starts_that_is_damaged_ends_the_start(
     transport.close()
 
 
-def test_folder_that_is_removed_meanwhile_is_reported_by_every_use(tmp_path: Path) -> None:
+def test_removed_folder_is_reported_by_every_operation(tmp_path: Path) -> None:
     transport = FlaskFSTransport({}, tmp_path / "run")
     data, policies, master = (
         transport.data_store(),
@@ -145,7 +143,7 @@ def test_folder_that_is_removed_meanwhile_is_reported_by_every_use(tmp_path: Pat
     transport.close()
 
 
-def test_what_a_restarted_master_needs_survives_a_power_cut(tmp_path: Path) -> None:
+def test_files_for_a_restarted_master_survive_a_power_cut(tmp_path: Path) -> None:
     transport = FlaskFSTransport({}, tmp_path / "run")
     with recorded_writes() as log:
         transport.master_end().open(Listener())

@@ -48,7 +48,7 @@ def bad_credentials(served: Any, target: str, body: bytes, method: str) -> Itera
     yield peer.signed(target + "x", body, method)
 
 
-def test_the_routes_are_the_kinds_of_request_and_the_health_check(routes: set[str]) -> None:
+def test_only_the_request_kinds_and_the_health_check_have_routes(routes: set[str]) -> None:
     assert routes == {*(f"/v1/{kind}" for kind in BODIES), "/healthz"}
 
 
@@ -86,7 +86,7 @@ def test_replayed_request_is_refused_on_every_route(served: Any) -> None:
         assert served.listener.events == events
 
 
-def test_health_check_says_nothing(served: Any) -> None:
+def test_health_check_reveals_nothing(served: Any) -> None:
     status, body, headers = served.peer().send("/healthz", headers={}, method="GET")
     assert (status, body) == (204, b"")
     assert headers.keys() <= {"Date", "Server", "Content-Type", "Content-Length", "Connection"}
@@ -114,7 +114,7 @@ def test_foreign_host_is_refused_before_anything_else(served: Any, host: str) ->
         {"Sec-Fetch-Site": "none"},
     ],
 )
-def test_whatever_a_browser_sends_is_refused(served: Any, header: dict[str, str]) -> None:
+def test_requests_with_headers_of_browsers_are_refused(served: Any, header: dict[str, str]) -> None:
     peer = served.peer()
     body = peer.envelope("join", {"role": "collector", "resource": {}})
     status, _, sent = peer.send("/v1/join", body, {**peer.signed("/v1/join", body), **header})
@@ -138,7 +138,7 @@ def test_preflight_is_refused(served: Any) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"]
 )
-def test_only_json_is_taken(served: Any, kind: str) -> None:
+def test_only_json_is_accepted(served: Any, kind: str) -> None:
     peer = served.peer()
     body = peer.envelope("join", {"role": "collector", "resource": {}})
     headers = {**peer.signed("/v1/join", body), "Content-Type": kind}
@@ -181,7 +181,7 @@ class Guarded:
         return caught.value
 
 
-def test_who_failed_too_often_is_told_when_to_come_back() -> None:
+def test_peer_that_failed_too_often_is_told_when_to_retry() -> None:
     site = Guarded(burst=1)
     found = [site.refusal() for _ in range(2)]
     assert [(each.status, each.retry_after_s) for each in found] == [(401, 0), (429, 1)]
@@ -211,13 +211,13 @@ def test_length_of_a_request_is_a_number_within_the_limit(length: str, status: i
         ({}, "AuthError", "not authorized"),
     ],
 )
-def test_refusal_says_its_code_and_what_is_wrong(
+def test_refusal_contains_its_code_and_reason(
     changes: dict[str, str], code: str, message: str
 ) -> None:
     assert json.loads(Guarded().refusal(**changes).body) == {"code": code, "message": message}
 
 
-def test_refusals_of_a_second_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_within_a_second_are_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     site, begin = Guarded(), "refused {} request(s); the last: {} from 10.0.0.1: {}"
     site.refusal()
     for later_s in (0.25, 0.25, 0.25):
@@ -263,7 +263,7 @@ def test_a_quarter_of_the_threads_serves_requests_that_do_not_wait(
     assert polls == [waiting]
 
 
-def test_refusals_are_logged_slowly_and_on_one_line(served: Any, caplog: Any) -> None:
+def test_refusals_are_logged_at_a_limited_rate_on_one_line(served: Any, caplog: Any) -> None:
     peer = served.peer()
     for _ in range(50):
         peer.send("/v1/join%0d%0aforged", b"", {})
@@ -313,7 +313,7 @@ def test_chosen_secret_opens_a_reachable_address_with_a_warning(
     ("host", "names"),
     [("127.0.0.1", set()), ("0.0.0.0", {"node7", "node7.example.org", "10.1.2.3", "::"})],
 )
-def test_names_of_the_host_are_those_of_a_reachable_server_in_any_case(
+def test_reachable_server_accepts_the_names_of_its_host_in_any_case(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, host: str, names: set[str]
 ) -> None:
     from .conftest import SECRET, Listener, Peer
@@ -332,7 +332,7 @@ def test_names_of_the_host_are_those_of_a_reachable_server_in_any_case(
     transport.close()
 
 
-def test_error_bodies_carry_an_id_and_nothing_of_the_inside(served: Any) -> None:
+def test_error_bodies_contain_an_id_and_no_internals(served: Any) -> None:
     peer = served.peer()
     status, answer, _ = peer.send("/v1/join", b"{")
     content = json.loads(answer)

@@ -34,7 +34,7 @@ def impostor(request: pytest.FixtureRequest) -> Iterator[Impostor]:
     made.close()
 
 
-def test_no_peer_keeps_a_join_beyond_its_deadline(
+def test_join_ends_at_its_deadline_with_any_peer(
     transport: FlaskFSTransport, impostor: Impostor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
@@ -47,7 +47,7 @@ def test_no_peer_keeps_a_join_beyond_its_deadline(
 
 
 @pytest.mark.parametrize("answer", [b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"inc":1}'])
-def test_answer_that_is_not_signed_is_not_believed(
+def test_unsigned_answer_is_rejected(
     transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", SECRET)
@@ -64,7 +64,7 @@ def test_answer_that_is_not_signed_is_not_believed(
 
 
 @pytest.mark.parametrize(("header", "links"), [(b"", 1), (b"Connection: Close\r\n", 3)])
-def test_connection_ends_where_the_master_says_so(header: bytes, links: int) -> None:
+def test_connection_is_closed_if_the_answer_asks_for_it(header: bytes, links: int) -> None:
     dialled: list[socket.socket] = []
 
     def answer(link: socket.socket, over: threading.Event) -> None:
@@ -90,7 +90,7 @@ def test_wait_on_a_socket_is_an_hour_at_most(left_s: float) -> None:
     assert _left(time.monotonic() + left_s) == 3600.0
 
 
-def test_headers_that_are_cut_off_are_an_error_and_no_noise(
+def test_truncated_headers_are_an_error_without_a_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def cut(link: socket.socket, over: threading.Event) -> None:
@@ -121,7 +121,7 @@ def test_headers_that_are_cut_off_are_an_error_and_no_noise(
     ],
     ids=lambda answer: repr(answer[:40]),
 )
-def test_what_is_no_answer_is_a_failed_link(answer: bytes) -> None:
+def test_invalid_answer_is_a_link_error(answer: bytes) -> None:
     def speak(link: socket.socket, over: threading.Event) -> None:
         read_request(link)
         link.sendall(answer)
@@ -145,7 +145,7 @@ def test_what_is_no_answer_is_a_failed_link(answer: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("length", [4, 5])
-def test_unsigned_answer_is_told_by_its_status_and_a_longer_one_than_asked_for_is_not_read(
+def test_unsigned_answer_is_reported_by_its_status_and_read_up_to_the_limit(
     status: int, error: type[LinkError], told: str, length: int
 ) -> None:
     def speak(link: socket.socket, over: threading.Event) -> None:
@@ -179,7 +179,7 @@ LATE_S = 0.3
     ],
     ids=["foreign", "broken", "late"],
 )
-def test_connection_is_ended_after_what_is_no_answer(answer: bytes) -> None:
+def test_connection_is_closed_after_an_invalid_answer(answer: bytes) -> None:
     ends: list[bytes] = []
 
     def speak(link: socket.socket, over: threading.Event) -> None:
@@ -249,7 +249,7 @@ def test_answer_larger_than_a_message_is_not_read(size: int, is_read: bool) -> N
 
 
 @pytest.mark.parametrize("header", [b"", b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n"])
-def test_answer_without_a_length_of_its_own_is_not_read(header: bytes) -> None:
+def test_answer_without_content_length_is_not_read(header: bytes) -> None:
     def answer(link: socket.socket, over: threading.Event) -> None:
         read_request(link)
         link.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n{}" % header)
@@ -262,7 +262,7 @@ def test_answer_without_a_length_of_its_own_is_not_read(header: bytes) -> None:
     impostor.close()
 
 
-def test_nobody_listening_is_said_in_words() -> None:
+def test_error_says_that_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     link = Connection("127.0.0.1", port, max_bytes=40)
@@ -301,7 +301,7 @@ def test_interrupt_during_a_request_reaches_the_caller_and_ends_the_connection(
 
 
 @pytest.mark.parametrize(("left_s", "timeout_s"), [(100.0, 2.0), (0.5, 0.5)])
-def test_connection_takes_little_of_the_time_of_a_request(
+def test_connect_uses_only_a_part_of_the_time_of_a_request(
     monkeypatch: pytest.MonkeyPatch, left_s: float, timeout_s: float
 ) -> None:
     made: list[float] = []
@@ -339,7 +339,7 @@ def test_busy_connection_is_waited_for_until_the_deadline(
         (200, True, r"status 200\) that the master did not sign"),
     ],
 )
-def test_answer_of_a_stranger_says_what_may_be_wrong(
+def test_error_for_a_foreign_answer_names_possible_causes(
     status: int, is_foreign: bool, text: str
 ) -> None:
     error = _foreign(status, {"date": "noon"})
@@ -347,7 +347,7 @@ def test_answer_of_a_stranger_says_what_may_be_wrong(
     assert re.search(text, str(error))
 
 
-def test_request_has_the_time_that_is_left_and_an_hour_at_most(
+def test_timeout_of_a_request_is_the_remaining_time_up_to_an_hour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: 50.0))

@@ -55,14 +55,14 @@ def test_answers_and_renewals_arrive_in_the_order_they_were_sent(served: Served)
     end.close()
 
 
-def test_answer_leaves_without_another_call(served: Served) -> None:
+def test_answer_is_sent_without_another_call(served: Served) -> None:
     end = served.slave()
     end.answer(TaskAnswer("t1", True))
     served.listener.expect(lambda events: ("answered", "w0", "t1", {}) in events)
     end.close()
 
 
-def test_dropped_worker_is_told_and_joins_as_another_one(served: Served) -> None:
+def test_dropped_worker_is_told_and_joins_as_a_new_incarnation(served: Served) -> None:
     end = served.slave()
     served.end.drop("w0", 1, "silent")
     for call in (lambda: end.next_task(1.0), lambda: end.answer(TaskAnswer("t", True))):
@@ -91,7 +91,7 @@ def test_drop_wakes_a_waiting_worker_at_once(served: Served) -> None:
     end.close()
 
 
-def test_restarted_master_refuses_the_old_epoch_and_takes_the_worker_back(
+def test_restarted_master_refuses_the_old_epoch_and_lets_the_worker_rejoin(
     served: Served, transport: FlaskFSTransport, tmp_path: Path
 ) -> None:
     end = served.slave()

@@ -15,7 +15,7 @@ from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 from .policies import folder_of, is_whole, weights
 
 
-def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
+def test_overtaken_thread_does_not_return_the_older_version(
     publisher: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.publish("p", weights(1), 1)
@@ -32,7 +32,7 @@ def test_a_thread_that_was_overtaken_does_not_return_the_older_version(
     assert is_whole(reader.newest("p"), 2)
 
 
-def test_policy_that_is_newer_at_each_look_is_an_error_in_the_end(
+def test_read_gives_up_if_the_policy_changes_at_every_try(
     publisher: FilePolicyStore, reader: FilePolicyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.publish("p", weights(1), 1)

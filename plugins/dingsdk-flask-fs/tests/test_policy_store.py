@@ -91,7 +91,7 @@ def test_newest_version_that_is_damaged_can_be_published_again(
     assert is_whole(publisher.newest("p"), 9)
 
 
-def test_old_versions_go(publisher: FilePolicyStore, tmp_path: Path) -> None:
+def test_old_versions_are_deleted(publisher: FilePolicyStore, tmp_path: Path) -> None:
     for version in range(0, 50, 10):
         publisher.publish("p", weights(version), version)
     assert sorted(path.name for path in folder_of(tmp_path).iterdir()) == [
@@ -102,7 +102,7 @@ def test_old_versions_go(publisher: FilePolicyStore, tmp_path: Path) -> None:
     ]
 
 
-def test_half_written_files_of_a_dead_publisher_go(
+def test_half_written_files_of_a_dead_publisher_are_deleted(
     publisher: FilePolicyStore, tmp_path: Path
 ) -> None:
     publisher.publish("p", weights(1), 1)
@@ -124,7 +124,7 @@ def test_a_durable_version_and_its_pointer_survive_a_power_cut(
         assert log.is_durable(folder_of(tmp_path) / name) is is_durable
 
 
-def test_discard_takes_the_pointer_before_the_versions_that_it_leads_to(
+def test_discard_deletes_the_pointer_before_the_versions(
     publisher: FilePolicyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[list[str]] = []
@@ -177,7 +177,7 @@ def test_closed_store_leaves_no_open_file(tmp_path: Path) -> None:
     assert open_files() == before
 
 
-def test_version_is_out_though_older_ones_cannot_be_removed(
+def test_publish_succeeds_if_older_versions_cannot_be_removed(
     publisher: FilePolicyStore,
     reader: FilePolicyStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +195,7 @@ def test_version_is_out_though_older_ones_cannot_be_removed(
     assert caplog.messages == [text]
 
 
-def test_a_policy_that_begins_anew_in_the_same_folder_is_followed(
+def test_policy_that_restarts_in_the_same_folder_is_read(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     """The folder keeps its inode, as when a file system reuses the inode of a deleted folder."""
@@ -279,7 +279,7 @@ def test_version_that_is_damaged_after_it_was_read_is_an_error(
         (("a", 3), None, False),
     ],
 )
-def test_version_is_not_given_where_another_reader_was_given_a_newer_one(
+def test_version_is_not_returned_if_another_reader_got_a_newer_one(
     before: tuple[str, int] | None, now: tuple[str, int] | None, is_given: bool
 ) -> None:
     returned = Returned()
@@ -332,7 +332,7 @@ def test_a_version_that_was_never_announced_is_not_read(
         {"life": ""},
     ],
 )
-def test_a_damaged_pointer_is_looked_past(
+def test_damaged_pointer_is_ignored(
     publisher: FilePolicyStore,
     reader: FilePolicyStore,
     tmp_path: Path,
@@ -392,7 +392,7 @@ def test_planted_links_and_pipes_are_refused(
 
 
 @pytest.mark.parametrize("policy_id", ["../x", "/x", "a/b", "a\0b", "..", "a" * 65, "NUL", ""])
-def test_what_is_no_id_is_refused_and_nothing_changes(
+def test_invalid_id_is_refused_and_nothing_changes(
     publisher: FilePolicyStore, tmp_path: Path, policy_id: str
 ) -> None:
     publisher.publish("p", weights(1), 1)

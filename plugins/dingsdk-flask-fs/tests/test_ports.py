@@ -29,7 +29,7 @@ def test_port_in_use_is_reported_and_leaves_nothing(served: Served, tmp_path: Pa
     other.close()
 
 
-def test_dial_to_a_free_port_that_finds_itself_is_noticed() -> None:
+def test_connection_to_itself_on_a_free_port_is_detected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         link = _Link(host, port, timeout=5.0)
@@ -58,7 +58,7 @@ def test_ipv6_loopback_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     transport.close()
 
 
-def test_closed_port_can_be_had_again_at_once(served: Served, tmp_path: Path) -> None:
+def test_closed_port_can_be_reused_at_once(served: Served, tmp_path: Path) -> None:
     served.slave().close()
     served.end.close()
     other = FlaskFSTransport({"port": served.port}, tmp_path / "other")
@@ -67,7 +67,7 @@ def test_closed_port_can_be_had_again_at_once(served: Served, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_listening", [True, False])
-def test_port_of_somebody_else_is_reported(tmp_path: Path, is_listening: bool) -> None:
+def test_port_of_another_socket_is_reported(tmp_path: Path, is_listening: bool) -> None:
     with socket.socket() as theirs:
         theirs.bind(("127.0.0.1", 0))
         if is_listening:

@@ -40,7 +40,7 @@ def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_program_that_closes_nothing_ends_without_a_word(tmp_path: Path) -> None:
+def test_program_that_closes_nothing_ends_without_output(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """
@@ -58,7 +58,7 @@ def test_program_that_closes_nothing_ends_without_a_word(tmp_path: Path) -> None
     assert (done.returncode, done.stdout, done.stderr) == (0, "end of the program\n", "")
 
 
-def test_process_forked_beside_our_threads_ends_and_harms_nobody(tmp_path: Path) -> None:
+def test_process_forked_while_threads_run_ends_without_side_effects(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         """

@@ -100,7 +100,7 @@ def test_any_json_in_any_field_is_answered_without_a_500(served: Any, data: st.D
         assert answer["code"] in ("ProtocolError", "StaleEpochError")
 
 
-def test_other_version_is_told_which_are_spoken(served: Any) -> None:
+def test_other_version_is_told_the_supported_versions(served: Any) -> None:
     status, answer = served.peer().call("join", BODIES["join"], v=2)
     assert (status, answer["supported"]) == (400, [1])
 
@@ -186,7 +186,7 @@ def test_content_length_that_is_no_number_is_refused(served: Any, length: str) -
     still_serves(served)
 
 
-def test_content_length_of_thousands_of_digits_is_refused_without_a_line_of_the_log(
+def test_content_length_of_thousands_of_digits_is_refused_without_a_log_line(
     served: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for digit in "09":
@@ -195,7 +195,7 @@ def test_content_length_of_thousands_of_digits_is_refused_without_a_line_of_the_
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_body_shorter_or_longer_than_declared_harms_nobody(served: Any) -> None:
+def test_server_survives_a_body_shorter_or_longer_than_declared(served: Any) -> None:
     assert raw(served, f"{HEAD}Content-Length: 100\r\n\r\nshort".encode()) == b""
     answer = raw(served, f"{HEAD}Content-Length: 5\r\n\r\nabcdeGARBAGE".encode())
     assert b" 401 " in answer.split(b"\r\n")[0]
@@ -212,7 +212,7 @@ def test_thousands_of_headers_are_refused(served: Any) -> None:
 # Repeated, late, foreign --------------------------------------------------------------------
 
 
-def test_request_sent_again_has_the_effect_of_one(served: Any, answer_item: Item) -> None:
+def test_repeated_request_has_one_effect(served: Any, answer_item: Item) -> None:
     peer = served.peer()
     peer.join()
     for n in (1, 2):
@@ -229,7 +229,7 @@ def test_request_sent_again_has_the_effect_of_one(served: Any, answer_item: Item
     assert served.listener.of("left") == [("peer", "it left")]
 
 
-def test_join_sent_again_announces_once_and_gives_the_same_incarnation(served: Any) -> None:
+def test_repeated_join_is_reported_once_with_the_same_incarnation(served: Any) -> None:
     peer = served.peer()
     peer.join()
     same = [peer.call("join", BODIES["join"], idem="again") for _ in range(3)]

@@ -43,7 +43,7 @@ def test_master_makes_a_private_random_secret_that_workers_find(folder: PrivateD
     assert not made.is_explicit
 
 
-def test_named_file_comes_before_the_variable_before_the_runs_own(
+def test_order_of_secrets_is_named_file_then_variable_then_own_file(
     folder: PrivateDir, tmp_path: Path
 ) -> None:
     create_secret(folder, {})
@@ -61,7 +61,7 @@ def test_named_file_comes_before_the_variable_before_the_runs_own(
         assert (by_file.source, by_variable.source) == (str(path), "DINGSDK_SECRET")
 
 
-def test_made_secret_is_on_the_disk_before_anybody_is_told(folder: PrivateDir) -> None:
+def test_created_secret_is_durable(folder: PrivateDir) -> None:
     with recorded_writes() as log:
         create_secret(folder, {})
     assert log.is_durable(folder.path / "secret")
@@ -74,7 +74,7 @@ def test_shortest_secret_has_16_bytes() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "   \n", "short", "x" * 15])
-def test_secret_that_is_empty_or_short_ends_the_start(
+def test_empty_or_short_secret_fails_the_start(
     folder: PrivateDir, tmp_path: Path, content: str
 ) -> None:
     path = secret_file(tmp_path, content)
@@ -84,7 +84,7 @@ def test_secret_that_is_empty_or_short_ends_the_start(
     assert folder.names() == []
 
 
-def test_file_that_is_missing_open_to_others_or_no_file_ends_the_start(
+def test_missing_unsafe_or_irregular_secret_file_fails_the_start(
     folder: PrivateDir, tmp_path: Path
 ) -> None:
     good = secret_file(tmp_path, GOOD)
@@ -107,7 +107,7 @@ def test_file_that_is_missing_open_to_others_or_no_file_ends_the_start(
     assert open_files() == before
 
 
-def test_file_of_somebody_else_ends_the_start(folder: PrivateDir, tmp_path: Path) -> None:
+def test_secret_file_of_another_user_fails_the_start(folder: PrivateDir, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     path = secret_file(tmp_path, GOOD)

@@ -42,7 +42,7 @@ def slow_peer(age_s: float | None) -> Any:
 
 
 @pytest.mark.parametrize(("count", "closed"), [(11, [60.0]), (12, [5.0, 60.0])])
-def test_requests_have_less_time_where_connections_run_short(
+def test_requests_have_less_time_when_connections_are_scarce(
     count: int, closed: list[float]
 ) -> None:
     server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20, read_s=30.0)
@@ -53,7 +53,7 @@ def test_requests_have_less_time_where_connections_run_short(
     assert server.close()
 
 
-def test_request_has_ten_seconds_to_come_in_unless_the_server_is_told_otherwise(
+def test_request_must_arrive_within_ten_seconds_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
@@ -67,7 +67,7 @@ def test_request_has_ten_seconds_to_come_in_unless_the_server_is_told_otherwise(
     server._socket.close()
 
 
-def test_connection_that_is_idle_for_a_minute_is_closed_without_a_word() -> None:
+def test_idle_connection_is_closed_after_a_minute_without_a_log_line() -> None:
     server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
     asked = server._adjustments
     assert (asked.channel_timeout, asked.cleanup_interval) == (60, 10)
@@ -110,7 +110,7 @@ def test_connection_is_not_late_between_two_requests() -> None:
     assert server.close()
 
 
-def test_answers_may_wait_to_be_sent_for_a_time_after_the_close() -> None:
+def test_unsent_answers_are_kept_for_a_limited_time_after_the_close() -> None:
     server = HttpServer("127.0.0.1", 0, threads=5, connections=16, max_bytes=1 << 20)
     peer = slow_peer(None)
     server._map = {0: slow_peer(None), 1: peer}
@@ -120,7 +120,7 @@ def test_answers_may_wait_to_be_sent_for_a_time_after_the_close() -> None:
     assert server.close()
 
 
-def test_requests_that_no_thread_took_are_cancelled_at_the_end() -> None:
+def test_unserved_requests_are_cancelled_at_the_close() -> None:
     dispatcher, cancelled = _Dispatcher(), list[int]()
     for number in range(3):
         dispatcher.add_task(SimpleNamespace(cancel=lambda n=number: cancelled.append(n)))
@@ -209,14 +209,14 @@ def sizes_of(link: socket.socket, count: int) -> list[int]:
     return sizes
 
 
-def test_answers_come_in_the_order_of_requests_that_were_sent_at_once(link: socket.socket) -> None:
+def test_pipelined_requests_are_answered_in_order(link: socket.socket) -> None:
     link.settimeout(SOON_S)
     for _ in range(20):
         ask(link, 3, 0, 1, 2)
         assert sizes_of(link, 4) == [3, 0, 1, 2]
 
 
-def test_connection_goes_on_after_an_answer_that_was_taken_late(link: socket.socket) -> None:
+def test_connection_works_after_an_answer_that_was_read_late(link: socket.socket) -> None:
     for _ in range(3):
         ask(link, LARGE)
         link.recv(1, socket.MSG_PEEK)  # wait until the answer arrives and fills the socket buffers

@@ -30,7 +30,7 @@ def transport(tmp_path: Path) -> Iterator[FlaskFSTransport]:
     made.close()
 
 
-def test_one_lost_reply_to_a_long_poll_is_no_lost_master(served: Served) -> None:
+def test_one_lost_reply_to_a_long_poll_does_not_lose_the_master(served: Served) -> None:
     with FaultProxy(served.address, [*JOIN, Fault.SWALLOW]) as proxy:
         end = served.slave(address=proxy.address)
         assert end.next_task(1.5 * LOST_AFTER_S) is None
@@ -40,7 +40,7 @@ def test_one_lost_reply_to_a_long_poll_is_no_lost_master(served: Served) -> None
     assert served.listener.of("joined") == [("w0",)]
 
 
-def test_one_lost_reply_to_a_renewal_is_no_lost_master(served: Served) -> None:
+def test_one_lost_reply_to_a_renewal_does_not_lose_the_master(served: Served) -> None:
     with FaultProxy(served.address, [*JOIN, Fault.SWALLOW]) as proxy:
         end = served.slave(address=proxy.address)
         end.renew(1)
@@ -48,7 +48,7 @@ def test_one_lost_reply_to_a_renewal_is_no_lost_master(served: Served) -> None:
         end.close()
 
 
-def test_time_in_which_nothing_was_asked_is_no_silence(served: Served) -> None:
+def test_time_without_requests_does_not_count_as_silence(served: Served) -> None:
     with FaultProxy(served.address, [*JOIN, Fault.LOSE_REPLY]) as proxy:
         end = served.slave(address=proxy.address)
         threading.Event().wait(1.2 * LOST_AFTER_S)  # simulates a long task
@@ -56,7 +56,7 @@ def test_time_in_which_nothing_was_asked_is_no_silence(served: Served) -> None:
         end.close()
 
 
-def test_silence_is_a_lost_master(served: Served) -> None:
+def test_master_is_lost_after_silence(served: Served) -> None:
     with FaultProxy(served.address) as proxy:
         end = served.slave(address=proxy.address)
         proxy.silence()
@@ -67,7 +67,7 @@ def test_silence_is_a_lost_master(served: Served) -> None:
         end.close()
 
 
-def test_renewal_that_never_gets_through_ends_though_polls_do(served: Served) -> None:
+def test_renewal_without_replies_ends_although_polls_succeed(served: Served) -> None:
     proxy = Proxy(served.port)
     end = served.slave(address=proxy.address)
     proxy.swallow = [b"/v1/renew"] * 1000

@@ -22,7 +22,7 @@ def process() -> SimulatedProcess:
     return SimulatedProcess(World(1), "coordinator", lambda job, error: None)
 
 
-def test_each_start_of_a_simulated_master_is_another_one(process: SimulatedProcess) -> None:
+def test_each_start_of_a_simulated_master_has_a_new_epoch(process: SimulatedProcess) -> None:
     transport: Any = SimulatedFlaskFS(process, SimulatedDisk(process.world))
     request = Request("simulated", 2, "w0", 0, 0, "once", "join")
     message = "/v1/join", encode_request(request, b'{"role":"collector","resource":{}}')

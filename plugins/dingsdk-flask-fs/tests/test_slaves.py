@@ -92,7 +92,7 @@ def test_named_slave_serves_its_tasks(
     master.close()
 
 
-def test_answer_leaves_while_the_next_task_is_served(
+def test_answer_is_sent_while_the_next_task_is_served(
     transport: FlaskFSTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without a wake-up the sender thread would check for answers only after this time: too late.
@@ -124,7 +124,7 @@ def test_answer_leaves_while_the_next_task_is_served(
     master.close()
 
 
-def test_worker_closes_in_time_while_its_master_stands_still(transport: FlaskFSTransport) -> None:
+def test_worker_closes_in_time_while_its_master_hangs(transport: FlaskFSTransport) -> None:
     master = master_of(transport)
     collector = create_comm_collector(
         {"type": "flask_fs"}, transport=transport, worker_id="collector-0"

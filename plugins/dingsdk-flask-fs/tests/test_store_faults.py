@@ -183,7 +183,7 @@ def test_newest_answers_right_or_with_a_typed_error(tmp_path: Path, number: int)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_upkeep_goes_on_where_a_file_cannot_be_deleted(tmp_path: Path, number: int) -> None:
+def test_clean_up_continues_if_a_file_cannot_be_deleted(tmp_path: Path, number: int) -> None:
     store = FileDataStore(tmp_path)
     at, is_last = 0, False
     while not is_last:

@@ -45,9 +45,7 @@ def forged(served: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("kind", "body"), [(strange, b"{}"), (forged, LARGE)])
-def test_failures_are_counted_and_then_answered_unheard(
-    served: Any, kind: Any, body: bytes
-) -> None:
+def test_peer_is_blocked_after_too_many_failures(served: Any, kind: Any, body: bytes) -> None:
     statuses = spend(served, lambda: kind(served), body)
     assert set(statuses[:-1]) == {401}
     assert BURST <= len(statuses) - 1 <= BURST + 5  # the allowance refills during the loop
@@ -71,7 +69,7 @@ def test_worker_joins_and_works_while_its_address_is_throttled(served: Any) -> N
     end.close()
 
 
-def test_joined_worker_works_on_while_somebody_forges_its_key_id(served: Any) -> None:
+def test_joined_worker_is_not_blocked_by_forged_requests_with_its_key_id(served: Any) -> None:
     end = served.slave()
     peer = served.peer()
     peer.join()
@@ -93,9 +91,7 @@ def test_joined_worker_works_on_while_somebody_forges_its_key_id(served: Any) ->
 
 
 @pytest.mark.parametrize("kind", [strange, forged])
-def test_flood_from_one_address_keeps_nobody_there_from_joining_and_working(
-    served: Any, kind: Any
-) -> None:
+def test_flood_from_an_address_does_not_block_workers_there(served: Any, kind: Any) -> None:
     spend(served, lambda: kind(served), LARGE)
     over = threading.Event()
     statuses: set[int] = set()

@@ -33,7 +33,7 @@ def test_join_without_a_master_gives_up_at_its_deadline(transport: FlaskFSTransp
         "",
     ],
 )
-def test_address_that_is_none_is_refused(transport: FlaskFSTransport, address: str) -> None:
+def test_invalid_address_is_refused(transport: FlaskFSTransport, address: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         transport.slave_end(address)
 

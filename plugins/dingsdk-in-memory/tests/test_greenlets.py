@@ -149,7 +149,7 @@ def test_sleep_of_the_thread_ends_with_a_notice_and_with_the_first_deadline(
     assert long.join(20.0)
 
 
-def test_thread_outside_has_no_turn_to_yield(scheduler: GreenletScheduler) -> None:
+def test_yield_outside_of_a_job_does_nothing(scheduler: GreenletScheduler) -> None:
     assert scheduler.spawn(lambda: None, "first").join(5.0)
     scheduler.yield_turn()
     assert not scheduler.is_here
@@ -169,7 +169,7 @@ def test_thread_outside_waits_for_a_job(scheduler: GreenletScheduler) -> None:
         assert condition.wait_for(lambda: bool(done), 5.0)
 
 
-def test_error_of_a_job_is_kept_and_others_go_on(scheduler: GreenletScheduler) -> None:
+def test_error_of_a_job_is_kept_and_others_continue(scheduler: GreenletScheduler) -> None:
     def fails() -> None:
         raise RuntimeError("on purpose")
 
@@ -217,7 +217,7 @@ def test_close_waits_for_jobs_that_end_in_time() -> None:
     assert (soon.done, soon.error) == (True, None)
 
 
-def test_close_ends_a_job_that_had_no_turn_yet() -> None:
+def test_close_ends_a_job_that_has_not_run_yet() -> None:
     scheduler, is_busy, go_on = GreenletScheduler(), threading.Event(), threading.Event()
     ran: list[str] = []
 
@@ -237,7 +237,7 @@ def test_close_ends_a_job_that_had_no_turn_yet() -> None:
     scheduler._thread.join(20.0)
 
 
-def test_stalled_job_is_named_with_the_place_it_hangs_at(scheduler: GreenletScheduler) -> None:
+def test_stalled_job_is_named_with_its_innermost_frames(scheduler: GreenletScheduler) -> None:
     hang = threading.Event()
     job = scheduler.spawn(lambda: hang.wait(10.0) and None, "hangs")
     deadline = time.monotonic() + 5.0
@@ -289,7 +289,7 @@ def test_scheduler_that_ran_nothing_closes() -> None:
     assert GreenletScheduler().close() == []
 
 
-def test_thread_of_the_jobs_keeps_no_process_alive(scheduler: GreenletScheduler) -> None:
+def test_jobs_run_in_a_daemon_thread(scheduler: GreenletScheduler) -> None:
     found: list[bool] = []
     job = scheduler.spawn(lambda: found.append(threading.current_thread().daemon), "job")
     assert job.join(5.0)
@@ -314,7 +314,7 @@ def test_thread_sleeps_until_the_first_job_is_due(
     assert steps == [wait_s, "clear", "clear"]
 
 
-def test_jobs_that_wait_are_left_alone_until_one_is_due_or_notified(now: list[float]) -> None:
+def test_waiting_job_does_not_run_until_it_is_due_or_notified(now: list[float]) -> None:
     scheduler: Any = GreenletScheduler()
     switched: list[str] = []
     condition = SimpleNamespace(version=3)

@@ -33,7 +33,7 @@ def write(path: Path, turns: int) -> list[tuple[str, int, int]]:
     return expected
 
 
-def test_file_tells_every_turn(tmp_path: Path) -> None:
+def test_file_records_every_turn(tmp_path: Path) -> None:
     path = tmp_path / "schedule.bin"
     assert read_written(path, 20_000) == 20_000 + 400
     assert path.stat().st_size < 4 * 20_000
@@ -118,7 +118,7 @@ def test_time_before_the_first_job_is_zero_in_a_record_and_its_replay(tmp_path: 
     assert replayer.clock() == 0.0
 
 
-def test_jobs_that_run_side_by_side_cannot_be_recorded(tmp_path: Path) -> None:
+def test_jobs_of_the_thread_scheduler_cannot_be_recorded(tmp_path: Path) -> None:
     for method in (ThreadScheduler().record, ThreadScheduler().replay):
         with pytest.raises(ConfigError, match="ThreadScheduler do not take turns"):
             method(tmp_path / "schedule.bin")
@@ -177,7 +177,7 @@ def spawn_yielding(scheduler: GreenletScheduler, **turns: int) -> list[str]:
     return told
 
 
-def test_replay_goes_on_by_itself_where_a_job_ends_sooner(
+def test_replay_continues_without_the_record_if_a_job_ends_earlier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "dingsdk_in_memory")
@@ -191,7 +191,7 @@ def test_replay_goes_on_by_itself_where_a_job_ends_sooner(
     assert "the replay ends at a, which has ended" in caplog.messages
 
 
-def test_replay_goes_on_by_itself_where_a_job_is_not_started(
+def test_replay_continues_without_the_record_if_a_job_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "dingsdk_in_memory")

@@ -11,7 +11,7 @@ from dingsdk_in_memory.simulated import _SlaveEnd
 from dingsdk.errors import ClosedError
 
 
-def test_worker_is_not_killed_in_the_middle_of_a_message_and_may_be_afterwards() -> None:
+def test_worker_can_be_killed_only_between_messages() -> None:
     job = SimpleNamespace(is_preemptive=True)
     end = _SlaveEnd.__new__(_SlaveEnd)
     end._process = SimpleNamespace(world=SimpleNamespace(current=job))  # type: ignore[assignment]
@@ -30,7 +30,7 @@ def test_worker_is_not_killed_in_the_middle_of_a_message_and_may_be_afterwards()
     assert seen == [False, False]
 
 
-def test_call_within_a_call_does_not_end_it() -> None:
+def test_nested_call_keeps_the_worker_protected() -> None:
     job: Any = SimpleNamespace(is_preemptive=False)
     end = _SlaveEnd.__new__(_SlaveEnd)
     end._process = SimpleNamespace(world=SimpleNamespace(current=job))  # type: ignore[assignment]

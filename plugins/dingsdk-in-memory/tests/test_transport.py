@@ -50,7 +50,7 @@ def test_worker_that_leaves_a_master_that_closed_is_not_reported(
     assert told == ["w0", "w1", LEFT]
 
 
-def test_worker_that_has_not_joined_is_told_that_it_is_not_known(
+def test_worker_that_has_not_joined_is_unknown(
     transport: InMemoryTransport,
 ) -> None:
     with pytest.raises(WorkerLostError, match="the master gave it up"):
@@ -140,7 +140,7 @@ def test_transport_closes_its_jobs_within_five_seconds(
     assert waited == [5.0, 1.5]
 
 
-def test_orphan_goes_at_the_first_sweep_where_none_has_to_wait(
+def test_orphan_is_swept_at_once_without_a_grace_period(
     transport: InMemoryTransport,
 ) -> None:
     store = transport.data_store()

@@ -26,7 +26,7 @@ GCS_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 
 @pytest.mark.parametrize("found", ["2.53.0", "1.13.0", ""])
-def test_ray_that_is_old_or_absent_is_told_before_a_run_folder_is_made(
+def test_old_or_missing_ray_is_reported_before_a_run_folder_is_created(
     monkeypatch: pytest.MonkeyPatch, found: str
 ) -> None:
     def version(name: str) -> str:
@@ -127,7 +127,7 @@ def test_local_ray_is_started_by_the_first_user_and_stopped_with_the_last(
         cluster.disconnect()
 
 
-def test_ray_that_others_started_in_this_process_is_used_and_left(fake: Ray) -> None:
+def test_ray_already_started_in_this_process_is_used_and_not_stopped(fake: Ray) -> None:
     fake.is_there = True
     environ = dict(os.environ)
     assert cluster.connect("10.0.0.1:6379", allow_insecure=True) == "10.0.0.1:6379"
@@ -154,7 +154,7 @@ def test_signals_are_handled_as_before_ray_was_started_and_stopped(fake: Ray) ->
             signal.signal(number, handler)
 
 
-def test_ray_is_started_from_other_threads_which_handle_no_signals(
+def test_ray_is_started_from_other_threads_without_signal_handlers(
     fake: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
@@ -168,7 +168,7 @@ def test_ray_is_started_from_other_threads_which_handle_no_signals(
     cluster.disconnect()
 
 
-def test_defect_at_the_start_of_ray_passes_as_it_is(
+def test_unexpected_error_at_the_start_of_ray_is_raised_unchanged(
     fake: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def init(**options: Any) -> None:
@@ -196,7 +196,7 @@ def test_reason_of_ray_is_cut_to_300_characters(fake: Ray, monkeypatch: pytest.M
     assert caught.value.path == "system.transport.address"
 
 
-def test_ray_that_does_not_start_in_time_is_told_in_one_line(
+def test_ray_that_does_not_start_in_time_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, str] = {}
@@ -298,7 +298,7 @@ def test_gcs_that_speaks_tls_is_not_asked(
     ],
     ids=["nobody", "mute", "another server", "short", "another frame"],
 )
-def test_cluster_that_does_not_answer_is_told_before_ray_waits_for_it(
+def test_silent_cluster_is_reported_before_ray_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
 ) -> None:
     def init(**options: Any) -> None:
@@ -317,15 +317,13 @@ def test_cluster_that_does_not_answer_is_told_before_ray_waits_for_it(
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "head:a", "head:6379/", "ray://head:10001"])
-def test_address_of_a_cluster_that_is_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+def test_invalid_cluster_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(cluster, "REACH_S", 0.5)
     with pytest.raises(ConfigError, match=f"no Ray cluster at .*{address}"):
         cluster.connect(address, allow_insecure=True)
 
 
-def test_port_that_is_none_is_named() -> None:
+def test_invalid_port_is_named() -> None:
     with pytest.raises(ConfigError, match="'6379x' is no port"):
         cluster.connect("head:6379x", allow_insecure=True)
 

@@ -58,7 +58,7 @@ class CallsOfOneProcess:
             self.store.put(name, decode_batch(memoryview(frame)))
 
 
-def test_payloads_that_found_no_room_together_are_stored_by_the_next_flush(tmp_path: Path) -> None:
+def test_payloads_of_a_failed_flush_are_stored_by_the_next_flush(tmp_path: Path) -> None:
     transports = [RayTransport({"min_free_bytes": free}, tmp_path) for free in (10**15, 0)]
     full, roomy = (each.data_store() for each in transports)
     calls: Any = CallsOfOneProcess(full)
@@ -140,7 +140,7 @@ def answering(calls: GatewayCalls, actors: list[Actor], *answers: Any) -> Actor:
     return actors[-1]
 
 
-def test_gateway_that_died_is_looked_up_again_and_one_that_is_late_is_not(
+def test_dead_gateway_is_looked_up_again_but_a_slow_one_is_not(
     actors: list[Actor],
 ) -> None:
     calls = GatewayCalls("run")
@@ -163,7 +163,7 @@ def test_gateway_that_died_is_looked_up_again_and_one_that_is_late_is_not(
     assert calls._waits == {}
 
 
-def test_error_of_a_call_is_that_of_the_gateway_where_dingsdk_raised_it(
+def test_dingsdk_error_in_the_gateway_is_raised_by_the_call(
     actors: list[Actor],
 ) -> None:
     calls = GatewayCalls("run")
@@ -193,7 +193,7 @@ def test_gateway_is_asked_again_until_the_time_is_over(
         calls.insist("count", timeout_s=0.0)
 
 
-def test_calls_under_way_end_for_the_one_that_cancels_and_all_with_the_close(
+def test_cancel_ends_the_calls_of_one_owner_and_close_ends_all_calls(
     actors: list[Actor],
 ) -> None:
     calls, mine, ended = GatewayCalls("run"), object(), list[tuple[str, str]]()
@@ -254,7 +254,7 @@ def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere
     assert here.called[-1] == ("has", True)
 
 
-def test_id_that_is_none_is_refused_before_it_travels(here: GatewayHere) -> None:
+def test_invalid_id_is_refused_before_it_is_sent(here: GatewayHere) -> None:
     calls = GatewayCalls("run")
     data, policies = FarDataStore(calls, 5.0), FarPolicyStore(calls, 5.0)
     batch = SampleBatch({"obs": np.arange(3)})
@@ -274,7 +274,7 @@ def test_id_that_is_none_is_refused_before_it_travels(here: GatewayHere) -> None
     assert here.called == []
 
 
-def test_payload_larger_than_readers_take_is_refused_where_it_is_written(here: GatewayHere) -> None:
+def test_put_refuses_a_payload_above_the_limit_of_readers(here: GatewayHere) -> None:
     store = FarDataStore(GatewayCalls("run"), 5.0, max_payload_bytes=1 << 10, algorithm="sha256")
     info = store.put("a", SampleBatch({"obs": np.zeros(10, np.uint8)}))
     assert info.digest.startswith("sha256:")
@@ -317,7 +317,7 @@ def test_newest_policy_comes_from_the_object_store_of_ray(
     assert again[0] == 1
 
 
-def test_store_that_is_found_late_is_asked_with_what_it_is_given() -> None:
+def test_late_data_store_forwards_its_arguments() -> None:
     asked: list[tuple[Any, ...]] = []
 
     class Noting:
@@ -352,7 +352,7 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dingsdk_ray.far._RETRY_S", 0.01)
 
 
-def test_gateway_that_is_gone_is_told_as_such(gone: None) -> None:
+def test_missing_gateway_is_reported_as_a_lost_worker(gone: None) -> None:
     calls = GatewayCalls("run")
     data, policies = FarDataStore(calls, 0.03), FarPolicyStore(calls, 0.03)
     batch = SampleBatch({"obs": np.arange(3)})
@@ -379,7 +379,7 @@ def test_gateway_that_is_gone_is_told_as_such(gone: None) -> None:
 
 
 @pytest.mark.parametrize("error", ["ObjectStoreFullError", "OutOfDiskError"])
-def test_object_store_without_room_is_named(actors: list[Actor], error: str) -> None:
+def test_full_object_store_is_named(actors: list[Actor], error: str) -> None:
     calls = GatewayCalls("run")
     answering(calls, actors, getattr(ray.exceptions, error)("full"))
     with pytest.raises(StorageFullError, match="object store is full") as caught:
@@ -413,7 +413,7 @@ class NotingCalls:
     ("target", "waits"),
     [("/v1/join", True), ("/v1/turn", True), ("/v1/leave", False), ("turn", True)],
 )
-def test_request_travels_with_its_deadline_to_the_threads_that_may_wait(
+def test_request_is_sent_with_its_deadline_and_whether_it_may_wait(
     target: str, waits: bool
 ) -> None:
     calls: Any = NotingCalls((404, b"none"))
@@ -458,7 +458,7 @@ class ScriptedCalls:
         return answer
 
 
-def test_payload_that_is_not_there_is_asked_for_until_the_deadline_a_while_at_a_time(
+def test_missing_payload_is_requested_in_short_calls_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]

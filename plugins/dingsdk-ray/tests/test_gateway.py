@@ -58,7 +58,7 @@ class Reference:
         self.frame = frame
 
 
-def test_gateway_stores_a_version_once_and_lets_it_go_when_the_policy_is_discarded(
+def test_gateway_stores_a_version_once_and_releases_it_when_the_policy_is_discarded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stored: list[weakref.ref[Reference]] = []
@@ -141,7 +141,7 @@ def test_gateway_keeps_the_connections_that_answered(
         gateway._transport.remove_data()
 
 
-def test_gateway_ends_after_three_looks_at_a_folder_that_nobody_holds(
+def test_gateway_ends_after_three_checks_of_an_unused_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held = iter([False, False, True, False, False, True, False, False, False])

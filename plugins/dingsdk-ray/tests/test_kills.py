@@ -94,7 +94,7 @@ def test_payloads_survive_the_actor_that_put_them(
             assert store.get(name) == payload(rows)
 
 
-def test_gateway_that_is_killed_costs_its_workers_time_alone(near: RayTransport, far: Any) -> None:
+def test_workers_continue_after_the_gateway_is_killed(near: RayTransport, far: Any) -> None:
     heard, master = Heard(), near.master_end()
     end = far.slave_end(master.open(heard))
     end.join(WorkerInfo("w0", "collector"), PATIENCE_S)

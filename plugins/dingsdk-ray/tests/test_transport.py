@@ -32,7 +32,7 @@ from .conftest import FarTransport, GatewayHere
     "address",
     ["", "memory", "http://h:1/a", "ray://", "ray://1f", "ray:///a", "ray://1f/a/b", "ray://1:2/a"],
 )
-def test_address_that_is_none_is_refused(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         parse_address(address)
 
@@ -279,7 +279,7 @@ def test_worker_on_the_node_of_the_coordinator_dials_its_socket(
     assert found.left == 2
 
 
-def test_coordinator_whose_gateway_does_not_start_lets_go_of_its_socket(
+def test_coordinator_whose_gateway_does_not_start_closes_its_socket(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def start_gateway(*given: Any) -> Any:
@@ -299,7 +299,7 @@ def test_coordinator_whose_gateway_does_not_start_lets_go_of_its_socket(
     assert set(threading.enumerate()) <= threads
 
 
-def test_worker_looks_whether_it_is_on_the_node_of_the_coordinator(
+def test_worker_detects_whether_it_is_on_the_node_of_the_coordinator(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = Cluster(monkeypatch)

@@ -45,7 +45,7 @@ def started() -> RayWorker:
     return RayWorker(SimpleNamespace(run=run, wait_joined=joined), spec)
 
 
-def test_worker_tells_once_that_it_joined_and_once_why_it_ended(
+def test_worker_reports_its_join_once_and_its_end_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refs, worker = Refs(monkeypatch), started()
@@ -108,7 +108,7 @@ def test_worker_is_stopped_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch
     assert refs.killed == [(actor, True)] * 2
 
 
-def test_actor_works_until_it_is_told_to_stop_and_tells_how_it_ended(
+def test_actor_works_until_it_is_stopped_and_reports_how_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps: list[str] = []
@@ -131,7 +131,7 @@ def test_actor_works_until_it_is_told_to_stop_and_tells_how_it_ended(
     assert steps == ["spec"]
 
 
-def test_actor_that_never_joined_lets_those_go_on_who_wait_for_it(
+def test_actor_that_fails_before_it_joins_wakes_waiting_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def work(*given: Any) -> int:
@@ -165,7 +165,7 @@ def test_first_worker_of_each_role_needs_room(monkeypatch: pytest.MonkeyPatch) -
         Workers([("learner-0", {**demand(1.0), "resources": {"disk": 1.0}})], "", 1.0)
 
 
-def test_worker_gets_what_its_role_takes_and_no_cpu_by_itself(
+def test_worker_gets_the_resources_of_its_role_and_no_cpu_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen: list[dict[str, Any]] = []
@@ -189,7 +189,7 @@ def test_worker_gets_what_its_role_takes_and_no_cpu_by_itself(
     ]
 
 
-def test_cluster_without_anything_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_without_free_resources_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.available_resources", dict)
     demand = {"num_cpus": 1.0, "num_gpus": 0.0, "resources": {}}
     with pytest.raises(ConfigError, match="nothing is free") as caught:
@@ -271,7 +271,7 @@ def test_placement_group_without_room_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert groups.removed == [groups]
 
 
-def test_workers_without_a_placement_group_give_nothing_back(
+def test_workers_without_a_placement_group_release_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups = Groups(monkeypatch, has_room=True)

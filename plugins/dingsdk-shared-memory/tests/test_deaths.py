@@ -108,7 +108,7 @@ def test_second_master_is_refused_while_the_first_lives(
             transport.master_end().open(Listener())
 
 
-def test_next_master_removes_what_a_run_left_that_was_killed(
+def test_next_master_removes_the_leftovers_of_a_killed_run(
     transport: SharedMemoryTransport, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"

@@ -210,7 +210,7 @@ def test_folder_without_an_owner_is_stale_after_a_minute(tmp_path: Path) -> None
         assert path.is_dir() != is_stale
 
 
-def test_folder_of_which_somebody_died_before_it_had_an_owner_is_stale(tmp_path: Path) -> None:
+def test_folder_whose_creator_died_before_it_had_an_owner_is_stale(tmp_path: Path) -> None:
     path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
     path.mkdir(mode=0o700)
     (path / "lock").touch(0o600)
@@ -257,7 +257,7 @@ def test_memory_of_a_run_whose_folder_was_deleted_is_stale(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_another_process_has_alone_for_too_long_is_refused(
+def test_folder_that_another_process_locks_for_too_long_is_refused(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk_shared_memory.run_memory.SWEPT_S", 0.03)
@@ -274,7 +274,7 @@ def test_folder_that_another_process_has_alone_for_too_long_is_refused(
     RunMemory(path, run_dir).close()
 
 
-def test_folder_of_another_run_is_let_go(run_dir: Path, tmp_path: Path) -> None:
+def test_refused_folder_of_another_run_is_closed(run_dir: Path, tmp_path: Path) -> None:
     RunMemory(tmp_path / "shm", run_dir).close()
     before = open_files()
     with pytest.raises(RunDirLockedError) as caught:
@@ -283,7 +283,7 @@ def test_folder_of_another_run_is_let_go(run_dir: Path, tmp_path: Path) -> None:
     assert open_files() == before
 
 
-def test_owner_that_cannot_be_read_is_damage(run_dir: Path, tmp_path: Path) -> None:
+def test_unreadable_owner_is_reported_as_damage(run_dir: Path, tmp_path: Path) -> None:
     RunMemory(tmp_path / "shm", run_dir).close()
     owner = tmp_path / "shm" / OWNER
     owner.write_bytes(encode_json("shared-memory-run", {"format": "5"}))
@@ -297,9 +297,7 @@ def test_owner_that_cannot_be_read_is_damage(run_dir: Path, tmp_path: Path) -> N
     assert (found["found"], found["expected"], found["where"]) == (4, 5, OWNER)
 
 
-def test_removing_a_folder_takes_what_is_in_it_and_leaves_what_is_of_others(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_removing_a_folder_keeps_foreign_files(run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "shm"
     memory = RunMemory(path, run_dir)
     (path / "data").mkdir(mode=0o700)
@@ -314,7 +312,7 @@ def test_removing_a_folder_takes_what_is_in_it_and_leaves_what_is_of_others(
     assert not path.exists()
 
 
-def test_payloads_that_are_kept_come_back_once(run_dir: Path, tmp_path: Path) -> None:
+def test_kept_payloads_are_restored_once(run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "shm"
     first = SharedMemoryTransport({"data_dir": str(path)}, run_dir)
     for name, rows in (("a", 64), ("b", 20_000), ("c", 8)):
@@ -345,7 +343,7 @@ def test_payloads_that_are_kept_come_back_once(run_dir: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ask", ["has", "get", "get_verified"])
-def test_payload_is_waited_for_two_seconds_where_nothing_is_said(
+def test_payload_is_waited_for_two_seconds_by_default(
     transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
     store = transport._own_data_store()
@@ -397,7 +395,7 @@ def test_all_damage_of_a_store_is_counted(run_dir: Path, tmp_path: Path) -> None
     reader.close()
 
 
-def test_folder_that_others_can_write_to_is_left_and_told_as_text(
+def test_folder_that_others_can_write_to_is_kept_and_logged_as_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / f"dingsdk-{os.geteuid()}-{os.urandom(8).hex()}"
@@ -456,7 +454,7 @@ def test_digest_is_of_the_kind_that_is_configured(run_dir: Path, rows: int) -> N
 
 
 @pytest.mark.parametrize(("size", "kind"), [(16383, "xxh3-128"), (16384, "head")])
-def test_what_fits_into_a_segment_has_a_digest_of_all_bytes(
+def test_payload_that_fits_into_a_segment_has_a_digest_of_all_bytes(
     transport: SharedMemoryTransport, size: int, kind: str
 ) -> None:
     info = transport.data_store().put("a", SampleBatch({"x": np.zeros(size, np.uint8)}))
@@ -464,7 +462,7 @@ def test_what_fits_into_a_segment_has_a_digest_of_all_bytes(
     assert info.digest.startswith(f"{kind}:")
 
 
-def test_payload_just_as_large_as_readers_take_is_stored_and_a_larger_one_is_not(
+def test_payload_of_exactly_the_limit_is_stored_and_a_larger_one_is_not(
     tmp_path: Path,
 ) -> None:
     batch = a_batch()
@@ -490,12 +488,12 @@ def test_payload_just_as_large_as_readers_take_is_stored_and_a_larger_one_is_not
     tight.close()
 
 
-def test_id_that_is_none_is_refused(transport: SharedMemoryTransport) -> None:
+def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
     with pytest.raises(ProtocolError):
         transport.data_store().put("../a", a_batch())
 
 
-def test_who_waits_for_a_payload_is_told_that_the_store_was_closed(
+def test_close_wakes_a_reader_that_waits_for_a_payload(
     transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = transport._own_data_store()
@@ -511,7 +509,7 @@ def test_who_waits_for_a_payload_is_told_that_the_store_was_closed(
     assert caught.value.facts["what"] == "data store"
 
 
-def test_payload_that_comes_damaged_is_told_at_once(
+def test_waiting_reader_gets_the_error_of_a_damaged_payload_at_once(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = {"data_dir": str(tmp_path / "shm")}
@@ -535,7 +533,7 @@ def test_payload_that_comes_damaged_is_told_at_once(
     reader.close()
 
 
-def test_folder_that_another_process_lets_go_in_time_is_used(run_dir: Path, tmp_path: Path) -> None:
+def test_folder_that_another_process_unlocks_in_time_is_used(run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "shm"
     RunMemory(path, run_dir).close()
     with (path / "lock").open() as file:
@@ -558,9 +556,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_full_memory_stores_nothing_and_goes_on_once_there_is_room(
-    small: Path, run_dir: Path
-) -> None:
+def test_full_memory_stores_nothing_until_there_is_room(small: Path, run_dir: Path) -> None:
     cfg = {"data_dir": str(small / "memory"), "min_free_bytes": 0}
     transport = SharedMemoryTransport(cfg, run_dir)
     store = transport.data_store()
@@ -592,7 +588,7 @@ def test_full_memory_stores_nothing_and_goes_on_once_there_is_room(
     assert list(small.iterdir()) == []
 
 
-def test_room_to_leave_free_is_kept(transport: SharedMemoryTransport, run_dir: Path) -> None:
+def test_configured_space_stays_free(transport: SharedMemoryTransport, run_dir: Path) -> None:
     cfg = {"min_free_bytes": 10**15}
     crowded = SharedMemoryTransport(cfg, run_dir)
     with pytest.raises(StorageFullError, match="to leave free"):

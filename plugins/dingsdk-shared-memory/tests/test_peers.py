@@ -101,7 +101,7 @@ def test_worker_with_another_secret_is_refused(
     [b"", b"\0" * 64, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, os.urandom(4096)],
     ids=["nothing", "zeros", "http", "random"],
 )
-def test_peer_that_does_not_know_the_secret_is_cut_off(served: Served, content: bytes) -> None:
+def test_peer_that_does_not_know_the_secret_is_disconnected(served: Served, content: bytes) -> None:
     with served.dial() as peer:
         assert peer.recv(1024).startswith(GREETING)
         peer.sendall(content)
@@ -114,7 +114,7 @@ def test_peer_that_does_not_know_the_secret_is_cut_off(served: Served, content: 
     assert served.is_serving()
 
 
-def test_peer_that_says_nothing_is_cut_off_in_time(served: Served) -> None:
+def test_silent_peer_is_disconnected_in_time(served: Served) -> None:
     with served.dial() as peer:
         peer.recv(1024)
         started = time.monotonic()
@@ -122,7 +122,7 @@ def test_peer_that_says_nothing_is_cut_off_in_time(served: Served) -> None:
     assert time.monotonic() - started < 5.0
 
 
-def test_impostor_at_the_socket_is_not_believed(tmp_path: Path) -> None:
+def test_impostor_at_the_socket_is_rejected(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(GREETING + bytes(32) + bytes(32))
     channel = Channel(ours, 1024)
@@ -179,7 +179,7 @@ def test_message_over_the_limit_ends_the_connection(served: Served) -> None:
     "request_",
     [b"", b"\n", b"/v1/join\n", b"/v1/join\n{", b"/v1/nonsense\n{}", b"\xff\xfe\n\0", b"join\n[]"],
 )
-def test_nonsense_gets_an_answer_that_says_so(served: Served, request_: bytes) -> None:
+def test_invalid_request_gets_an_error_answer(served: Served, request_: bytes) -> None:
     channel = served.introduced()
     channel.send(request_, time.monotonic() + 5.0)
     status = struct.unpack_from("<H", channel.receive(time.monotonic() + 5.0))[0]
@@ -202,7 +202,7 @@ def test_more_connections_than_configured_are_closed(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "memory", "http://127.0.0.1:80", "unix:", "unix:relative"])
-def test_address_that_is_none_is_refused(transport: SharedMemoryTransport, address: str) -> None:
+def test_invalid_address_is_refused(transport: SharedMemoryTransport, address: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         transport.slave_end(address)
 
@@ -241,7 +241,7 @@ def test_task_larger_than_a_message_is_refused_where_it_is_sent(served: Served) 
     worker.close()
 
 
-def test_message_may_begin_at_any_time_and_its_rest_has_so_long() -> None:
+def test_timeout_of_a_message_starts_with_its_first_bytes() -> None:
     timeouts: list[float | None] = []
     chunks = [b"\3\0", b"\0\0ab", b"c\3\0", b"\0\0def", b"\4\0\0\0"]
     sock: Any = SimpleNamespace(settimeout=timeouts.append, recv=lambda count: chunks.pop(0))
@@ -255,7 +255,7 @@ def test_message_may_begin_at_any_time_and_its_rest_has_so_long() -> None:
     assert all(each is not None and 50.0 < each <= 60.0 for each in timeouts)
 
 
-def test_rest_of_a_message_has_no_time_where_none_is_given() -> None:
+def test_rest_of_a_message_must_be_there_without_a_timeout() -> None:
     chunks = [b"\3\0"]
     sock: Any = SimpleNamespace(settimeout=lambda limit: None, recv=lambda count: chunks.pop(0))
     with pytest.raises(TimeoutError):
@@ -291,7 +291,7 @@ def test_handshake_sends_within_its_deadline() -> None:
 
 @pytest.mark.parametrize("side", ["greet", "introduce"])
 @pytest.mark.parametrize("other", [0, 1])
-def test_peer_is_told_by_its_user_whatever_its_group(side: str, other: int) -> None:
+def test_peer_is_checked_by_its_user_and_not_by_its_group(side: str, other: int) -> None:
     user = os.geteuid() + other
     ours, theirs = socket.socketpair()
     credentials = struct.pack("3i", 1, user, user + 7)
@@ -333,7 +333,7 @@ def deadline() -> float:
     return time.monotonic() + 10.0
 
 
-def test_answer_as_large_as_it_may_be_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
+def test_answer_of_exactly_the_limit_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
     with Echo(tmp_path / "s") as echo:
         connection = Connection(echo.path, 100)
         answer = connection.post("/v1/turn", bytes(100), SECRET, deadline())
@@ -383,7 +383,7 @@ def test_request_under_way_ends_with_the_close_of_its_connection(tmp_path: Path)
         until.set()
 
 
-def test_socket_that_nobody_accepts_from_is_not_waited_for(tmp_path: Path) -> None:
+def test_connect_does_not_wait_for_a_full_backlog(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with contextlib.ExitStack() as opened:
         busy = opened.enter_context(socket.socket(socket.AF_UNIX))
@@ -400,7 +400,7 @@ def test_socket_that_nobody_accepts_from_is_not_waited_for(tmp_path: Path) -> No
         connection.close()
 
 
-def test_request_as_large_as_it_may_be_is_served_beside_its_name(tmp_path: Path) -> None:
+def test_size_limit_of_a_request_does_not_include_its_name(tmp_path: Path) -> None:
     with Echo(tmp_path / "s", max_bytes=100) as echo:
         connection = Connection(echo.path, 1000)
         name = "/v1/" + "n" * 59
@@ -427,9 +427,7 @@ def test_both_ends_prove_by_both_nonces_that_they_know_the_secret(tmp_path: Path
         assert peer.recv(64) == b"\x03\0\0\0\xcf\0x"  # status 207
 
 
-def test_server_that_says_nothing_is_given_up_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_server_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dingsdk_shared_memory.connection.CONNECT_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(tmp_path / "s"))
@@ -485,9 +483,7 @@ def test_socket_of_a_dead_master_is_replaced_and_goes_with_the_server(tmp_path: 
     assert echo.server.close()  # a second close
 
 
-def test_refused_process_is_told_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refused_process_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = Secret(b"another secret 1", source="test", is_explicit=True)
     with Echo(tmp_path / "s") as echo:
         connection = Connection(echo.path, 100)
@@ -499,7 +495,7 @@ def test_refused_process_is_told_in_the_log(
     assert echo.asked == []
 
 
-def test_connection_that_was_closed_dials_no_more(tmp_path: Path) -> None:
+def test_closed_connection_does_not_reconnect(tmp_path: Path) -> None:
     connection = Connection(str(tmp_path / "socket"), 1 << 20)
     connection.close()
     with pytest.raises(LinkError, match="the connection is closed"):

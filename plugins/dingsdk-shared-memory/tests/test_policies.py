@@ -70,9 +70,7 @@ def damage(store: SharedPolicyStore, version: int) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def test_what_is_returned_is_the_readers_own(
-    publisher: SharedPolicyStore, reader: SharedPolicyStore
-) -> None:
+def test_returned_state_is_a_copy(publisher: SharedPolicyStore, reader: SharedPolicyStore) -> None:
     publisher.publish("p", weights(1), 1)
     first = reader.newest("p")
     assert first is not None
@@ -80,7 +78,7 @@ def test_what_is_returned_is_the_readers_own(
     assert is_whole(reader.newest("p"), 1)
 
 
-def test_old_versions_go_and_their_memory_is_written_again(
+def test_memory_of_old_versions_is_reused(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, folder: Path
 ) -> None:
     for version in range(12):
@@ -144,7 +142,7 @@ def test_next_version_is_newer_and_all_damage_is_counted(
     assert reader.corrupt_count == 2
 
 
-def test_id_that_is_none_is_refused(publisher: SharedPolicyStore) -> None:
+def test_invalid_id_is_refused(publisher: SharedPolicyStore) -> None:
     for call in (
         lambda: publisher.publish("../p", weights(1), 1),
         lambda: publisher.newest("../p"),
@@ -155,7 +153,7 @@ def test_id_that_is_none_is_refused(publisher: SharedPolicyStore) -> None:
             call()
 
 
-def test_latest_version_is_told_with_the_life_of_its_policy(
+def test_latest_version_comes_with_the_life_of_its_policy(
     publisher: SharedPolicyStore, reader: SharedPolicyStore
 ) -> None:
     assert reader.latest("p") is None
@@ -182,7 +180,7 @@ def test_version_that_is_not_newer_changes_nothing(
     assert [version.number for version in reader._versions("p")] == [2]
 
 
-def test_policy_that_never_holds_still_is_given_up(
+def test_read_gives_up_if_the_policy_changes_at_every_try(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk_shared_memory.policy_store._MOVED_ON_TRIES", 3)
@@ -221,7 +219,7 @@ def test_version_of_another_policy_is_damage(
     assert reader.newest("q") is not None
 
 
-def test_thread_that_was_overtaken_does_not_return_the_older_version(
+def test_overtaken_thread_does_not_return_the_older_version(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.publish("p", weights(1), 1)
@@ -254,7 +252,7 @@ def test_version_that_is_removed_while_it_is_read_is_not_missed(
     assert is_whole(reader.newest("p"), 5)
 
 
-def test_memory_of_a_dead_publisher_goes_once_its_versions_are_old(
+def test_memory_of_a_dead_publisher_is_freed_once_its_versions_are_old(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, folder: Path
 ) -> None:
     for version in (1, 2, 3):
@@ -270,7 +268,7 @@ def test_memory_of_a_dead_publisher_goes_once_its_versions_are_old(
     assert is_whole(reader.newest("p"), 6)
 
 
-def test_version_without_room_leaves_the_one_before(
+def test_version_without_room_keeps_the_previous_one(
     publisher: SharedPolicyStore, folder: Path
 ) -> None:
     publisher.publish("p", weights(1), 1)

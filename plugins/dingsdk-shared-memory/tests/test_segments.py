@@ -107,7 +107,7 @@ def test_segment_is_filled_to_its_last_byte(tmp_path: Path, writer: Segments) ->
 
 
 @pytest.mark.parametrize("size", [64, 16 << 10], ids=["entries run out", "bytes run out"])
-def test_segment_is_written_again_once_all_its_payloads_are_deleted(
+def test_segment_is_reused_once_all_its_payloads_are_deleted(
     tmp_path: Path, writer: Segments, reader: Segments, size: int
 ) -> None:
     for index in range(3 * MOST_ENTRIES):
@@ -122,7 +122,7 @@ def test_segment_is_written_again_once_all_its_payloads_are_deleted(
     assert writer.ids() == reader.ids() == []
 
 
-def test_segment_with_a_payload_left_is_not_written_again(
+def test_segment_with_a_remaining_payload_is_not_reused(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     for index in range(2 * MOST_ENTRIES):
@@ -135,7 +135,7 @@ def test_segment_with_a_payload_left_is_not_written_again(
     assert files(tmp_path) == 2
 
 
-def test_deletion_that_comes_late_leaves_the_next_generation_alone(
+def test_late_deletion_does_not_affect_the_next_generation(
     writer: Segments, reader: Segments
 ) -> None:
     add(writer, "old", b"old")
@@ -172,7 +172,7 @@ def test_place_of_an_earlier_generation_holds_no_payload(
     assert reader._index.keys() == {"new"}  # entries of deleted payloads are removed
 
 
-def test_entry_of_the_next_generation_is_no_damage_to_who_still_knows_the_one_before(
+def test_entry_of_the_next_generation_is_not_damage_to_an_old_reader(
     writer: Segments, reader: Segments
 ) -> None:
     add(writer, "old", b"old")
@@ -187,7 +187,7 @@ def test_entry_of_the_next_generation_is_no_damage_to_who_still_knows_the_one_be
     assert list(segment.learn(1)) == []
 
 
-def test_id_that_is_used_again_elsewhere_outlasts_its_first_segment(
+def test_id_reused_in_another_segment_outlasts_its_first_segment(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     add(writer, "a", b"first")
@@ -203,7 +203,7 @@ def test_id_that_is_used_again_elsewhere_outlasts_its_first_segment(
         assert reader.read("a") == b"second"
 
 
-def test_what_others_add_later_is_not_looked_for_where_an_id_is_new(
+def test_read_of_a_new_id_does_not_search_for_later_payloads(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     add(writer, "a", b"a")
@@ -213,7 +213,7 @@ def test_what_others_add_later_is_not_looked_for_where_an_id_is_new(
     assert reader.read("b") == b"b"
 
 
-def test_segment_that_is_made_within_the_tick_of_a_look_is_found(
+def test_segment_created_within_the_clock_tick_of_a_look_up_is_found(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     path = tmp_path / "s"
@@ -237,9 +237,7 @@ def test_deleting_twice_or_nothing_changes_nothing(writer: Segments, reader: Seg
     assert reader._index.keys() == {"b"}
 
 
-def test_entry_that_its_writer_did_not_live_to_count_is_not_seen(
-    writer: Segments, reader: Segments
-) -> None:
+def test_uncounted_entry_of_a_dead_writer_is_not_seen(writer: Segments, reader: Segments) -> None:
     add(writer, "a", b"a")
     own = writer._own
     assert own is not None
@@ -397,7 +395,7 @@ def test_damaged_mark_of_a_deletion_leaves_the_payload(writer: Segments, reader:
     assert reader.damaged_count == 0
 
 
-def test_orphans_go_after_their_grace_and_segments_of_dead_writers_with_the_last(
+def test_orphans_are_swept_after_their_grace_and_dead_segments_with_the_last(
     tmp_path: Path,
 ) -> None:
     clock = Clock()
@@ -429,7 +427,7 @@ def test_orphans_go_after_their_grace_and_segments_of_dead_writers_with_the_last
     keeper.close()
 
 
-def test_slot_is_written_again_once_its_payload_is_deleted_and_nobody_views_it(
+def test_slot_is_reused_once_its_payload_is_deleted_and_not_viewed(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     views = []
@@ -458,7 +456,7 @@ def test_slot_is_written_again_once_its_payload_is_deleted_and_nobody_views_it(
 @pytest.mark.parametrize(
     ("size", "slots"), [(LARGE, 1), (LARGE // 2, 1), (LARGE // 2 - 1, 2), (LARGE + 1, 2)]
 )
-def test_slot_of_up_to_twice_the_size_is_written_again(
+def test_slot_of_up_to_twice_the_size_is_reused(
     tmp_path: Path, writer: Segments, size: int, slots: int
 ) -> None:
     add(writer, "a", bytes(LARGE))
@@ -483,7 +481,7 @@ def test_slots_that_become_free_together_are_each_used_once(
     assert files(tmp_path, "slot") == len(sizes)
 
 
-def test_slots_of_other_sizes_are_not_used_and_go_where_there_is_no_room(tmp_path: Path) -> None:
+def test_slots_of_other_sizes_are_not_used_and_freed_if_there_is_no_room(tmp_path: Path) -> None:
     folder, other = Crowded(tmp_path / "s"), Crowded(tmp_path / "t")
     folder.room = 1 << 30
     made = Segments(folder)
@@ -569,7 +567,7 @@ def test_file_that_the_system_has_no_room_for_is_removed(
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_lock_that_is_swept_before_its_writer_holds_it_is_given_up_for_another(
+def test_writer_takes_another_lock_if_its_first_one_was_swept(
     tmp_path: Path,
     writer: Segments,
     reader: Segments,
@@ -694,7 +692,7 @@ def test_reader_that_comes_late_does_not_see_the_next_payload_in_a_slot(
     assert bytes(reader.read("new") or b"") == b"n" * LARGE
 
 
-def test_payload_of_a_slot_that_its_writer_did_not_live_to_list_is_not_seen(
+def test_unlisted_slot_of_a_dead_writer_is_not_seen(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     add(writer, "a", b"a")
@@ -707,9 +705,7 @@ def test_payload_of_a_slot_that_its_writer_did_not_live_to_list_is_not_seen(
     assert reader.ids() == ["a"]
 
 
-def test_slot_that_was_cut_off_is_refused(
-    tmp_path: Path, writer: Segments, reader: Segments
-) -> None:
+def test_truncated_slot_is_refused(tmp_path: Path, writer: Segments, reader: Segments) -> None:
     add(writer, "a", bytes(LARGE))
     with next((tmp_path / "s").glob("*.slot")).open("r+b") as file:
         file.truncate(LARGE - 4096)

@@ -18,7 +18,7 @@ def memory(size: int, offset: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("to", "of"), [(0, 0), (0, 1), (1, 0), (32, 32)])
-def test_copy_writes_every_byte_and_none_beside_it(size: int, to: int, of: int) -> None:
+def test_copy_writes_every_byte_and_none_outside(size: int, to: int, of: int) -> None:
     content = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     source, target = memory(size, of), memory(size, to)
     source[:] = content

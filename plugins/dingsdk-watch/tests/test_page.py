@@ -202,7 +202,7 @@ def test_page_without_token_shows_nothing_of_the_run(
         assert not browser.driver.get_cookies()
 
 
-def test_page_is_readable_on_a_telephone(
+def test_page_is_readable_on_a_phone(
     browser: Browser, serve: Serve, run_folder: Path, tmp_path: Path
 ) -> None:
     long = write_run(tmp_path / ("a_long_name_of_a_run_" * 4), columns={"x" * 60: "y" * 60})
@@ -232,7 +232,9 @@ def test_page_is_readable_on_a_telephone(
     assert 300 < chart <= 390
 
 
-def test_names_and_logs_of_runs_are_text(browser: Browser, serve: Serve, tmp_path: Path) -> None:
+def test_names_and_logs_of_runs_are_shown_as_text(
+    browser: Browser, serve: Serve, tmp_path: Path
+) -> None:
     folder = write_run(tmp_path / "run", columns={HOSTILE: HOSTILE}, held_up_by=HOSTILE)
     (folder / "log" / "learner" / "learner_logger.txt").write_text(HOSTILE)
     browser.open(serve(folder).url)
@@ -282,7 +284,7 @@ def elsewhere() -> Iterator[Callable[[str], str]]:
     server.server_close()
 
 
-def test_no_script_runs_that_is_inline_or_from_elsewhere(
+def test_inline_and_foreign_scripts_do_not_run(
     browser: Browser, serve: Serve, run_folder: Path, elsewhere: Callable[[str], str]
 ) -> None:
     browser.open(serve(run_folder).url)

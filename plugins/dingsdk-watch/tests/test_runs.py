@@ -15,7 +15,7 @@ from dingsdk.errors import RunFolderError
 from .run_folders import STATUS, write_run
 
 
-def test_run_under_way_tells_its_status(run_folder: Path) -> None:
+def test_running_run_shows_its_status(run_folder: Path) -> None:
     found = Run(run_folder).status()
 
     assert (found["name"], found["state"], found["reason"]) == ("cartpole", "under way", None)
@@ -24,7 +24,7 @@ def test_run_under_way_tells_its_status(run_folder: Path) -> None:
     assert found["error"] == ""
 
 
-def test_run_that_is_over_tells_why(tmp_path: Path) -> None:
+def test_finished_run_shows_why_it_ended(tmp_path: Path) -> None:
     found = Run(write_run(tmp_path / "run", reason="limit", written_at=0.0)).status()
 
     assert (found["state"], found["reason"]) == ("over", "limit")
@@ -79,7 +79,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         Run(tmp_path / "nowhere")
 
 
-def test_curves_have_a_list_a_name_with_nested_values_flat(run_folder: Path) -> None:
+def test_curves_have_one_list_per_name_with_nested_values_flattened(run_folder: Path) -> None:
     with (run_folder / "progress.jsonl").open("a") as file:
         row = {"elapsed_s": 9.0, "env_steps": 900, "loss": None, "columns": {"gpu": 2, "note": "x"}}
         file.write("not json\n[]\n{}\n" + json.dumps(row) + '\n{"elapsed_s": 10.0, "env_')
@@ -113,7 +113,7 @@ def test_lines_that_were_read_are_not_read_again(run_folder: Path) -> None:
         assert run.curves()["env_steps"] == [0, 100, 200, *steps]
 
 
-def test_resumed_run_replaces_what_it_does_again(run_folder: Path) -> None:
+def test_resumed_run_replaces_repeated_points(run_folder: Path) -> None:
     run = Run(run_folder)
     run.curves()
     with (run_folder / "progress.jsonl").open("a") as file:
@@ -122,7 +122,7 @@ def test_resumed_run_replaces_what_it_does_again(run_folder: Path) -> None:
     assert run.curves()["env_steps"] == [0, 41]
 
 
-def test_folder_that_another_run_took_begins_anew(run_folder: Path) -> None:
+def test_curves_start_again_if_another_run_takes_the_folder(run_folder: Path) -> None:
     run = Run(run_folder)
     run.curves()
     (run_folder / "progress.jsonl").write_text('{"elapsed_s": 0.1, "env_steps": 5}\n')
@@ -182,7 +182,7 @@ def test_nothing_outside_the_run_folder_is_read(run_folder: Path, tmp_path: Path
     assert "result.json" in run.status()["error"]
 
 
-def test_file_beyond_all_size_is_not_read(run_folder: Path) -> None:
+def test_huge_file_is_not_read(run_folder: Path) -> None:
     with (run_folder / "status.json").open("r+b") as file:
         file.truncate(MAX_BYTES + 1)
 

@@ -136,7 +136,7 @@ def test_requests_that_other_sites_cause_are_refused(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_nothing_but_reading_is_served(serve: Serve, run_folder: Path, method: str) -> None:
+def test_only_read_requests_are_served(serve: Serve, run_folder: Path, method: str) -> None:
     assert ask(serve(run_folder), "/status.json", method).status == 405
 
 
@@ -148,7 +148,7 @@ def test_other_addresses_are_not_found(serve: Serve, run_folder: Path, path: str
 
 
 @pytest.mark.parametrize(("path", "status"), [(path, 200) for path in PATHS] + [("/x", 404)])
-def test_every_answer_forbids_what_is_not_from_here(
+def test_every_response_forbids_content_of_other_sites(
     serve: Serve, run_folder: Path, path: str, status: int
 ) -> None:
     answer = ask(serve(run_folder), path)
@@ -179,7 +179,7 @@ def test_refusals_carry_the_same_headers(serve: Serve, run_folder: Path) -> None
     assert refused.headers["Content-Type"].startswith("text/plain")
 
 
-def test_page_has_no_script_inline_or_from_elsewhere(serve: Serve, run_folder: Path) -> None:
+def test_page_has_no_inline_or_foreign_script(serve: Serve, run_folder: Path) -> None:
     server = serve(run_folder)
     page, script, style = (ask(server, path).text for path in ("/", "/page.js", "/page.css"))
 
@@ -285,7 +285,7 @@ def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_p
     }
 
 
-def test_run_folder_that_goes_away_is_told_and_the_server_stays(
+def test_server_reports_a_removed_run_folder_and_keeps_running(
     serve: Serve, run_folder: Path
 ) -> None:
     server = serve(run_folder)
@@ -297,7 +297,7 @@ def test_run_folder_that_goes_away_is_told_and_the_server_stays(
     assert ask(server, "/metrics").status == 200
 
 
-def test_defect_of_the_server_is_logged_in_full_and_its_text_stays_here(
+def test_internal_error_is_logged_but_its_text_is_not_sent(
     serve: Serve,
     run_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -344,9 +344,7 @@ def test_listening_beyond_this_machine_needs_a_name() -> None:
     assert set(allowed_hosts("LocalHost", [])) == set(allowed_hosts("127.0.0.1", []))
 
 
-def test_address_names_the_first_host_by_which_it_may_be_asked(
-    serve: Serve, run_folder: Path
-) -> None:
+def test_url_names_the_first_allowed_host(serve: Serve, run_folder: Path) -> None:
     own = serve(run_folder)
     named = serve(run_folder, allow_hosts=["box.lan", "other.lan"], token="a" * 16)
 
@@ -356,7 +354,7 @@ def test_address_names_the_first_host_by_which_it_may_be_asked(
     assert own._thread.daemon  # a program that forgets to close the server can still exit
 
 
-def test_server_that_was_never_started_lets_go_of_its_port(run_folder: Path) -> None:
+def test_close_releases_the_port_of_a_server_that_was_never_started(run_folder: Path) -> None:
     server = Server([Run(run_folder)])
     for _ in range(2):
         server.close()
@@ -426,7 +424,7 @@ def test_request_with_two_hosts_is_refused(serve: Serve, run_folder: Path) -> No
             assert connection.recv(64).split()[1] == status
 
 
-def test_port_may_be_left_out_where_it_is_that_of_http() -> None:
+def test_host_without_a_port_is_accepted_on_the_http_port() -> None:
     hosts = Guard("token", "session", ["127.0.0.1"], 80).hosts
     assert hosts == {"127.0.0.1", "127.0.0.1:80"}
     assert Guard("token", "session", ["127.0.0.1"], 8080).hosts == {"127.0.0.1:8080"}
