@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[FileDataStore]:
 
 
 @pytest.mark.parametrize("batch", [piece(), piece(rows=0), large(), mapped()])
-def test_another_store_on_the_folder_reads_what_was_put(
+def test_another_store_on_the_folder_reads_the_payload(
     store: FileDataStore, tmp_path: Path, batch: SampleBatch
 ) -> None:
     info = store.put("c0-1", batch)
@@ -90,7 +90,7 @@ def test_concurrent_puts_of_a_payload_store_it_once(store: FileDataStore) -> Non
     assert store.get("p") == piece(1)
 
 
-def test_store_has_what_was_put_until_it_is_deleted(store: FileDataStore) -> None:
+def test_store_has_a_payload_until_it_is_deleted(store: FileDataStore) -> None:
     assert not store.has("p", 0.0)
     store.put("p", piece())
     assert store.has("p", 0.0)
@@ -98,7 +98,7 @@ def test_store_has_what_was_put_until_it_is_deleted(store: FileDataStore) -> Non
     assert not store.has("p", 0.0)
 
 
-def test_a_damaged_payload_put_again_is_whole_again(store: FileDataStore, tmp_path: Path) -> None:
+def test_damaged_payload_can_be_put_again(store: FileDataStore, tmp_path: Path) -> None:
     store.put("p", piece(1))
     file_of(store, tmp_path, "p").write_bytes(b"DING1\r\n\0 not any more")
     store.put("p", piece(1))

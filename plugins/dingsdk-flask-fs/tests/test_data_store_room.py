@@ -133,7 +133,7 @@ def test_deleted_file_with_another_hard_link_is_not_pooled(
     assert other.read_bytes() == content
 
 
-def test_a_full_pool_looks_for_room_again_after_a_while(tmp_path: Path) -> None:
+def test_full_pool_checks_for_room_again_after_a_while(tmp_path: Path) -> None:
     now = [0.0]
     with PrivateDir(tmp_path / "data") as data, PrivateDir(tmp_path / "pool") as folder:
         pool = FilePool(folder, 2, 64, lambda: now[0])

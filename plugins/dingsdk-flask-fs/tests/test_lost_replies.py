@@ -115,7 +115,7 @@ def _ask_until_told(end: Any) -> None:
         end.next_task(1.0)
 
 
-def test_worker_with_another_secret_is_told_so(
+def test_worker_with_another_secret_gets_a_clear_error(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", "another secret of good length")

@@ -27,7 +27,7 @@ from dingsdk.worker.comm.files.policy_store import FilePolicyStore, Returned, en
 from .policies import damage, folder_of, is_whole, publish_damaged, weights
 
 
-def test_tensors_and_arrays_come_back_as_they_were(
+def test_tensors_and_arrays_are_read_unchanged(
     publisher: FilePolicyStore, reader: FilePolicyStore
 ) -> None:
     state = {
@@ -140,7 +140,7 @@ def test_discard_deletes_the_pointer_before_the_versions(
     assert left == [["000000000001.ding"]]
 
 
-def test_discard_forgets_a_policy_and_the_next_one_starts_anew(
+def test_discard_removes_a_policy_and_the_next_one_starts_again(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     publisher.publish("p", weights(9), 9)
@@ -244,7 +244,7 @@ def test_file_of_another_policy_or_version_counts_as_damaged(
     assert reader.corrupt_count == 2
 
 
-def test_no_whole_version_is_an_error(
+def test_read_without_an_undamaged_version_is_an_error(
     publisher: FilePolicyStore, reader: FilePolicyStore, tmp_path: Path
 ) -> None:
     for version in (1, 2):

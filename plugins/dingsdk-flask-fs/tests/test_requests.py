@@ -180,7 +180,7 @@ def test_endless_chunked_body_is_cut_off(served: Any) -> None:
 
 
 @pytest.mark.parametrize("length", ["-1", "abc", "1e3", "+5", "5, 6"])
-def test_content_length_that_is_no_number_is_refused(served: Any, length: str) -> None:
+def test_content_length_that_is_not_a_number_is_refused(served: Any, length: str) -> None:
     answer = raw(served, f"{HEAD}Content-Length: {length}\r\n\r\nabcde".encode())
     assert answer.split(b"\r\n")[0].split()[1] in (b"400", b"401")
     still_serves(served)

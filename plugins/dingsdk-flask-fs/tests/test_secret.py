@@ -67,7 +67,7 @@ def test_created_secret_is_durable(folder: PrivateDir) -> None:
     assert log.is_durable(folder.path / "secret")
 
 
-def test_shortest_secret_has_16_bytes() -> None:
+def test_secret_of_16_bytes_is_accepted() -> None:
     found = named_secret({"DINGSDK_SECRET": "x" * 16})
     assert found is not None
     assert found.reveal() == b"x" * 16

@@ -38,7 +38,7 @@ def test_invalid_address_is_refused(transport: FlaskFSTransport, address: str) -
         transport.slave_end(address)
 
 
-def test_task_larger_than_a_message_is_refused_where_it_is_sent(served: Served) -> None:
+def test_sender_refuses_a_task_larger_than_a_message(served: Served) -> None:
     end = served.slave()
     with pytest.raises(ProtocolError, match="max_message_bytes"):
         served.end.send("w0", 1, TaskMessage("t1", {"blob": "a" * (5 << 20)}))

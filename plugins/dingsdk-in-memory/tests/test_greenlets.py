@@ -61,7 +61,7 @@ def test_jobs_that_are_held_start_after_set_up_in_the_order_of_their_spawns(
     assert seen == ["a", "b", "c"]
 
 
-def test_jobs_that_were_held_by_set_up_that_failed_still_run(scheduler: GreenletScheduler) -> None:
+def test_jobs_held_during_a_failed_set_up_still_run(scheduler: GreenletScheduler) -> None:
     jobs = []
 
     def set_up() -> None:

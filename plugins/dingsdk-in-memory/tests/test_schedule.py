@@ -46,7 +46,7 @@ def read_written(path: Path, turns: int) -> int:
     return len(found)
 
 
-def test_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
+def test_file_truncated_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schedule.bin"
     write(path, 60)
     content = path.read_bytes()
@@ -139,7 +139,7 @@ def test_long_schedule_is_written_while_it_is_recorded(
     assert read_schedule(path)[-1][2] == ms
 
 
-def test_job_that_waits_when_its_record_ends_has_had_one_turn(tmp_path: Path) -> None:
+def test_job_that_waits_at_the_end_of_its_record_has_had_one_turn(tmp_path: Path) -> None:
     path, scheduler = tmp_path / "schedule.bin", GreenletScheduler()
     scheduler.record(path)
     condition, is_waiting = scheduler.condition(), threading.Event()

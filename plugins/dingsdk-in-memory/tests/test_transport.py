@@ -32,7 +32,7 @@ def test_join_without_a_master_gives_up_at_its_deadline(transport: InMemoryTrans
     assert time.monotonic() - started < 6.0
 
 
-def test_worker_that_leaves_a_master_that_closed_is_not_reported(
+def test_worker_that_leaves_a_closed_master_is_not_reported(
     transport: InMemoryTransport,
 ) -> None:
     told: list[Any] = []

@@ -111,7 +111,7 @@ def test_command_is_started_on_this_node_and_its_log_is_named(
         ray.exceptions.GetTimeoutError("late"),
     ],
 )
-def test_command_that_cannot_be_started_is_told_in_one_line(
+def test_command_that_cannot_be_started_is_a_one_line_error(
     fake: Ray, joined: list[Any], error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.error = error

@@ -60,7 +60,7 @@ def env_steps(folder: Path) -> int:
     return int(status.get("env_steps", 0))
 
 
-def test_training_goes_on_without_a_killed_worker_and_a_killed_coordinator(tmp_path: Path) -> None:
+def test_training_continues_after_a_worker_and_the_coordinator_are_killed(tmp_path: Path) -> None:
     with training(tmp_path, f"system.max_env_steps={ENV_STEPS}") as process:
         wait_for(lambda: env_steps(tmp_path) > 0)
         all_processes = psutil.Process(process.pid).children(recursive=True)
@@ -76,7 +76,7 @@ def test_training_goes_on_without_a_killed_worker_and_a_killed_coordinator(tmp_p
     assert left == []
 
 
-def test_training_goes_on_while_the_control_service_stops_and_after_it_comes_back(
+def test_training_continues_while_the_control_service_is_stopped_and_afterwards(
     tmp_path: Path,
 ) -> None:
     with training(tmp_path) as process:
@@ -103,7 +103,7 @@ def test_training_goes_on_while_the_control_service_stops_and_after_it_comes_bac
     assert counts["live"] + sum(counts["evicted"].values()) == counts["acknowledged"]
 
 
-def test_workers_without_room_are_told_in_one_line_and_leave_no_run_folder(
+def test_workers_without_room_are_a_one_line_error_without_a_run_folder(
     ray_address: str, tmp_path: Path
 ) -> None:
     address = f"system.transport.address={ray_address}"
@@ -156,7 +156,7 @@ def test_worker_that_the_memory_monitor_ends_is_named_with_the_reason(
     assert "system.restarts is 0" in last
 
 
-def test_detached_run_goes_on_without_the_process_that_started_it(
+def test_detached_run_continues_without_the_process_that_started_it(
     ray_address: str, tmp_path: Path
 ) -> None:
     detached = [sys.executable, "-m", "dingsdk_ray.detached", "--address", ray_address]

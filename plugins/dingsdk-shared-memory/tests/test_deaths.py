@@ -124,7 +124,7 @@ def test_next_master_removes_the_leftovers_of_a_killed_run(
     assert transport.data_dir.is_dir()
 
 
-def test_folder_of_a_run_under_way_stays_while_its_processes_are_started_again(
+def test_folder_of_a_running_run_stays_while_its_processes_restart(
     transport: SharedMemoryTransport, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -139,7 +139,7 @@ def test_folder_of_a_run_under_way_stays_while_its_processes_are_started_again(
     remove(folder_of(other))
 
 
-def test_end_of_a_run_leaves_nothing(run_dir: Path) -> None:
+def test_run_leaves_nothing_at_its_end(run_dir: Path) -> None:
     before = set(ROOT.iterdir())
     transport = SharedMemoryTransport({}, run_dir)
     transport.master_end().open(Listener())

@@ -233,7 +233,7 @@ def test_lock_is_the_last_file_of_a_folder_that_is_removed(run_dir: Path, tmp_pa
     assert not path.exists()
 
 
-def test_stale_folders_are_all_removed_and_those_in_use_are_left(tmp_path: Path) -> None:
+def test_all_stale_folders_are_removed_and_used_ones_kept(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
     names = [f"dingsdk-{os.geteuid()}-{digit * 16}" for digit in "abcd"]
     for name in names:
@@ -410,7 +410,7 @@ def test_folder_that_others_can_write_to_is_kept_and_logged_as_text(
     assert [type(each) for each in record.args or ()] == [type(path), str]
 
 
-def test_names_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_folders_with_foreign_names_are_kept(tmp_path: Path) -> None:
     names = ["dingsdk-1-0123456789abcdef0", "dingsdk-x", f"dingsdk-{os.geteuid() + 1}-{'0' * 16}"]
     for name in names:
         (tmp_path / name).mkdir(mode=0o700)

@@ -143,7 +143,7 @@ def test_other_version_of_the_protocol_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_user_is_refused_even_where_the_socket_is_open_to_all(
+def test_another_user_is_refused_even_if_the_socket_is_open_to_all(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(served.path).chmod(0o777)
@@ -233,7 +233,7 @@ def test_limits_of_the_section_are_refused_beyond_their_bounds(
             assert caught.value.path == f"system.transport.{key}"
 
 
-def test_task_larger_than_a_message_is_refused_where_it_is_sent(served: Served) -> None:
+def test_sender_refuses_a_task_larger_than_a_message(served: Served) -> None:
     worker = served.transport.slave_end(served.address)
     worker.join(WorkerInfo("w", "collector"), 5.0)
     with pytest.raises(ProtocolError, match="max_message_bytes"):
@@ -471,7 +471,7 @@ def test_socket_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
     assert open_files() == before
 
 
-def test_socket_of_a_dead_master_is_replaced_and_goes_with_the_server(tmp_path: Path) -> None:
+def test_socket_of_a_dead_master_is_replaced_and_removed_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

@@ -97,7 +97,7 @@ def test_store_keeps_nothing_of_a_policy_that_it_discarded(publisher: SharedPoli
     assert publisher._returned.newest("p") is None
 
 
-def test_damaged_newest_version_falls_back_and_is_counted_and_told_once(
+def test_damaged_newest_version_falls_back_and_is_counted_and_reported_once(
     publisher: SharedPolicyStore, reader: SharedPolicyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     for version in (1, 2, 3):
@@ -115,7 +115,7 @@ def test_damaged_newest_version_falls_back_and_is_counted_and_told_once(
     assert is_whole(reader.newest("p", newer_than=2), 4)
 
 
-def test_reader_gets_no_older_version_where_the_one_it_had_is_damaged(
+def test_reader_gets_no_older_version_if_its_current_one_is_damaged(
     publisher: SharedPolicyStore, reader: SharedPolicyStore
 ) -> None:
     for version in (1, 2, 3):
@@ -192,7 +192,7 @@ def test_read_gives_up_if_the_policy_changes_at_every_try(
     assert (tries, caught.value.where) == ([1, 1, 1], "p")
 
 
-def test_no_whole_version_is_an_error(
+def test_read_without_an_undamaged_version_is_an_error(
     publisher: SharedPolicyStore, reader: SharedPolicyStore
 ) -> None:
     for version in (1, 2):

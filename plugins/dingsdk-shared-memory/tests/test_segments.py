@@ -74,7 +74,7 @@ def files(path: Path, kind: str = "seg") -> int:
     return len(list((path / "s").glob(f"*.{kind}")))
 
 
-def test_frames_of_every_size_come_back_to_another_reader(
+def test_frames_of_every_size_are_read_by_another_store(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     frames = {f"p{size}": bytes([size % 251]) * size for size in (1, 63, 64, 65, 4096, 16384)}
@@ -249,7 +249,7 @@ def test_uncounted_entry_of_a_dead_writer_is_not_seen(writer: Segments, reader: 
 
 
 @pytest.mark.parametrize("size", [8, LARGE], ids=["in a segment", "in a slot"])
-def test_damaged_entry_is_counted_and_told_once_and_its_payload_never_read(
+def test_damaged_entry_is_counted_and_reported_once_and_its_payload_never_read(
     tmp_path: Path,
     writer: Segments,
     reader: Segments,
@@ -357,7 +357,7 @@ def test_payloads_that_a_reader_knows_outlast_a_header_that_is_damaged_twice(
     assert reader.read("b") == b"b"
 
 
-def test_payloads_behind_a_count_that_is_damaged_twice_are_lost_to_a_reader_that_comes_late(
+def test_late_reader_does_not_see_payloads_behind_a_twice_damaged_count(
     writer: Segments, reader: Segments
 ) -> None:
     add(writer, "a", b"a")
@@ -384,7 +384,7 @@ def test_header_holds_generation_and_count_twice_each_with_a_check(writer: Segme
         writer._index.clear()
 
 
-def test_damaged_mark_of_a_deletion_leaves_the_payload(writer: Segments, reader: Segments) -> None:
+def test_damaged_deletion_mark_keeps_the_payload(writer: Segments, reader: Segments) -> None:
     add(writer, "a", b"a")
     own = writer._own
     assert own is not None
@@ -481,7 +481,7 @@ def test_slots_that_become_free_together_are_each_used_once(
     assert files(tmp_path, "slot") == len(sizes)
 
 
-def test_slots_of_other_sizes_are_not_used_and_freed_if_there_is_no_room(tmp_path: Path) -> None:
+def test_slots_of_other_sizes_are_not_reused_but_freed_if_there_is_no_room(tmp_path: Path) -> None:
     folder, other = Crowded(tmp_path / "s"), Crowded(tmp_path / "t")
     folder.room = 1 << 30
     made = Segments(folder)
@@ -541,7 +541,7 @@ def test_payloads_of_a_folder_that_was_removed_are_gone(
     assert not reader.has("a")
 
 
-def test_folder_that_is_gone_is_told_with_the_reason_of_the_system(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_with_the_reason_of_the_system(tmp_path: Path) -> None:
     with closing(opened(tmp_path / "s")) as made:
         (tmp_path / "s").rmdir()
         assert made.ids() == []
@@ -552,7 +552,7 @@ def test_folder_that_is_gone_is_told_with_the_reason_of_the_system(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["seg", "slot"])
-def test_file_that_the_system_has_no_room_for_is_removed(
+def test_file_without_room_is_removed(
     tmp_path: Path, writer: Segments, reader: Segments, kind: str
 ) -> None:
     size = 1 if kind == "seg" else LARGE
@@ -601,7 +601,7 @@ def test_writer_takes_another_lock_if_its_first_one_was_swept(
     assert (reader.read("a"), reader.read("b")) == (b"a", b"b")
 
 
-def test_store_that_was_closed_finds_nothing_takes_nothing_and_holds_no_memory(
+def test_closed_store_finds_nothing_stores_nothing_and_holds_no_memory(
     tmp_path: Path,
 ) -> None:
     made = opened(tmp_path / "s")
@@ -658,7 +658,7 @@ def test_slots_are_of_few_sizes(
     assert slot.stat().st_size == slot_size
 
 
-def test_maps_of_slots_are_limited_and_go_with_the_slots(
+def test_maps_of_slots_are_limited_and_removed_with_the_slots(
     tmp_path: Path, writer: Segments, reader: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dingsdk_shared_memory.segments.MOST_MAPS", 2)
@@ -678,7 +678,7 @@ def test_maps_of_slots_are_limited_and_go_with_the_slots(
     assert reader._maps.keys() == set()
 
 
-def test_reader_that_comes_late_does_not_see_the_next_payload_in_a_slot(
+def test_late_reader_does_not_see_the_next_payload_in_a_slot(
     writer: Segments, reader: Segments
 ) -> None:
     add(writer, "old", b"o" * LARGE)
@@ -770,7 +770,7 @@ def test_segments_made_within_one_tick_of_the_clock_are_all_found(
         each.close()
 
 
-def test_segment_that_is_being_made_is_found_once_it_is_whole(
+def test_incomplete_segment_is_found_once_it_is_complete(
     tmp_path: Path, writer: Segments, reader: Segments
 ) -> None:
     add(writer, "a", b"a")

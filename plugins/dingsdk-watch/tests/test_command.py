@@ -251,7 +251,7 @@ def test_page_ends_with_a_training_run_that_is_killed(start: Start, tmp_path: Pa
     wait_until_refused(port)
 
 
-def test_watching_without_the_plugin_says_how_to_get_it_before_anything_starts(
+def test_missing_plugin_is_reported_with_a_hint_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with use_manager(PluginManager(Switches(), discover=list)):

@@ -153,7 +153,7 @@ def test_curves_are_drawn_through_their_points(
     assert (t0, t1) == pytest.approx((x0, x1), abs=0.2)
 
 
-def test_page_follows_a_run_while_it_trains_and_stays_after_its_end(
+def test_page_follows_a_run_and_stays_after_its_end(
     browser: Browser, serve: Serve, tmp_path: Path
 ) -> None:
     sets = ["env.stop_value=1000", "system.max_env_steps=100000000", "env.evaluator_env_num=1"]

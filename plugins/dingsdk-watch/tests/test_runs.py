@@ -42,7 +42,7 @@ def test_run_that_wrote_nothing_for_long_is_silent(run_folder: Path) -> None:
     assert state(-5.0) == ("under way", 0.0)
 
 
-def test_run_that_is_resumed_is_under_way_though_a_result_is_there(run_folder: Path) -> None:
+def test_resumed_run_is_running_although_a_result_exists(run_folder: Path) -> None:
     (run_folder / "result.json").write_text(json.dumps({"format": 1, "reason": "limit"}))
 
     assert Run(run_folder).status()["state"] == "under way"
@@ -93,7 +93,7 @@ def test_curves_have_one_list_per_name_with_nested_values_flattened(run_folder: 
     }
 
 
-def test_lines_that_are_added_are_read_once_they_are_whole(run_folder: Path) -> None:
+def test_added_lines_are_read_once_they_are_complete(run_folder: Path) -> None:
     run, path = Run(run_folder), run_folder / "progress.jsonl"
     assert run.curves()["env_steps"] == [0, 100, 200]
     with path.open("a") as file:

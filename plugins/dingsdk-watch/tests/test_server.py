@@ -47,7 +47,7 @@ def test_each_address_answers_with_the_token_and_not_without(
         assert (refused.status, server.token in refused.text) == (401, False)
 
 
-def test_token_in_the_address_gives_a_strict_cookie_once_and_leaves_the_address(
+def test_token_in_the_url_sets_a_strict_cookie_and_is_removed_from_the_url(
     serve: Serve, run_folder: Path
 ) -> None:
     server = serve(run_folder)
@@ -67,7 +67,7 @@ def test_token_in_the_address_gives_a_strict_cookie_once_and_leaves_the_address(
     assert ask(server, "/", Authorization="", Cookie=f"{name}={server.token}").status == 401
 
 
-def test_token_in_the_address_opens_the_page_alone(serve: Serve, run_folder: Path) -> None:
+def test_token_in_the_url_opens_only_the_page(serve: Serve, run_folder: Path) -> None:
     server = serve(run_folder)
 
     assert ask(server, f"/metrics?token={server.token}", Authorization="").status == 401
