@@ -9,7 +9,7 @@ from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 
 from .mutant_list import MutantList
 
-PATIENCE_S = 0.5
+PATIENCE_S = 2.0
 BASE = frozenset({"fifo", "parts", "saves"})
 
 

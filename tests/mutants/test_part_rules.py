@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_mutant_breaks_its_rule_alone(made: type[Mutant]) -> None:
     expect_own_rule_broken(
         made,
-        lambda: check_part(made.kind, made.make, capabilities=made.capabilities, patience_s=1.0),
+        lambda: check_part(made.kind, made.make, capabilities=made.capabilities, patience_s=2.0),
     )
 
 

@@ -12,7 +12,7 @@ from dingsdk_in_memory.transport import (
     MemorySlaveEnd,
 )
 
-PATIENCE_S = 0.5
+PATIENCE_S = 2.0
 
 
 class Mutant(InMemoryTransport):

@@ -127,6 +127,21 @@ def test_recording_fails_if_no_test_ran(tmp_path: Path) -> None:
         coverage_map.record(["tests/unit/test_errors.py"], tmp_path, Path("/bin/false"), 1)
 
 
+def test_recording_that_hangs_is_killed_and_run_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.mutation.coverage_map._LONGEST_S", 1.0)
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho $$ >>started\nexec sleep 600\n")
+    script.chmod(0o755)
+    coverage_map = CoverageMap(tmp_path / "coverage", Tree(CHECKOUT), ())
+    with pytest.raises(RuntimeError, match="took more than 1 s twice"):
+        coverage_map.record(["tests/unit/test_errors.py"], tmp_path, script, 1)
+    started = (tmp_path / "started").read_text().split()
+    assert len(started) == 2
+    assert not any(Path("/proc", pid).exists() for pid in started)
+
+
 @pytest.mark.slow
 def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path) -> None:
     root = tmp_path / "tree"

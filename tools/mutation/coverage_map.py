@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -21,6 +22,8 @@ from typing import Any
 from coverage import CoverageData
 
 PLUGIN = "tools.mutation.pytest_plugin"
+_LONGEST_S = 1500.0
+"""Tests that are recorded together take a fifth of this."""
 _NO_TESTS = 5
 """Exit code of pytest if no test is selected."""
 
@@ -157,14 +160,12 @@ class CoverageMap:
         ]  # fmt: skip
         # The timeout is a thread that ends the process: with tracing, CPython 3.11 may repeat one
         # instruction forever when a thread's greenlets are dropped, and run no signal handler.
-        done = subprocess.run(
-            command, cwd=checkout, env=environment, check=False, stdout=sys.stderr
-        )
+        code = _run(command, checkout, environment)
         reports: dict[str, dict[str, Any]] = {}
         for file in data.glob("tests-*.json"):
             reports |= json.loads(file.read_text())
-        if not reports and done.returncode != _NO_TESTS:
-            raise RuntimeError(f"no test ran: {' '.join(command[:3])} ended with {done.returncode}")
+        if not reports and code != _NO_TESTS:
+            raise RuntimeError(f"no test ran: {' '.join(command[:3])} ended with {code}")
         lines = _covered_lines(data, checkout)
         for name in test_files:
             self._keep(name, reports, lines)
@@ -248,6 +249,26 @@ class CoverageMap:
     def _file_of(self, name: str) -> Path:
         which = _digest({"name": name, "selection": " ".join(self._selection)})
         return self._folder / f"{which}.json"
+
+
+def _run(command: list[str], folder: Path, environment: dict[str, str]) -> int:
+    """Run a command and return its exit code.
+
+    After the timeout has ended one of its processes, pytest-xdist may wait forever: a command that
+    takes too long is killed and run once more.
+
+    Raises:
+        RuntimeError: the second run took too long, too.
+    """
+    for _ in range(2):
+        with subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=sys.stderr, start_new_session=True
+        ) as process:
+            try:
+                return process.wait(_LONGEST_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+    raise RuntimeError(f"{' '.join(command[:3])} took more than {_LONGEST_S:.0f} s twice")
 
 
 def _covered_lines(data: Path, checkout: Path) -> dict[str, dict[str, set[int]]]:
