@@ -87,7 +87,7 @@ transport_option = click.option(
     "--transport",
     metavar="TYPE",
     shell_complete=complete_transport,
-    help="In place of system.transport.type.",
+    help="Overrides system.transport.type.",
 )
 sets_option = click.option(
     "--set",
@@ -105,7 +105,7 @@ mode_option = click.option(
     help="One thread, or coordinator, collectors and learner over a transport.",
 )
 seed_option = click.option(
-    "--seed", type=int, help="Root of the seed tree, in place of the config's."
+    "--seed", type=int, help="Root of the seed tree; overrides the config's."
 )
 env_argument = click.argument("env", metavar="ENV")
 kwargs_option = click.option(

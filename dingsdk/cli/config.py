@@ -20,12 +20,12 @@ def group() -> None:
     """
 
 
-@group.command("show", short_help="Print a config with everything that it leaves out.")
+@group.command("show", short_help="Print a config with all its defaults.")
 @click.argument("config", shell_complete=complete_config)
 @mode_option
 @sets_option
 def show(config: str, mode: Any, sets: tuple[str, ...]) -> None:
-    """Print CONFIG as YAML, with the defaults of every key that it leaves out."""
+    """Print CONFIG as YAML, with the default of every key that it does not set."""
     from dingsdk.config import dump_config
     from dingsdk.pipeline.train import compile_run
 
@@ -37,9 +37,9 @@ def show(config: str, mode: Any, sets: tuple[str, ...]) -> None:
 @click.argument("other", shell_complete=complete_config)
 @mode_option
 def diff(one: str, other: str, mode: Any) -> None:
-    """Print each key that ONE and OTHER, with their defaults, have different values for.
+    """Print the keys with different values in ONE and OTHER, defaults included.
 
-    Exits with 1 where there is a difference.
+    The exit code is 1 if there is a difference.
     """
     from dingsdk.config.plain import flatten, to_plain
     from dingsdk.pipeline.train import compile_run
@@ -60,16 +60,16 @@ def diff(one: str, other: str, mode: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@group.command("validate", short_help="Check configs, and start nothing.")
+@group.command("validate", short_help="Check configs without starting a run.")
 @click.argument(
     "configs", nargs=-1, required=True, metavar="CONFIG...", shell_complete=complete_config
 )
 @mode_option
 @sets_option
 def validate(configs: tuple[str, ...], mode: Any, sets: tuple[str, ...]) -> None:
-    """Check each CONFIG as a run would, and start nothing.
+    """Check each CONFIG as a run would, without starting it.
 
-    Exits with 2 where one cannot work.
+    The exit code is 2 if a config is not valid.
     """
     from dingsdk.pipeline.train import compile_run
 
@@ -94,8 +94,8 @@ def validate(configs: tuple[str, ...], mode: Any, sets: tuple[str, ...]) -> None
 def schema(config: str | None, sets: tuple[str, ...]) -> None:
     """Print the JSON Schema of configs.
 
-    With CONFIG parts have the keys of the types that it names. Without one they have those of any
-    type that dingsdk itself provides.
+    With CONFIG, the schema has the keys of the types that it names. Without CONFIG, it has those of
+    all types that dingsdk itself provides.
     """
     from dingsdk.pipeline.json_schema import config_schema
     from dingsdk.pipeline.train import compile_run

@@ -8,16 +8,17 @@ from dingsdk.cli.completion import env_argument, kwargs_option, read_kwargs, wra
 from dingsdk.cli.tables import show_table
 
 
-@click.command("check-env", short_help="Check an env against what workers rely on.")
+@click.command("check-env", short_help="Check whether workers can use an env.")
 @env_argument
 @kwargs_option
 @wrappers_option
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the env and the actions.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of env and actions.")
 def check_env(env: str, kwargs: str, wrappers: tuple[str, ...], seed: int) -> None:
     """Check ENV, a gymnasium id or module:Class, by using it.
 
-    Its spaces, what reset and step return, ends of episodes, seeds, and whether it acts alike
-    in an env manager and in a child process. Exits with 1 where workers cannot use it.
+    Checks its spaces, the results of reset and step, ends of episodes and seeds, and whether it
+    does the same in an env manager and in a child process. The exit code is 1 if workers cannot
+    use it.
     """
     from dingsdk.envs.check import check_env as check
 
@@ -36,13 +37,13 @@ def check_env(env: str, kwargs: str, wrappers: tuple[str, ...], seed: int) -> No
     type=click.FloatRange(min=1),
     default=12.0,
     show_default=True,
-    help="About how long to measure.",
+    help="Approximate duration of the measurement.",
 )
 def bench_env(env: str, kwargs: str, wrappers: tuple[str, ...], seconds: float) -> None:
     """Measure which env manager steps ENV fastest here, and with how many envs.
 
-    ENV is a gymnasium id or module:Class. Prints env steps a second with random actions, and the
-    config lines of the fastest choice.
+    ENV is a gymnasium id or module:Class. Prints env steps per second with random actions, and the
+    config lines for the fastest choice.
     """
     from dingsdk.envs.bench import bench_env as bench
 

@@ -15,13 +15,13 @@ import click
     metavar="best|latest|PATH",
     help="Which checkpoint of a run folder to evaluate.  [default: best]",
 )
-@click.option("--episodes", type=click.IntRange(min=1), help="In place of env.n_evaluator_episode.")
-@click.option("--seed", type=click.IntRange(min=0), help="In place of the run's seed.")
+@click.option("--episodes", type=click.IntRange(min=1), help="Overrides env.n_evaluator_episode.")
+@click.option("--seed", type=click.IntRange(min=0), help="Overrides the run's seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     run: Path, checkpoint: str | None, episodes: int | None, seed: int | None, as_json: bool
 ) -> None:
-    """Play episodes with the policy of RUN, a folder that `dingsdk train` left or a checkpoint."""
+    """Play episodes with the policy of RUN, a run folder or a checkpoint."""
     from dingsdk.pipeline.evaluate import evaluate as play
 
     found = play(run, checkpoint=checkpoint, episodes=episodes, seed=seed)

@@ -13,7 +13,7 @@ import click
 def examples(as_json: bool) -> None:
     """List the shipped examples, which `dingsdk train NAME` trains.
 
-    Each with the extra of dingsdk that it needs, and how to install it where it is missing.
+    Shows which extra of dingsdk each one needs, and how to install missing extras.
     """
     from dingsdk.pipeline.examples import list_examples
 

@@ -21,9 +21,9 @@ def complete_template(
     ]
 
 
-@click.group("new", short_help="Start a project of your own.")
+@click.group("new", short_help="Create a project.")
 def group() -> None:
-    """Start a project of your own."""
+    """Create a project."""
 
 
 @group.command("plugin", short_help="Write a complete package that provides a plugin.")
@@ -34,13 +34,13 @@ def group() -> None:
     type=click.Path(path_type=Path),
     default=Path(),
     metavar="DIR",
-    help="Folder below which the package is made; default: the current one.",
+    help="Folder in which the package is created; default: the current one.",
 )
 def plugin(kind: str, name: str, into: Path) -> None:
     """Write a package that provides a plugin of KIND under the type NAME.
 
-    It has an implementation to change, an entry point, tests by the conformance kit, a config that
-    uses it and a CI file. The folder is dingsdk-rl-NAME, the module dingsdk_NAME.
+    The package has an implementation to change, an entry point, tests with the conformance kit, a
+    config that uses it and a CI file. The folder is dingsdk-rl-NAME, the module dingsdk_NAME.
     """
     folder = new_plugin(kind, name, into)
     click.echo(

@@ -12,15 +12,15 @@ from dingsdk.errors import DingError
 from dingsdk.plugins import KINDS, PluginInfo, default_manager
 
 
-@click.command("plugins", short_help="List what configs can name, and who provides it.")
-@click.option("--kind", type=click.Choice(KINDS), metavar="KIND", help="List this kind alone.")
-@click.option("--check", "is_check", is_flag=True, help="Import each, to find those that fail.")
+@click.command("plugins", short_help="List all types that configs can name.")
+@click.option("--kind", type=click.Choice(KINDS), metavar="KIND", help="List only this kind.")
+@click.option("--check", "is_check", is_flag=True, help="Import each to find those that fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(kind: str | None, is_check: bool, as_json: bool) -> None:
-    """List every type by kind, with its distribution, version and state, and why it is so.
+    """List every type by kind, with its distribution, version and state.
 
-    Reads metadata and imports no plugin, unless --check is given, which exits with 1 where one
-    cannot be imported.
+    Reads only metadata and imports no plugin. With --check, it imports all of them, and the exit
+    code is 1 if one fails.
     """
     rows = [row for row in default_manager().plugins() if kind in (None, row.kind)]
     if is_check:

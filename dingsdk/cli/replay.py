@@ -10,10 +10,10 @@ import click
 @click.command("replay", short_help="Train a recorded run again, and compare the weights.")
 @click.argument("run", type=click.Path(path_type=Path))
 def replay(run: Path) -> int:
-    """Train RUN again as its schedule says, and compare the final weights bit for bit.
+    """Train RUN again by its recorded schedule, and compare the final weights bit for bit.
 
-    RUN is the folder of a run in parallel mode with system.record_schedule=true. Nothing in it
-    changes. The exit code is 0 where all weights are the same, and 1 where some differ.
+    RUN is the folder of a run in parallel mode with system.record_schedule=true. It is not
+    changed. The exit code is 0 if all weights are the same, and 1 if some differ.
     """
     from dingsdk.pipeline.replay import replay as train_again
 

@@ -17,8 +17,8 @@ from dingsdk.cli.completion import complete_config, given_of, transport_option
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="Folder of the log, the checkpoints and the secret; a server that is started again goes "
-    "on from it.",
+    help="Folder of the log, the checkpoints and the secret; a restarted server continues "
+    "from them.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -40,10 +40,12 @@ from dingsdk.cli.completion import complete_config, given_of, transport_option
     "--coordinator",
     "address",
     metavar="URL",
-    help="Hold the replay buffer of the run whose coordinator prints this address; needs --config, "
-    "and DIR is the run folder.",
+    help="Serve the replay buffer of the run whose coordinator prints this address; needs "
+    "--config, and DIR is the run folder.",
 )
-@click.option("--config", metavar="CONFIG", shell_complete=complete_config, help="Of that run.")
+@click.option(
+    "--config", metavar="CONFIG", shell_complete=complete_config, help="Config of the run."
+)
 @transport_option
 def replay_server(
     data: Path,
@@ -54,10 +56,10 @@ def replay_server(
     config: str | None,
     transport: str | None,
 ) -> int:
-    """Serve a replay buffer until Ctrl-C, and write a checkpoint then.
+    """Serve a replay buffer until Ctrl-C, then save a checkpoint.
 
-    Prints the address for clients, and where the secret is that they need. To be reached from
-    other hosts, give --host and choose a secret (DINGSDK_SECRET_FILE).
+    Prints the address for clients, and the path of the secret that they need. For clients on other
+    hosts, give --host and choose a secret (DINGSDK_SECRET_FILE).
     """
     if (address is None) != (config is None):
         raise click.UsageError("--coordinator and --config go together")

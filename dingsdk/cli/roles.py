@@ -59,18 +59,18 @@ def _of_a_worker(command: CommandT) -> CommandT:
         "--id",
         "worker_id",
         metavar="NAME",
-        help="Unique in the run; from host name and process id by default.",
+        help="Unique in the run; default: host name and process id.",
     )
     return _of_the_run(address(name(command)))
 
 
-@click.command(short_help="Run the coordinator of a run whose workers start by themselves.")
+@click.command(short_help="Run the coordinator of a run whose workers are started by hand.")
 @_of_the_run
-@click.option("--host", help="Address to listen on, in place of system.transport.host.")
+@click.option("--host", help="Address to listen on; overrides system.transport.host.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="In place of system.transport.port; 0 takes any free one.",
+    help="Overrides system.transport.port; 0 takes any free port.",
 )
 @seed_option
 @quiet_option
@@ -84,10 +84,10 @@ def coordinator(
     seed: int | None,
     quiet: bool,
 ) -> int:
-    """Coordinate a run, and leave its result in DIR as `dingsdk train` does.
+    """Coordinate a run, and write the files of `dingsdk train` to DIR.
 
-    Prints the address for `dingsdk learner` and `dingsdk collector`, and where the secret is
-    that they need. To be reached from other hosts, give --host and choose a secret
+    Prints the address for `dingsdk learner` and `dingsdk collector`, and the path of the secret
+    that they need. For workers on other hosts, give --host and choose a secret
     (DINGSDK_SECRET_FILE).
     """
     from dingsdk.cli.train import console_progress, summary
@@ -121,7 +121,7 @@ class WorkerCommand(click.Command):
 def worker_command(role: str) -> click.Command:
     """Return the command that runs one worker of a role."""
 
-    @click.command(role, cls=WorkerCommand, short_help=f"Run one {role} of a run.")
+    @click.command(role, cls=WorkerCommand, short_help=f"Run one {role} worker of a run.")
     @_of_a_worker
     def command(**options: Any) -> int:
         return work(role, **options)

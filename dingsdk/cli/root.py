@@ -99,7 +99,7 @@ def _debug_option() -> click.Option:
         is_flag=True,
         expose_value=False,
         callback=_set_debug,
-        help="Show tracebacks, also of mistakes in the config (or set DINGSDK_DEBUG=1).",
+        help="Show tracebacks, also for config errors (or set DINGSDK_DEBUG=1).",
     )
 
 
@@ -110,7 +110,7 @@ def _debug_option() -> click.Option:
 )
 @click.version_option(version_of(OWN_DISTRIBUTION) or "unknown", prog_name="dingsdk")
 def root() -> None:
-    """Train and evaluate reinforcement learning agents whose every part is a plugin."""
+    """Train and evaluate reinforcement learning agents. Every part is a plugin."""
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -16,11 +16,11 @@ SILENT_S = 30.0
 """Age of a status beyond which its run has probably been killed."""
 
 
-@click.command("status", short_help="Show how a run is doing, and what became of its samples.")
+@click.command("status", short_help="Show the state of a run, and counts of its samples.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(run: Path, as_json: bool) -> None:
-    """Show how the run in folder RUN is doing, or how it ended. Changes nothing."""
+    """Show the state of the run in folder RUN, or how it ended. Changes nothing."""
     from dingsdk.data.files import is_locked
     from dingsdk.pipeline.status_file import read_status
 

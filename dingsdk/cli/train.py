@@ -36,13 +36,13 @@ PAGE_END_S = 15.0
 """How long the live page may take to end before it is killed."""
 
 
-@click.command(short_help="Train a policy and leave a run folder.")
+@click.command(short_help="Train a policy, and write a run folder.")
 @click.argument("config", required=False, shell_complete=complete_config)
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="Go on with the run of this folder where it was saved last, instead of a new one.",
+    help="Continue the run in this folder from its last save, instead of a new run.",
 )
 @mode_option
 @transport_option
@@ -54,13 +54,13 @@ PAGE_END_S = 15.0
     type=click.Path(path_type=Path),
     default=Path("runs"),
     show_default=True,
-    help="Folder below which the run folder is made.",
+    help="Folder in which the run folder is created.",
 )
 @click.option(
     "--watch",
     "is_watched",
     is_flag=True,
-    help="Show the run on a live page too, which stays until Ctrl-C; needs the plugin watch.",
+    help="Also show the run on a live page, which stays until Ctrl-C; needs the plugin watch.",
 )
 @quiet_option
 def train(
@@ -76,8 +76,8 @@ def train(
 ) -> int:
     """Train the policy of CONFIG: a .yaml, .json or .py file, or the name of a shipped example.
 
-    Ends when the mean return of an evaluation reaches env.stop_value. Ctrl-C stops cleanly,
-    with a checkpoint; pressed again, it exits at once.
+    The run ends when the mean return of an evaluation reaches env.stop_value. Ctrl-C saves a
+    checkpoint and stops it; a second Ctrl-C exits at once.
     """
     from dingsdk.pipeline.signals import exit_code
     from dingsdk.pipeline.train import resume as go_on

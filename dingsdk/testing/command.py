@@ -63,7 +63,7 @@ def check(
     """Import PLUGIN, check its interface, build its parts and check them against their rules.
 
     PLUGIN is KIND:TYPE, such as policies:mine, or the name of an installed distribution, whose
-    parts are all checked. Exits with 1 if a check fails.
+    parts are all checked. The exit code is 1 if a check fails.
     """
     from dingsdk.config import apply_set
     from dingsdk.testing.plugin_check import check_plugin

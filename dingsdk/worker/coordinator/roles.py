@@ -229,8 +229,9 @@ class Role(Configurable, ABC):
 class LearnerRole(Role):
     """Train for a coordinator until the run ends. Ctrl-C saves a checkpoint and leaves.
 
-    Several may train together, on one host or on several, started by torchrun or with RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment: see system.learner_num.
+    Several learners can train together, on one host or on several. Start them with torchrun, or
+    with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment: see
+    system.learner_num.
     """
 
     name: ClassVar[str] = "learner"

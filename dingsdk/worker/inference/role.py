@@ -87,7 +87,7 @@ class InferenceWorker(CommWorker):
 
 
 class InferenceRole(Role):
-    """Act for the collectors of a run, in batches over all of them. Ctrl-C leaves the run."""
+    """Compute the actions of all collectors of a run in batches. Ctrl-C leaves the run."""
 
     name: ClassVar[str] = "inference"
 

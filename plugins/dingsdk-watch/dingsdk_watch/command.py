@@ -28,12 +28,12 @@ from dingsdk.errors import ConfigError
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    help="A further name under which browsers may ask for the page; needed beyond this machine.",
+    help="Another host name of the page; needed for browsers on other machines.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File with the token, for Prometheus; without it a new one is drawn each time.",
+    help="File with the token, for Prometheus; default: a new random token each time.",
 )
 @click.option("--until-closed", is_flag=True, hidden=True, help="End with standard input.")
 def watch(
@@ -44,7 +44,7 @@ def watch(
     token_file: Path | None,
     until_closed: bool,
 ) -> int:
-    """Serve a page that shows how the runs in the folders RUN... are doing, or went.
+    """Serve a live page of the runs in the folders RUN...
 
     It reads their files and changes nothing. Ctrl-C ends it.
     """
