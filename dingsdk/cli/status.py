@@ -81,9 +81,9 @@ def _state(found: Mapping[str, Any], age_s: float, is_gone: bool) -> str:
     if found["reason"] is not None:
         return f"over: {found['reason']}"
     if is_gone:
-        return f"killed: {process} is gone, and was heard of {max(age_s, 0.0):,.0f} s ago"
+        return f"killed: {process} is gone; its last status is {max(age_s, 0.0):,.0f} s old"
     if age_s > SILENT_S:
-        return f"not heard of for {age_s:,.0f} s ({process}); it was killed, or is suspended"
+        return f"silent for {age_s:,.0f} s ({process}); it was killed, or is suspended"
     return f"under way ({process})"
 
 

@@ -715,7 +715,7 @@ class _Joiner:
         if tag is None:
             return {key: self.visit(child) for key, child in node.items()}
         if len(node) > 1:
-            raise ValueError(f"the tag {tag!r} is not alone")
+            raise ValueError(f"the tag {tag!r} has other keys beside it")
         child = node[tag]
         match tag:
             case "$array" | "$tensor":

@@ -87,7 +87,7 @@ def warn_of_left(path: str, part: str = "") -> None:
         part: Description of the plugin's part whose code hangs, if it is known.
     """
     where = path + (part and f", in {part}")
-    _log.warning("close() of %s did not return in time; it is left behind", where)
+    _log.warning("close() of %s did not return in time; it is abandoned", where)
 
 
 @contextmanager

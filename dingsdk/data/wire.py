@@ -189,7 +189,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
             return _SPECIAL_FLOATS[value]
     for key in obj:
         if key.startswith("$"):
-            _refuse(f"the tag {key!r} is unknown or not alone", "$")
+            _refuse(f"the tag {key!r} is unknown, or has other keys beside it", "$")
     return obj
 
 

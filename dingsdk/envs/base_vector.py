@@ -394,7 +394,7 @@ class BaseVectorEnvManager(EnvManager):
     def _wrong_envs(expected: Sequence[int], found: Sequence[int]) -> PolicyOutputError:
         return PolicyOutputError(
             f"a vector env steps all its envs together: actions are needed for {list(expected)}, "
-            f"found {found}; env_manager.type in_process can step some alone",
+            f"found {found}; env_manager.type in_process can step only some of them",
             key="env_id",
             expected=list(expected),
             found=found,

@@ -276,9 +276,9 @@ def _check_managed(subject: _Subject, manager: Any) -> str:
         raise _Problem(f"{type(error).__name__}: {error}") from error
     if manager.failure_count:
         raise _Problem(f"{manager.failure_count} steps or resets failed")
-    text = "an env steps otherwise where another one runs beside it"
+    text = "an env has other results if another one runs beside it"
     _compare(alone, rows, text, "the env's own attributes, not globals")
-    return "acts as it does alone"
+    return "the same results as alone"
 
 
 def _check_policies(subject: _Subject) -> str:

@@ -284,7 +284,7 @@ def close_quietly(*envs: Any) -> None:
     _close_all(rendering)
     if others and not returns_within(CLOSE_S, partial(_close_all, others)):
         kind = type(getattr(others[0], "unwrapped", others[0])).__name__
-        text = "close() of the envs (%s) has not ended after %.0f s; they are left behind"
+        text = "close() of the envs (%s) has not ended after %.0f s; they are abandoned"
         _log.warning(text, kind, CLOSE_S)
 
 

@@ -291,7 +291,7 @@ def _check_replay(run: _Run) -> str:
     if run.mode == "serial":
         why = "a serial run holds its replay buffer itself; use --mode parallel"
     elif run.policy["on_policy"]:
-        why = f"a policy of type {run.policy['type']!r} trains on its newest samples alone"
+        why = f"a policy of type {run.policy['type']!r} trains only on its newest samples"
     elif run.fact(_BUFFER, "needs_order", "none") == "episode":
         why = "a buffer of episodes stays with the learner; choose another buffer"
     elif system["record_schedule"]:

@@ -118,9 +118,9 @@ def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Ite
             remote = sorted(_IN_WORKERS & functions.keys())
             if remote and in_processes:
                 raise ConfigError(
-                    f"{name} implements {listing(remote)}, which happens in the worker processes "
-                    "of this run, where it is not; use mode='serial', the transport in_memory, or "
-                    "a plugin",
+                    f"{name} implements {listing(remote)}, which this run calls in its workers, "
+                    "and they do not have this object; use mode='serial', the transport in_memory, "
+                    "or a plugin",
                     path=f"callbacks[{index}]",
                     found=remote,
                 )

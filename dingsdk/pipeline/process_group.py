@@ -300,7 +300,7 @@ class ProcessWorkers(WorkerGroup):
             elif member.worker_id in self._master.workers:
                 member.heard_at = max(now, member.joined_at)
             elif now - member.heard_at > self.lost_limit_s:  # never before it has joined
-                member.kill(f"has not been heard of for {self.lost_limit_s:.0f} s")
+                member.kill(f"has been silent for {self.lost_limit_s:.0f} s")
 
     def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]

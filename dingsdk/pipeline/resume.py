@@ -366,7 +366,7 @@ class RunSaver:
         for name, version in _versions(context.cfg).items():
             if version != state.versions.get(name):
                 _log.warning(
-                    "saved with %s %s, the run goes on with %s: it may compute other numbers",
+                    "saved with %s %s, the run continues with %s: results may differ",
                     name,
                     state.versions.get(name),
                     version,

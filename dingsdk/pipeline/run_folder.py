@@ -136,12 +136,12 @@ def check_run_folder(folder: Path) -> None:
         (
             _FILES,
             Path.is_file,
-            "no regular file, and a run that goes on writes that file; remove it",
+            "not a regular file, and a resumed run writes that file; remove it",
         ),
         (
             _FOLDERS,
             Path.is_dir,
-            "no folder, and a run that goes on writes to it; restore the folder",
+            "not a folder, and a resumed run writes to it; restore the folder",
         ),
     ):
         for path in (folder / name for name in names):

@@ -225,7 +225,7 @@ class Supervisor:
         budget = int(self._cfg.system.restarts)
         if self._deaths.add(now, now - self._opened_at) > budget:
             raise self._crashed(self._deaths.text("the coordinator", reason, budget), code)
-        _log.warning("the coordinator died: %s; another one goes on", reason)
+        _log.warning("the coordinator died: %s; another one continues", reason)
         section = transport_class(self._cfg).section_at(self._cfg.system.transport, self._address)
         self._cfg.system.transport.update(section)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)

@@ -141,7 +141,7 @@ def resume(
     save = find_run(Path(run))
     if not os.access(save.run_dir, os.W_OK):
         raise RunFolderError(
-            f"the run folder {save.run_dir} cannot be written to, and a run that goes on writes "
+            f"the run folder {save.run_dir} cannot be written to, and a resumed run writes "
             "there; copy it to another disk, and resume it there",
             path=str(save.run_dir),
         )

@@ -20,11 +20,11 @@ VARIABLES: Mapping[str, str] = {
         "name is a module to import and register when a run starts."
     ),
     "DINGSDK_DISABLED_PLUGINS": (
-        "Comma-separated. Plugins that are never imported, also where DINGSDK_PLUGINS or "
+        "Comma-separated. Plugins that are never imported, even if DINGSDK_PLUGINS or "
         "import_names name them."
     ),
     "DINGSDK_STRICT_PLUGINS": (
-        "1: a broken plugin ends the program, where it would be logged and left out."
+        "1: a broken plugin ends the program. By default it is logged and left out."
     ),
 }
 """Variable -> what it does. Built-in types are never affected."""

@@ -94,7 +94,7 @@ def check_mask(policy: str, observation_space: Any, action_space: Any) -> None:
     if isinstance(action_space, spaces.Discrete):
         supported = f"an action_mask of shape ({action_space.n},) with the actions {action_space}"
     else:
-        supported = f"an action_mask with discrete actions alone, and they are {action_space}"
+        supported = f"an action_mask only with discrete actions, and they are {action_space}"
     if not isinstance(action_space, spaces.Discrete) or found.shape != (action_space.n,):
         raise unsupported_space(policy, "observation", f"action_mask {found}", supported)
 

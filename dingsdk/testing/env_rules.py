@@ -23,9 +23,9 @@ MakeEnvManager = Callable[[Mapping[str, Any], Sequence[Callable[[], Any]]], EnvM
 
 ENV_CAPABILITIES: Final[Mapping[str, str]] = {
     "per_env_seed": "Each env has a random stream of its own, set by `seed`.",
-    "per_env_reset": "`reset({i: kwargs})` resets env i alone.",
+    "per_env_reset": "`reset({i: kwargs})` resets only env i.",
     "partial_step": "`step` and `step_batch` may name some of the envs.",
-    "guarded": "An env that fails is rebuilt alone.",
+    "guarded": "Only the env that fails is rebuilt.",
     "asynchronous": "`step` returns whatever env has ended its step.",
     "players": "Its envs may have several players.",
     "saves": "`get_state` tells where the envs are, and `set_state` brings others there.",

@@ -23,7 +23,7 @@ from dingsdk.testing.rule import PATIENCE_S, ContractReport, RuleBook, collect, 
 POLICY_CAPABILITIES: Final[Mapping[str, str]] = {
     "seeded": (
         "The seed decides the initial weights and the exploration, and torch's, numpy's and "
-        "Python's own random states are left alone."
+        "Python's own random states do not change."
     ),
     "batched": "The collect mode offers the whole batched form, the eval mode `forward_batch`.",
     "per_step": "Each transition becomes one train sample.",

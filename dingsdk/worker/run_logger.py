@@ -108,7 +108,7 @@ class _TextFile(logging.handlers.RotatingFileHandler):
 
 
 def _warn_of_end(path: str, error: OSError) -> None:
-    _logger.warning("the log %s ends here, the run goes on: %s", path, error.strerror or error)
+    _logger.warning("the log %s ends here, the run continues: %s", path, error.strerror or error)
 
 
 class TensorboardLogger:

@@ -215,8 +215,8 @@ def test_dicts_of_lists_work_with_priorities(tmp_path: Path, transport: str | No
 @pytest.mark.parametrize(
     ("transport", "kind", "message"),
     [
-        (None, "advanced", "keeps dicts alone"),
-        ("in_memory", "advanced", "keeps dicts alone"),
+        (None, "advanced", "keeps only dicts"),
+        ("in_memory", "advanced", "keeps only dicts"),
         ("in_memory", "sequence", "needs the column 'done'"),
         ("in_memory", "episode", "keeps rows"),
     ],

@@ -90,7 +90,7 @@ def test_run_continues_when_logs_and_checkpoints_have_no_room(
     assert f"iteration_{result.train_iter}" in saved
     for left_out in ("no checkpoint of iteration 20", "no checkpoint of iteration 30"):
         assert left_out in caplog.text
-    ended = [text for text in caplog.messages if "the run goes on" in text]
+    ended = [text for text in caplog.messages if "the run continues" in text]
     assert len(ended) == len(set(ended)) > 0
     assert not list(result.run_dir.rglob(".tmp-*"))
 

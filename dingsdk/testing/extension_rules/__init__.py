@@ -13,8 +13,8 @@ EXTENSION_RULES: Final[Mapping[str, RuleBook[Any]]] = {
         collect(learner_hooks),
         {
             "args": "It declares its `ext_args` as the section `Args`.",
-            "observes": "Training goes on as it does without the hook.",
-            "repeatable": "What it logs follows from the training alone, not from the time.",
+            "observes": "Training is the same as without the hook.",
+            "repeatable": "What it logs depends only on the training, not on the time.",
         },
         learner_hooks.HookBench,
     ),

@@ -46,7 +46,7 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
         {
             "min_size": "`min_size` rows have to be there before any is sampled.",
             "bounded": "Pushes wait for samples.",
-            "timed": "Time alone may admit what was refused; `retry_after_s` says when.",
+            "timed": "Passing time may admit what was refused; `retry_after_s` says when.",
         },
         PartBench,
     ),

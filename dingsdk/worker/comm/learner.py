@@ -594,7 +594,7 @@ def _with_lists(batch: SampleBatch, added: Mapping[str, Any], *, is_of_rows: boo
         SchemaMismatchError: the replay buffer cannot store such samples.
     """
     if not is_of_rows or (LIST in batch.columns and "replay_unique_id" in added):
-        wants = "dicts alone, as its samples carry ids and priorities" if is_of_rows else "rows"
+        wants = "only dicts, as its samples carry ids and priorities" if is_of_rows else "rows"
         raise SchemaMismatchError(
             "the policy's train samples are lists or hold some, and the replay buffer keeps "
             f"{wants} (policy.other.replay_buffer.type naive takes such samples)",

@@ -330,7 +330,7 @@ class OneVsOneCommander(BaseParallelCommander):
             if player_id in self._trained_out:
                 if player.train_iter < limit:
                     _log.warning(
-                        "%s ended its training at iteration %d and does not go on to %d: its "
+                        "%s ended its training at iteration %d and does not continue to %d: its "
                         "samples are gone",
                         player_id,
                         player.train_iter,

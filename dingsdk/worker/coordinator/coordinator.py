@@ -707,7 +707,7 @@ class Coordinator(Configurable, TaskControl):
             state = None if self.is_ending else self._adopted(info)
         _log.info("worker %s joined", info.worker_id)
         if state is not None:
-            _log.info("it goes on with task %s", state.task_id)
+            _log.info("it continues with task %s", state.task_id)
             self._start(state, goes_on=True)
         if info.role not in self.roles:
             text = "worker %s joined as %r, for which this run has no tasks; its roles: %s"
@@ -811,7 +811,7 @@ class Coordinator(Configurable, TaskControl):
             is_live = self._state.find_live()
         count = self.data_store.sweep_orphans(is_live, grace_s)
         if count:
-            _log.info("deleted %d payloads that nobody announced", count)
+            _log.info("deleted %d unannounced payloads", count)
 
     def _give_up_missing(
         self, experience: Experience, state: TaskState, info: Mapping[str, Any]

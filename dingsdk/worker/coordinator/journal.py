@@ -378,7 +378,7 @@ class Journal:
         if owner != _Owner(self.epoch, self._owner):
             raise RunDirLockedError(
                 f"{self._disk.path}: this is epoch {self.epoch} of the run, and {owner.name} has "
-                f"begun epoch {owner.epoch}; it goes on there",
+                f"begun epoch {owner.epoch}; the run continues there",
                 path=str(self._disk.path),
                 epoch=owner.epoch,
                 owner=owner.name,

@@ -222,7 +222,7 @@ class RunRecord:
             drawn = 0 if leased is None else len(leased["batches"])
             if drawn != fact.drawn:
                 _log.warning(
-                    "the replay buffer drew %d batches where it had drawn %d; its limiter goes by "
+                    "the replay buffer drew %d batches instead of %d; its limiter depends on "
                     "the clock, or its random numbers are not in its state",
                     drawn,
                     fact.drawn,

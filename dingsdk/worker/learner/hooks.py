@@ -365,7 +365,9 @@ class SaveCkptHook(LearnerHook):
         except StorageFullError as error:
             if self.position != "after_iter":
                 raise
-            _logger.warning("no checkpoint of iteration %d, training goes on: %s", iteration, error)
+            _logger.warning(
+                "no checkpoint of iteration %d, training continues: %s", iteration, error
+            )
             return
         engine.info(f"saved checkpoint {path}")
         if engine.keep_last_ckpt:

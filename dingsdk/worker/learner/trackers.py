@@ -77,7 +77,7 @@ class Tracker(LearnerHook):
         except Exception as error:
             # Each tracker raises different errors, and logs never stop a run.
             self._has_failed = True
-            _log.warning("the learner hook %r ends here, the run goes on: %s", self.name, error)
+            _log.warning("the learner hook %r ends here, the run continues: %s", self.name, error)
 
     @abstractmethod
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:

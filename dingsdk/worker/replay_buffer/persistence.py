@@ -129,7 +129,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not (segment.first == at or (index == 0 and segment.first < at)) or (
                 segment.stop <= at
             ):
-                raise ValueError(f"segment {index} does not begin where it should")
+                raise ValueError(f"segment {index} begins at the wrong place")
             at = segment.stop
         if at != last:
             raise ValueError(f"the segments end at {at}, the rows at {last}")

@@ -316,7 +316,7 @@ def _facts_of_dicts(rows: Sequence[Any]) -> tuple[list[Any], RowFacts]:
     iters = np.full(len(rows), UNKNOWN_ITER)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            hint = "a prioritized buffer keeps dicts alone, type naive any object"
+            hint = "a prioritized buffer keeps only dicts, type naive any object"
             raise mismatch(f"row {index}", "", "dict", type(row).__name__, hint, row=index)
         priority, collect_iter = row.get("priority"), row.get("collect_iter")
         if priority is not None:

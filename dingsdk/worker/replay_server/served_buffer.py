@@ -357,7 +357,7 @@ class ServedBuffer(RowListener):
         """Push the rows of a record unless the checkpoint contains them; return the new count."""
         if record.first > at or record.first < at < record.first + record.rows:
             raise CheckpointCorruptError(
-                f"the log of the replay server goes on after {record.first} rows, and its "
+                f"the log of the replay server continues after {record.first} rows, and its "
                 f"checkpoint ends after {at}; restore the files, or begin with an empty folder"
             )
         if record.first == at:

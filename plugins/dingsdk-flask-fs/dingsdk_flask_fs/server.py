@@ -138,7 +138,7 @@ class HttpServer:
                 wasyncore.loop(timeout=timeout_s, use_poll=True, map=self._map, count=1)
                 self._sweep()
             except Exception:
-                _log.exception("the http server's loop goes on after an error")
+                _log.exception("the http server's loop continues after an error")
 
     def _sweep(self) -> None:
         """Close connections whose request does not arrive in time; no pool thread waits for it."""

@@ -104,7 +104,7 @@ class RunMemory:
         while not self._begin():
             if time.monotonic() >= deadline:
                 raise RunDirLockedError(
-                    f"another process has held {path / LOCK} alone for {SWEPT_S:.0f} s",
+                    f"another process has held {path / LOCK} for {SWEPT_S:.0f} s",
                     path=str(path),
                 )
             time.sleep(0.01)

@@ -266,7 +266,7 @@ def test_folder_that_another_process_locks_for_too_long_is_refused(
     before = open_files()
     with (path / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunDirLockedError, match=r"has held .*/lock alone") as caught:
+        with pytest.raises(RunDirLockedError, match=r"has held .*/lock for") as caught:
             RunMemory(path, run_dir)
     assert caught.value.facts["path"] == str(path)
     del caught

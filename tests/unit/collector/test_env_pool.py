@@ -153,7 +153,7 @@ def test_envs_that_do_not_close_are_left_behind(
     pool.close()
 
     assert not closed.is_set()
-    assert caplog.messages == ["close() of env_manager did not return in time; it is left behind"]
+    assert caplog.messages == ["close() of env_manager did not return in time; it is abandoned"]
     go_on.set()
     assert closed.wait(20.0)
 

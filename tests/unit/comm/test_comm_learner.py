@@ -178,7 +178,7 @@ def test_ids_are_added_to_samples_that_are_dicts_but_not_to_lists() -> None:
         {"x": [{"n": 3}, {"n": 4}], "replay_unique_id": 8},
     ]
     assert _with_lists(alone, iters, is_of_rows=True) == [[{"n": 1}], [{"n": 2}]]
-    with pytest.raises(SchemaMismatchError, match="keeps dicts alone"):
+    with pytest.raises(SchemaMismatchError, match="keeps only dicts"):
         _with_lists(alone, ids, is_of_rows=True)
     with pytest.raises(SchemaMismatchError, match="keeps rows"):
         _with_lists(holding, iters, is_of_rows=False)

@@ -22,7 +22,7 @@ from dingsdk.data.deadline import (
 )
 
 PATIENCE_S = 10.0
-LEFT = "close() of some.key did not return in time; it is left behind"
+LEFT = "close() of some.key did not return in time; it is abandoned"
 
 
 class Part:

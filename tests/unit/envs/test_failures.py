@@ -623,7 +623,7 @@ def test_manager_does_not_wait_for_an_env_whose_close_hangs(
     manager.close()
     assert manager.closed
     assert [record.getMessage() for record in caplog.records] == [
-        "close() of the envs (Closing) has not ended after 0 s; they are left behind"
+        "close() of the envs (Closing) has not ended after 0 s; they are abandoned"
     ] * 2
 
 

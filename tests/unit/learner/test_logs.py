@@ -187,9 +187,9 @@ class TestBuildLogger:
             writer.close()
             writer.close()
 
-        warnings = [text for text in caplog.messages if "the run goes on" in text]
+        warnings = [text for text in caplog.messages if "the run continues" in text]
         assert sorted(("tfevents" in text) for text in warnings) == [False, True]
-        assert all(text.endswith("the run goes on: File too large") for text in warnings)
+        assert all(text.endswith("the run continues: File too large") for text in warnings)
         assert (tmp_path / "a_logger.txt").read_text().splitlines()[0].endswith("before")
         gc.collect()  # an open file would raise a ResourceWarning, which is an error here
 
@@ -290,7 +290,7 @@ class TestBuildLogger:
             writer.close()
 
         (text,) = caplog.messages
-        assert text.endswith("the run goes on: File too large")
+        assert text.endswith("the run continues: File too large")
 
     def test_event_file_starts_with_its_format_and_start_time(self, tmp_path):
         before = time.time()

@@ -359,7 +359,7 @@ class TestFiles:
 
         assert learner.train_iter == 3
         (record,) = [r for r in caplog.records if "jsonl_log" in r.getMessage()]
-        said = "the learner hook 'jsonl_log' ends here, the run goes on: "
+        said = "the learner hook 'jsonl_log' ends here, the run continues: "
         assert record.getMessage().startswith(said)
 
 

@@ -110,7 +110,7 @@ def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path)
 def test_run_with_an_old_status_is_shown_as_silent(tmp_path: Path) -> None:
     StatusFile(context_of(tmp_path), "serial", clock=lambda: 1_000.0).write()
     with held(tmp_path):
-        assert "not heard of for" in shown(tmp_path)
+        assert "silent for" in shown(tmp_path)
     assert SILENT_S > 5 * status_file.INTERVAL_S
 
 
@@ -307,7 +307,7 @@ def test_status_contains_loss_exploration_limits_and_workers(tmp_path: Path, mod
     assert joined == (set() if mode == "serial" else {("collector", True), ("learner", True)})
 
 
-@pytest.mark.parametrize(("age_s", "text"), [(30.0, "under way"), (30.5, "not heard of for 30 s")])
+@pytest.mark.parametrize(("age_s", "text"), [(30.0, "under way"), (30.5, "silent for 30 s")])
 def test_run_is_silent_after_more_than_thirty_seconds(
     tmp_path: Path, age_s: float, text: str
 ) -> None:

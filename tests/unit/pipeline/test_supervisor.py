@@ -207,7 +207,7 @@ def test_dead_coordinator_is_replaced_on_the_same_port(
     site.open(7777)
     site.die()
     assert first.ends == [KILL_S]
-    assert "the coordinator died: killed by SIGKILL; another one goes on" in caplog.text
+    assert "the coordinator died: killed by SIGKILL; another one continues" in caplog.text
     spec = site.newest.spec
     assert (spec.is_resumed, spec.rejoin_s) == (True, site.lease_s)
     assert spec.cfg["system"]["transport"]["port"] == 7777

@@ -455,7 +455,7 @@ def test_log_that_does_not_continue_the_checkpoint_is_refused(
             put(buffer, 1, 0, held)
             buffer.save()
         shutil.copytree(tmp_path / "other" / "replay" / served_buffer.ROWS_FOLDER, rows_folder)
-    text = f"goes on after 64 rows, and its checkpoint ends after {held or 0}"
+    text = f"continues after 64 rows, and its checkpoint ends after {held or 0}"
     with pytest.raises(CheckpointCorruptError, match=text):
         opened(tmp_path)
 

@@ -291,7 +291,7 @@ class MemmapStorage(ArrayStorage):
         if MappedFolder.is_taken(self._path):
             raise ConfigError(
                 f"storage.path {self._path} holds the rows of an earlier buffer; set "
-                "storage.reopen: true to go on with them, delete the folder, or choose another",
+                "storage.reopen: true to continue with them, delete the folder, or choose another",
                 path="storage.path",
             )
 

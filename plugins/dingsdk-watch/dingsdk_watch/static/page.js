@@ -41,7 +41,7 @@ function duration(seconds) {
 
 function told(run) {
   if (run.state === "over") return `over: ${run.reason}`;
-  if (run.state === "silent") return `not heard of for ${duration(run.age_s)}`;
+  if (run.state === "silent") return `silent for ${duration(run.age_s)}`;
   return run.state;
 }
 
