@@ -430,6 +430,7 @@ def recover(table: Table) -> None:
     metadata, count = table._metadata, table._remover.count
     table._pushed = table._count = count
     table._limiter.on_insert(count)
+    table._sampler.recover(recovered)
     if table._sampler_listens or metadata.keeps_facts:
         for where in table._positions():
             rows, facts = metadata.prepare(storage.take(where))

@@ -743,7 +743,8 @@ class Table(IBuffer):
     def _committed_state(self) -> dict[str, int]:
         """Return the counters that a durable storage writes for ``state.recover``."""
         ids = {"next_unique_id": self._metadata.next_id} if self._metadata.keeps_facts else {}
-        return {**self._remover.state_dict(), "push_count": self.push_count, **ids}
+        own = {**self._remover.state_dict(), "push_count": self.push_count, **ids}
+        return {**self._sampler.committed_state(), **own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
         """Restore a state, so that the next samples are the same as from the saved buffer.

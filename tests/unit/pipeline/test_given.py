@@ -355,9 +355,7 @@ def test_callbacks_of_a_refused_run_are_unregistered(tmp_path: Path) -> None:
 
 def test_callback_for_a_hook_in_worker_processes_is_refused(tmp_path: Path) -> None:
     sets = ["system.transport.type=flask_fs"]
-    with pytest.raises(
-        ConfigError, match="after_iter, which this run calls in its workers"
-    ):
+    with pytest.raises(ConfigError, match="after_iter, which this run calls in its workers"):
         train(tmp_path, "parallel", sets=sets, callbacks=[Recorder()])
     assert list(tmp_path.iterdir()) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -291,3 +292,36 @@ def test_invalid_settings_and_rows_are_refused() -> None:
     buffer = make(trajectory="env")
     with pytest.raises(SchemaMismatchError, match="env"):
         buffer.push([{"x": 1, "done": False}], 0)
+
+
+@pytest.mark.parametrize(
+    ("has_ends", "cut", "starts"),
+    [
+        (True, 0, {4, 6, 10, 12}),
+        (False, 0, {4, 6, 10, 12}),
+        # The end of the lost trajectory is lost, too: the steps of its rows are counted on.
+        (True, 2, {8, 12}),
+        (False, 2, {6, 10, 12}),
+    ],
+)
+def test_reopened_rows_continue_the_steps_of_their_trajectory(
+    tmp_path: Path, has_ends: bool, cut: int, starts: set[int]
+) -> None:
+    def rows(*numbers: int) -> SampleBatch:
+        x = np.array(numbers)
+        return SampleBatch({"x": x, "done": x % 6 == 5} if has_ends else {"x": x})
+
+    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
+    cfg = {"replay_buffer_size": 10, "seed": 0, "sampler": {"stride": 4, "block_length": 6}}
+    with SequenceReplayBuffer({**cfg, "storage": storage}) as buffer:
+        for number in range(14):  # trajectories of 6 rows; 4 to 13 remain
+            buffer.push(rows(number), 0)
+        if cut:
+            # A push without a commit replaces the rows 4 and 5, which end a trajectory.
+            store: Any = buffer._storage
+            where, _ = buffer._remover.allot(cut)
+            store.put(where, store.accept(rows(*range(14, 14 + cut))))
+    for _ in range(2):
+        with SequenceReplayBuffer({**cfg, "storage": {**storage, "reopen": True}}) as buffer:
+            drawn: Any = buffer.sample(200, 2, 0, replace=True)
+            assert set(drawn.columns["x"][:, 0].tolist()) == starts

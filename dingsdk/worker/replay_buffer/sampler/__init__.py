@@ -116,6 +116,17 @@ class Sampler(Needs, Configurable, ABC):
         self._rng = np.random.Generator(bits)
 
 
+    def committed_state(self) -> dict[str, int]:
+        """Return the numbers that a durable storage writes after each push, for :meth:`recover`."""
+        return {}
+
+    def recover(self, state: Mapping[str, int]) -> None:
+        """Called before rows of an earlier process are inserted, with its committed numbers.
+
+        If a push was interrupted, ``lost`` is how many of the oldest rows are gone since.
+        """
+
+
 class RowSampler(Sampler):
     """Draws single rows without regard to their content."""
 

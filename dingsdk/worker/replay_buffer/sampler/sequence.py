@@ -121,8 +121,7 @@ class SequenceSampler(Sampler):
 
     def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Return the random state, and the step of the oldest row within its trajectory."""
-        first = self._since[self._first] if self._count else self._next_since
-        return {**super().state_dict(), "first_since": int(first)}
+        return {**super().state_dict(), **self.committed_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         first = state.get("first_since")
@@ -130,6 +129,14 @@ class SequenceSampler(Sampler):
             raise CheckpointCorruptError(f"first_since is {first!r}; expected a number >= 0")
         super().load_state_dict(state)
         self._next_since = first
+
+    def committed_state(self) -> dict[str, int]:
+        first = self._since[self._first] if self._count else self._next_since
+        return {"first_since": int(first)}
+
+    def recover(self, state: Mapping[str, int]) -> None:
+        # If one of the lost rows ended a trajectory, the starts of the oldest one are shifted.
+        self._next_since = state.get("first_since", 0) + state.get("lost", 0)
 
     def _since_start(self, rows: Rows, n: int) -> NDArray[np.int64]:
         """Return, for each new row, the steps since its trajectory started."""

@@ -365,6 +365,7 @@ class MemmapStorage(ArrayStorage):
             lost = max(0, min(count, count + cut - capacity))
             self._shift = (shift + (tail - count) % capacity + lost) % capacity
             state["valid_count"] = state["tail"] = count = count - lost
+            state["lost"] = state.get("lost", 0) + lost
         return count
 
     def _open_columns(self, entries: list[dict[str, Any]]) -> None:
