@@ -115,7 +115,6 @@ class Sampler(Needs, Configurable, ABC):
             raise CheckpointCorruptError(f"the random state is wrong: {error}") from error
         self._rng = np.random.Generator(bits)
 
-
     def committed_state(self) -> dict[str, int]:
         """Return the numbers that a durable storage writes after each push, for :meth:`recover`."""
         return {}
