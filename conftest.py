@@ -12,11 +12,15 @@ from hypothesis import settings
 # once torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The same examples each time. `make test-all` takes the profile `thorough`.
+# The same examples each time. `make test-all` uses the profile `thorough`; `random` has other
+# examples each time, and prints how to repeat a failure.
 settings.register_profile(
     "default", derandomize=True, deadline=None, max_examples=50, stateful_step_count=25
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=400)
+settings.register_profile(
+    "random", settings.get_profile("thorough"), derandomize=False, print_blob=True, database=None
+)
 settings.load_profile("default")
 
 if threading.current_thread() is threading.main_thread():
