@@ -278,12 +278,12 @@ def test_damaged_journal_is_refused_in_one_line_and_nothing_changes(
 @pytest.mark.parametrize(
     ("name", "is_folder", "text"),
     [
-        ("ckpt/latest.json", True, "no regular file"),
-        ("status.json", True, "no regular file"),
-        ("ckpt", False, "no folder"),
-        ("log", False, "no folder"),
-        ("journal/*.facts", True, "no regular file"),
-        ("config.yaml", True, "no regular file"),
+        ("ckpt/latest.json", True, "not a regular file"),
+        ("status.json", True, "not a regular file"),
+        ("ckpt", False, "not a folder"),
+        ("log", False, "not a folder"),
+        ("journal/*.facts", True, "not a regular file"),
+        ("config.yaml", True, "not a regular file"),
     ],
 )
 def test_run_folder_with_files_of_the_wrong_kind_is_refused_and_not_changed(

@@ -379,5 +379,5 @@ def test_draw_that_differs_from_the_journal_is_logged(
     scheduler: Any = SimpleNamespace(running={"t": state}, experiences={"b": experience})
     record = RunRecord(scheduler, open_experience, lambda: 0.0)
     record._apply_lease(Leased("t", 32, 4, 0, drawn))
-    told = ["drew 2 batches where it had drawn 3" in each for each in caplog.messages]
+    told = ["drew 2 batches instead of 3" in each for each in caplog.messages]
     assert told == [True] * (drawn == 3)

@@ -235,7 +235,7 @@ def test_different_draws_after_a_restart_are_logged(
     assert life.train(learner, 1, 0, lost=False) == 48
     monkeypatch.setattr(Experience, "lease", lambda *args: None)
     Life(tmp_path, transport, "naive")
-    assert "the replay buffer drew 0 batches where it had drawn 3" in caplog.text
+    assert "the replay buffer drew 0 batches instead of 3" in caplog.text
 
 
 def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
