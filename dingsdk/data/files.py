@@ -488,7 +488,7 @@ class Folder:
         return ""
 
     def _why_refused(self, found: os.stat_result) -> str:
-        return "" if stat.S_ISREG(found.st_mode) else "it is no regular file"
+        return "" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
 
     def _read(self, name: str, descriptor: int, size: int) -> bytearray:
         content = bytearray(size)
@@ -508,7 +508,7 @@ class Folder:
             if error.errno in _GONE:
                 return DataMissingError(f"no file {self.path / name}", data_id=name)
             if error.errno in _NOT_A_FILE:
-                text = f"{self.path / name} is no regular file: {error.strerror}"
+                text = f"{self.path / name} is not a regular file: {error.strerror}"
                 return DataCorruptError(text, where=name)
         return file_error(action, self.path / name, error)
 
@@ -591,7 +591,7 @@ class PrivateDir(Folder):
     def _why_refused(self, found: os.stat_result) -> str:
         # A file that was just replaced has no name, but complete content.
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            return "it is no regular file with one name"
+            return "it is not a regular file with one name"
         return "" if found.st_uid == os.geteuid() else f"it belongs to user {found.st_uid}"
 
 

@@ -151,7 +151,7 @@ def _read(path: Path, is_explicit: bool = False) -> Secret:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise AuthError(f"the secret file {path} is no regular file", reason="type")
+            raise AuthError(f"the secret file {path} is not a regular file", reason="type")
         if found.st_uid != os.geteuid():
             raise AuthError(f"the secret file {path} belongs to another user", reason="owner")
         if found.st_mode & 0o077:
