@@ -550,8 +550,8 @@ def test_resume_publishes_missing_policies_of_players_that_no_longer_train(
         "league-player_1_0": (7, 7),  # it was stored already
     }
     assert [each.getMessage() for each in caplog.records] == [
-        "player_0 ended its training at iteration 100 and does not continue to 200: its samples are "
-        "gone"
+        "player_0 ended its training at iteration 100 and does not continue to 200: its samples "
+        "are gone"
     ]
     caplog.clear()
     learner["train_iterations"] = 100
