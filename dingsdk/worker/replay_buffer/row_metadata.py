@@ -205,6 +205,8 @@ class RowMetadata(NoMetadata):
         here = self._facts[:, _ID] != NO_ROW
         self._facts[here, _ID] += next_id - self.next_id
         self.next_id = next_id
+        if self._queue is not None:
+            self._queue.rebuild()  # it compares ids
 
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         # take() releases the interpreter lock; indexing would block other threads, 10 ms per 1e6.

@@ -57,6 +57,20 @@ def test_loaded_rows_above_max_use_of_the_buffer_leave(tmp_path: Path) -> None:
     assert facts(new, "use") == {3: 1}
 
 
+def test_reopened_rows_leave_once_they_are_stale(tmp_path: Path) -> None:
+    storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
+    cfg = {"replay_buffer_size": 2, "max_staleness": 3}
+    with make_buffer(storage=storage, **cfg) as buffer:
+        for number in range(5):  # 3 and 4 remain, with ids that are not 0 and 1
+            buffer.push(batch(number, collect_iter=np.array([number])), 0)
+    with make_buffer(storage={**storage, "reopen": True}, **cfg) as buffer:
+        assert set(column(buffer.sample(2, 5), "action")) == {3, 4}
+        assert column(buffer.sample(1, 6), "action") == [4]
+        assert buffer.count() == 1
+        assert buffer.sample(1, 7) is None
+        assert buffer.count() == 0
+
+
 @pytest.mark.parametrize("cut", [0, 3])
 def test_reopening_keeps_use_counts_and_removed_rows_stay_removed(tmp_path: Path, cut: int) -> None:
     folder = tmp_path / "rows"
