@@ -120,6 +120,17 @@ def test_fingerprint_depends_on_every_word(data: st.DataObject, width: int) -> N
     assert prints[0] != prints[1]
 
 
+@pytest.mark.parametrize("first", range(5))
+def test_fingerprints_differ_if_two_numbers_change_their_sign(first: int) -> None:
+    # Four numbers later is the next one of the same chain.
+    row = np.linspace(1.0, 2.0, 9)
+    both = row.copy()
+    both[[first, first + 4]] *= -1
+    prints = np.zeros(2, np.uint64)
+    _fingerprint(np.stack([row, both]).view(np.uint64), prints)
+    assert prints[0] != prints[1]
+
+
 @pytest.mark.parametrize(("width", "count"), [(2, 2), (6, 2), (9, 2), (4, 4), (5, 4), (14, 4)])
 def test_fingerprints_spread_when_only_the_highest_bits_differ(width: int, count: int) -> None:
     # Small integers stored as floats have only 0 in the low bits, which choose the table entry.

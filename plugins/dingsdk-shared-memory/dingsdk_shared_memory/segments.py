@@ -126,7 +126,8 @@ class _Segment:
         self.end = _FRAMES_AT
         self._on_damage = on_damage
         self._is_damaged = False
-        self._words = self._state = (0, 0)
+        self._words: tuple[int, int] | None = None  # of the header when it was last checked
+        self._state = (0, 0)
         if is_own:
             self.begin_generation()
             map_[: len(MAGIC)] = MAGIC  # last: readers may use the segment from now on

@@ -312,6 +312,16 @@ def test_damage_in_a_header_is_counted_once_and_costs_no_payload(
     assert files(tmp_path) == 1
 
 
+def test_header_of_zeros_is_damaged_and_its_copy_is_used(tmp_path: Path, writer: Segments) -> None:
+    add(writer, "a", b"a")
+    own = writer._own
+    assert own is not None
+    own.map[8:24] = bytes(16)
+    with closing(opened(tmp_path / "s")) as late:
+        assert late.read("a") == b"a"
+        assert late.damaged_count == 1
+
+
 def test_header_that_is_being_written_is_not_damaged(tmp_path: Path, reader: Segments) -> None:
     writing = (
         "import itertools, sys; from pathlib import Path\n"

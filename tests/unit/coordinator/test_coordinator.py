@@ -674,6 +674,8 @@ def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     assert site.coordinator.deal_with_learner_judge_finish(learner, info)
     site.coordinator.deal_with_learner_finish_task(learner, info, has_trained_out=True)
     assert site.coordinator.experience_of(learner) is None
+    assert site.coordinator._record._iterations == {}
+    assert site.coordinator.status().train_iter == 9
 
 
 @pytest.mark.parametrize(("lost", "left"), [(MANY_LOST - 1, 15), (MANY_LOST, 2)])

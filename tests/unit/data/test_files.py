@@ -570,6 +570,7 @@ def test_a_durable_append_syncs_the_file_and_once_the_folder(folder: PrivateDir)
     file = ("sync", str(folder.path / "a"))
     assert log.calls == [file, ("sync", str(folder.path)), file]
     assert folder.read("a", 4) == b"1234"
+    assert (folder.path / "a").stat().st_mode & 0o7777 == 0o600
 
 
 def test_an_append_to_a_file_of_another_size_is_refused(folder: PrivateDir) -> None:

@@ -468,3 +468,15 @@ def test_random_opponent_needs_no_seed() -> None:
     env = OpponentEnv(PlayersEnv(Nim()), "random")
     env.reset()
     assert env.step(0)[0]["observation"][1] < 3
+
+
+def test_close_closes_the_env_of_the_players() -> None:
+    class Closing(Sums):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    env = Closing()
+    PlayersEnv(env).close()
+    assert env.closed == 1
