@@ -323,6 +323,22 @@ def test_torn_record_is_dropped() -> None:
     fails("a record that was torn is taken for damage", [tear], Setting(has_journal=True))
 
 
+def test_collectors_of_a_restarted_learner_are_waited_for() -> None:
+    # The learner is lost with the coordinator, and begins again from its first policy.
+    crash = SimulatedFault("crash", 8.19, "coordinator", 15.0)
+    repeat = SimulatedFault("repeat", 9.335, "collector-2", 1.0, 3.0)
+    setting = Setting(
+        collectors=4, batch_size=20, has_journal=True, on_policy=True, max_policy_lag=1
+    )
+    simulation(61039, faults=[crash, repeat], setting=setting).run()
+
+
+def test_training_is_known_after_a_kill_right_behind_its_record() -> None:
+    tear = SimulatedFault("tear", 18.813, "coordinator", 45.0)
+    setting = Setting(collectors=2, batch_size=8, has_journal=True, on_policy=True)
+    simulation(61094, faults=[tear], setting=setting).run()
+
+
 def test_two_payloads_under_one_id_end_the_run() -> None:
     conflict = SimulatedFault("conflict", 10.0, "collector-1")
     fails("another payload under a known id is taken for a repeat", [conflict], Setting())

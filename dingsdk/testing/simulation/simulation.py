@@ -293,6 +293,7 @@ class Simulation:
         self._may_be_lost_until: dict[str, float] = {}
         self._unreachable_since: dict[str, float] = {}
         self._policies_read: dict[tuple[str, str], int] = {}
+        self._deleted_at_start: list[str] = []
         self._close_began: float | None = None
 
     def run(self) -> None:
@@ -418,7 +419,10 @@ class Simulation:
         self.judge(self.oracle.trained, samples, train_iter, max_use, max_lag)
 
     def _deleted(self, data_id: str) -> None:
-        self.judge(self.oracle.deleted, data_id)
+        if self._is_up:
+            self.judge(self.oracle.deleted, data_id)
+        else:  # a starting coordinator deletes before the oracle knows which rows it has
+            self._deleted_at_start.append(data_id)
 
     def policy_read(self, worker_id: str, path: str, found: Mapping[str, Any]) -> None:
         """Check that a policy is not older than the one that the worker read before."""
@@ -481,6 +485,8 @@ class Simulation:
         coordinator.start()
         self.judge(coordinator.tell_oracle)
         self._is_up, self._up_since = True, self.world.now
+        while self._deleted_at_start:
+            self._deleted(self._deleted_at_start.pop())
         self._moved = None, self.world.now
 
     def check_lease(self, worker: CommWorker) -> None:

@@ -24,12 +24,14 @@ class _Grant:
     Attributes:
         admitted: Env steps that the task may take in total.
         used: Env steps that it reported.
-        policy_iter: Train iteration of the policy that it acts with.
+        policy_iter: Train iteration of the policy that it acts with, or of an older one.
+        is_dropped: Whether it may act with a policy that its restarted learner does not have.
     """
 
     admitted: int = 0
     used: int = 0
     policy_iter: int = 0
+    is_dropped: bool = False
 
     @property
     def outstanding(self) -> int:
@@ -105,8 +107,10 @@ class Admission:
         grant = self._grants.get(task_id)
         if grant is not None:
             grant.used = max(grant.used, used)
-            if policy_iter is not None:
-                grant.policy_iter = max(grant.policy_iter, policy_iter)
+            if policy_iter is not None and not (
+                grant.is_dropped and policy_iter > self.newest_iter
+            ):
+                grant.policy_iter, grant.is_dropped = policy_iter, False
 
     def has_outstanding(self, task_id: str) -> bool:
         """Whether this collector has steps left to take or to report."""
@@ -127,7 +131,10 @@ class Admission:
 
     def rejoin(self, task_id: str, admitted: int, used: int, policy_iter: int) -> None:
         """Restore the grant that an earlier coordinator gave; the collector reports its values."""
-        self._grants[task_id] = _Grant(admitted, used, policy_iter)
+        is_dropped = policy_iter > self.newest_iter
+        self._grants[task_id] = _Grant(
+            admitted, used, min(policy_iter, self.newest_iter), is_dropped
+        )
 
     def forget(self, task_id: str) -> None:
         """Withdraw the grant of a task that has ended or whose worker is gone."""
@@ -142,9 +149,17 @@ class Admission:
         )
 
     def begin(self, train_iter: int) -> None:
-        """Drop versions after ``train_iter``: a restarted learner goes back to its checkpoint."""
+        """Drop versions after ``train_iter``: a restarted learner goes back to its checkpoint.
+
+        Collectors that act with a dropped policy load an older one next.
+        """
+        newest_before = self.newest_iter
         while len(self._began_at) > 1 and self._began_at[-1] > train_iter:
             self._began_at.pop()
+        for grant in self._grants.values():
+            if max(newest_before, grant.policy_iter) > self.newest_iter:
+                grant.policy_iter = min(grant.policy_iter, self.newest_iter)
+                grant.is_dropped = True
 
     def trained(self, policy_iters: NDArray[np.int64], train_iter: int) -> None:
         """Count the lag of the rows that were trained on, and begin a new version.

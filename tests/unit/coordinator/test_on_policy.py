@@ -283,6 +283,44 @@ def test_learner_restored_from_a_checkpoint_continues_from_its_version() -> None
     assert [admission.version_of(each) for each in (0, 9, 10, 20, 30)] == [0, 0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("reports", [[], [0], [3], [4], [3, 0], [4, 0]])
+@pytest.mark.parametrize("newest", [0, 3])
+def test_training_waits_for_a_collector_with_the_older_policy_of_a_restarted_learner(
+    newest: int, reports: list[int]
+) -> None:
+    admission = Admission(4, 1)
+    assert admission.admit("c", 0, is_training=False) == 4
+    for train_iter in range(1, newest + 1):
+        admission.trained(np.zeros(4, np.int64), train_iter)
+    admission.report("c", 1, newest + 1)  # it loads a policy before its training is reported
+    admission.begin(0)
+    for policy_iter in reports:
+        admission.report("c", 1, policy_iter)  # of before the restart, or of the loaded policy 0
+    assert admission.may_train(4)
+    admission.trained(np.zeros(4, np.int64), 1)
+    assert not admission.may_train(4), "3 steps with the policy 0 are left"
+    admission.report("c", 1, 1)
+    assert admission.may_train(4)
+
+
+def test_training_does_not_wait_for_a_collector_with_a_policy_that_is_reported_later() -> None:
+    admission = Admission(4, 1)
+    admission.admit("c", 0, is_training=False)
+    admission.report("c", 1, 1)
+    admission.trained(np.zeros(4, np.int64), 1)
+    assert admission.may_train(4)
+
+
+def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
+    admission = Admission(4, 1)
+    admission.rejoin("c", 4, 1, 3)
+    assert admission.may_train(4)
+    admission.trained(np.zeros(4, np.int64), 1)
+    assert not admission.may_train(4)
+    admission.report("c", 1, 1)
+    assert admission.may_train(4)
+
+
 def test_collectors_get_the_version_of_a_restored_learner_after_its_first_demand() -> None:
     before, experience = (OnPolicyExperience(4, 0) for _ in range(2))
     for train_iter in (10, 20, 30):
