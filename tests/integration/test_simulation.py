@@ -333,6 +333,14 @@ def test_collectors_of_a_restarted_learner_are_waited_for() -> None:
     simulation(61039, faults=[crash, repeat], setting=setting).run()
 
 
+def test_steps_for_a_policy_are_not_taken_with_the_one_before_it() -> None:
+    # The end of a training finds no room in the journal, and the next policy none in its store.
+    full = SimulatedFault("disk_full", 10.286, "", 8.0)
+    kill = SimulatedFault("kill", 13.286, "coordinator", 2.0)
+    setting = Setting(collectors=4, batch_size=20, has_journal=True, on_policy=True)
+    simulation(61131, faults=[full, kill], setting=setting).run()
+
+
 def test_training_is_known_after_a_kill_right_behind_its_record() -> None:
     tear = SimulatedFault("tear", 18.813, "coordinator", 45.0)
     setting = Setting(collectors=2, batch_size=8, has_journal=True, on_policy=True)

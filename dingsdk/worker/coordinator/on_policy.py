@@ -90,6 +90,8 @@ class Admission:
         """
         grant = self._grants.setdefault(task_id, _Grant())
         if is_training and not self.max_lag:
+            # An earlier coordinator may have admitted steps for the policy after this training.
+            grant.admitted = min(grant.admitted, grant.used)
             return grant.admitted
         missing = self.n_sample - rows_waiting
         if not self.max_lag:

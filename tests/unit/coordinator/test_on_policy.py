@@ -311,6 +311,17 @@ def test_training_does_not_wait_for_a_collector_with_a_policy_that_is_reported_l
     assert admission.may_train(4)
 
 
+def test_steps_for_the_policy_after_a_training_are_admitted_again_after_it() -> None:
+    # An earlier coordinator had admitted 9 steps, and forgot that the training had ended.
+    admission = Admission(4, 0)
+    admission.rejoin("c", 9, 5, 0)
+    assert admission.admit("c", 0, is_training=True) == 5
+    assert not admission.has_outstanding("c")
+    admission.trained(np.zeros(4, np.int64), 1)
+    assert admission.admit("c", 0, is_training=False) == 9
+    assert admission.has_outstanding("c")
+
+
 def test_collector_that_rejoins_with_a_dropped_policy_is_waited_for() -> None:
     admission = Admission(4, 1)
     admission.rejoin("c", 4, 1, 3)
