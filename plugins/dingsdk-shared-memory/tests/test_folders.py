@@ -388,6 +388,8 @@ def test_all_damage_of_a_store_is_counted(run_dir: Path, tmp_path: Path) -> None
             theirs.get(name, 0.0)
         assert caught.value.facts["data_id"] == name
         assert where in (None, caught.value.where)
+        with pytest.raises(DataMissingError):
+            theirs.get(name, 0.0)
     assert theirs.corrupt_count == 2  # type: ignore[attr-defined]
     assert theirs.get("c", 0.0) == a_batch(64)
     del caught

@@ -128,6 +128,22 @@ def test_statistics_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         make({"type": "normalize_obs", "statistics": str(path)})
 
 
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_pickled_statistics_are_refused_and_not_loaded(tmp_path: Path) -> None:
+    path, made = tmp_path / "evil.npz", tmp_path / "made"
+    np.savez(path, mean=np.array([Evil(made)] * 4, object), var=np.ones(4))
+    with pytest.raises(ConfigError, match="measure_observations"):
+        make({"type": "normalize_obs", "statistics": str(path)})
+    assert not made.exists()
+
+
 @needs_video
 def test_record_video_without_a_render_mode_is_refused_before_the_run(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path / "videos")}

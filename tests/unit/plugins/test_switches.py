@@ -78,6 +78,9 @@ def test_switch_with_an_unknown_plugin_is_an_error_that_names_the_nearest(
 
     assert (caught.value.path, caught.value.asked) == (variable, "acme-rign")
     assert caught.value.nearest == "acme-ring"
+    assert str(caught.value).endswith("; did you mean 'acme-ring'?")
+    with pytest.raises(ConfigError, match=r"; take it out, or install it\.$"):
+        PluginManager(Switches(disabled=("nothing_like_it",))).known("buffers")
 
 
 @pytest.mark.parametrize("name", ["acme-ring", "acme.ring", "acme"])
