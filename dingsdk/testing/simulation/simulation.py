@@ -678,6 +678,7 @@ class Simulation:
         self._harmed.update(disk.payloads)
         disk.payloads.clear()
         disk.shared.clear()
+        disk.damages_next = ""  # there is no older policy that could be read instead
         for name in [each for each in disk.files if each.startswith("shared/")]:
             del disk.files[name]
         self._policies_read.clear()
