@@ -267,7 +267,10 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> int:
             try:
                 return process.wait(_LONGEST_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                continue
+            finally:
+                if process.poll() is None:  # also after Ctrl-C, which does not reach its session
+                    os.killpg(process.pid, signal.SIGKILL)
     raise RuntimeError(f"{' '.join(command[:3])} took more than {_LONGEST_S:.0f} s twice")
 
 

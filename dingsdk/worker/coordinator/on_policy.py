@@ -37,6 +37,11 @@ class _Grant:
     def outstanding(self) -> int:
         return max(0, self.admitted - self.used)
 
+    def drop_after(self, train_iter: int) -> None:
+        """Record that policies after ``train_iter`` are dropped; it loads an older one next."""
+        self.policy_iter = min(self.policy_iter, train_iter)
+        self.is_dropped = True
+
 
 class Admission:
     """Limits the env steps of collectors so that no sample is too old when it is trained on.
@@ -133,10 +138,9 @@ class Admission:
 
     def rejoin(self, task_id: str, admitted: int, used: int, policy_iter: int) -> None:
         """Restore the grant that an earlier coordinator gave; the collector reports its values."""
-        is_dropped = policy_iter > self.newest_iter
-        self._grants[task_id] = _Grant(
-            admitted, used, min(policy_iter, self.newest_iter), is_dropped
-        )
+        self._grants[task_id] = grant = _Grant(admitted, used, policy_iter)
+        if policy_iter > self.newest_iter:
+            grant.drop_after(self.newest_iter)
 
     def forget(self, task_id: str) -> None:
         """Withdraw the grant of a task that has ended or whose worker is gone."""
@@ -160,8 +164,7 @@ class Admission:
             self._began_at.pop()
         for grant in self._grants.values():
             if max(newest_before, grant.policy_iter) > self.newest_iter:
-                grant.policy_iter = min(grant.policy_iter, self.newest_iter)
-                grant.is_dropped = True
+                grant.drop_after(self.newest_iter)
 
     def trained(self, policy_iters: NDArray[np.int64], train_iter: int) -> None:
         """Count the lag of the rows that were trained on, and begin a new version.

@@ -200,14 +200,6 @@ class RowMetadata(NoMetadata):
         """Set how often the rows at positions were sampled."""
         self._facts[where, _USE] = uses
 
-    def renumber(self, next_id: int) -> None:
-        """Shift all ids, so that the next id is ``next_id``."""
-        here = self._facts[:, _ID] != NO_ROW
-        self._facts[here, _ID] += next_id - self.next_id
-        self.next_id = next_id
-        if self._queue is not None:
-            self._queue.rebuild()  # it compares ids
-
     def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         # take() releases the interpreter lock; indexing would block other threads, 10 ms per 1e6.
         is_kept = state["replay_unique_id"].take(where) != NO_ROW

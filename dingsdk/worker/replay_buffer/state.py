@@ -430,6 +430,10 @@ def recover(table: Table) -> None:
     metadata, count = table._metadata, table._remover.count
     table._pushed = table._count = count
     table._limiter.on_insert(count)
+    if metadata.keeps_facts:
+        # Rows of an earlier process keep their ids.
+        newest = recovered.get("next_unique_id", recovered.get("push_count", count))
+        cast("RowMetadata", metadata).next_id = newest - count
     table._sampler.recover(recovered)
     if table._sampler_listens or metadata.keeps_facts:
         for where in table._positions():
@@ -440,9 +444,8 @@ def recover(table: Table) -> None:
     table._pushed_before_clear = count - recovered.get("push_count", count)
     if not metadata.keeps_facts:
         return
-    # Rows of an earlier process keep their ids, and how often they were sampled.
+    # They also keep how often they were sampled.
     metadata = cast("RowMetadata", metadata)
-    metadata.renumber(recovered.get("next_unique_id", table.push_count))
     where = table._remover.oldest_first()
     marks = storage.recovered_marks(where)
     if marks is not None:
