@@ -64,7 +64,9 @@ def test_reopened_rows_leave_once_they_are_stale(tmp_path: Path) -> None:
         for number in range(5):  # 3 and 4 remain, with ids that are not 0 and 1
             buffer.push(batch(number, collect_iter=np.array([number])), 0)
     with make_buffer(storage={**storage, "reopen": True}, **cfg) as buffer:
-        assert set(column(buffer.sample(2, 5), "action")) == {3, 4}
+        sample = buffer.sample(2, 5)
+        assert set(column(sample, "action")) == {3, 4}
+        assert column(sample, "replay_unique_id") == column(sample, "action")
         assert column(buffer.sample(1, 6), "action") == [4]
         assert buffer.count() == 1
         assert buffer.sample(1, 7) is None
