@@ -108,7 +108,7 @@ class Writer(Savable, ABC):
     level_seeds: Sequence[int] | None = None
     added_columns: Collection[str] = ()
     episode_returns: Mapping[int, float] = MappingProxyType({})
-    pending_rows = 0
+    pending_rows: int
 
     @property
     @abstractmethod

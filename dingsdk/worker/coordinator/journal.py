@@ -326,6 +326,7 @@ class Journal:
         self._least_bytes = self._due_bytes = snapshot_bytes
         self._due_facts = snapshot_facts
         self._bytes = self._facts = 0  # in all files since the newest state
+        self._delay = 1  # doubled by each state that found no room
         self._size = 0
         self.epoch = self.number = 0
 
@@ -387,7 +388,8 @@ class Journal:
     @property
     def is_state_due(self) -> bool:
         """Whether enough was written since the last state to make a new one due."""
-        return self._bytes >= self._due_bytes or self._facts >= self._due_facts
+        due_bytes, due_facts = self._delay * self._due_bytes, self._delay * self._due_facts
+        return self._bytes >= due_bytes or self._facts >= due_facts
 
     def rotate(self) -> int:
         """Begin a new file; return its number, to pass to ``save`` with the current state.
@@ -418,13 +420,14 @@ class Journal:
         try:
             self._disk.write_atomic(_name(number, "state"), buffers, durable=True)
         except StorageFullError:
-            self._due_bytes, self._due_facts = 2 * self._due_bytes, 2 * self._due_facts
+            self._delay *= 2
             raise
         for old, kind in self._files():
             if old < number:
                 self._disk.unlink(_name(old, kind))
         self._due_bytes = max(self._least_bytes, info.size_bytes)
         self._bytes = self._facts = 0
+        self._delay = 1
 
     def _append(self, number: int, record: bytes, at: int) -> None:
         try:

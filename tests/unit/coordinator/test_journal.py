@@ -356,6 +356,31 @@ def test_state_is_due_after_a_number_of_facts_or_bytes(tmp_path: Path) -> None:
         assert made.is_state_due is is_due
 
 
+@pytest.mark.parametrize("limits", [{"snapshot_facts": 3}, {"snapshot_bytes": 3300}], ids=str)
+def test_state_that_found_no_room_is_due_again_after_twice_as_much(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
+    made = journal(tmp_path, **limits)
+    made.open()
+
+    def appended_until_due() -> int:
+        for count in range(1, 100):
+            made.append(Missing("b", ["p" * 1100]))
+            if made.is_state_due:
+                return count
+        raise AssertionError("never due")
+
+    assert appended_until_due() == 3
+    for more in (3, 6):  # due after 6 in all, then after 12
+        number = made.rotate()
+        with failing_calls(("writev",), 1, errno.ENOSPC), pytest.raises(StorageFullError):
+            made.save(number, {})
+        assert not made.is_state_due
+        assert appended_until_due() == more
+    made.save(made.rotate(), {})
+    assert appended_until_due() == 3
+
+
 def test_damaged_owner_file_is_refused_by_name(tmp_path: Path) -> None:
     journal(tmp_path).open()
     (tmp_path / "owner.json").write_bytes(b"{")

@@ -118,6 +118,25 @@ def test_an_interrupted_push_adds_no_rows_and_removes_only_those_it_replaced(
             assert storage.take(remover.oldest_first()) == expected
 
 
+def test_rows_removed_by_several_interrupted_pushes_are_added_up(tmp_path: Path) -> None:
+    with opened(tmp_path / "rows", 200) as storage:
+        remover = filled(storage, 260)
+        where, _ = remover.allot(15)
+        storage.put(where, storage.accept(rows_of(260, 275)))
+    with opened(tmp_path / "rows", 200, reopen=True) as storage:
+        state, remover = found(storage)
+        assert state["lost"] == 15
+        where, _ = remover.allot(40)  # 15 positions are free
+        storage.put(where, storage.accept(rows_of(260, 300)))
+    with opened(tmp_path / "rows", 200, reopen=True) as storage:
+        state, remover = found(storage)
+        assert state["lost"] == 40
+        assert storage.take(remover.oldest_first()) == rows_of(100, 260)
+        push(storage, remover, 260, 10)
+    with opened(tmp_path / "rows", 200, reopen=True) as storage:
+        assert "lost" not in found(storage)[0]
+
+
 def test_a_damaged_record_falls_back_to_the_previous_one(tmp_path: Path) -> None:
     with opened(tmp_path / "rows") as storage:
         filled(storage, 50)
