@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import mismatch, torch_to_numpy
+from dingsdk.data.columns import is_tensor, mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, InvalidPriorityError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.kernels import Floats, Ints, compiled
@@ -340,7 +340,7 @@ def _empty_row(index: int) -> SchemaMismatchError:
 def _pushed_priority(value: Any, index: int) -> float:
     if type(value) is not float:
         try:
-            array = np.asarray(torch_to_numpy(value))
+            array = np.asarray(_numpy_of(value))
         except (TypeError, ValueError) as error:
             raise _invalid("priority", value, index) from error
         value = array[()] if array.ndim == 0 and array.dtype.kind in "fiu" else value
@@ -408,7 +408,7 @@ def read_ids(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
 
 def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]:
     """Return a list, an array or a tensor of numbers as an array for compiled code."""
-    array = values if isinstance(values, list | tuple) else torch_to_numpy(values)
+    array = values if isinstance(values, list | tuple) else _numpy_of(values)
     if not isinstance(array, np.ndarray):
         items = array if isinstance(array, list | tuple) else None
         # numpy would convert True among numbers to 1.
@@ -432,6 +432,13 @@ def _read_numbers(key: str, values: Any, kinds: str, dtype: Any) -> NDArray[Any]
     # Compiled code does not accept read-only arrays, even if it only reads them.
     plain = np.ascontiguousarray(array, dtype)
     return plain if plain.flags.writeable else plain.copy()
+
+
+def _numpy_of(value: Any) -> Any:
+    """Return a tensor as an array, also one of the floating dtypes that numpy does not have."""
+    if is_tensor(value) and value.is_floating_point():
+        value = value.detach().cpu().double()
+    return torch_to_numpy(value)
 
 
 def _invalid(key: str, value: Any, index: int) -> InvalidPriorityError:

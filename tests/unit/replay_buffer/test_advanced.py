@@ -186,7 +186,7 @@ def test_a_refused_row_says_what_was_expected_and_found(
     "bad",
     [
         *(math.nan, math.inf, -1.0, "1", True, torch.ones(2), 10**400, [1.0], np.bool_(True)),
-        *([[1.0], [1.0, 2.0]], torch.ones((), dtype=torch.bfloat16)),
+        *([[1.0], [1.0, 2.0]], torch.tensor(math.inf, dtype=torch.bfloat16)),
     ],
 )
 def test_a_bad_priority_is_refused_and_nothing_is_pushed(bad: Any) -> None:
@@ -195,6 +195,14 @@ def test_a_bad_priority_is_refused_and_nothing_is_pushed(bad: Any) -> None:
         buffer.push([row(0), row(1, priority=bad)], 0)
     assert caught.value.index == 1
     assert buffer.count() == buffer.push_count == 0
+
+
+def test_a_pushed_priority_may_be_a_tensor_of_half_precision() -> None:
+    buffer = make_buffer(storage={"type": "object"})
+    types = [torch.bfloat16, torch.float16, torch.float32]
+    rows = [row(n, priority=torch.tensor(0.75, dtype=dtype)) for n, dtype in enumerate(types)]
+    buffer.push(rows, 0)
+    assert set(facts(buffer, "priority").values()) == {0.75}
 
 
 def test_bad_priority_or_collect_iter_columns_are_refused() -> None:
@@ -372,6 +380,7 @@ def test_a_late_update_does_not_bring_a_used_up_row_back() -> None:
         np.array,
         torch.tensor,
         lambda values: torch.tensor(values, dtype=torch.float32, requires_grad=True),
+        lambda values: torch.tensor(values, dtype=torch.bfloat16),  # numpy does not have it
         lambda values: np.array([[v, 0.0] for v in values])[:, 0],
     ],
 )
