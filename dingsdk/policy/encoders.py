@@ -158,14 +158,14 @@ class Features(nn.Module):
 
 
 class Flat(Features):
-    """A vector as it is, or a matrix row after row."""
+    """A vector as float32, or a matrix row after row."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
         self.width = math.prod(shape)
 
     def forward(self, obs: Any) -> Tensor:
-        found: Tensor = obs.flatten(1)
+        found: Tensor = obs.flatten(1).float()
         return found
 
 
@@ -173,7 +173,8 @@ class Scaled(Flat):
     """A vector less its mean and divided by its deviation, at most 10 in magnitude.
 
     Mean and variance are those of the observations in all training batches. They are buffers, so
-    they are saved and published with the weights.
+    they are saved and published with the weights. They are float64: in float32, the mean of large
+    numbers would not move any more after some batches.
 
     Source: Chan et al. 1979, eq. 2.1, for the variance of joined samples.
     """
@@ -184,26 +185,31 @@ class Scaled(Flat):
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__(shape)
-        self.register_buffer("mean", torch.zeros(self.width))
-        self.register_buffer("var", torch.ones(self.width))
+        self.register_buffer("mean", torch.zeros(self.width, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(self.width, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, obs: Any) -> Tensor:
         scaled = (super().forward(obs) - self.mean) * torch.rsqrt(self.var + 1e-8)
-        return scaled.clamp(-_LARGEST_SCALED, _LARGEST_SCALED)
+        return scaled.clamp(-_LARGEST_SCALED, _LARGEST_SCALED).float()
 
     @torch.no_grad()
     def measure(self, obs: Any, average: Callable[[Tensor], None] | None = None) -> None:
         rows = obs.reshape(-1, self.width).double()
-        moments = torch.stack((rows.mean(0), rows.square().mean(0)))
+        # The ranks may have different numbers of rows, as padding is left out.
+        sums = torch.stack(
+            (rows.sum(0), rows.square().sum(0), torch.full_like(self.mean, len(rows)))
+        )
         if average is not None:
-            average(moments)
-        mean, var = moments[0], (moments[1] - moments[0].square()).clamp_(min=0)
-        share = len(rows) / (self.count + len(rows))
+            average(sums)
+        size = sums[2, 0]
+        mean, square = sums[0] / size, sums[1] / size
+        share = size / (self.count + size)
         delta = mean - self.mean
-        self.var.lerp_((var + delta.square() * (1 - share)).float(), share.float())
+        var = (square - mean.square()).clamp_(min=0) + delta.square() * (1 - share)
+        self.var.lerp_(var, share)
         self.mean.add_(delta.mul_(share))
-        self.count.add_(len(rows))
+        self.count.add_(size)
 
 
 class OneHot(Features):

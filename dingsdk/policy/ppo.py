@@ -240,7 +240,8 @@ class PPOPolicy(BasePolicy):
         distribution = network.distribution
         log_prob, entropies = distribution.evaluate(outputs, batch[distribution.column])
         advantage = batch["advantage"]
-        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+        if len(advantage) > 1:  # a single one would become 0
+            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - learn.clip_ratio, 1 + learn.clip_ratio)

@@ -22,8 +22,8 @@ class CollectorSection(PartSection, frozen=True, kw_only=True):
 
     Attributes:
         deepcopy_obs: Whether observations are copied when they are recorded.
-        transform_obs: Whether the policy receives observations as float32 tensors; in parallel
-            mode it always does.
+        transform_obs: Whether a policy without a batched form receives observations as float32
+            tensors; in parallel mode it always does.
         collect_print_freq: Fewest train iterations between two logs.
     """
 

@@ -95,7 +95,7 @@ class BattleRollout(DictRollout):
         outputs = []
         for player, mode in enumerate(self._players):
             seen = {env_id: part_of(each, player) for env_id, each in obs.items()}
-            outputs.append(mode.forward(self._seen(seen), **policy_kwargs))
+            outputs.append(mode.forward(self._seen(seen, mode), **policy_kwargs))
             check_dicts(outputs[-1], list(obs))
         self._output_pool.update(outputs)
         return outputs

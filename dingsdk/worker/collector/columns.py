@@ -130,12 +130,17 @@ class BatchedRollout(Rollout):
         self._end_episodes(env_ids, episodes)
 
     def _skip(self, env_ids: list[int]) -> None:
-        """Undo the counts of a round for envs that made no transition in it."""
+        """Undo the effects of a round for envs that made no transition in it.
+
+        They failed, or were reset in it. The policy acted on their last observation, so its
+        recurrent state is cleared once more.
+        """
+        if not env_ids:
+            return
         self.env_steps -= len(env_ids)
         for env_id in env_ids:
             self._begun[env_id] = self._time
-        if self._writer is not None:
-            self._writer.drop(env_ids)
+        self._abandon(env_ids)
 
     def _spread(self, rows: Any) -> Any:
         """Expand rows of the stepped envs to rows of all envs, with zeros for the others."""
@@ -159,9 +164,7 @@ class BatchedRollout(Rollout):
         if step.abnormal is not None:
             counts = counts & ~step.abnormal
             failed = env_ids[step.abnormal & live].tolist()
-            if failed:
-                self._returns[failed] = 0
-                self._abandon(failed)
+            self._returns[failed] = 0
         self._returns[env_ids[counts]] += step.reward[counts]
         self.env_steps += int(np.count_nonzero(live))
         self._skip(env_ids[live & ~counts].tolist())

@@ -228,7 +228,7 @@ class Rollout(Savable, ABC):
         )
 
     def _abandon(self, env_ids: list[int]) -> None:
-        """Drop the unfinished episodes of envs that failed."""
+        """Drop the unfinished episodes of envs that failed or were reset."""
         if self._writer is not None:
             self._writer.drop(env_ids)
         self._policy.reset(env_ids)

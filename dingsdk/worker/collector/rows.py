@@ -26,8 +26,8 @@ class DictRollout(Rollout):
     The other arguments are those of ``Rollout``.
 
     Args:
-        has_tensor_obs: Whether to pass float32 tensors to the policy; observations are recorded
-            unchanged.
+        has_tensor_obs: Whether to pass float32 tensors to a policy that has no batched form;
+            observations are recorded unchanged.
         deepcopy_obs: Whether to cache copies, for envs that reuse the memory of observations.
     """
 
@@ -81,14 +81,19 @@ class DictRollout(Rollout):
     def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> dict[int, Any]:
         if not obs:
             return {}
-        outputs: dict[int, Any] = self._policy.forward(self._seen(obs), **policy_kwargs)
+        policy = self._policy
+        outputs: dict[int, Any] = policy.forward(self._seen(obs, policy), **policy_kwargs)
         check_dicts(outputs, list(obs))
         self._output_pool.update(outputs)
         return outputs
 
-    def _seen(self, obs: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Return observations in the form that the policy receives."""
-        if not self._has_tensor_obs:
+    def _seen(self, obs: Mapping[int, Any], mode: CollectMode | EvalMode) -> Mapping[int, Any]:
+        """Return observations in the form that the mode's ``forward`` receives.
+
+        A mode with a batched form converts observations itself, and so gets them unchanged in
+        either form. Images, for example, are scaled by their dtype.
+        """
+        if not self._has_tensor_obs or getattr(mode, "forward_batch", None) is not None:
             return obs
         import torch
 

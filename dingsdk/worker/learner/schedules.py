@@ -45,7 +45,10 @@ class _Args(Section, frozen=True, kw_only=True):
 
 
 class LearningRateHook(LearnerHook):
-    """Multiplies all learning rates of the policy by a factor, set before each iteration.
+    """Multiplies all learning rates of the policy by a factor, set before each training.
+
+    A training is one iteration, or, with an on-policy algorithm, all iterations on the data of one
+    collect; their factor is that of the first one.
 
     It sets the policy's attribute ``learning_rate_factor``, which every ``BasePolicy`` has. The
     factor depends only on the iteration, so that a resumed run continues with the same rates.

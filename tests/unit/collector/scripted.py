@@ -274,7 +274,9 @@ class Model:
         """Play one round of one env."""
         if self.is_resetting[env_id]:
             self.is_resetting[env_id] = False
-            self.asked[env_id] += int(self.asks_in_reset and not is_random)
+            if self.asks_in_reset:  # about the last observation of the episode before
+                self.asked[env_id] = 0
+                self.resets.append(env_id)
             return
         self.asked[env_id] += int(not is_random)
         number, time = self.number[env_id], self.time[env_id] + 1

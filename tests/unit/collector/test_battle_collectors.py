@@ -11,7 +11,7 @@ import torch
 
 from dingsdk.envs import Capabilities
 from dingsdk.errors import ConfigError, NotSetError, PolicyOutputError
-from dingsdk.policy.ppo import PPOPolicy
+from dingsdk.policy import CollectMode, PPOPolicy
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
@@ -160,8 +160,14 @@ def test_unfinished_trajectories_are_dropped_with_an_on_policy_policy(
     assert collector.dropped_sample_count == dropped
 
 
-@pytest.mark.parametrize("transform", [False, True])
-def test_players_see_floats_and_the_original_dtype_is_recorded(make_battle, transform) -> None:
+def forbidden(*_: Any) -> Any:
+    raise AssertionError("collectors of several players use the dict form")
+
+
+@pytest.mark.parametrize(("transform", "batched"), [(False, None), (True, None), (True, forbidden)])
+def test_players_see_floats_and_the_original_dtype_is_recorded(
+    make_battle, transform, batched
+) -> None:
     class ByteEnvs(DuelEnvs):
         def _obs(self, env_id: int) -> list[Any]:
             return [each.astype(np.uint8) for each in super()._obs(env_id)]
@@ -172,12 +178,17 @@ def test_players_see_floats_and_the_original_dtype_is_recorded(make_battle, tran
         seen.extend(obs.values())
         return {env_id: {"action": np.int64(0)} for env_id in obs}
 
-    modes = [Fighter(number, n_sample=4).mode()._replace(forward=forward) for number in range(2)]
+    modes = [
+        CollectMode(**{**mode._asdict(), "forward": forward, "forward_batch": batched})
+        for mode in (Fighter(number, n_sample=4).mode() for number in range(2))
+    ]
     collector = make_battle("sample_1v1", ByteEnvs(((4,),)), modes, transform_obs=transform)
 
     (samples, _), _ = collector.collect()
 
-    given = (torch.Tensor, torch.float32) if transform else (np.ndarray, np.uint8)
+    # Players with a batched form convert observations themselves.
+    as_tensors = transform and batched is None
+    given = (torch.Tensor, torch.float32) if as_tensors else (np.ndarray, np.uint8)
     assert {(type(obs), getattr(obs.dtype, "type", obs.dtype)) for obs in seen} == {given}
     assert [obs.tolist() for obs in seen[:2]] == [[0, 0, 0, 0], [0, 1, 0, 0]]
     assert {sample["obs"].dtype for sample in samples} == {torch.uint8}

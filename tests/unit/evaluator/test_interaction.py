@@ -14,6 +14,7 @@ from dingsdk.envs import InProcessEnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
+from dingsdk.worker import create_serial_evaluator
 from dingsdk.worker.evaluator import interaction
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import write_mp4
@@ -443,3 +444,38 @@ def test_mp4_shows_the_given_frames(tmp_path, height, width) -> None:
         shown = [clip.get_frame((index + 0.5) / 10) for index in range(6)]
     assert [int(frame[:33, :51, 0].mean()) > 200 for frame in shown] == [False] * 3 + [True] * 3
     assert all(frame[..., 1].max() < 60 for frame in shown)
+
+
+class NoiseEnv(gym.Env[Any, Any]):
+    """Shows random images for 20 steps; the reward is the action."""
+
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 1), np.uint8)
+    action_space = gym.spaces.Discrete(9)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._image(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return self._image(), float(action), False, self.time == 20, {}
+
+    def _image(self) -> Any:
+        return self.np_random.integers(0, 256, (8, 8, 1), np.uint8)
+
+
+def test_images_are_evaluated_in_the_dtype_that_they_are_trained_in(tmp_path) -> None:
+    model = {"obs_shape": [8, 8, 1], "action_shape": 9}
+    policy = create_policy({"type": "dqn", "model": model}, enable_field=["eval"], seed=2)
+    returns = []
+    for manager in ("in_process", "async_subprocess"):
+        with create_env_manager({"type": manager}, [NoiseEnv] * 2) as env:
+            env.seed(0)
+            evaluator = create_serial_evaluator(
+                {"n_episode": 4}, env=env, policy=policy.eval_mode, exp_name=str(tmp_path)
+            )
+            info = evaluator.eval(train_iter=1)[1]
+            returns.append(sorted(info["eval_episode_return"]))
+    assert returns[0] == returns[1]
+    assert len(set(returns[0])) > 1  # several actions were chosen

@@ -12,7 +12,14 @@ from torch import nn
 
 from dingsdk.config import read_section
 from dingsdk.errors import ConfigError, SchemaMismatchError
-from dingsdk.policy import DQNPolicy, ModelSection, discrete_model, make_encoder, obs_shape
+from dingsdk.policy import (
+    DQNPolicy,
+    ModelSection,
+    create_policy,
+    discrete_model,
+    make_encoder,
+    obs_shape,
+)
 from dingsdk.policy.encoders import MLP, Convolutions
 from dingsdk.policy.networks import flatten_parameters, frozen
 
@@ -108,6 +115,17 @@ def test_small_images_go_through_the_small_convolutions(height, width) -> None:
 def test_channels_are_first_if_there_are_fewer_than_columns(shape, is_last) -> None:
     assert Convolutions(shape).has_channels_last == is_last
     assert Convolutions(shape)(torch.zeros(2, *shape)).shape == (2, Convolutions(shape).width)
+
+
+@pytest.mark.parametrize("policy_type", ["dqn", "ppo"])
+def test_a_matrix_of_bytes_counts_as_the_same_numbers(policy_type) -> None:
+    model = {"obs_shape": [4, 16], "action_shape": 2, "encoder_hidden_size_list": [8]}
+    policy = create_policy({"type": policy_type, "model": model}, enable_field=["eval"], seed=0)
+    frames = np.random.default_rng(0).integers(0, 256, (32, 4, 16), np.uint8)
+    found = policy.eval_mode.forward_batch(frames, range(32))["action"]
+    numbers = policy.eval_mode.forward_batch(frames.astype(np.float32), range(32))["action"]
+    assert found.tolist() == numbers.tolist()
+    assert set(found.tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize(

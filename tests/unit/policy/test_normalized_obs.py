@@ -76,9 +76,42 @@ def test_learner_averages_its_statistics_over_the_ranks() -> None:
     policy.learn_mode.set_attribute("average_over_ranks", averaged.append)
     obs = observations(16)
     policy.learn_mode.forward(batch_of(obs))
-    moments = averaged[-1]
-    np.testing.assert_allclose(moments[0].numpy(), obs.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(moments[1].numpy(), np.square(obs.astype(float)).mean(0), rtol=1e-4)
+    sums = averaged[-1]
+    np.testing.assert_allclose(sums[0].numpy() / 16, obs.mean(0), rtol=1e-4)
+    squares = np.square(obs.astype(float))
+    np.testing.assert_allclose(sums[1].numpy() / 16, squares.mean(0), rtol=1e-4)
+    assert sums[2].tolist() == [16.0] * 3
+
+
+def test_ranks_with_different_numbers_of_rows_keep_the_statistics_of_all_rows() -> None:
+    # Two batches, of which one rank has the rows 1, 2, 3 and then 10, the other 8 and then 4, 6.
+    parts = [([[1.0], [2.0], [3.0]], [[8.0]]), ([[10.0]], [[4.0], [6.0]])]
+    ranks = Scaled([1]), Scaled([1])
+    for batches in parts:
+        given: list[torch.Tensor] = []
+        for batch in batches:
+            Scaled([1]).measure(torch.tensor(batch), given.append)
+        mean = (given[0] + given[1]) / 2
+        for rank, batch in zip(ranks, batches, strict=True):
+            rank.measure(torch.tensor(batch), lambda sums: sums.copy_(mean))  # noqa: B023
+    rows = np.array([1.0, 2.0, 3.0, 8.0, 10.0, 4.0, 6.0])
+    for rank in ranks:
+        assert float(rank.mean) == pytest.approx(rows.mean())
+        assert float(rank.var) == pytest.approx(rows.var())
+        assert float(rank.count) == 3.5  # of 7 rows, a half
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e6])
+def test_the_mean_of_large_numbers_follows_their_change(offset: float) -> None:
+    layer = Scaled([1])
+    for center in (-1.0, 1.0):
+        batch = torch.tensor([[offset + center - 2.0], [offset + center + 2.0]])
+        for _ in range(3000):
+            layer.measure(batch)
+    assert float(layer.mean) == pytest.approx(offset, abs=1e-3)
+    assert float(layer.var) == pytest.approx(5.0, rel=1e-3)  # 4 of each batch, 1 of the centers
+    scaled = layer.forward(torch.tensor([[offset + 5.0]]))
+    assert (scaled.dtype, float(scaled)) == (torch.float32, pytest.approx(5 / 5**0.5, rel=1e-3))
 
 
 def test_observations_that_never_change_are_scaled_to_zero() -> None:
@@ -98,7 +131,7 @@ def test_vectors_in_dicts_and_sequences_are_measured() -> None:
     }
     averaged: list[torch.Tensor] = []
     encoder.features.measure(obs, averaged.append)  # type: ignore[union-attr, operator]
-    assert [each[0].tolist() for each in averaged] == [[1.0] * 3, [19.0, 20.0]]
+    assert [each[0].tolist() for each in averaged] == [[20.0] * 3, [380.0, 400.0]]
     arm, speed = (each for each in encoder.modules() if isinstance(each, Scaled))
     assert (arm.mean.tolist(), speed.mean.tolist()) == ([1.0] * 3, [19.0, 20.0])
     assert float(arm.count) == float(speed.count) == 20

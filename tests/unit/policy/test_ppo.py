@@ -160,6 +160,14 @@ def test_every_epoch_trains_on_every_sample_once() -> None:
     assert all(set(log) >= set(policy.learn_mode.monitor_vars()) for log in logs)
 
 
+def test_the_advantage_of_a_single_sample_is_not_normalised() -> None:
+    policy = make(learn={"batch_size": 1, "entropy_weight": 0.0})
+    one = collate(batch(policy)[:1])
+    # Before the first step the ratio is 1, so the loss is minus the advantage.
+    found = policy._step({name: one[name] for name in one if name != "done"})
+    assert found["policy_loss"] == pytest.approx(-float(one["advantage"]), rel=1e-5)
+
+
 def test_gradient_is_clipped_to_grad_clip_norm() -> None:
     free, clipped = make(), make(learn={"grad_clip_norm": 1e-3})
     data = batch(free)
