@@ -20,6 +20,7 @@ from dingsdk.errors import (
     ConfigError,
     PayloadsLostError,
     SchemaMismatchError,
+    StorageFullError,
     TaskFail,
     WorkerCrashedError,
     WorkerLostError,
@@ -53,6 +54,8 @@ SERVE_TIMEOUT_S = 20.0
 is none yet."""
 LEARN_TIMEOUT_S = 3600.0
 """Longest time of one learn task; the master's deadline and the lease are shorter."""
+SAVE_SHARE = 0.02
+"""Largest share of its time that a learner spends on the checkpoints of ``save_every_s``."""
 HOOK_CLOSE_S = 4.0
 """How long hooks may take to close: less than a job may take to stop (``CLOSE_TIMEOUT_S``)."""
 
@@ -116,12 +119,16 @@ class BaseCommLearner(CommWorker):
             send_policy_freq: Train iterations from one published policy to the next.
             batches_per_demand: Batches that the learner requests at once; it requests the next ones
                 when half of them are left.
+            save_every_s: Seconds between two checkpoints from which a run continues whose learner
+                was killed, or more if saving would take over 2 % of the time. None for only those
+                of the learner's hooks.
         """
 
         type: str = "base"
         progress_timeout_s: Positive = 120.0
         send_policy_freq: Count = 10
         batches_per_demand: Count = 8
+        save_every_s: Positive | None = 60.0
 
     def __init__(self, cfg: Mapping[str, Any], transport: Transport, worker_id: str) -> None:
         super().__init__(cfg, transport, worker_id)
@@ -156,6 +163,9 @@ class BaseCommLearner(CommWorker):
         """Whether to train on all leased batches before it asks again."""
         self._is_idle = False
         """Whether it waits for batches and has none."""
+        self._saved_iter = 0
+        """Iteration of the last checkpoint of ``save_every_s``."""
+        self._save_at = self._clock() + (self._cfg.save_every_s or math.inf)
         self._info: dict[str, Any] | None = None
         self._priorities: list[Mapping[str, Any]] = []
         self._lost_payloads: dict[int, str] = {}
@@ -468,6 +478,8 @@ class BaseCommLearner(CommWorker):
     def _next_lease(self, batch_size: int) -> dict[str, Any] | None:
         """Return the columns of the next leased batch; ask for more if few are left. None: stop."""
         self.advance()
+        if self._clock() >= self._save_at:
+            self._save()
         if self._is_on_policy and not self._leased and self._learner.train_iter != self._sent_iter:
             self._send_newest()
         with self.condition:
@@ -492,6 +504,19 @@ class BaseCommLearner(CommWorker):
         if data:
             self._take_news(data)
         return dict(columns)
+
+    def _save(self) -> None:
+        """Save a checkpoint if there is something new, and set the time of the next one."""
+        began, train_iter = self._clock(), self._learner.train_iter
+        if train_iter != self._saved_iter:
+            self._saved_iter = train_iter
+            try:
+                self._learner.save_checkpoint()
+            except StorageFullError as error:
+                text = "no checkpoint of iteration %d, training continues: %s"
+                _log.warning(text, train_iter, error)
+        now = self._clock()
+        self._save_at = now + max(self._cfg.save_every_s, (now - began) / SAVE_SHARE)
 
     @property
     def _few(self) -> int:

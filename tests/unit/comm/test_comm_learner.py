@@ -403,6 +403,49 @@ def test_waiting_learner_publishes_its_policy_after_the_disk_was_full(
     assert stored == [5]
 
 
+def test_learner_saves_a_checkpoint_every_minute_if_it_has_trained(
+    learner: BaseCommLearner, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, saves, full, cost_s = [1000.0], [], [False], [0.0]
+
+    def save() -> None:
+        now[0] += cost_s[0]
+        if full[0]:
+            raise StorageFullError("no room", path="ckpt")
+        saves.append((now[0], learner._learner.train_iter))
+
+    learner._clock = lambda: now[0]
+    learner._begin()
+    learner._learner = SimpleNamespace(learn_info={}, train_iter=0, save_checkpoint=save)
+
+    def next_lease(at: float, train_iter: int) -> None:
+        now[0], learner._learner.train_iter = at, train_iter
+        lease(learner, 0)
+        assert learner._next_lease(2) is not None
+
+    next_lease(1059.9, 7)
+    next_lease(1060.0, 8)
+    next_lease(1061.0, 9)
+    assert saves == [(1060.0, 8)]
+    next_lease(1120.0, 8)  # nothing new
+    full[0] = True
+    next_lease(1180.0, 20)
+    assert caplog.messages == ["no checkpoint of iteration 20, training continues: no room"]
+    full[0], cost_s[0] = False, 3.0
+    next_lease(1240.0, 30)
+    next_lease(1392.0, 40)  # three seconds are 2 % of 150
+    assert saves == [(1060.0, 8), (1243.0, 30)]
+    next_lease(1393.0, 41)
+    assert saves[2:] == [(1396.0, 41)]
+
+
+def test_learner_saves_no_checkpoints_by_time_if_told_so(learner: BaseCommLearner) -> None:
+    learner._cfg = learner.Config(save_every_s=None)
+    learner._clock = lambda: 1e9
+    learner._begin()
+    assert learner._save_at == float("inf")
+
+
 def test_ranks_are_closed_once_when_their_task_stops(learner: BaseCommLearner) -> None:
     ends: list[str] = []
     learner._ranks = SimpleNamespace(close=lambda: ends.append("end"))  # type: ignore[assignment]
