@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import cycle
 from typing import Any, Literal, NamedTuple
@@ -65,8 +65,14 @@ class _Subject:
 
     @contextmanager
     def made(self) -> Iterator[Any]:
-        with closing(_called("its constructor", self.env_fn)) as env:
+        env = _called("its constructor", self.env_fn)
+        try:
             yield env
+        except BaseException:
+            with suppress(Exception):  # the first problem is reported
+                env.close()
+            raise
+        _called("close()", env.close)
 
     def actions(self, count: int) -> list[Any]:
         """Return random actions, the same in each call."""

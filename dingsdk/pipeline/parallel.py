@@ -374,7 +374,11 @@ def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: R
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
         if left_s <= 0 or context.stop.is_set():
-            _log.warning("the last evaluation was cut off; it does not count")
+            _log.warning(
+                "the last evaluation was cut off; it does not count. An env whose episodes do not "
+                "end needs a limit, such as env.kwargs.max_episode_steps; long episodes may need "
+                "a larger system.coordinator.last_evaluation_s"
+            )
             break
     return "stop_value" if coordinator.has_reached_goal else reason
 

@@ -238,7 +238,9 @@ def _last_phase(status: RunStatus, is_over: bool) -> str:
     """Return the text for a run that has used all its env steps and still trains, else ""."""
     most = status.max_env_steps
     is_collected = most is not None and status.env_steps >= most
-    return "training on what was collected" if is_collected and not is_over else ""
+    if is_over or not is_collected:
+        return ""
+    return "training on what was collected, then a last evaluation"
 
 
 def workers_in_words(count: int) -> str:

@@ -121,7 +121,7 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
     Args:
         kind: One of ``TEMPLATES``.
         name: The type key; words are separated by ``-`` or ``_``.
-        into: The folder in which the folder of the package is made.
+        into: The folder in which the folder of the package is made; it is made if needed.
 
     Raises:
         ConfigError: there is no such kind, or the name cannot be used, for example because it is
@@ -135,6 +135,7 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
             f"{folder} exists; choose another name or another --into", path=str(folder)
         )
     try:
+        into.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=into))
         try:
             package = made / folder.name

@@ -7,6 +7,8 @@ counts steps, episodes and quotas; ``BatchedRollout`` does the four steps in col
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -22,7 +24,11 @@ from dingsdk.plugins import observe
 from dingsdk.policy.base import CollectMode, EvalMode
 from dingsdk.worker.collector.policy_output import RandomActions
 
+_log = logging.getLogger(__name__)
+
 NO_INFO: Mapping[str, Any] = MappingProxyType({})
+MANY_STEPS = 50_000
+"""Steps of each env after which a warning is logged if no episode of an evaluation has ended."""
 
 
 class EpisodeRecord(NamedTuple):
@@ -175,6 +181,7 @@ class Rollout(Savable, ABC):
         self._episode_counts = np.zeros(self._env_num, np.int64)
         self._is_live = np.ones(self._env_num, np.bool_)
         self.is_finished = False
+        self._warn_at: float = MANY_STEPS * self._env_num
 
     def round(
         self,
@@ -217,6 +224,18 @@ class Rollout(Savable, ABC):
     @abstractmethod
     def record(self, obs: Any, output: Any, step: Any, train_iter: int) -> None:
         """Record one round and count its steps and episodes."""
+
+    def warn_if_endless(self) -> None:
+        """Warn once if a rollout with a quota took very many steps and ended no episode."""
+        if self.env_steps < self._warn_at:
+            return
+        self._warn_at = math.inf
+        if not self._episode_counts.any():
+            _log.warning(
+                "%d env steps, and no episode of this evaluation has ended; an env without an "
+                "end needs a limit, such as env.kwargs.max_episode_steps",
+                self.env_steps,
+            )
 
     def _refuse_to_idle(self) -> None:
         """Raise ConfigError: all envs are DONE, so the rollout would never end."""

@@ -238,6 +238,8 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
         acted = self._policy_iter if self._inference is None else self._inference.version
         self._rollout.record(obs, policy_output, step, acted)
+        if self._eval_flag:
+            self._rollout.warn_if_endless()
         episodes = self._rollout.episodes
         if episodes:
             self._rollout.episodes = []

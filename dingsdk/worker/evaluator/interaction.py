@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 import operator
 import time
@@ -28,11 +27,6 @@ from dingsdk.worker.evaluator.monitor import (
     write_mp4,
     write_returns,
 )
-
-_log = logging.getLogger(__name__)
-
-_MANY_STEPS = 50_000
-"""Steps of each env without the end of an episode after which a warning is logged."""
 
 
 class RenderSection(Section, frozen=True, kw_only=True):
@@ -128,15 +122,8 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             self._check_can_render()
         started = time.perf_counter()
         rollout = self._fresh_rollout(monitor)
-        warn_at: float = _MANY_STEPS * self.env.env_num
         while not rollout.is_finished:
-            if rollout.env_steps >= warn_at and not monitor.get_current_episode():
-                warn_at = math.inf
-                _log.warning(
-                    "%d env steps, and no episode of this evaluation has ended; an env without an "
-                    "end needs a limit, such as env.kwargs.max_episode_steps",
-                    rollout.env_steps,
-                )
+            rollout.warn_if_endless()
             if is_rendering:
                 monitor.update_video(self.env.ready_imgs)  # type: ignore[attr-defined]
             rollout.round(train_iter, policy_kwargs or {})

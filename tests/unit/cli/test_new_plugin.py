@@ -76,6 +76,12 @@ def test_bad_name_is_refused(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_folder_of_the_package_is_made_if_needed(tmp_path: Path) -> None:
+    folder = new_plugin("policy", "lone-one", tmp_path / "a" / "b")
+    assert folder == tmp_path / "a" / "b" / "dingsdk-rl-lone-one"
+    assert (folder / "pyproject.toml").is_file()
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -17,6 +17,7 @@ from dingsdk.errors import ClosedError, ConfigError, NotSetError, TaskTimeoutErr
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import CollectMode, create_policy
 from dingsdk.policy.dqn import DQNPolicy
+from dingsdk.worker.collector import rollout
 from dingsdk.worker.collector.base import ISerialCollector
 from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.collector.sample import SampleSerialCollector
@@ -167,6 +168,18 @@ def test_evaluation_counts_exactly_its_quota_of_episodes(make_zergling, manager_
     assert "collect_setting" not in info
     # CartPole gives reward 1 per step.
     assert info["episode_info"]["eval_episode_return_mean"] == pytest.approx(info["reward_mean"])
+
+
+@pytest.mark.parametrize(("steps_of_env", "warnings"), [(3, 1), (10_000, 0)])
+@pytest.mark.parametrize("is_evaluation", [True, False])
+def test_evaluation_without_a_finished_episode_gives_one_warning(
+    make_zergling, monkeypatch, caplog, steps_of_env, warnings, is_evaluation
+) -> None:
+    monkeypatch.setattr(rollout, "MANY_STEPS", steps_of_env)  # no episode of CartPole is as short
+    make_zergling(eval_flag=is_evaluation, wire=Wire()).start()
+    said = "6 env steps, and no episode of this evaluation has ended; an env without an end"
+    found = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [text[: len(said)] for text in found] == [said] * (warnings if is_evaluation else 0)
 
 
 def test_replaced_collect_setting_is_used_from_the_next_round_on(make_zergling) -> None:

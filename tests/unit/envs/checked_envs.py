@@ -157,6 +157,22 @@ class FailsBesideAnother(Good):
             self.failed.clear()
 
 
+class RaisesInClose(Good):
+    def close(self) -> None:
+        raise OSError("the window is gone")
+
+
+class RaisesInStepAndClose(Good):
+    has_failed = False
+
+    def step(self, action: Any) -> Any:
+        self.has_failed = True
+        raise KeyError("lost")
+
+    def close(self) -> None:
+        assert not self.has_failed
+
+
 class DiesInAChild(Good):
     maker = os.getpid()
 

@@ -81,6 +81,8 @@ def test_class_kwargs_and_wrappers_can_be_given() -> None:
         ("NoSpace", SPACES, "observation_space is None (NoneType), no space"),
         ("ObsAlone", RESET, "must return (obs, info)"),
         ("NoSeed", RESET, "reset(seed=None) raised TypeError"),
+        ("RaisesInClose", MADE, "close() raised OSError: the window is gone"),
+        ("RaisesInStepAndClose", STEPS, "raised KeyError: 'lost'"),
         ("WrongShape", RESET, "obs: float32[3], its observation space says float32[2]"),
         ("NaNObs", RESET, "with NaN"),
         ("OldStep", STEPS, "step() returned a tuple of 4, it must return"),

@@ -15,7 +15,7 @@ from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.worker import create_serial_evaluator
-from dingsdk.worker.evaluator import interaction
+from dingsdk.worker.collector import rollout
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import write_mp4
 
@@ -92,7 +92,7 @@ def make_evaluator(tmp_path):
 def test_evaluation_without_a_finished_episode_gives_one_warning(
     make_evaluator, policy, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(interaction, "_MANY_STEPS", 10)
+    monkeypatch.setattr(rollout, "MANY_STEPS", 10)
 
     make_evaluator(policy, lengths=(9, 8), n_episode=2).eval()
     make_evaluator(policy, lengths=(50, 40), n_episode=2).eval()

@@ -183,7 +183,7 @@ def test_sparkline_scales_from_the_lowest_to_the_highest_value(
 
 
 def test_progress_says_that_a_run_still_trains_after_the_last_env_step() -> None:
-    trains_on = "training on what was collected"
+    trains_on = "training on what was collected, then a last evaluation"
     status = dataclasses.replace(STATUS, env_steps=120_000)
     assert shown(status, is_terminal=True).splitlines()[-2].rstrip().endswith("left         0 s")
 
