@@ -138,11 +138,10 @@ def test_dangling_link_is_refused(tmp_path: Path) -> None:
         new_plugin("policy", "mine", tmp_path)
 
 
-def test_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="No such file"):
-        new_plugin("policy", "mine", tmp_path / "absent")
-
-    assert not list(tmp_path.iterdir())
+def test_folder_inside_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="Not a directory"):
+        new_plugin("policy", "mine", tmp_path / "file" / "packages")
 
 
 def test_no_files_are_left_if_writing_fails(tmp_path: Path) -> None:
