@@ -57,8 +57,8 @@ class RequestMasterEnd(MasterEnd):
     @abstractmethod
     def listen(
         self, listener: MasterListener, until_close: ExitStack
-    ) -> tuple[RequestHandler, Server, str]:
-        """Begin to serve; return the handler, its server, and the address for workers.
+    ) -> tuple[RequestHandler, Server | None, str]:
+        """Begin to serve; return the handler, its server if any, and the address for workers.
 
         Args:
             listener: The listener of the handler.
@@ -69,7 +69,7 @@ class RequestMasterEnd(MasterEnd):
     def open(self, listener: MasterListener) -> str:
         """Listen; return the address. Errors are those of ``listen``."""
         with self._lock:
-            if self._is_closed or self._server is not None:
+            if self._is_closed or self._handler is not None:
                 raise ClosedError("a master end opens once", what="master end")
             with ExitStack() as undo:
                 self._handler, self._server, address = self.listen(listener, undo)
