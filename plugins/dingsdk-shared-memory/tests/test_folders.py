@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -355,8 +354,7 @@ def test_payload_is_waited_for_two_seconds_by_default(
         return False
 
     monkeypatch.setattr(store._closed, "wait", wait)
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("dingsdk_shared_memory.data_store.time", clock)
+    monkeypatch.setattr(store, "_clock", lambda: now[0])
     if ask == "has":
         assert not store.has("a")
     else:
