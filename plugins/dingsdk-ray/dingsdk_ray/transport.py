@@ -131,7 +131,11 @@ class RayTransport(SharedMemoryTransport):
             )
         if self.is_on(node_id):
             return super().make_slave_end(SCHEME + self._own_memory().socket)
-        far = self._far = self._far or GatewayCalls(name)
+        if self._far is None:
+            if self._data_store is not None or self._policy_store is not None:
+                raise RuntimeError("call data_store() and policy_store() after slave_end()")
+            self._far = GatewayCalls(name)
+        far = self._far
         return self.slave_end_of(address, lambda: FarLink(far), lambda: True)
 
     def make_data_store(self) -> StepDataStore:

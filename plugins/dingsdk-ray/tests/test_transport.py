@@ -106,6 +106,16 @@ def test_stores_are_those_of_the_gateway_if_the_worker_is_on_another_node(
         transport.remove_data()
 
 
+@pytest.mark.parametrize("store", ["data_store", "policy_store"])
+def test_store_of_the_wrong_node_is_refused(tmp_path: Path, store: str) -> None:
+    transport = FarTransport({"address": "auto"}, tmp_path)
+    getattr(transport, store)()  # before it is known that the coordinator is on another node
+    with pytest.raises(RuntimeError, match="after slave_end"):
+        transport.slave_end("ray://1f/run")
+    transport.close()
+    transport.remove_data()
+
+
 def test_stores_of_another_node_wait_for_the_gateway_as_long_as_for_a_lost_coordinator(
     tmp_path: Path,
 ) -> None:
