@@ -42,13 +42,11 @@ from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import build_tb_logger
-from dingsdk.worker.sample_counts import SampleCounts
+from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_of
 
 _log = logging.getLogger(__name__)
 
-_EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
-"""Fields of ``BufferStats`` that count evicted samples."""
 _VALIDATE_S = 5.0
 """Interval of the checks of ``system.validate_state``."""
 
@@ -87,7 +85,7 @@ class Workers:
         elif hasattr(self.buffer, "stats"):
             stats = self.buffer.stats()
             live = stats.count
-            evicted += Counter({name: getattr(stats, name) for name in _EVICTIONS})
+            evicted += Counter({name: getattr(stats, name) for name in EVICTIONS})
         else:
             evicted["removed"] = self.collected - live
         return SampleCounts(self.collected, self.collected, self.trained, live, dict(evicted))

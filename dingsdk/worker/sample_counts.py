@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from dingsdk.errors import SamplesLostError
 
+EVICTIONS = ("overwritten", "cleared", "stale", "used_up")
+"""Fields of ``BufferStats`` that count removed rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:

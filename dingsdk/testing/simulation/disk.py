@@ -178,8 +178,6 @@ class SimulatedDataStore(StepDataStore):
     def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
         self._process = process
         self._disk = disk
-        self._never = process.scheduler.condition()
-        self._ownerless: dict[str, float] = {}
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         disk = self._disk

@@ -279,7 +279,7 @@ class Simulation:
         self._harmed: set[str] = set()
         self._damaged: set[str] = set()
         """Which kinds of files were damaged."""
-        self._is_ever_late = self._has_jumped = False
+        self._is_ever_late = False
         self._poisoned = self._raising = self._conflicting = ""
         self._ends_by: type[DingError] | None = None
         """The error with which a fault makes the run end."""
@@ -576,7 +576,6 @@ class Simulation:
                 may_lose = False
             case "jump" if process is not None:
                 process.clock_offset_s += fault.amount
-                self._has_jumped |= name == "coordinator"
                 # After a jump of its clock, it does not wait long enough for a late payload.
                 self._is_ever_late |= self.disk.late_s > 0
                 may_lose = name != "coordinator"

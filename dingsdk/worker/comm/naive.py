@@ -26,7 +26,6 @@ class _NaiveWorker(Slave):
 
     def __init__(self, transport: Transport, worker_id: str) -> None:
         super().__init__(transport, WorkerInfo(worker_id, self.role, RESOURCE))
-        self._store = transport.data_store()
         self._task: Mapping[str, Any] = {}
         self._count = 0
 
@@ -79,7 +78,7 @@ class NaiveCollector(_NaiveWorker):
             done = {"collector_done": True, "cur_episode": 1, "cur_step": 314, "cur_sample": 314}
             return {"reports": [done], "has_ended": True}
         data_id = f"{self._prefix}_{self._task['task_id']}_{self._count}"
-        self._store.put(data_id, self._get_timestep())
+        self.transport.data_store().put(data_id, self._get_timestep())
         report = {"data_id": data_id, "rows": 1, "policy_iter": 0, "cur_episode": 0}
         report |= {"cur_step": self._count, "cur_sample": self._count}
         return {"reports": [report], "has_ended": False}
@@ -114,7 +113,7 @@ class NaiveLearner(_NaiveWorker):
 
     def _learn(self, data: Mapping[str, Any]) -> dict[str, Any]:
         for data_id in data["payloads"]:
-            self._store.get(data_id)
+            self.transport.data_store().get(data_id)
             self.seen.add(data_id)
         self._count += 1
         info = {"learner_step": self._count, "learner_done": self._count >= BATCHES}

@@ -381,11 +381,11 @@ class Transport(Configurable, ABC):
 
     @abstractmethod
     def data_store(self) -> StepDataStore:
-        """Return a store for payloads of step data."""
+        """Return a store for payloads of step data; workers call it after ``slave_end``."""
 
     @abstractmethod
     def policy_store(self) -> PolicyStore:
-        """Return a store for policy versions."""
+        """Return a store for policy versions; workers call it after ``slave_end``."""
 
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> None:

@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,7 +18,7 @@ from dingsdk.errors import ClosedError, TaskFail, WorkerLostError
 from dingsdk.worker.comm.allowed_imports import check_imports
 from dingsdk.worker.comm.scheduler import Job
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, POLL_S, Slave, TaskFunctions
-from dingsdk.worker.comm.transport import Transport, WorkerInfo
+from dingsdk.worker.comm.transport import PolicyStore, StepDataStore, Transport, WorkerInfo
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +76,6 @@ class CommWorker(Configurable, Slave, ABC):
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         info = WorkerInfo(worker_id, self.role, {"cpu": os.cpu_count() or 1, "gpu": gpus})
         super().__init__(transport, info, callback_fn=self._tasks(), clock=clock)
-        self.data_store = transport.data_store()
-        self.policy_store = transport.policy_store()
         self.run_dir = transport.run_dir
         self.condition = self.scheduler.condition()
         """Guards the state that the job and the tasks share."""
@@ -91,6 +90,17 @@ class CommWorker(Configurable, Slave, ABC):
         yet."""
         self._waiting = 0
         self._moved_at = self._job_started_at = -float("inf")
+
+    # When they are first used, as a transport may find its stores only once the worker has joined.
+    @cached_property
+    def data_store(self) -> StepDataStore:
+        """The transport's store for payloads."""
+        return self.transport.data_store()
+
+    @cached_property
+    def policy_store(self) -> PolicyStore:
+        """The transport's store for policies."""
+        return self.transport.policy_store()
 
     @abstractmethod
     def _tasks(self) -> TaskFunctions:

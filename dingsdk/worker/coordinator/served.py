@@ -7,10 +7,7 @@ from typing import Any
 
 from dingsdk.worker.coordinator.experience import Experience, Lease
 from dingsdk.worker.coordinator.tasks import TaskState
-from dingsdk.worker.sample_counts import SampleCounts
-
-LEFT = ("overwritten", "cleared", "stale", "used_up")
-"""Fields of ``BufferStats`` that count removed rows."""
+from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 
 
 class _ServerFigures:
@@ -86,7 +83,7 @@ class ServedExperience(Experience):
         """Return the sample counts; the server counts the samples of all its clients."""
         figures = self.buffer.figures
         pushed = figures.get("pushed", 0)
-        evicted = {name: figures[name] for name in LEFT if figures.get(name)}
+        evicted = {name: figures[name] for name in EVICTIONS if figures.get(name)}
         return SampleCounts(pushed, pushed, self.trained_rows, self.count_rows(), evicted)
 
     def check(self, running: Collection[str] | None = None) -> None:

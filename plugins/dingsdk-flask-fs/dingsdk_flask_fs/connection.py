@@ -11,7 +11,6 @@ import contextlib
 import http.client
 import re
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +19,12 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.response import assert_header_parsing
 
-from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError
+from dingsdk.worker.comm.requests import (
+    Answer,
+    ForeignAnswerError,
+    LinkError,
+    ReconnectingLink,
+)
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0
@@ -28,7 +32,7 @@ CONNECT_TIMEOUT_S = 2.0
 _LENGTH = re.compile(r"[0-9]{1,12}")
 
 
-class Connection:
+class Connection(ReconnectingLink[Signer, "_Link"]):
     """A connection to the master. Thread safe: requests on one connection wait for each other.
 
     Args:
@@ -37,95 +41,47 @@ class Connection:
         max_bytes: Size of the largest answer that is read.
     """
 
+    errors = (OSError, HTTPError, http.client.HTTPException)
+
     def __init__(self, host: str, port: int, max_bytes: int) -> None:
+        super().__init__()
         self._address = (host, port)
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._state = threading.Lock()
-        self._link: _Link | None = None
-        self._is_closed = False
 
-    def post(self, target: str, body: bytes, key: Signer, deadline: float) -> Answer:
-        """Send a request and return its answer.
-
-        Args:
-            target: The path.
-            body: The message.
-            key: Signs the request, and checks the answer.
-            deadline: Time on the monotonic clock.
-
-        Raises:
-            LinkError: there was no answer before the deadline.
-            ForeignAnswerError: the answer was not signed with our secret.
-        """
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise LinkError("the connection is busy")
-        try:
-            authorization, nonce = key.sign("POST", target, body)
-            try:
-                link = self._linked(deadline)
-                status, headers, answer = self._exchange(link, target, body, authorization)
-            except BaseException as error:
-                self._hang_up()
-                if isinstance(error, OSError | HTTPError | http.client.HTTPException | LinkError):
-                    raise LinkError(str(error) or type(error).__name__) from error
-                raise
-            if headers.get("connection", "").lower() == "close":
-                self._hang_up()
-            if not key.is_answer(headers.get(MAC_HEADER, ""), nonce, status, answer):
-                self._hang_up()
-                raise _foreign(status, headers)
-            return Answer(status, answer)
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """End the current request and every later one with LinkError."""
-        with self._state:
-            self._is_closed = True
-            if self._link is not None:
-                self._link.shut()
-        # The thread in a request closes the descriptor itself, so that it is not reused too early.
-        if self._lock.acquire(timeout=1.0):
-            self._hang_up()
-            self._lock.release()
+    def exchange(self, target: str, body: bytes, key: Signer, deadline: float) -> Answer:
+        authorization, nonce = key.sign("POST", target, body)
+        link = self._linked(deadline)
+        sent = {"Authorization": authorization, "Content-Type": "application/json"}
+        link.request("POST", target, body, sent, preload_content=False, decode_content=False)
+        with link.getresponse() as answer:  # an answer without a length would keep the socket
+            status, headers = answer.status, answer.headers
+            length = headers.get("content-length", "")
+            if "transfer-encoding" in headers or not _LENGTH.fullmatch(length):
+                raise LinkError("an answer without a length")
+            if int(length) > self._max_bytes:
+                raise LinkError(f"an answer of {length} bytes; at most {self._max_bytes} are read")
+            content = answer.read()
+        if headers.get("connection", "").lower() == "close":
+            self.hang_up()
+        if not key.is_answer(headers.get(MAC_HEADER, ""), nonce, status, content):
+            raise _foreign(status, headers)
+        return Answer(status, content)
 
     def _linked(self, deadline: float) -> _Link:
         """Return a connection whose waits end at the deadline; connect again if needed."""
-        link = self._link
+        link = self._channel
         if link is not None and not link.is_connected:
             # The server closed it while it was idle, as servers do.
-            self._hang_up()
+            self.hang_up()
             link = None
         if link is None:
             link = _Link(*self._address, timeout=min(CONNECT_TIMEOUT_S, _left(deadline)))
             link.connect()
-            with self._state:
-                if self._is_closed or link.is_own_echo:
-                    link.close()
-                    raise LinkError("the connection is closed")
-                self._link = link
+            self.keep(link)
+            if link.is_own_echo:
+                raise LinkError("the connection is closed")
         link.hold_to(deadline)
         return link
-
-    def _hang_up(self) -> None:
-        with self._state:
-            link, self._link = self._link, None
-        if link is not None:
-            link.close()
-
-    def _exchange(
-        self, link: _Link, target: str, body: bytes, authorization: str
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        headers = {"Authorization": authorization, "Content-Type": "application/json"}
-        link.request("POST", target, body, headers, preload_content=False, decode_content=False)
-        with link.getresponse() as answer:  # an answer without a length would keep the socket
-            length = answer.headers.get("content-length", "")
-            if "transfer-encoding" in answer.headers or not _LENGTH.fullmatch(length):
-                raise LinkError("an answer without a length")
-            if int(length) > self._max_bytes:
-                raise LinkError(f"an answer of {length} bytes; at most {self._max_bytes} are read")
-            return answer.status, answer.headers, answer.read()
 
 
 class _WholeHead(http.client.HTTPResponse):
@@ -143,7 +99,9 @@ class _Link(HTTPConnection):
     response_class = _WholeHead
 
     def _new_conn(self) -> socket.socket:
-        return _DeadlineSocket(fileno=super()._new_conn().detach())
+        # ``sock`` is None while the body of a last answer is read.
+        self._wire = _DeadlineSocket(fileno=super()._new_conn().detach())
+        return self._wire
 
     def hold_to(self, deadline: float) -> None:
         self.sock.deadline = deadline
@@ -156,10 +114,10 @@ class _Link(HTTPConnection):
         except OSError:
             return True
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """End all waits on the socket, from another thread; the thread that uses it closes it."""
         with contextlib.suppress(OSError):  # it has already ended
-            self.sock.shutdown(socket.SHUT_RDWR)
+            self._wire.shutdown(socket.SHUT_RDWR)
 
 
 class _DeadlineSocket(socket.socket):

@@ -5,6 +5,8 @@ HTTP, signatures and files are left out; ``dingsdk.testing.simulation`` has its 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from dingsdk.errors import DingError
 from dingsdk.testing.simulation import (
     NoAnswerError,
@@ -13,11 +15,12 @@ from dingsdk.testing.simulation import (
     SimulatedProcess,
     SimulatedTransport,
 )
-from dingsdk.worker.comm import MasterEnd, MasterListener, SlaveEnd, TaskMessage
+from dingsdk.worker.comm import MasterEnd, MasterListener, SlaveEnd
 from dingsdk.worker.comm.requests import (
     Answer,
     LinkError,
     RequestHandler,
+    RequestMasterEnd,
     RequestSlaveEnd,
     answer_of,
     decode_request,
@@ -74,18 +77,20 @@ class _Link:
         self._link.close()
 
 
-class _MasterEnd(MasterEnd):
+class _MasterEnd(RequestMasterEnd):
     """Replaces ``HttpMasterEnd``."""
 
     def __init__(self, process: SimulatedProcess, disk: SimulatedDisk) -> None:
+        super().__init__()
         self._process = process
         self._disk = disk
-        self._handler: RequestHandler | None = None
 
-    def open(self, listener: MasterListener) -> str:
+    def listen(
+        self, listener: MasterListener, until_close: ExitStack
+    ) -> tuple[RequestHandler, None, str]:
         epoch = int(self._disk.files.get(_EPOCH, b"0")) + 1
         self._disk.files[_EPOCH] = str(epoch).encode()
-        handler = self._handler = RequestHandler(
+        handler = RequestHandler(
             listener,
             _RUN,
             epoch,
@@ -104,18 +109,8 @@ class _MasterEnd(MasterEnd):
                 return answer_of(error)
 
         self._process.listen("coordinator", serve)
-        return "coordinator"
-
-    def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:
-        self._opened().send(worker_id, incarnation, task)
-
-    def drop(self, worker_id: str, incarnation: int, reason: str) -> None:
-        self._opened().drop(worker_id, incarnation)
+        return handler, None, "coordinator"
 
     def close(self, timeout_s: float = 5.0) -> None:
         if self._handler is not None:
-            self._handler.close()
-
-    def _opened(self) -> RequestHandler:
-        assert self._handler is not None  # opened by the coordinator's start
-        return self._handler
+            self._handler.close()  # workers learn it from the answer to their next request

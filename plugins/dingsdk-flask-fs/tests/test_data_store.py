@@ -44,7 +44,7 @@ def test_another_store_on_the_folder_reads_the_payload(
 ) -> None:
     info = store.put("c0-1", batch)
     other = FileDataStore(tmp_path / "run")
-    found = other.get("c0-1", timeout_s=0.0, expected_digest=info.digest)
+    found = other.get_verified("c0-1", info.digest, timeout_s=0.0)
     other.close()
     assert found == batch
     assert len(found) == len(batch)
@@ -195,7 +195,7 @@ def test_file_of_another_payload_is_detected(store: FileDataStore, tmp_path: Pat
     store.put("q", piece(2))
     file_of(store, tmp_path, "q").rename(file_of(store, tmp_path, "p"))
     with pytest.raises(DataCorruptError):
-        store.get("p", expected_digest=info.digest)
+        store.get_verified("p", info.digest)
 
 
 def test_readers_verify_the_announced_kind_of_digest(tmp_path: Path) -> None:

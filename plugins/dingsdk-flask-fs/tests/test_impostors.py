@@ -18,7 +18,7 @@ from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.data import Secret
 from dingsdk.errors import AuthError, WorkerLostError
-from dingsdk.worker.comm import WorkerInfo
+from dingsdk.worker.comm import WorkerInfo, requests
 
 from .conftest import SECRET
 from .network import IMPOSTORS, Impostor, read_message, read_request
@@ -83,6 +83,38 @@ def test_connection_is_closed_if_the_answer_asks_for_it(header: bytes, links: in
     link.close()
     impostor.close()
     assert len(dialled) == links
+
+
+def test_close_ends_the_read_of_a_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_head, real, ended = threading.Event(), connection._Link.close, list[str]()
+
+    def answer(link: socket.socket, over: threading.Event) -> None:
+        read_request(link)
+        link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{")
+        over.wait(20.0)
+
+    def close(link: connection._Link) -> None:
+        real(link)  # the HTTP client calls it before the body is read
+        has_head.set()
+
+    def post() -> None:
+        try:
+            link.post("/v1/turn", b"{}", SIGNER, time.monotonic() + 20.0)
+        except LinkError as error:
+            ended.append(str(error))
+
+    monkeypatch.setattr(connection._Link, "close", close)
+    impostor = Impostor(answer)
+    link = Connection(*parse_address(impostor.address), max_bytes=1 << 20)
+    thread = threading.Thread(target=post)
+    thread.start()
+    assert has_head.wait(10.0)
+    started = time.monotonic()
+    link.close()
+    thread.join(20.0)
+    assert len(ended) == 1
+    assert time.monotonic() - started < 5.0
+    impostor.close()
 
 
 @pytest.mark.parametrize("left_s", [5000.0, float("inf")])
@@ -243,7 +275,7 @@ def test_answer_larger_than_a_message_is_not_read(size: int, is_read: bool) -> N
     else:
         with pytest.raises(LinkError, match="an answer of 41 bytes; at most 40 are read"):
             link.post("/v1/turn", b"{}", SIGNER, deadline)
-        assert link._link is None  # later bytes cannot belong to another request
+        assert link._channel is None  # later bytes cannot belong to another request
     link.close()
     impostor.close()
 
@@ -325,7 +357,7 @@ def test_busy_connection_is_waited_for_until_the_deadline(
     waited: list[float] = []
     link: Any = Connection("127.0.0.1", 9, max_bytes=40)
     link._lock = SimpleNamespace(acquire=lambda timeout: waited.append(timeout))
-    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: 50.0))
+    monkeypatch.setattr(requests.link, "time", SimpleNamespace(monotonic=lambda: 50.0))
     with pytest.raises(LinkError, match="busy"):
         link.post("/v1/turn", b"{}", SIGNER, 50.0 + left_s)
     assert waited == [timeout_s]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dingsdk_shared_memory.data_store import encode_payload
@@ -382,59 +382,3 @@ def _ask(calls: GatewayCalls, method: str, *args: Any, timeout_s: float) -> Any:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
-
-
-class LateDataStore(StepDataStore):
-    """A data store that is found only after the worker has joined.
-
-    Args:
-        find: Function that returns the store.
-    """
-
-    def __init__(self, find: Callable[[], StepDataStore]) -> None:
-        self._find = find
-
-    def put(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
-        return self._find().put(data_id, batch)
-
-    def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
-        return self._find().put_soon(data_id, batch)
-
-    def flush(self) -> None:
-        self._find().flush()
-
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._find().get(data_id, timeout_s)
-
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._find().get_verified(data_id, digest, timeout_s)
-
-    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        return self._find().has(data_id, timeout_s)
-
-    def delete(self, data_ids: Iterable[str]) -> None:
-        self._find().delete(data_ids)
-
-    def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
-        return self._find().sweep_orphans(is_live, grace_s)
-
-    def __len__(self) -> int:
-        return len(self._find())
-
-
-class LatePolicyStore(PolicyStore):
-    """As ``LateDataStore``, for policies."""
-
-    def __init__(self, find: Callable[[], PolicyStore]) -> None:
-        self._find = find
-
-    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        self._find().publish(policy_id, state, version)
-
-    def newest(
-        self, policy_id: str, newer_than: int | None = None
-    ) -> tuple[int, dict[str, Any]] | None:
-        return self._find().newest(policy_id, newer_than)
-
-    def discard(self, policy_id: str) -> None:
-        self._find().discard(policy_id)

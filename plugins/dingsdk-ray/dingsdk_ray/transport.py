@@ -25,14 +25,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.worker.comm import MasterListener, PolicyStore, StepDataStore, WorkerHandle
 from dingsdk.worker.comm.requests import RequestHandler, RequestSlaveEnd
 from dingsdk_ray import cluster
-from dingsdk_ray.far import (
-    FarDataStore,
-    FarLink,
-    FarPolicyStore,
-    GatewayCalls,
-    LateDataStore,
-    LatePolicyStore,
-)
+from dingsdk_ray.far import FarDataStore, FarLink, FarPolicyStore, GatewayCalls
 
 if TYPE_CHECKING:
     from dingsdk_ray.workers import Workers
@@ -103,7 +96,6 @@ class RayTransport(SharedMemoryTransport):
         super().__init__(cfg, run_dir)
         self._is_connected = False
         self._far: GatewayCalls | None = None
-        self._far_data_store: FarDataStore | None = None
         self._workers: Workers | None = None
 
     def launch(self, workers: Sequence[tuple[str, str]]) -> None:
@@ -139,26 +131,27 @@ class RayTransport(SharedMemoryTransport):
             )
         if self.is_on(node_id):
             return super().make_slave_end(SCHEME + self._own_memory().socket)
-        far = self._far = self._far or GatewayCalls(name)
-        return RequestSlaveEnd(
-            address,
-            lambda: FarLink(far),
-            self._scheduler,
-            lambda: True,
-            max_bytes=self.cfg.max_message_bytes,
-            request_timeout_s=self.cfg.request_timeout_s,
-            lost_after_s=self.cfg.lost_after_s,
+        if self._far is None:
+            if self._data_store is not None or self._policy_store is not None:
+                raise RuntimeError("call data_store() and policy_store() after slave_end()")
+            self._far = GatewayCalls(name)
+        far = self._far
+        return self.slave_end_of(address, lambda: FarLink(far), lambda: True)
+
+    def make_data_store(self) -> StepDataStore:
+        if self._far is None:
+            return super().make_data_store()
+        return FarDataStore(
+            self._far,
+            self.cfg.lost_after_s,
+            max_payload_bytes=self.cfg.max_payload_bytes,
+            algorithm=self.cfg.digest,
         )
 
-    def data_store(self) -> StepDataStore:
-        if self.cfg.address == "local":
-            return super().data_store()
-        return LateDataStore(self._find_data_store)
-
-    def policy_store(self) -> PolicyStore:
-        if self.cfg.address == "local":
-            return super().policy_store()
-        return LatePolicyStore(self._find_policy_store)
+    def make_policy_store(self) -> PolicyStore:
+        if self._far is None:
+            return super().make_policy_store()
+        return FarPolicyStore(self._far, self.cfg.lost_after_s)
 
     def release(self) -> None:
         super().release()
@@ -200,24 +193,6 @@ class RayTransport(SharedMemoryTransport):
     def secret(self) -> Secret | None:
         """Return the secret of the run, or None before its coordinator has opened."""
         return find_secret(self._own_memory().folder)
-
-    def _find_data_store(self) -> StepDataStore:
-        if self._far is None:
-            return self._own_data_store()
-        with self._lock:
-            if self._far_data_store is None:
-                self._far_data_store = FarDataStore(
-                    self._far,
-                    self.cfg.lost_after_s,
-                    max_payload_bytes=self.cfg.max_payload_bytes,
-                    algorithm=self.cfg.digest,
-                )
-            return self._far_data_store
-
-    def _find_policy_store(self) -> PolicyStore:
-        if self._far is None:
-            return super().policy_store()
-        return FarPolicyStore(self._far, self.cfg.lost_after_s)
 
     def _connect(self, *, num_cpus: float = 1.0, shows_logs: bool = False) -> None:
         with self._lock:

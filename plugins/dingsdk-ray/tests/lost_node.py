@@ -44,7 +44,7 @@ class Writer:
         store = transport.data_store()
         for name, rows in ROWS.items():
             store.put(name, payload(rows))
-        return type(store._find()).__name__
+        return type(store).__name__
 
 
 class Deaf(MasterListener):

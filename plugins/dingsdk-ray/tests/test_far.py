@@ -21,8 +21,6 @@ from dingsdk_ray.far import (
     FarPolicyStore,
     GatewayCalls,
     GatewayGoneError,
-    LateDataStore,
-    LatePolicyStore,
 )
 from dingsdk_ray.frames import POLICY
 from dingsdk_ray.transport import RayTransport
@@ -223,8 +221,7 @@ def test_cancel_ends_the_calls_of_one_owner_and_close_ends_all_calls(
 
 
 def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere) -> None:
-    far = FarDataStore(GatewayCalls("run"), 5.0)
-    store = LateDataStore(lambda: far)
+    store = FarDataStore(GatewayCalls("run"), 5.0)
     batch, other = (SampleBatch({"obs": np.arange(n)}) for n in (3, 4))
     info = store.put("a", batch)
     assert info is not None
@@ -300,8 +297,7 @@ def test_newest_policy_comes_from_the_object_store_of_ray(
 
     monkeypatch.setattr("ray.put", put)
     monkeypatch.setattr("ray.get", get)
-    far = FarPolicyStore(GatewayCalls("run"), 5.0)
-    policies = LatePolicyStore(lambda: far)
+    policies = FarPolicyStore(GatewayCalls("run"), 5.0)
     assert policies.newest("p") is None
     policies.publish("p", {"w": torch.arange(3.0)}, 4)
     found = policies.newest("p", 3)
@@ -315,30 +311,6 @@ def test_newest_policy_comes_from_the_object_store_of_ray(
     again = policies.newest("p")
     assert again is not None
     assert again[0] == 1
-
-
-def test_late_data_store_forwards_its_arguments() -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    class Noting:
-        def __getattr__(self, method: str) -> Any:
-            return lambda *given: asked.append((method, *given)) or method
-
-    late = LateDataStore(Noting)  # type: ignore[arg-type]
-    assert (late.get("a"), late.get("a", 3.0)) == ("get", "get")
-    assert (late.has("a"), late.has("a", 3.0)) == ("has", "has")
-    late.get_verified("a", "head:1")
-    late.get_verified("a", "head:1", 3.0)
-    assert late.sweep_orphans(bool, 9.0) == "sweep_orphans"
-    assert asked == [
-        ("get", "a", 2.0),
-        ("get", "a", 3.0),
-        ("has", "a", 2.0),
-        ("has", "a", 3.0),
-        ("get_verified", "a", "head:1", 2.0),
-        ("get_verified", "a", "head:1", 3.0),
-        ("sweep_orphans", bool, 9.0),
-    ]
 
 
 @pytest.fixture

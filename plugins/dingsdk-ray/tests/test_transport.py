@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from dingsdk_ray import cluster
-from dingsdk_ray.far import (
-    FarDataStore,
-    GatewayCalls,
-    LateDataStore,
-    LatePolicyStore,
-)
+from dingsdk_ray.far import FarDataStore, FarPolicyStore, GatewayCalls
 from dingsdk_ray.frames import SMALL_BYTES, joined
 from dingsdk_ray.transport import RayTransport, parse_address
+from dingsdk_shared_memory.data_store import SharedDataStore
+from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.run_memory import folder_of
 
 from dingsdk import SampleBatch
@@ -91,26 +88,32 @@ def test_values_beyond_their_bounds_are_refused(
         RayTransport(wrong, tmp_path)
 
 
-@pytest.mark.parametrize(("address", "is_late"), [("local", False), ("10.0.0.1:6379", True)])
-def test_stores_of_a_cluster_are_found_when_the_node_is_known(
-    tmp_path: Path, address: str, is_late: bool
+@pytest.mark.parametrize(
+    ("address", "is_far"), [("local", False), ("10.0.0.1:6379", False), ("10.0.0.1:6379", True)]
+)
+def test_stores_are_those_of_the_gateway_if_the_worker_is_on_another_node(
+    tmp_path: Path, address: str, is_far: bool
 ) -> None:
     transport = RayTransport({"address": address}, tmp_path)
+    transport._far = GatewayCalls("run") if is_far else None
     try:
-        assert isinstance(transport.data_store(), LateDataStore) == is_late
-        assert isinstance(transport.policy_store(), LatePolicyStore) == is_late
+        data, policies = transport.data_store(), transport.policy_store()
+        assert isinstance(data, FarDataStore if is_far else SharedDataStore)
+        assert isinstance(policies, FarPolicyStore if is_far else SharedPolicyStore)
+        assert (transport.data_store(), transport.policy_store()) == (data, policies)
     finally:
         transport.close()
         transport.remove_data()
 
 
-def test_worker_on_another_node_has_one_store_for_its_payloads(tmp_path: Path) -> None:
-    transport = RayTransport({"address": "auto"}, tmp_path)
-    transport._far = GatewayCalls("run")
-    found = transport._find_data_store()
-    assert isinstance(found, FarDataStore)
-    assert transport._find_data_store() is found
+@pytest.mark.parametrize("store", ["data_store", "policy_store"])
+def test_store_of_the_wrong_node_is_refused(tmp_path: Path, store: str) -> None:
+    transport = FarTransport({"address": "auto"}, tmp_path)
+    getattr(transport, store)()  # before it is known that the coordinator is on another node
+    with pytest.raises(RuntimeError, match="after slave_end"):
+        transport.slave_end("ray://1f/run")
     transport.close()
+    transport.remove_data()
 
 
 def test_stores_of_another_node_wait_for_the_gateway_as_long_as_for_a_lost_coordinator(

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable
 
 from dingsdk.data import Buffer, FrameInfo, SampleBatch, check_id, decode_batch, encode_batch
-from dingsdk.errors import (
-    ClosedError,
-    ConfigError,
-    ConflictError,
-    DataCorruptError,
-    DataMissingError,
-)
-from dingsdk.worker.comm import StepDataStore
+from dingsdk.errors import ConfigError, ConflictError, DataCorruptError
+from dingsdk.worker.comm.files import WaitingDataStore
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 
-_WAIT_S = 0.002
-"""Pause between two looks for a payload."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,15 +35,16 @@ def encode_payload(
     return buffers, info
 
 
-class SharedDataStore(StepDataStore):
+class SharedDataStore(WaitingDataStore):
     """Payloads of one host. Safe for use from many threads.
 
     Args:
         segments: Memory of the payloads; closed with the store.
         max_payload_bytes: Largest payload to write or read.
         algorithm: Algorithm of the digests; ``head`` is only used for payloads that are not copied.
-
     """
+
+    pauses_s = (0.002, 0.002)
 
     def __init__(
         self,
@@ -62,9 +53,9 @@ class SharedDataStore(StepDataStore):
         max_payload_bytes: int = 1 << 62,
         algorithm: str = "head",
     ) -> None:
+        super().__init__()
         self._max_bytes = max_payload_bytes
         self._algorithm = algorithm
-        self._closed = threading.Event()
         self.segments = segments
         self._damaged_frames = 0
 
@@ -90,20 +81,12 @@ class SharedDataStore(StepDataStore):
             )
         return info
 
-    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._get(data_id, None, timeout_s)
-
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self._get(data_id, digest, timeout_s)
-
     def delete(self, data_ids: Iterable[str]) -> None:
         for data_id in data_ids:
             self.segments.delete(data_id)
 
-    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        return self.segments.has(data_id) or self._wait(
-            lambda: self.segments.has(data_id), timeout_s
-        )
+    def is_there(self, data_id: str) -> bool:
+        return self.segments.has(data_id)
 
     def sweep_orphans(self, is_live: Callable[[str], bool], grace_s: float) -> int:
         return self.segments.sweep(is_live, grace_s)
@@ -121,13 +104,9 @@ class SharedDataStore(StepDataStore):
         self._closed.set()
         self.segments.close()
 
-    def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
+    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
         try:
             frame = self.segments.read(data_id)
-            if frame is None and self._wait(
-                lambda: self.segments.has(data_id) or data_id in self.segments.damaged, timeout_s
-            ):
-                frame = self.segments.read(data_id)
             if frame is not None:
                 return decode_batch(frame, self._max_bytes, expected_digest=digest)
         except DataCorruptError as error:
@@ -140,16 +119,4 @@ class SharedDataStore(StepDataStore):
             self.segments.damaged.discard(data_id)
             text = f"payload {data_id!r}: its entry in the table of payloads was damaged"
             raise DataCorruptError(text, where="table", data_id=data_id)
-        raise DataMissingError(
-            f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
-            data_id=data_id,
-        )
-
-    def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if self._closed.wait(min(_WAIT_S, left_s)):
-                raise ClosedError("the data store was closed", what="data store")
-            if is_there():
-                return True
-        return False
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,11 +11,7 @@ from msgspec import Meta
 
 from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
-from dingsdk.worker.comm import (
-    PolicyStore,
-    StepDataStore,
-    Transport,
-)
+from dingsdk.worker.comm import PolicyStore, StepDataStore
 from dingsdk.worker.comm.files import POLICY_FOLDER
 from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_secret
 from dingsdk_shared_memory.connection import Connection
@@ -41,46 +38,34 @@ class SharedMemoryTransport(RequestTransport):
     contract_capabilities: ClassVar[frozenset[str]] = frozenset({"many_processes"})
     """What `dingsdk check` tests in addition to the rules for all transports."""
 
-    class Config(Transport.Config, frozen=True, kw_only=True):
+    class Config(RequestTransport.Config, frozen=True, kw_only=True):
         """Section ``system.transport``.
 
         Attributes:
             data_dir: Folder of the run in shared memory; one in ``/dev/shm`` that is named after
                 the run folder when empty.
             max_connections: Connections that may be open at once; a worker has two.
-            max_payload_bytes: Largest payload that is written or read, in bytes.
-            max_policy_bytes: Largest policy that is written or read, in bytes.
             min_free_bytes: Free bytes of shared memory below which collectors wait.
-            keep_policy_versions: Number of versions of a policy to keep.
             digest: Digest of payloads and policies. ``head`` covers only the head (kind, dtypes,
                 shapes); ``xxh3-128`` detects damage, ``sha256`` also forgeries.
-            max_message_bytes: Largest message, in bytes.
-            request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
-            lost_after_s: Seconds of silence after which a worker gives up its coordinator.
         """
 
         type: str = TYPE_KEY
         data_dir: str = ""
         max_connections: Annotated[int, Meta(ge=8, le=4096)] = 512
-        max_payload_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
-        max_policy_bytes: Annotated[int, Meta(ge=1 << 20)] = 2 << 30
         min_free_bytes: Whole = 8 << 20
-        keep_policy_versions: Annotated[int, Meta(ge=2)] = 3
         digest: Literal["head", "xxh3-128", "sha256"] = "head"
-        max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 30)] = 4 << 20
-        request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
-        lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
 
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self.data_dir = Path(self.cfg.data_dir) if self.cfg.data_dir else folder_of(Path(run_dir))
         self._memory: RunMemory | None = None
-        self._data_store: SharedDataStore | None = None
-        self._policy_store: SharedPolicyStore | None = None
 
     def make_master_end(self) -> SocketMasterEnd:
         # Before the coordinator checks which payloads of its journal are stored.
-        bring_back(self._own_data_store().segments, self.run_dir)
+        store = self.data_store()
+        assert isinstance(store, SharedDataStore)  # a coordinator is on the node of its run
+        bring_back(store.segments, self.run_dir)
         return SocketMasterEnd(self.cfg, self._own_memory())
 
     def make_slave_end(self, address: str) -> RequestSlaveEnd[Secret]:
@@ -92,34 +77,31 @@ class SharedMemoryTransport(RequestTransport):
                 path="system.transport",
             )
         folder = self._own_memory().folder
-        return RequestSlaveEnd(
+        return self.slave_end_of(
             path,
             lambda: Connection(path, self.cfg.max_message_bytes),
-            self._scheduler,
             lambda: find_secret(folder),
-            max_bytes=self.cfg.max_message_bytes,
-            request_timeout_s=self.cfg.request_timeout_s,
-            lost_after_s=self.cfg.lost_after_s,
         )
 
-    def data_store(self) -> StepDataStore:
-        return self._own_data_store()
+    def make_data_store(self) -> StepDataStore:
+        store = SharedDataStore(
+            self._segments(DATA),
+            max_payload_bytes=self.cfg.max_payload_bytes,
+            algorithm=self.cfg.digest,
+        )
+        return self.until_close.enter_context(closing(store))
 
-    def policy_store(self) -> PolicyStore:
-        with self._lock:
-            if self._policy_store is None:
-                self._policy_store = SharedPolicyStore(
-                    self._segments(POLICY_FOLDER),
-                    keep_versions=self.cfg.keep_policy_versions,
-                    max_policy_bytes=self.cfg.max_policy_bytes,
-                    algorithm=self.cfg.digest,
-                )
-            return self._policy_store
+    def make_policy_store(self) -> PolicyStore:
+        store = SharedPolicyStore(
+            self._segments(POLICY_FOLDER),
+            keep_versions=self.cfg.keep_policy_versions,
+            max_policy_bytes=self.cfg.max_policy_bytes,
+            algorithm=self.cfg.digest,
+        )
+        return self.until_close.enter_context(closing(store))
 
     def release(self) -> None:
-        for each in (self._data_store, self._policy_store, self._memory):
-            if each is not None:
-                each.close()
+        super().release()
         self._memory = None
 
     def remove_data(self) -> None:
@@ -131,18 +113,9 @@ class SharedMemoryTransport(RequestTransport):
 
     def _own_memory(self) -> RunMemory:
         if self._memory is None:
-            self._memory = RunMemory(self.data_dir, self.run_dir)
+            memory = RunMemory(self.data_dir, self.run_dir)
+            self._memory = self.until_close.enter_context(closing(memory))
         return self._memory
-
-    def _own_data_store(self) -> SharedDataStore:
-        with self._lock:
-            if self._data_store is None:
-                self._data_store = SharedDataStore(
-                    self._segments(DATA),
-                    max_payload_bytes=self.cfg.max_payload_bytes,
-                    algorithm=self.cfg.digest,
-                )
-            return self._data_store
 
     def _segments(self, name: str) -> Segments:
         return Segments(self._own_memory().folder.sub(name), self.cfg.min_free_bytes)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -332,7 +331,7 @@ def test_kept_payloads_are_restored_once(run_dir: Path, tmp_path: Path) -> None:
     second.data_store().put("c", a_batch(9))  # this payload stays
     second.master_end()
     assert not kept.exists()
-    assert sorted(second._own_data_store().segments.ids()) == ["a", "c"]
+    assert sorted(second.data_store().segments.ids()) == ["a", "c"]
     assert second.data_store().get("a") == a_batch(64)
     assert second.data_store().get("c") == a_batch(9)
     second.close()
@@ -346,7 +345,7 @@ def test_kept_payloads_are_restored_once(run_dir: Path, tmp_path: Path) -> None:
 def test_payload_is_waited_for_two_seconds_by_default(
     transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
-    store = transport._own_data_store()
+    store = transport.data_store()
     now, pauses_s = [100.0], list[float]()
 
     def wait(pause_s: float) -> bool:
@@ -355,8 +354,7 @@ def test_payload_is_waited_for_two_seconds_by_default(
         return False
 
     monkeypatch.setattr(store._closed, "wait", wait)
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("dingsdk_shared_memory.data_store.time", clock)
+    monkeypatch.setattr(store, "_clock", lambda: now[0])
     if ask == "has":
         assert not store.has("a")
     else:
@@ -498,7 +496,7 @@ def test_invalid_id_is_refused(transport: SharedMemoryTransport) -> None:
 def test_close_wakes_a_reader_that_waits_for_a_payload(
     transport: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = transport._own_data_store()
+    store = transport.data_store()
     real = store._closed.wait
 
     def wait(pause_s: float) -> bool:
@@ -516,13 +514,13 @@ def test_waiting_reader_gets_the_error_of_a_damaged_payload_at_once(
 ) -> None:
     cfg = {"data_dir": str(tmp_path / "shm")}
     writer, reader = (SharedMemoryTransport(cfg, run_dir) for _ in range(2))
-    store, waited = reader._own_data_store(), list[float]()
+    store, waited = reader.data_store(), list[float]()
 
     def wait(pause_s: float) -> bool:
         waited.append(pause_s)
         if len(waited) == 1:
             writer.data_store().put("a", a_batch())
-            own = writer._own_data_store().segments._own
+            own = writer.data_store().segments._own
             assert own is not None
             own.map[64 + 64] ^= 1  # the size of the payload, in the table
         return len(waited) > 5

@@ -399,18 +399,22 @@ def test_transport_closes_its_ends_and_then_its_stores(tmp_path: Path) -> None:
         def make_slave_end(self, address: str) -> Any:
             return self._end(address)
 
-        def release(self) -> None:
-            closed.append("stores")
+        def make_data_store(self) -> Any:
+            self.until_close.callback(closed.append, "data store")
+            return object()
 
-        def data_store(self) -> Any:
-            raise NotImplementedError
-
-        def policy_store(self) -> Any:
-            raise NotImplementedError
+        def make_policy_store(self) -> Any:
+            self.until_close.callback(closed.append, "policy store")
+            return object()
 
     made: Any = Giving({}, tmp_path)
+    assert made.data_store() is made.data_store()
+    assert made.policy_store() is made.policy_store()
     master, slaves = made.master_end(), [made.slave_end(name) for name in "ab"]
     assert len({id(each) for each in (master, *slaves)}) == 3
     made.abandon_worker("w0")
     made.close()
-    assert closed == [("master", "w0"), ("a", 5.0), ("b", 5.0), ("master", 5.0), "stores"]
+    ends = [("master", "w0"), ("a", 5.0), ("b", 5.0), ("master", 5.0)]
+    assert closed == [*ends, "policy store", "data store"]
+    made.close()
+    assert len(closed) == 6

@@ -112,6 +112,19 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
+def test_worker_asks_for_each_store_once_when_it_is_first_used(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for name in ("data_store", "policy_store"):
+        monkeypatch.setattr(bench.transport, name, lambda name=name: asked.append(name) or [])
+    worker = bench.worker()
+    assert asked == []
+    assert worker.data_store is worker.data_store
+    assert worker.policy_store is worker.policy_store
+    assert asked == ["data_store", "policy_store"]
+
+
 def test_job_that_a_task_starts_during_the_close_is_stopped_too(bench: Bench) -> None:
     is_building, go_on, stop = threading.Event(), threading.Event(), threading.Event()
     ended = threading.Event()

@@ -13,8 +13,9 @@ import secrets
 import threading
 import time
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from dingsdk.data import (
     Buffer,
@@ -51,13 +52,71 @@ _MOST_POOLED = 1024
 """Files of deleted payloads that each of the two pools keeps for reuse."""
 _KEEP_QUARANTINED = 16
 """Damaged files that are kept for inspection."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.1
-"""Pause between two checks for a payload: the first one, and the longest one."""
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class FileDataStore(StepDataStore):
+class WaitingDataStore(StepDataStore):
+    """Looks for a payload that is not there until it appears, or until a deadline.
+
+    Args:
+        clock: Returns the time in seconds, from any start.
+    """
+
+    pauses_s: ClassVar[tuple[float, float]]
+    """Pause between two looks: the first one, and the longest one. They double in between."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._closed = threading.Event()
+
+    @abstractmethod
+    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
+        """Return a payload if it is there now; raises DataCorruptError if it is damaged."""
+
+    @abstractmethod
+    def is_there(self, data_id: str) -> bool:
+        """Return whether a payload is there now, damaged or not."""
+
+    def get(self, data_id: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._get(data_id, None, timeout_s)
+
+    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
+        return self._get(data_id, digest, timeout_s)
+
+    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
+        look = self.is_there
+        return look(data_id) or bool(self._wait(lambda: look(data_id) or None, timeout_s))
+
+    def _get(self, data_id: str, digest: str | None, timeout_s: float) -> SampleBatch:
+        batch = self.load(data_id, digest)
+        if batch is None:
+            batch = self._wait(lambda: self.load(data_id, digest), timeout_s)
+        if batch is None:
+            raise DataMissingError(
+                f"no payload {data_id!r} within {timeout_s} s: it was never put, or deleted since",
+                data_id=data_id,
+            )
+        return batch
+
+    def _wait(self, look: Callable[[], _T | None], timeout_s: float) -> _T | None:
+        """Repeat ``look`` after pauses until it does not return None, or until the deadline.
+
+        Raises:
+            ClosedError: the store was closed during the wait.
+        """
+        deadline = self._clock() + timeout_s
+        pause_s, longest_s = self.pauses_s
+        while (left_s := deadline - self._clock()) > 0:
+            if self._closed.wait(min(pause_s, left_s)):
+                raise ClosedError("the data store was closed", what="data store")
+            if (found := look()) is not None:
+                return found
+            pause_s = min(2 * pause_s, longest_s)
+        return None
+
+
+class FileDataStore(WaitingDataStore):
     """Payloads as files that all processes with the folder can read. Safe to use from many threads.
 
     Args:
@@ -70,6 +129,8 @@ class FileDataStore(StepDataStore):
         pool_bytes: About how many bytes of deleted files to keep for reuse.
     """
 
+    pauses_s = (0.001, 0.1)  # shared file systems may show a file late
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -81,13 +142,12 @@ class FileDataStore(StepDataStore):
         pool_bytes: int = 512 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(clock)
         self._max_bytes = max_payload_bytes
         self._min_free_bytes = min_free_bytes
         self._is_durable = is_durable
         self._algorithm = algorithm
-        self._clock = clock
         self._ownerless_since: dict[str, float] = {}
-        self._closed = threading.Event()
         self.corrupt_count = 0
         """Number of damaged payloads found."""
         with PrivateDir(path) as root:
@@ -126,7 +186,7 @@ class FileDataStore(StepDataStore):
             )
         # Each id has one writer. If another write of this id happens between this check and the
         # rename, it is a repeat with the same content.
-        if folder.stat(name) is not None and self._is_stored(folder, name, batch):
+        if folder.stat(name) is not None and self._is_stored(data_id, batch):
             return info
         if folder.free_bytes() - info.size_bytes < self._min_free_bytes:
             self._empty_pools()
@@ -134,56 +194,30 @@ class FileDataStore(StepDataStore):
         self._write(folder, name, buffers, info.size_bytes)
         return info
 
-    def get(
-        self, data_id: str, timeout_s: float = 2.0, expected_digest: str | None = None
-    ) -> SampleBatch:
+    def load(self, data_id: str, digest: str | None) -> SampleBatch | None:
         """Return a payload as read-only views; a large one is memory-mapped.
 
-        Args:
-            timeout_s: How long to wait for a missing file: shared file systems may show it late.
-
         Raises:
-            DataMissingError: there is no such file before the deadline.
             DataCorruptError: the file differs from the payload that was put; it is quarantined.
-            ClosedError: the store was closed during the wait.
         """
         folder, name = self._place_of(data_id)
-        return self._find(data_id, timeout_s, lambda: self._load(folder, name, expected_digest))
-
-    def get_verified(self, data_id: str, digest: str, timeout_s: float = 2.0) -> SampleBatch:
-        return self.get(data_id, timeout_s, digest)
-
-    def has(self, data_id: str, timeout_s: float = 2.0) -> bool:
-        """Return whether the file exists, damaged or not, or appears before the deadline."""
-        folder, name = self._place_of(data_id)
-
-        def look() -> None:
-            if folder.stat(name) is None:
-                raise DataMissingError(f"no payload {data_id!r}", data_id=data_id)
-
         try:
-            self._find(data_id, timeout_s, look)
+            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
+            return decode_batch(content, self._max_bytes, expected_digest=digest)
         except DataMissingError:
-            return False
-        return True
+            return None
+        except DataCorruptError as error:
+            if folder.stat(name) is None:
+                return None  # deleted while we read it
+            self._set_aside(folder, data_id)
+            raise DataCorruptError(
+                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
+            ) from error
 
-    def _find(self, data_id: str, timeout_s: float, look: Callable[[], _T]) -> _T:
-        deadline = self._clock() + timeout_s
-        wait_s = _FIRST_WAIT_S
-        while True:
-            try:
-                return look()
-            except DataMissingError as error:
-                left_s = deadline - self._clock()
-                if left_s <= 0:
-                    raise DataMissingError(
-                        f"no payload {data_id!r} within {timeout_s} s: it was never put, or "
-                        "deleted since",
-                        data_id=data_id,
-                    ) from error
-                if self._closed.wait(min(wait_s, left_s)):
-                    raise ClosedError("the data store was closed", what="data store") from error
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    def is_there(self, data_id: str) -> bool:
+        """Return whether the file exists, damaged or not."""
+        folder, name = self._place_of(data_id)
+        return folder.stat(name) is not None
 
     def delete(self, data_ids: Iterable[str]) -> None:
         for folder, name in [self._place_of(each) for each in data_ids]:
@@ -229,19 +263,6 @@ class FileDataStore(StepDataStore):
         name = check_id(data_id, "data_id") + _SUFFIX
         return self._shards[zlib.crc32(data_id.encode()) % _SHARDS], name
 
-    def _load(self, folder: PrivateDir, name: str, expected_digest: str | None) -> SampleBatch:
-        try:
-            content = folder.view(name, self._max_bytes, map_above=_COPIED_BYTES)
-            return decode_batch(content, self._max_bytes, expected_digest=expected_digest)
-        except DataCorruptError as error:
-            data_id = name.removesuffix(_SUFFIX)
-            if folder.stat(name) is None:  # deleted while we read it
-                raise DataMissingError(f"no payload {data_id!r}", data_id=data_id) from error
-            self._set_aside(folder, data_id)
-            raise DataCorruptError(
-                f"payload {data_id!r}: {error}", where=error.where, data_id=data_id
-            ) from error
-
     def _write(
         self, folder: PrivateDir, name: str, buffers: Sequence[Buffer], size_bytes: int
     ) -> None:
@@ -260,14 +281,15 @@ class FileDataStore(StepDataStore):
     def _empty_pools(self) -> int:
         return sum(pool.empty() for pool in self._pools)
 
-    def _is_stored(self, folder: PrivateDir, name: str, batch: SampleBatch) -> bool:
+    def _is_stored(self, data_id: str, batch: SampleBatch) -> bool:
         """Return whether the payload is stored undamaged; a damaged file is quarantined."""
         try:
-            stored = self._load(folder, name, None)
-        except (DataMissingError, DataCorruptError):
+            stored = self.load(data_id, None)
+        except DataCorruptError:
+            return False
+        if stored is None:
             return False
         if encode_batch(stored)[1].digest != encode_batch(batch)[1].digest:
-            data_id = name.removesuffix(_SUFFIX)
             raise ConflictError(
                 f"payload {data_id!r} exists with another content, which stays; ids are used once",
                 data_id=data_id,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.requests.link import ForeignAnswerError as ForeignAnswerError
     from dingsdk.worker.comm.requests.link import Link as Link
     from dingsdk.worker.comm.requests.link import LinkError as LinkError
+    from dingsdk.worker.comm.requests.link import ReconnectingLink as ReconnectingLink
     from dingsdk.worker.comm.requests.link import answer_of as answer_of
     from dingsdk.worker.comm.requests.link import error_answer as error_answer
     from dingsdk.worker.comm.requests.messages import BODIES as BODIES

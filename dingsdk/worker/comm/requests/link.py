@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from typing import Any, NamedTuple, Protocol, TypeVar
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from dingsdk.errors import ClosedError, DingError, ProtocolError, StaleEpochError
 
@@ -51,6 +54,82 @@ class Link(Protocol[_Key]):
 
     def close(self) -> None:
         """End the current request and every later one with LinkError."""
+
+
+class Channel(Protocol):
+    """An open connection of a ``ReconnectingLink``."""
+
+    def shut_down(self) -> None:
+        """End all waits on it in other threads."""
+
+    def close(self) -> None:
+        """Close its descriptor."""
+
+
+_Channel = TypeVar("_Channel", bound=Channel)
+
+
+class ReconnectingLink(ABC, Generic[_Key, _Channel]):
+    """A link that opens a channel when it needs one, and closes it after an error.
+
+    Thread safe: its requests wait for each other. Its clock is ``time.monotonic``.
+    """
+
+    errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    """Errors of ``exchange`` that ``post`` converts to LinkError."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = threading.Lock()
+        self._channel: _Channel | None = None
+        self._is_closed = False
+
+    @abstractmethod
+    def exchange(self, target: str, body: bytes, key: _Key, deadline: float) -> Answer:
+        """Send a request and return its answer; if this raises, ``post`` closes the channel.
+
+        It opens a channel if there is none, and passes it to ``keep``.
+        """
+
+    def post(self, target: str, body: bytes, key: _Key, deadline: float) -> Answer:
+        """Send a request and return its answer, as ``Link.post``."""
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise LinkError("the connection is busy")
+        try:
+            return self.exchange(target, body, key, deadline)
+        except BaseException as error:
+            self.hang_up()
+            if isinstance(error, self.errors):
+                raise LinkError(str(error) or type(error).__name__) from error
+            raise
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End the current request and every later one with LinkError."""
+        with self._state:
+            self._is_closed = True
+            if self._channel is not None:
+                self._channel.shut_down()
+        # The thread in a request closes the descriptor itself, so that it is not reused too early.
+        if self._lock.acquire(timeout=1.0):
+            self.hang_up()
+            self._lock.release()
+
+    def keep(self, channel: _Channel) -> None:
+        """Make ``channel`` the one that ``close`` shuts down. Raises LinkError after ``close``."""
+        with self._state:
+            if self._is_closed:
+                channel.close()
+                raise LinkError("the connection is closed")
+            self._channel = channel
+
+    def hang_up(self) -> None:
+        """Close the channel, if there is one; the lock is held."""
+        with self._state:
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
 
 def answer_of(error: Exception) -> Answer:

@@ -6,25 +6,31 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+
+from msgspec import Meta
 
 from dingsdk.errors import ClosedError
 from dingsdk.worker.comm.requests.handler import RequestHandler
+from dingsdk.worker.comm.requests.link import Link
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 from dingsdk.worker.comm.scheduler import Scheduler, ThreadScheduler
 from dingsdk.worker.comm.transport import (
     MasterEnd,
     MasterListener,
     Place,
+    PolicyStore,
     SlaveEnd,
+    StepDataStore,
     TaskMessage,
     Transport,
 )
 
 _log = logging.getLogger(__name__)
+_Key = TypeVar("_Key")
 
 TELL_S = 2.0
 """How long a closing master waits for workers to send a request. A worker without a task sends one
@@ -51,8 +57,8 @@ class RequestMasterEnd(MasterEnd):
     @abstractmethod
     def listen(
         self, listener: MasterListener, until_close: ExitStack
-    ) -> tuple[RequestHandler, Server, str]:
-        """Begin to serve; return the handler, its server, and the address for workers.
+    ) -> tuple[RequestHandler, Server | None, str]:
+        """Begin to serve; return the handler, its server if any, and the address for workers.
 
         Args:
             listener: The listener of the handler.
@@ -63,7 +69,7 @@ class RequestMasterEnd(MasterEnd):
     def open(self, listener: MasterListener) -> str:
         """Listen; return the address. Errors are those of ``listen``."""
         with self._lock:
-            if self._is_closed or self._server is not None:
+            if self._is_closed or self._handler is not None:
                 raise ClosedError("a master end opens once", what="master end")
             with ExitStack() as undo:
                 self._handler, self._server, address = self.listen(listener, undo)
@@ -103,10 +109,33 @@ class RequestMasterEnd(MasterEnd):
 
 
 class RequestTransport(Transport):
-    """A transport that keeps a list of its ends; a subclass creates the ends and the stores.
+    """A link and two stores; a subclass creates them, and this class keeps and closes them.
 
     Args: as ``Transport``.
+
+    Attributes:
+        until_close: Register the stores and other resources here; they are closed after all ends,
+            the last one first.
     """
+
+    class Config(Transport.Config, frozen=True, kw_only=True):
+        """Section ``system.transport``.
+
+        Attributes:
+            max_payload_bytes: Largest payload that is written or read, in bytes.
+            max_policy_bytes: Largest policy that is written or read, in bytes.
+            keep_policy_versions: Number of versions of a policy to keep.
+            max_message_bytes: Largest message, in bytes.
+            request_timeout_s: Seconds for a request to arrive, and for an immediate answer.
+            lost_after_s: Seconds of silence after which a worker gives up its coordinator.
+        """
+
+        max_payload_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
+        max_policy_bytes: Annotated[int, Meta(ge=1 << 20)] = 2 << 30
+        keep_policy_versions: Annotated[int, Meta(ge=2)] = 3
+        max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 30)] = 4 << 20
+        request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+        lost_after_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
 
     places: ClassVar[tuple[Place, ...]] = ("processes", "threads")
 
@@ -117,6 +146,9 @@ class RequestTransport(Transport):
         self._masters: list[RequestMasterEnd] = []
         self._slaves: list[RequestSlaveEnd[Any]] = []
         self._scheduler = ThreadScheduler()
+        self._data_store: StepDataStore | None = None
+        self._policy_store: PolicyStore | None = None
+        self.until_close = ExitStack()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -135,8 +167,30 @@ class RequestTransport(Transport):
         """
 
     @abstractmethod
+    def make_data_store(self) -> StepDataStore:
+        """Return the store for payloads; called once, with the lock held."""
+
+    @abstractmethod
+    def make_policy_store(self) -> PolicyStore:
+        """Return the store for policies; called once, with the lock held."""
+
     def release(self) -> None:
-        """Close the stores and other objects; all ends are closed, and the lock is held."""
+        """Close the stores and other resources; all ends are closed, and the lock is held."""
+        self.until_close.close()
+
+    def slave_end_of(
+        self, where: str, connect: Callable[[], Link[_Key]], find_key: Callable[[], _Key | None]
+    ) -> RequestSlaveEnd[_Key]:
+        """Return an unjoined slave end with the limits of the config."""
+        return RequestSlaveEnd(
+            where,
+            connect,
+            self._scheduler,
+            find_key,
+            max_bytes=self.cfg.max_message_bytes,
+            request_timeout_s=self.cfg.request_timeout_s,
+            lost_after_s=self.cfg.lost_after_s,
+        )
 
     def master_end(self) -> MasterEnd:
         with self._lock:
@@ -147,6 +201,18 @@ class RequestTransport(Transport):
         with self._lock:
             self._slaves.append(self.make_slave_end(address))
             return self._slaves[-1]
+
+    def data_store(self) -> StepDataStore:
+        with self._lock:
+            if self._data_store is None:
+                self._data_store = self.make_data_store()
+            return self._data_store
+
+    def policy_store(self) -> PolicyStore:
+        with self._lock:
+            if self._policy_store is None:
+                self._policy_store = self.make_policy_store()
+            return self._policy_store
 
     def abandon_worker(self, worker_id: str) -> None:
         """Cut a worker off from this process's master as if its host had died."""
