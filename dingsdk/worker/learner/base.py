@@ -159,6 +159,7 @@ class BaseLearner(Configurable):
         """Name for the next checkpoint instead of ``iteration_<n>``."""
         self.rank, self.world_size = dist_info or (0, 1)
         self.last_iter = CountVar(0)
+        self._untold = 0  # iterations of the current training whose hooks have not all run
         self.collector_envstep = 0
         """Environment steps collected when the last batch was drawn; -1 if unknown."""
         self.priority_info: dict[str, Any] = {}
@@ -228,6 +229,15 @@ class BaseLearner(Configurable):
         return self.last_iter.val
 
     @property
+    def updates(self) -> int:
+        """Number of iterations that the policy has been trained for.
+
+        The hooks after an iteration run before ``train_iter`` counts it, and, if one training makes
+        several iterations, after all of them: there it is larger than ``train_iter``.
+        """
+        return self.last_iter.val + self._untold
+
+    @property
     def keep_last_ckpt(self) -> int:
         """How many ``iteration_<n>`` checkpoints to keep; 0 keeps all."""
         return self._cfg.keep_last_ckpt
@@ -291,11 +301,13 @@ class BaseLearner(Configurable):
         self.collector_envstep = envstep
         observers = observe()
         answers = []
+        self._untold = len(logs)
         for log in logs:
             scalars = self._fill_log_buffer(log, timings)
             self.call_hook("after_iter")
             observers.after_iter(learner=self, iteration=self.last_iter.val, log_vars=scalars)
             self.last_iter.add(1)
+            self._untold -= 1
             answers.append(scalars)
         return answers
 

@@ -342,7 +342,8 @@ class LoadCkptHook(LearnerHook):
 class SaveCkptHook(LearnerHook):
     """Saves a checkpoint every ``freq`` iterations, on rank 0 only.
 
-    The checkpoint is named ``engine.ckpt_name``, or ``iteration_<n>`` if that is None. Of the
+    The checkpoint is named ``engine.ckpt_name``, or ``iteration_<n>`` if that is None. Its own
+    iteration count is ``engine.updates``, so a run that loads it continues with the next one. Of the
     ``iteration_<n>`` checkpoints only the last ``engine.keep_last_ckpt`` are kept. If the disk is
     full after an iteration, the checkpoint is skipped with a warning; after the run it is an error.
     """
@@ -358,7 +359,7 @@ class SaveCkptHook(LearnerHook):
                 engine.checkpoint_dir,
                 engine.ckpt_name or f"iteration_{iteration}",
                 engine.policy.state_dict(),
-                iteration=iteration,
+                iteration=engine.updates,
                 envstep=engine.collector_envstep,
                 meta={"instance_name": engine.instance_name},
             )

@@ -189,8 +189,8 @@ class ServedBuffer(RowListener):
 
     An insert is acknowledged when it is in the table and, if there is a folder, in the log. It then
     survives if the process is killed. A power cut loses inserts that the operating system had not
-    yet written to disk, but no checkpoint. After a restart, priorities, uses and the counts of the
-    limiter are those of the last checkpoint.
+    yet written to disk, but no checkpoint. After a restart, priorities, uses and the number of
+    samples that the limiter knows are those of the last checkpoint.
 
     A repeated insert (its number is not above the last number of its client) changes nothing.
 

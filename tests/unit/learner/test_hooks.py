@@ -237,6 +237,26 @@ class TestSave:
         names = {path.stem for path in learner.checkpoint_dir.iterdir()}
         assert names == {"iteration_0", "iteration_2", "iteration_4", "iteration_5", "latest"}
 
+    @pytest.mark.parametrize(
+        ("per_training", "expected"),
+        [(1, {0: 1, 2: 3, 4: 5, 6: 6}), (3, {0: 3, 2: 3, 4: 6, 6: 6})],
+    )
+    def test_checkpoint_counts_the_iterations_that_its_weights_were_trained_for(
+        self, make_learner, scripted, per_training, expected
+    ):
+        learner = make_learner(
+            scripted(lambda data: [{"loss": 1.0}] * per_training),
+            {"hook": {"save_ckpt_after_iter": 2, "save_ckpt_after_run": True}},
+        )
+        for _ in range(6 // per_training):
+            learner.train([{}])
+        learner.call_hook("after_run")
+
+        for name, count in expected.items():
+            path = learner.checkpoint_dir / f"iteration_{name}.safetensors"
+            assert load_checkpoint(path).iteration == count
+        assert learner.updates == learner.train_iter == 6
+
     def test_only_rank_0_saves(self, make_learner, scripted):
         learner = make_learner(
             scripted(lambda data: {"loss": 1.0}),
