@@ -343,8 +343,8 @@ class SaveCkptHook(LearnerHook):
     """Saves a checkpoint every ``freq`` iterations, on rank 0 only.
 
     The checkpoint is named ``engine.ckpt_name``, or ``iteration_<n>`` if that is None. Its own
-    iteration count is ``engine.updates``, so a run that loads it continues with the next one. Of the
-    ``iteration_<n>`` checkpoints only the last ``engine.keep_last_ckpt`` are kept. If the disk is
+    iteration count is ``engine.updates``, so a run that loads it continues with the next one. Only
+    the last ``engine.keep_last_ckpt`` of the ``iteration_<n>`` checkpoints are kept. If the disk is
     full after an iteration, the checkpoint is skipped with a warning; after the run it is an error.
     """
 
