@@ -104,13 +104,14 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return cls.trusted(rows_to_columns(rows), len(rows))
 
     @classmethod
-    def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
+    def concat(cls, batches: Iterable[SampleBatch]) -> SampleBatch:
         """Join batches with equal columns into a new batch with its own memory.
 
         Raises:
             SchemaMismatchError: no batches, or batches that differ in keys, shapes or dtypes;
                 facts ``key``, ``row`` (index of the batch), ``expected``, ``found``.
         """
+        batches = list(batches)
         if not batches:
             raise mismatch("batches to join", "", ">= 1 batch", 0)
         columns = _concat([batch.columns for batch in batches], "")

@@ -361,6 +361,12 @@ def test_concat_joins_row_after_row_into_a_copy() -> None:
     assert parts[0] == make_batch()
 
 
+def test_concat_takes_an_iterator() -> None:
+    parts = [make_batch(), make_batch()[:1]]
+    joined = SampleBatch.concat(iter(parts))
+    assert len(joined) == len(joined.columns["action"]) == sum(map(len, parts))
+
+
 def test_tensors_share_memory_and_are_made_once() -> None:
     batch = make_batch()
     tensors = batch.tensors()
