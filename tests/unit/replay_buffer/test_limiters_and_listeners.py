@@ -48,6 +48,27 @@ def test_limiter_does_not_count_used_up_rows() -> None:
     assert buffer._limiter.size == buffer.count()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_listener_that_fails_after_rows_were_stored_is_logged(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Recorder):
+        def on_insert(self, rows: Any) -> None:
+            super().on_insert(rows)
+            raise RuntimeError("no more")
+
+    buffer = kind({"replay_buffer_size": 6, "limiter": {"type": "min_size", "min_size": 2}})
+    failing, recorder = Failing(), Recorder()
+    buffer.add_listener(failing)
+    buffer.add_listener(recorder)
+    buffer.push([{"x": 1}, {"x": 2}], 0)
+    assert len(buffer.sample(2, cur_learner_iter=0)) == 2
+    buffer.load_state_dict(buffer.state_dict())
+    assert len(buffer.sample(2, cur_learner_iter=0)) == 2
+    assert len(failing.inserted) == len(recorder.inserted) == 4
+    assert ["insert listener failed" in text for text in caplog.messages] == [True, True]
+
+
 @pytest.mark.parametrize("storage", ["array", "object"])
 def test_listeners_get_rows_without_the_keys_that_sampling_adds(storage: str) -> None:
     buffer = AdvancedReplayBuffer({"replay_buffer_size": 4, "storage": {"type": storage}})

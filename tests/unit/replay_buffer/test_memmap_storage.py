@@ -19,6 +19,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
+    BufferClosedError,
     CheckpointCorruptError,
     CheckpointVersionError,
     ConfigError,
@@ -27,8 +28,9 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.testing import failing_calls, open_files
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer, persistence
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.state import resume
 from dingsdk.worker.replay_buffer.storage import memmap
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
@@ -89,6 +91,23 @@ def test_rows_of_a_killed_process_are_recovered(tmp_path: Path, cfg: dict[str, A
         push(storage, remover, newest, 30)
         newest += 30
         assert storage.take(remover.oldest_first()) == rows_of(newest - remover.count, newest)
+
+
+def test_loading_into_a_closed_buffer_is_refused(tmp_path: Path) -> None:
+    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 4, "storage": storage})
+    buffer.push({"x": 1.0}, 1)
+    buffer.save_data(str(tmp_path / "saved"))
+    state, saved = buffer.state_dict(), persistence.load(tmp_path / "saved")
+    buffer.close()
+    for load in (
+        lambda: buffer.load_state_dict(state),
+        # As in resume_data and load_data, if another thread closes the buffer at this point.
+        lambda: resume(buffer, saved),
+        lambda: resume(buffer, saved, as_pushed=True),
+    ):
+        with pytest.raises(BufferClosedError):
+            load()
 
 
 @pytest.mark.parametrize("cfg", CFGS)
