@@ -44,7 +44,7 @@ def _declared_column(form: Any, name: str) -> NDArray[Any]:
     if not all(type(size) is int and size >= 0 for size in shape):
         raise _wrong(name, "a shape of integers >= 0", form)
     try:
-        dtype = np.dtype(given["dtype"])
+        dtype = np.dtype(given["dtype"]).newbyteorder("=")
     except (TypeError, ValueError) as error:
         raise _wrong(name, "the name of a numeric dtype such as float32", form) from error
     if given["dtype"] is None or dtype.kind not in NUMERIC_KINDS:
