@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import secrets
 import sys
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -52,6 +54,9 @@ _ROWS_AT_ONCE = 1 << 16
 class Table(IBuffer):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
+    After ``os.fork``, the child has a copy that works on its own; it is closed if a thread was
+    using the table during the fork. Use a table whose rows are on disk in one process only.
+
     Every operation is one critical section. After it, in the same thread, listeners are called
     for removed rows and logs are written. The listeners may call the buffer.
 
@@ -74,6 +79,7 @@ class Table(IBuffer):
     clear_resets_push_count: ClassVar[bool] = True
 
     used_data: UsedData | None = None
+    _why_closed = "is closed"
 
     def __init__(
         self,
@@ -125,6 +131,7 @@ class Table(IBuffer):
 
             self.used_data = UsedData(self._cfg.data_root)
             self.add_listener(self.used_data)
+        _tables.add(self)
 
     @classmethod
     def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -531,7 +538,8 @@ class Table(IBuffer):
     def _check_open(self) -> None:
         if self._closed:
             raise BufferClosedError(
-                f"{self.instance_name} is closed; make a new buffer", what=self.instance_name
+                f"{self.instance_name} {self._why_closed}; make a new buffer",
+                what=self.instance_name,
             )
 
     @contextmanager
@@ -810,6 +818,25 @@ class Table(IBuffer):
 
         The new sampler and metadata have already loaded their entries.
         """
+
+
+_tables: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+def _close_busy_tables() -> None:
+    """Close the copies of tables in a forked process that were in use during the fork.
+
+    Their rows may be half written, and the thread that holds the lock is not in this process.
+    """
+    for table in list(_tables):
+        if table._lock.locked():
+            table._lock = threading.Lock()
+            table._changed = threading.Condition(table._lock)
+            table._closed, table._plain_layout = True, None
+            table._why_closed = "was in use by another thread when this process was forked"
+
+
+os.register_at_fork(after_in_child=_close_busy_tables)
 
 
 class _RemoveFunction(RowListener):
