@@ -109,10 +109,7 @@ def native(key: str, array: NDArray[Any]) -> NDArray[Any]:
         SchemaMismatchError: it is a masked array, or its numbers are wider than 64 bits (complex
             ones: 128), which neither files nor tensors support.
     """
-    if type(array) is np.ndarray:
-        if array.dtype in _DTYPES:
-            return array
-    elif isinstance(array, np.ma.MaskedArray):
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         hint = "fill it, or pass the mask as a column"
         raise mismatch(f"column {key!r}", key, "an array without a mask", "a masked array", hint)
     dtype = array.dtype.newbyteorder("=")
@@ -256,6 +253,8 @@ def _row_value(key: str, index: int, value: Any) -> NDArray[Any]:
     elif not isinstance(value, (np.ndarray, bool, int, np.generic)):
         raise _row_mismatch(key, index, "a number or an array", type(value).__name__)
     array: NDArray[Any] = np.asanyarray(value)
+    if type(array) is np.ndarray and array.dtype in _DTYPES:
+        return array
     if array.dtype.kind not in NUMERIC_KINDS:
         raise _row_mismatch(key, index, "a numeric dtype", str(array.dtype))
     return np.asarray(native(key, array))

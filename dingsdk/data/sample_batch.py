@@ -433,8 +433,9 @@ def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, An
             continue
         flags = column.flags
         shareable = flags.writeable and (flags.c_contiguous or min(column.strides) >= 0)
-        column = column if shareable else column.copy()
-        tensors[key] = _from_numpy(native(key, column))  # received columns may have another order
+        if not column.dtype.isnative:  # it was received, or loaded from a file
+            column, shareable = native(key, column), True
+        tensors[key] = _from_numpy(column if shareable else column.copy())
     return tensors
 
 

@@ -173,10 +173,12 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
         Raises also as :meth:`update`; then nothing was pushed.
         """
-        envstep = checked_size(cur_collector_envstep, "cur_collector_envstep")
-        # Computed first: if the schedule raises, nothing is pushed.
-        size = self._size_at(envstep) if envstep > self._envstep else None
-        super().push(data, envstep, timeout_s)
+        size = None
+        if type(cur_collector_envstep) is not int or cur_collector_envstep > self._envstep:
+            # Computed first: if the schedule raises, nothing is pushed.
+            envstep = checked_size(cur_collector_envstep, "cur_collector_envstep")
+            size = self._size_at(envstep)
+        super().push(data, cur_collector_envstep, timeout_s)
         if size is not None:
             with self._change():
                 # Another thread may have pushed with more env steps.
