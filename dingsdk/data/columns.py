@@ -17,7 +17,7 @@ from dingsdk.errors import SchemaMismatchError
 
 NUMERIC_KINDS = "biufc"
 """numpy dtype kinds that a column may have: numbers of a fixed size."""
-_DTYPES = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
+COLUMN_DTYPES = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
 """The dtypes of columns: bools, integers and floats of native byte order, up to 128 bits."""
 
 
@@ -79,7 +79,7 @@ def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in columns.items():
         if not isinstance(key, str):
             raise mismatch(f"column {key!r}", key, "a name of type str", type(key).__name__)
-        if type(value) is np.ndarray and value.ndim and value.dtype in _DTYPES:
+        if type(value) is np.ndarray and value.ndim and value.dtype in COLUMN_DTYPES:
             checked[key] = value  # the usual case; five times as fast as the code below
             continue
         name = join_key(prefix, key)
@@ -113,7 +113,7 @@ def native(key: str, array: NDArray[Any]) -> NDArray[Any]:
         hint = "fill it, or pass the mask as a column"
         raise mismatch(f"column {key!r}", key, "an array without a mask", "a masked array", hint)
     dtype = array.dtype.newbyteorder("=")
-    if dtype not in _DTYPES:
+    if dtype not in COLUMN_DTYPES:
         raise mismatch(f"column {key!r}", key, "numbers of at most 64 bits", str(dtype))
     return array.astype(dtype, copy=False)
 
@@ -253,7 +253,7 @@ def _row_value(key: str, index: int, value: Any) -> NDArray[Any]:
     elif not isinstance(value, (np.ndarray, bool, int, np.generic)):
         raise _row_mismatch(key, index, "a number or an array", type(value).__name__)
     array: NDArray[Any] = np.asanyarray(value)
-    if type(array) is np.ndarray and array.dtype in _DTYPES:
+    if type(array) is np.ndarray and array.dtype in COLUMN_DTYPES:
         return array
     if array.dtype.kind not in NUMERIC_KINDS:
         raise _row_mismatch(key, index, "a numeric dtype", str(array.dtype))
