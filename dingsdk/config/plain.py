@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -47,9 +47,9 @@ def to_easydict(cfg: Mapping[str, Any]) -> EasyDict:
 
     Raises:
         ConfigError: a key is not a string, or is the name of a dict method such as ``items``;
-            EasyDict would lose or hide it.
+            EasyDict would lose or hide it. Or it is nested too deeply, or contains itself.
     """
-    return _easy(cfg, "")
+    return _within_depth(_easy, cfg)
 
 
 def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +57,17 @@ def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigTypeError: a value has no plain form, or a key is not a string.
+        ConfigError: it is nested too deeply, or contains itself.
     """
-    plain: dict[str, Any] = plain_value(cfg, "")
+    plain: dict[str, Any] = _within_depth(plain_value, cfg)
     return plain
+
+
+def _within_depth(convert: Callable[[Any, str], Any], cfg: Mapping[str, Any]) -> Any:
+    try:
+        return convert(cfg, "")
+    except RecursionError as error:
+        raise ConfigError(f"the config is {TOO_DEEP}; does it hold itself?", path="") from error
 
 
 def check_bounds(cfg: object) -> None:

@@ -17,6 +17,8 @@ from dingsdk.errors import SchemaMismatchError
 
 NUMERIC_KINDS = "biufc"
 """numpy dtype kinds that a column may have: numbers of a fixed size."""
+COLUMN_DTYPES = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
+"""The dtypes of columns: bools, integers and floats of native byte order, up to 128 bits."""
 
 
 def mismatch(
@@ -61,8 +63,8 @@ def torch_to_numpy(value: Any, key: str | None = None) -> Any:
 def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a checked copy of a (nested) mapping, with arrays as its leaves.
 
-    Arrays and CPU tensors are not copied; sequences of numbers become arrays, with floats as
-    float32.
+    Arrays and CPU tensors are not copied, except arrays of another byte order; sequences of numbers
+    become arrays, with floats as float32.
 
     Raises:
         SchemaMismatchError: there is no column, a name is not a str, or a leaf is not a numeric
@@ -77,7 +79,7 @@ def as_columns(columns: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in columns.items():
         if not isinstance(key, str):
             raise mismatch(f"column {key!r}", key, "a name of type str", type(key).__name__)
-        if type(value) is np.ndarray and value.ndim and value.dtype.kind in NUMERIC_KINDS:
+        if type(value) is np.ndarray and value.ndim and value.dtype in COLUMN_DTYPES:
             checked[key] = value  # the usual case; five times as fast as the code below
             continue
         name = join_key(prefix, key)
@@ -97,8 +99,23 @@ def _as_column(key: str, value: Any) -> NDArray[Any]:
         raise mismatch(f"column {key!r}", key, "a numeric array", found, hint)
     if value.ndim == 0:
         raise mismatch(f"column {key!r}", key, "[batch, ...]", "[]")
-    column: NDArray[Any] = value
-    return column
+    return native(key, value)
+
+
+def native(key: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return a numeric array in native byte order.
+
+    Raises:
+        SchemaMismatchError: it is a masked array, or its numbers are wider than 64 bits (complex
+            ones: 128), which neither files nor tensors support.
+    """
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        hint = "fill it, or pass the mask as a column"
+        raise mismatch(f"column {key!r}", key, "an array without a mask", "a masked array", hint)
+    dtype = array.dtype.newbyteorder("=")
+    if dtype not in COLUMN_DTYPES:
+        raise mismatch(f"column {key!r}", key, "numbers of at most 64 bits", str(dtype))
+    return array.astype(dtype, copy=False)
 
 
 def leaves(columns: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
@@ -235,10 +252,12 @@ def _row_value(key: str, index: int, value: Any) -> NDArray[Any]:
             raise mismatch(f"column {key!r}", key, "a regular array", found, str(error)) from error
     elif not isinstance(value, (np.ndarray, bool, int, np.generic)):
         raise _row_mismatch(key, index, "a number or an array", type(value).__name__)
-    array: NDArray[Any] = np.asarray(value)
+    array: NDArray[Any] = np.asanyarray(value)
+    if type(array) is np.ndarray and array.dtype in COLUMN_DTYPES:
+        return array
     if array.dtype.kind not in NUMERIC_KINDS:
         raise _row_mismatch(key, index, "a numeric dtype", str(array.dtype))
-    return array
+    return np.asarray(native(key, array))
 
 
 def _int_column(key: str, values: Sequence[int]) -> NDArray[np.int64]:

@@ -189,7 +189,8 @@ def decode_frame(
 
     Raises:
         DataCorruptError: the bytes are not a valid frame of this kind.
-        DataVersionError: the frame has another version of the format. No other exception is raised.
+        DataVersionError: the frame has another version of the format. No other exception is raised
+            for any bytes.
     """
     view = memoryview(buffer).cast("B")
     size = len(view)

@@ -20,6 +20,7 @@ from dingsdk.data.columns import (
     leaves,
     map_columns,
     mismatch,
+    native,
     rows_to_columns,
     torch_to_numpy,
 )
@@ -33,6 +34,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
     Columns are numpy arrays ``[batch, ...]`` of a numeric dtype, or nested dicts of them
     (nested observations). Arrays and CPU tensors are not copied: the batch shares their memory.
+    Only arrays of another byte order are converted.
     Sequences of time steps are columns ``[batch, time, ...]``.
 
     Several threads may read a batch at the same time, but not write to it.
@@ -87,7 +89,7 @@ class SampleBatch(Sequence[dict[str, Any]]):
         return batch
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> SampleBatch:
+    def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> SampleBatch:
         """Stack dicts into a new batch with its own memory.
 
         Python floats (and float64 scalars) become float32, ints int64, bools bool; arrays and
@@ -99,18 +101,20 @@ class SampleBatch(Sequence[dict[str, Any]]):
         """
         if isinstance(rows, SampleBatch):
             return rows.copy()
+        rows = list(rows)
         if not rows:
             raise mismatch("a batch", "", ">= 1 row", 0)
         return cls.trusted(rows_to_columns(rows), len(rows))
 
     @classmethod
-    def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
+    def concat(cls, batches: Iterable[SampleBatch]) -> SampleBatch:
         """Join batches with equal columns into a new batch with its own memory.
 
         Raises:
             SchemaMismatchError: no batches, or batches that differ in keys, shapes or dtypes;
                 facts ``key``, ``row`` (index of the batch), ``expected``, ``found``.
         """
+        batches = list(batches)
         if not batches:
             raise mismatch("batches to join", "", ">= 1 batch", 0)
         columns = _concat([batch.columns for batch in batches], "")
@@ -167,8 +171,12 @@ class SampleBatch(Sequence[dict[str, Any]]):
 
         Raises:
             BatchIndexError: an index is outside the batch.
+            SchemaMismatchError: the indices are not int[n].
         """
-        wanted = np.asarray(indices)
+        try:
+            wanted = np.asarray(indices)
+        except ValueError as error:
+            raise mismatch("take", "indices", "int[n]", str(error)) from error
         if wanted.size == 0:
             wanted = wanted.astype(np.int64)
         if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
@@ -385,12 +393,15 @@ def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     ``torch.utils.data.default_collate`` (which converts Python floats to float64).
 
     Raises:
-        SchemaMismatchError: the list is empty, or its elements cannot be stacked.
+        SchemaMismatchError: it is no list, the list is empty, or its elements cannot be stacked.
     """
     if isinstance(batch, RowLoaders):
         batch = batch.batch()
     if isinstance(batch, SampleBatch):
         return batch.tensors()
+    if isinstance(batch, Mapping) or not hasattr(batch, "__getitem__"):
+        expected = "a SampleBatch or a list"
+        raise mismatch("collate", "", expected, type(batch).__name__)
     if len(batch) == 0:
         raise mismatch("a list to collate", "", ">= 1 element", 0)
     if isinstance(batch[0], SampleBatch):
@@ -401,7 +412,7 @@ def collate(batch: SampleBatch | Sequence[Any]) -> Any:
 
     try:
         return default_collate(list(batch))
-    except (RuntimeError, TypeError, KeyError) as error:
+    except (RuntimeError, TypeError, ValueError, KeyError, OverflowError) as error:
         expected, found = "elements of equal keys and shapes", type(batch[0]).__name__
         raise mismatch("a list to collate", "", expected, found, str(error)) from error
 
@@ -422,6 +433,8 @@ def _to_tensors(columns: dict[str, Any], is_plain: bool = False) -> dict[str, An
             continue
         flags = column.flags
         shareable = flags.writeable and (flags.c_contiguous or min(column.strides) >= 0)
+        if not column.dtype.isnative:  # it was received, or loaded from a file
+            column, shareable = native(key, column), True
         tensors[key] = _from_numpy(column if shareable else column.copy())
     return tensors
 
@@ -476,19 +489,26 @@ def _check_value(name: str, column: NDArray[Any], value: Any) -> None:
     value = torch_to_numpy(value, name)
     shape = f"shape {list(column.shape[1:])}"
     try:
-        array = np.asarray(value)
+        array = np.asanyarray(value)
     except (ValueError, TypeError) as error:
         raise _misfit(name, shape, str(error)) from error
     if array.dtype.kind not in NUMERIC_KINDS:
         raise _misfit(name, f"dtype {column.dtype}", f"{type(value).__name__} {value!r:.80}")
     if array.shape != column.shape[1:]:
         raise _misfit(name, shape, f"shape {list(array.shape)}")
+    array = native(name, array)
     if array.dtype.kind in "iu" and column.dtype.kind in "iu":
         limits = np.iinfo(column.dtype)
         if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
             raise _misfit(name, f"a number of {column.dtype}", f"{value!r:.80}")
     elif not np.can_cast(array.dtype, column.dtype, casting="same_kind"):
         raise _misfit(name, f"dtype {column.dtype}", f"dtype {array.dtype}")
+    elif array.dtype != column.dtype:
+        try:
+            with np.errstate(over="raise"):
+                array.astype(column.dtype)
+        except FloatingPointError as error:
+            raise _misfit(name, f"a number of {column.dtype}", f"{value!r:.80}") from error
 
 
 def _misfit(name: str, expected: str, found: str) -> SchemaMismatchError:

@@ -390,6 +390,18 @@ def test_key_that_is_no_string_is_refused_with_its_path(key: Any) -> None:
         assert caught.value.path == f"env.{key}"
 
 
+def test_config_that_is_too_deep_or_contains_itself_is_refused() -> None:
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"a": [deep]}
+    endless: dict[str, Any] = {}
+    endless["a"] = endless
+    for cfg in (deep, endless):
+        for convert in (to_easydict, to_plain):
+            with pytest.raises(ConfigError, match="nested deeper"):
+                convert(cfg)
+
+
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS)
 def test_to_plain_reverses_to_easydict(cfg: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Count, Finite, NotNegative, Part, Positive, Section, Share, Whole, preset
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key
-from dingsdk.errors import CheckpointCorruptError, ConfigError
+from dingsdk.errors import CheckpointCorruptError, ConfigError, InvalidPriorityError
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts, bounds_rates
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
@@ -208,8 +208,8 @@ class AdvancedReplayBuffer(Table):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not 0 <= value <= 1:
-            raise ConfigError(f"beta must be in [0, 1], found {value}", path="beta")
+        if not (isinstance(value, int | float | np.number) and 0 <= value <= 1):
+            raise ConfigError(f"beta must be in [0, 1], found {value!r:.80}", path="beta")
         self._beta = float(value)
 
     @property
@@ -231,6 +231,12 @@ class AdvancedReplayBuffer(Table):
             InvalidPriorityError: one of the entries is malformed; no priority was changed.
             BufferClosedError: the buffer is closed.
         """
+        if not isinstance(info, (dict, Mapping)):
+            raise InvalidPriorityError(
+                f"an update is a mapping of lists, found {type(info).__name__}",
+                key="",
+                found=type(info).__name__,
+            )
         given = info.get("priority")
         if given is None:
             return
@@ -263,15 +269,16 @@ class AdvancedReplayBuffer(Table):
 
         Args:
             size: Rows to draw, >= 0.
-            cur_learner_iter: Iteration of the learner, to compute the staleness.
+            cur_learner_iter: Iteration of the learner, >= 0, to compute the staleness.
             sample_range: Draw only among these, by age: ``slice(-10, None)`` are the 10 newest.
             timeout_s: Seconds to wait until the sample is possible; None: do not wait.
 
         Returns and raises as the ``sample`` of :class:`NaiveReplayBuffer`.
         """
         size = checked_size(size)
+        learner_iter = checked_size(cur_learner_iter, "cur_learner_iter")
         check_range(sample_range)
-        return self._serve(size, timeout_s, self._draw, size, cur_learner_iter, sample_range)
+        return self._serve(size, timeout_s, self._draw, size, learner_iter, sample_range)
 
     def _draw(
         self, size: int, learner_iter: int, sample_range: slice | None

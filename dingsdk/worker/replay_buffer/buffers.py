@@ -80,8 +80,9 @@ class NaiveReplayBuffer(Table):
             are too few rows, or the limiter does not admit the sample (yet).
 
         Raises:
-            ConfigError: the size is negative (also a ValueError).
-            ConfigTypeError: the size is not an integer, or the range is not a slice.
+            ConfigError: the size is negative, the step of the range is 0, or the timeout is NaN
+                (also a ValueError).
+            ConfigTypeError: an argument is of the wrong type.
             BufferClosedError: the buffer is closed, or was closed during the wait.
         """
         size = checked_size(size)
@@ -168,10 +169,21 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         return min(self._size, self._capacity)
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
-        """Add rows as :class:`NaiveReplayBuffer` does, and update the window to the env steps."""
+        """Add rows as :class:`NaiveReplayBuffer` does, and update the window to the env steps.
+
+        Raises also as :meth:`update`; then nothing was pushed.
+        """
+        size = None
+        if type(cur_collector_envstep) is not int or cur_collector_envstep > self._envstep:
+            # Computed first: if the schedule raises, nothing is pushed.
+            envstep = checked_size(cur_collector_envstep, "cur_collector_envstep")
+            size = self._size_at(envstep)
         super().push(data, cur_collector_envstep, timeout_s)
-        if cur_collector_envstep > self._envstep:
-            self.update(cur_collector_envstep)
+        if size is not None:
+            with self._change():
+                # Another thread may have pushed with more env steps.
+                if envstep > self._envstep:
+                    self._envstep, self._size = envstep, size
 
     def update(self, info: Any) -> None:
         """Set the window to the size that the schedule gives for a number of env steps.
@@ -313,8 +325,8 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 
         Raises:
             NotImplementedError: a ``sample_range`` is given.
-            ConfigError: a number is too small (also a ValueError).
-            ConfigTypeError: a number is not an integer.
+            ConfigError: a number is too small, or the timeout is NaN (also a ValueError).
+            ConfigTypeError: an argument is of the wrong type.
             BufferClosedError: the buffer is closed, or was closed during the wait.
         """
         if sample_range is not None:
@@ -326,7 +338,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 
     def can_sample(self, n: int) -> bool:
         """Whether there are enough rows for ``n`` sequences of the configured length."""
-        return super().can_sample(n * self.rows_per_sampled())
+        return super().can_sample(checked_size(n) * self.rows_per_sampled())
 
     def rows_per_sampled(self) -> int:
         """Return ``sequence_length``."""

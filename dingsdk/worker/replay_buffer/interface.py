@@ -141,7 +141,10 @@ class RowListener:
         """Called before rows are stored; may raise to refuse all of them."""
 
     def on_insert(self, rows: Any) -> None:
-        """Called under the buffer's lock after rows were stored; keep no reference to the rows."""
+        """Called under the buffer's lock after rows were stored; keep no reference to the rows.
+
+        An exception that it raises is logged. To refuse rows, raise in :meth:`check`.
+        """
 
     def on_remove(self, rows: Any, reason: str) -> None:
         """Called with a copy of rows that left, oldest first.

@@ -10,6 +10,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
@@ -357,6 +358,9 @@ def _restore(
     """
     # New parts are made first, so that a wrong state changes nothing.
     parts = table._parts
+    with table._lock:
+        table._check_open()  # a closed table has no storage, so it would not seem durable
+        is_durable = table._is_durable
     remover, limiter, sampler = (
         parts.remover(),
         parts.limiter(),
@@ -376,7 +380,7 @@ def _restore(
                 f"{key} is {state.get(key)!r}, but the parts of the state give {value!r}"
             )
     storage, kind = None, state["storage"]
-    if not (table._is_durable or (parts.chooses_storage and kind is None)):
+    if not (is_durable or (parts.chooses_storage and kind is None)):
         storage = table._new_storage(kind if parts.chooses_storage else None)
         storage.expect(count)
     if storage is not None or table._sampler_listens or table._listeners:
@@ -410,7 +414,7 @@ def _restore(
         table._left["used_up"] += count - table._count
         push_count = pushed_before + table._count if as_pushed else state["push_count"]
         table._pushed_before_clear = table._pushed - push_count
-        table._announce(table._listeners)
+        table._announce(partial(table._call_listeners, "on_insert"), table._listeners)
         if metadata.keeps_facts and count:
             # Remove rows that are used up under the settings of this buffer.
             table._storage.mark(remover.oldest_first(), LEFT)  # type: ignore[union-attr]

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import secrets
+import sys
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Section
 from dingsdk.data import SampleBatch
+from dingsdk.data.columns import mismatch
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
+    CheckpointCorruptError,
     CheckpointVersionError,
     ConfigError,
-    ConfigTypeError,
+    NotSavableError,
+    wrong_type,
 )
 from dingsdk.worker.replay_buffer import persistence, state
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts
@@ -48,6 +54,9 @@ _ROWS_AT_ONCE = 1 << 16
 class Table(IBuffer):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
+    After ``os.fork``, the child has a copy that works on its own; it is closed if a thread was
+    using the table during the fork. Use a table whose rows are on disk in one process only.
+
     Every operation is one critical section. After it, in the same thread, listeners are called
     for removed rows and logs are written. The listeners may call the buffer.
 
@@ -70,6 +79,7 @@ class Table(IBuffer):
     clear_resets_push_count: ClassVar[bool] = True
 
     used_data: UsedData | None = None
+    _why_closed = "is closed"
 
     def __init__(
         self,
@@ -121,6 +131,7 @@ class Table(IBuffer):
 
             self.used_data = UsedData(self._cfg.data_root)
             self.add_listener(self.used_data)
+        _tables.add(self)
 
     @classmethod
     def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -226,12 +237,14 @@ class Table(IBuffer):
 
     def can_push(self, n: int) -> bool:
         """Whether the limiter admits ``n`` more rows now."""
+        n = checked_size(n, "a number of rows")
         with self._lock:
             self._check_open()
             return self._limiter.can_insert(n)
 
     def can_sample(self, n: int) -> bool:
         """Whether ``n`` distinct rows could be sampled now."""
+        n = checked_size(n)
         with self._lock:
             self._check_open()
             return self._limiter.can_sample(n) and n <= self._count
@@ -271,6 +284,7 @@ class Table(IBuffer):
             timeout_s: Seconds to wait for the limiter to admit the rows; None: do not wait.
 
         Raises:
+            ConfigError, ConfigTypeError: the timeout is NaN or not a number; nothing was pushed.
             SchemaMismatchError: a row does not fit the stored rows; nothing was pushed.
             BufferFullError: the limiter did not admit the rows; nothing was pushed. The default
                 limiter admits everything.
@@ -310,6 +324,8 @@ class Table(IBuffer):
                 limiter.inserts += n
                 limiter.size = count
             else:
+                if timeout_s is not None:
+                    timeout_s = checked_timeout(timeout_s)
                 if self._closed:
                     self._check_open()
                 if n == 0:
@@ -329,17 +345,21 @@ class Table(IBuffer):
         """Store ``n`` rows (a dict is one), or raise and change nothing."""
         # Prepare: may raise, changes nothing.
         given, facts, accepted = rows, None, None
-        if self._is_followed:
-            rows, facts = self._prepare(rows)
-        storage = self._storage
-        if storage is None:
-            first = [rows] if type(rows) is dict else rows
-            storage = self._new_storage("array" if self._suits_arrays(first) else "object")
-        if type(rows) is not dict:
-            accepted = storage.accept(rows)
-        elif not storage.takes_row(rows):
-            rows = [rows]
-            accepted = storage.accept(rows)
+        try:
+            if self._is_followed:
+                rows, facts = self._prepare(rows)
+            storage = self._storage
+            if storage is None:
+                first = [rows] if type(rows) is dict else rows
+                storage = self._new_storage("array" if self._suits_arrays(first) else "object")
+            if type(rows) is not dict:
+                accepted = storage.accept(rows)
+            elif not storage.takes_row(rows):
+                rows = [rows]
+                accepted = storage.accept(rows)
+        except RecursionError as error:
+            found = "a row that is nested too deeply, or contains itself"
+            raise mismatch("a push", "", "rows", found) from error
         if storage is not self._storage:
             self._storage = storage
             self._look_at_parts()
@@ -386,8 +406,8 @@ class Table(IBuffer):
         self._sampler.on_insert(where, rows, priorities)
         for each in self._copies:
             each.note_push(where)
-        for listener in self._listeners:
-            listener.on_insert(rows)
+        if self._listeners:
+            self._call_listeners("on_insert", rows)
         storage = cast("Storage", self._storage)
         if storage.is_durable:
             storage.commit(self._committed_state())
@@ -466,6 +486,8 @@ class Table(IBuffer):
         def attempt() -> Rows | None:
             return draw(*args) if self._limiter.can_sample(size) else None
 
+        if timeout_s is not None:
+            timeout_s = checked_timeout(timeout_s)
         with self._lock:
             if self._closed:
                 self._check_open()
@@ -516,7 +538,8 @@ class Table(IBuffer):
     def _check_open(self) -> None:
         if self._closed:
             raise BufferClosedError(
-                f"{self.instance_name} is closed; make a new buffer", what=self.instance_name
+                f"{self.instance_name} {self._why_closed}; make a new buffer",
+                what=self.instance_name,
             )
 
     @contextmanager
@@ -532,7 +555,7 @@ class Table(IBuffer):
     def add_listener(self, listener: RowListener) -> None:
         """Call a listener for the stored rows, and for all rows that are added or leave later."""
         with self._lock:
-            self._announce((listener,))
+            self._announce(listener.on_insert, (listener,))
             self._listeners = (*self._listeners, listener)
             # Copying rows that leave slows each push down, so it is done only for a listener.
             if type(listener).on_remove is not RowListener.on_remove and self._departures is None:
@@ -543,13 +566,11 @@ class Table(IBuffer):
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
         self.add_listener(_RemoveFunction(listener))
 
-    def _announce(self, listeners: Iterable[RowListener]) -> None:
-        """Call ``on_insert`` of listeners for the stored rows."""
+    def _announce(self, call: Callable[[Rows], None], listeners: Iterable[RowListener]) -> None:
+        """Call ``call`` with the stored rows if one of the listeners has an ``on_insert``."""
         if any(type(each).on_insert is not RowListener.on_insert for each in listeners):
             for where in self._living():
-                rows = self._storage.take(where)  # type: ignore[union-attr]
-                for listener in listeners:
-                    listener.on_insert(rows)
+                call(self._storage.take(where))  # type: ignore[union-attr]
 
     def _positions(self) -> Iterator[NDArray[np.int64]]:
         """Return the positions of all rows, oldest first, in pieces; some may have left early."""
@@ -573,14 +594,18 @@ class Table(IBuffer):
         return departures
 
     def _tell(self, departures: Iterable[tuple[Rows, str]]) -> None:
-        """Call ``on_remove`` of listeners for rows that left; log exceptions."""
+        """Call ``on_remove`` of listeners for rows that left."""
         for rows, reason in departures:
-            for listener in self._listeners:
-                try:
-                    listener.on_remove(rows, reason)
-                except Exception:
-                    # The rows have left already; raising an error would not bring them back.
-                    _log.exception("%s: a remove listener failed", self.instance_name)
+            self._call_listeners("on_remove", rows, reason)
+
+    def _call_listeners(self, method: str, *args: Any) -> None:
+        """Call a method of all listeners; log exceptions, as it is too late to refuse the rows."""
+        for listener in self._listeners:
+            try:
+                getattr(listener, method)(*args)
+            except Exception:
+                kind = method.removeprefix("on_")
+                _log.exception("%s: the %s listener failed", self.instance_name, kind)
 
     def clear(self) -> None:
         """Drop all rows, and the schema that the first rows set."""
@@ -630,6 +655,14 @@ class Table(IBuffer):
         self._tell(departures)
         for listener in self._listeners:
             listener.on_close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise NotSavableError(
+            f"{self.instance_name} cannot be copied or pickled; make another buffer and give it "
+            "state_dict() of this one",
+            path="",
+            found=type(self).__name__,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -763,6 +796,10 @@ class Table(IBuffer):
             ConfigError, StorageFullError: there is no room for the rows. After any error the
                 buffer is unchanged, except that a buffer on a full disk is left empty.
         """
+        if not isinstance(state_dict, Mapping):
+            raise CheckpointCorruptError(
+                f"a buffer state is a mapping, found {type(state_dict).__name__}"
+            )
         if deepcopy and "data" in state_dict:
             state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
         if set(state_dict) == {"data"}:
@@ -783,6 +820,25 @@ class Table(IBuffer):
         """
 
 
+_tables: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+def _close_busy_tables() -> None:
+    """Close the copies of tables in a forked process that were in use during the fork.
+
+    Their rows may be half written, and the thread that holds the lock is not in this process.
+    """
+    for table in list(_tables):
+        if table._lock.locked():
+            table._lock = threading.Lock()
+            table._changed = threading.Condition(table._lock)
+            table._closed, table._plain_layout = True, None
+            table._why_closed = "was in use by another thread when this process was forked"
+
+
+os.register_at_fork(after_in_child=_close_busy_tables)
+
+
 class _RemoveFunction(RowListener):
     """Calls a function for rows that left."""
 
@@ -793,30 +849,54 @@ class _RemoveFunction(RowListener):
         self._function(rows, reason)
 
 
-def checked_size(size: Any, what: str = "a sample size", least: int = 0) -> int:
-    """Return an integer that is at least ``least``.
+def checked_size(
+    size: Any, what: str = "a sample size", least: int = 0, most: int = sys.maxsize
+) -> int:
+    """Return an integer that is at least ``least`` and at most ``most``.
 
     Raises:
         ConfigTypeError: it is not an integer.
-        ConfigError: it is less than ``least`` (also a ValueError).
+        ConfigError: it is outside of these bounds (also a ValueError).
     """
-    if type(size) is int and size >= least:
+    if type(size) is int and least <= size <= most:
         return size
     is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
-    if is_integer and size >= least:
+    if is_integer and least <= size <= most:
         return int(size)
-    text = f"{what} is an integer >= {least}, found {size!r}"
+    error = wrong_type(what, f"an integer from {least} to {most}", size)
     if is_integer:
-        raise ConfigError(text, path="size")
-    raise ConfigTypeError(text, path="size", expected="int", found=type(size).__name__)
+        raise ConfigError(error.message, **error.facts)
+    raise error
+
+
+def checked_timeout(timeout_s: Any) -> float:
+    """Return seconds to wait: 0 for a negative number, and at most what a lock can wait.
+
+    Raises:
+        ConfigTypeError: it is not a number.
+        ConfigError: it is NaN (also a ValueError).
+    """
+    is_number = isinstance(timeout_s, int | float | np.integer | np.floating)
+    if not is_number or isinstance(timeout_s, bool):
+        raise wrong_type("timeout_s", "a number of seconds", timeout_s)
+    if timeout_s != timeout_s:
+        raise ConfigError("timeout_s is nan; expected a number of seconds", path="timeout_s")
+    return float(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
 
 
 def check_range(sample_range: Any) -> None:
-    """Raise ConfigTypeError if ``sample_range`` is neither None nor a slice."""
-    if sample_range is not None and not isinstance(sample_range, slice):
-        text = f"sample_range must be a slice over ages, found {sample_range!r}"
-        found = type(sample_range).__name__
-        raise ConfigTypeError(text, path="sample_range", expected="slice", found=found)
+    """Raise ConfigTypeError if ``sample_range`` is neither None nor a slice of integers.
+
+    A slice with a step of 0 raises ConfigError.
+    """
+    if sample_range is None:
+        return
+    try:
+        sample_range.indices(0)
+    except (AttributeError, TypeError) as error:
+        raise wrong_type("sample_range", "a slice of integers (ages)", sample_range) from error
+    except ValueError as error:
+        raise ConfigError(f"sample_range: {error}", path="sample_range") from error
 
 
 def _with_priorities(rows: Rows, priorities: NDArray[Any]) -> Rows:

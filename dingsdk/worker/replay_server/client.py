@@ -21,9 +21,10 @@ from dingsdk.errors import (
     DingError,
     ServerLostError,
 )
-from dingsdk.worker.replay_buffer.table import checked_size
+from dingsdk.worker.replay_buffer.table import checked_size, checked_timeout
 from dingsdk.worker.replay_server.link import (
     INFO_KIND,
+    LARGEST,
     LONGEST_WAIT_S,
     ROWS_KIND,
     Ask,
@@ -46,6 +47,8 @@ FOLDER = "replay"
 ADDRESS_NAME = "address"
 PAUSE_S = (0.05, 1.0)
 """First and longest pause before another attempt to reach a server."""
+_LONGEST_S = 1e6
+"""Longest time for an exchange; sockets cannot wait for more than 24 days."""
 
 
 class ReplayClient:
@@ -92,7 +95,7 @@ class ReplayClient:
         if address or path is None:
             parse_address(address)
             _secret_of(self._path)
-        self._timeout_s = timeout_s
+        self._timeout_s = checked_timeout(timeout_s)
         self._max_bytes = max_message_bytes
         self._name = secrets.token_hex(16)
         self._lock = threading.Lock()
@@ -110,11 +113,15 @@ class ReplayClient:
             timeout_s: Seconds to wait for the limiter.
 
         Raises:
+            ConfigError: ``env_step`` is negative or not an integer, or the timeout is NaN or not a
+                number.
             BufferFullError: the limiter did not admit the rows in time; nothing was inserted.
             SchemaMismatchError: the rows do not fit; nothing was inserted.
             StorageFullError: the server's disk is full; nothing was inserted.
             ServerLostError: the rows may or may not have been inserted.
         """
+        env_step = checked_size(env_step, "env_step", most=LARGEST)
+        timeout_s = checked_timeout(timeout_s)
         frame = encode_value(ROWS_KIND, rows)
         with self._lock:
             number = self._number = self._number + 1
@@ -139,10 +146,12 @@ class ReplayClient:
             timeout_s: Seconds to wait for the rows and for the limiter.
 
         Raises:
-            ConfigError: the size is negative.
+            ConfigError: a number is negative or not an integer, or the timeout is NaN or not a
+                number.
         """
-        size = checked_size(size)
-        deadline = time.monotonic() + timeout_s
+        size = checked_size(size, most=LARGEST)
+        train_iter = checked_size(train_iter, "train_iter", most=LARGEST)
+        deadline = time.monotonic() + checked_timeout(timeout_s)
         while True:
             wait_s = min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)
             done, frame = self._call(Sample(size, train_iter, wait_s), wait_s=wait_s)
@@ -175,7 +184,7 @@ class ReplayClient:
         Raises:
             StorageFullError, RunFolderError: the checkpoint cannot be written.
         """
-        self._call(Save(), wait_s=timeout_s)
+        self._call(Save(), wait_s=checked_timeout(timeout_s))
 
     def close(self) -> None:
         """Close the connection; running calls of other threads raise ClosedError. Idempotent."""
@@ -202,7 +211,7 @@ class ReplayClient:
         self, request: Request, frame: Sequence[Buffer], wait_s: float
     ) -> tuple[Done, memoryview]:
         """Send a request and return its answer; connect again as often as needed."""
-        deadline = time.monotonic() + wait_s + self._timeout_s
+        deadline = time.monotonic() + min(wait_s + self._timeout_s, _LONGEST_S)
         pause_s = PAUSE_S[0]
         while True:
             left_s = max(0.001, deadline - time.monotonic())

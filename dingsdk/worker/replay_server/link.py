@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 MAGIC = b"DRS1"
 LONGEST_WAIT_S = 10.0
 """Longest time that a request waits at the server; clients that want to wait longer repeat it."""
+LARGEST = 2**62 - 1
+"""Largest number in a request."""
 ROWS_KIND, INFO_KIND = "replay-rows", "replay-info"
 """Kinds of frames."""
 
@@ -45,7 +47,7 @@ _GREETING_BYTES = 4 << 10
 _Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 _Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Seconds = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)]
-_Count = Annotated[int, Meta(ge=0, lt=2**62)]
+_Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 
 
 class Head(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

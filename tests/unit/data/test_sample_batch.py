@@ -227,6 +227,11 @@ def test_take_works_on_a_view_with_negative_strides() -> None:
     assert make_batch()[::-1].take([0, 2]).columns["obs"]["pos"].tolist() == [[4, 5], [0, 1]]
 
 
+def test_indices_of_unequal_length_are_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="take"):
+        make_batch().take([[0], [1, 2]])
+
+
 def test_indices_outside_the_batch_are_named() -> None:
     batch = make_batch()
     for index in (3, -4):
@@ -291,6 +296,62 @@ def test_from_rows_names_the_key_and_the_row(rows: list[Any], key: str, row: int
         SampleBatch.from_rows(rows)
     assert (caught.value.key, caught.value.row) == (key, row)
     assert {"expected", "found"} <= set(caught.value.facts)
+
+
+@pytest.mark.parametrize("make", [SampleBatch, lambda columns: SampleBatch.from_rows([columns])])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (np.ma.array([1.0, 2.0], mask=[False, True]), "mask"),
+        ([np.ma.masked], "mask"),
+        ([np.ma.array([1.0], mask=[True])], "mask"),
+        (np.zeros(2, np.longdouble), "64 bits"),
+        (np.zeros(2, np.clongdouble), "64 bits"),
+        ([np.longdouble(1)], "64 bits"),
+    ],
+)
+def test_masked_arrays_and_wide_floats_are_refused(make: Any, value: Any, what: str) -> None:
+    if make is not SampleBatch and isinstance(value, list):
+        value = value[0]
+    with pytest.raises(SchemaMismatchError, match=what) as caught:
+        make({"a": value})
+    assert caught.value.key == "a"
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">c16"])
+def test_columns_of_another_byte_order_are_converted(dtype: str) -> None:
+    column = np.arange(3).astype(dtype)
+    expected = column.astype(column.dtype.newbyteorder("="))
+    for batch in (
+        SampleBatch({"a": column}),
+        SampleBatch.from_rows([{"a": value} for value in column]),
+        SampleBatch.from_rows([{"a": column[i : i + 1].reshape(())} for i in range(3)]),
+    ):
+        assert batch.columns["a"].dtype == expected.dtype
+        assert batch.tensors()["a"].tolist() == expected.tolist()
+    # Columns that were received keep their byte order.
+    assert SampleBatch.trusted({"a": column}, 3).tensors()["a"].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("value", [1e300, -1e39, np.float64(1e39)])
+def test_a_number_outside_of_the_range_of_its_column_is_not_written(value: Any) -> None:
+    batch = SampleBatch({"a": np.ones(2, np.float32), "b": np.ones((2, 2), np.float16)})
+    for key, wrong in (("a", value), ("b", [0.0, value]), ("a", np.ma.masked)):
+        with pytest.raises(SchemaMismatchError):
+            batch[0][key] = wrong
+    batch[1]["a"] = np.inf
+    assert batch.columns["a"].tolist() == [1, np.inf]
+    assert batch.columns["b"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_rows_may_come_from_a_generator() -> None:
+    assert SampleBatch.from_rows({"a": i} for i in range(3)).columns["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rows", [{"a": 1}, {1, 2}, np.zeros((2, 3)), "ab"])
+def test_rows_that_are_no_dicts_are_refused(rows: Any) -> None:
+    with pytest.raises(SchemaMismatchError, match="row 0"):
+        SampleBatch.from_rows(rows)
 
 
 def test_setdefault_of_a_row_keeps_the_value_of_the_column() -> None:
@@ -361,6 +422,12 @@ def test_concat_joins_row_after_row_into_a_copy() -> None:
     assert parts[0] == make_batch()
 
 
+def test_concat_takes_an_iterator() -> None:
+    parts = [make_batch(), make_batch()[:1]]
+    joined = SampleBatch.concat(iter(parts))
+    assert len(joined) == len(joined.columns["action"]) == sum(map(len, parts))
+
+
 def test_tensors_share_memory_and_are_made_once() -> None:
     batch = make_batch()
     tensors = batch.tensors()
@@ -419,6 +486,14 @@ def test_equality_and_repr_tell_batches_apart() -> None:
     assert repr(make_batch()) == (
         "SampleBatch(3 rows, obs.pos: float32[2], action: int64, done: bool)"
     )
+
+
+@pytest.mark.parametrize(
+    "found", [5, None, {"a": 1}, {1}, (i for i in range(2)), [10**400] * 2, [1, "a"]]
+)
+def test_collate_refuses_what_is_no_list_of_numbers_or_dicts(found: Any) -> None:
+    with pytest.raises(SchemaMismatchError, match="collate"):
+        collate(found)
 
 
 def test_collate_gives_the_tensors_of_a_batch() -> None:

@@ -86,6 +86,7 @@ def test_first_rows_that_do_not_match_the_schema_are_refused(
         ({3: "float32"}, "storage.schema"),
         ({"x": {3: "float32"}}, "storage.schema.x"),
         ({"x": {"dtype": {"dtype": "int64"}}}, "storage.schema.x"),
+        ({"x": "longdouble"}, "storage.schema.x"),
         ({"x": {"dtype": "int64", "shape": [-1]}}, "storage.schema.x"),
         ({"x": {"dtype": "int64", "shape": [2.0]}}, "storage.schema.x"),
         ({"x": {"dtype": "int64", "shape": [True]}}, "storage.schema.x"),

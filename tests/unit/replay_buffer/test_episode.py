@@ -301,6 +301,13 @@ def test_disk_space_is_reserved_for_all_episodes_of_a_push(
         storage.close()
 
 
+def test_the_error_for_an_array_in_place_of_an_episode_is_one_line() -> None:
+    buffer = EpisodeReplayBuffer({"replay_buffer_size": 3})
+    with pytest.raises(SchemaMismatchError, match="found ndarray") as caught:
+        buffer.push([np.zeros((3, 40))], 0)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("storage", STORAGES[2:])
 def test_an_interrupted_first_push_leaves_no_episodes(
     tmp_path: Path, storage: dict[str, Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,27 @@ def test_limiter_does_not_count_used_up_rows() -> None:
     assert buffer._limiter.size == buffer.count() == 2
     buffer.push(SampleBatch({"x": np.arange(3)}), 0)
     assert buffer._limiter.size == buffer.count()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_listener_that_fails_after_rows_were_stored_is_logged(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Recorder):
+        def on_insert(self, rows: Any) -> None:
+            super().on_insert(rows)
+            raise RuntimeError("no more")
+
+    buffer = kind({"replay_buffer_size": 6, "limiter": {"type": "min_size", "min_size": 2}})
+    failing, recorder = Failing(), Recorder()
+    buffer.add_listener(failing)
+    buffer.add_listener(recorder)
+    buffer.push([{"x": 1}, {"x": 2}], 0)
+    assert len(buffer.sample(2, cur_learner_iter=0)) == 2
+    buffer.load_state_dict(buffer.state_dict())
+    assert len(buffer.sample(2, cur_learner_iter=0)) == 2
+    assert len(failing.inserted) == len(recorder.inserted) == 4
+    assert ["insert listener failed" in text for text in caplog.messages] == [True, True]
 
 
 @pytest.mark.parametrize("storage", ["array", "object"])
@@ -134,3 +157,48 @@ def test_on_insert_is_called_for_the_rows_of_a_loaded_state() -> None:
         new.add_listener(listener)
     new.load_state_dict(old.state_dict())
     assert [row["x"] for row in recorder.inserted] == [1, 2]
+
+
+FORK = """
+import os, threading
+from dingsdk.errors import BufferClosedError
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer, RowListener
+
+class Waiting(RowListener):
+    def on_insert(self, rows):
+        is_busy.set()
+        may_end.wait()
+
+is_busy, may_end = threading.Event(), threading.Event()
+idle, busy = (NaiveReplayBuffer({"replay_buffer_size": 4}, instance_name=n) for n in "ab")
+for buffer in (idle, busy):
+    buffer.push([{"x": 1.0}, {"x": 2.0}], 0)
+busy._listeners += (Waiting(),)
+busy._look_at_parts()
+thread = threading.Thread(target=busy.push, args=({"x": 3.0}, 0))
+thread.start()
+is_busy.wait()
+child = os.fork()
+if not child:
+    idle.push({"x": 3.0}, 0)
+    assert idle.sample(3, 0).columns["x"].sum() == 6
+    for use in (lambda: busy.push({"x": 4.0}, 0), lambda: busy.sample(1, 0), busy.clear):
+        try:
+            use()
+        except BufferClosedError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(1)
+    assert (busy.count(), busy.stats().pushed) == (0, 3)
+    busy.close()
+    os._exit(7)
+may_end.set()
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert busy.count() == 3
+"""
+
+
+def test_a_forked_process_can_use_only_the_buffers_that_were_not_in_use() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK]
+    subprocess.run(command, check=True, timeout=60)

@@ -189,6 +189,26 @@ def test_erase_deletes_the_rows_and_keeps_other_files(folder: MappedFolder) -> N
     assert folder.read_record() == {"tail": 0, "valid_count": 0, "shift": 0}
 
 
+@pytest.mark.parametrize("damage", ["none", "cut", "spoiled"])
+def test_folder_without_header_holds_rows_if_its_cursor_counts_pushes(
+    folder: MappedFolder, damage: str
+) -> None:
+    folder.write_header({"rows": 8})
+    header, cursor = folder.path / "header.json", folder.path / "cursor.bin"
+    header.unlink()
+    assert not MappedFolder.is_taken(folder.path)  # its creation was interrupted
+    folder.write_record({"push_count": 8})
+    assert MappedFolder.is_taken(folder.path)
+    if damage == "cut":
+        os.truncate(cursor, 10)
+    elif damage == "spoiled":
+        cursor.write_bytes(b"x" * 100)
+    assert MappedFolder.is_taken(folder.path) is (damage == "none")
+    cursor.unlink()
+    cursor.symlink_to(header)
+    assert not MappedFolder.is_taken(folder.path)
+
+
 def test_interrupted_erase_leaves_no_rows(
     folder: MappedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +216,7 @@ def test_interrupted_erase_leaves_no_rows(
     for name in ("a.bin", "z.bin"):
         folder.map(name, (8,), BYTES, "create")
     folder.write_header({"rows": 8})
+    folder.write_record({"push_count": 8})
     unlink, deleted = folder._folder.unlink, list[str]()
 
     def unlink_one(name: str) -> None:

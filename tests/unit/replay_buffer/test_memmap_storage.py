@@ -19,6 +19,7 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import (
+    BufferClosedError,
     CheckpointCorruptError,
     CheckpointVersionError,
     ConfigError,
@@ -27,8 +28,10 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.testing import failing_calls, open_files
-from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from dingsdk.worker.factory import create_buffer
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer, persistence
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from dingsdk.worker.replay_buffer.state import resume
 from dingsdk.worker.replay_buffer.storage import memmap
 from dingsdk.worker.replay_buffer.storage.mapped_folder import MappedFolder
 from dingsdk.worker.replay_buffer.storage.memmap import MemmapStorage
@@ -89,6 +92,45 @@ def test_rows_of_a_killed_process_are_recovered(tmp_path: Path, cfg: dict[str, A
         push(storage, remover, newest, 30)
         newest += 30
         assert storage.take(remover.oldest_first()) == rows_of(newest - remover.count, newest)
+
+
+@pytest.mark.parametrize("kind", ["naive", "episode"])
+def test_a_folder_that_lost_its_header_is_refused_and_not_erased(tmp_path: Path, kind: str) -> None:
+    def make(reopen: bool) -> Any:
+        storage = {"type": "memmap", "path": str(tmp_path / "rows"), "reopen": reopen}
+        return create_buffer({"type": kind, "replay_buffer_size": 4, "storage": storage})
+
+    header = tmp_path / "rows" / "header.json"
+    with make(reopen=False) as buffer:
+        buffer.push([[{"x": 1.0}]] if kind == "episode" else {"x": 1.0}, 1)
+    text = header.read_bytes()
+    header.unlink()
+    before = sorted(header.parent.iterdir())
+    with pytest.raises(CheckpointCorruptError, match=r"header.json is missing"):
+        make(reopen=True)
+    with pytest.raises(ConfigError, match="rows of an earlier buffer"):
+        make(reopen=False)
+    assert sorted(header.parent.iterdir()) == before
+    header.write_bytes(text)
+    with make(reopen=True) as buffer:
+        assert buffer.count() == 1
+
+
+def test_loading_into_a_closed_buffer_is_refused(tmp_path: Path) -> None:
+    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 4, "storage": storage})
+    buffer.push({"x": 1.0}, 1)
+    buffer.save_data(str(tmp_path / "saved"))
+    state, saved = buffer.state_dict(), persistence.load(tmp_path / "saved")
+    buffer.close()
+    for load in (
+        lambda: buffer.load_state_dict(state),
+        # As in resume_data and load_data, if another thread closes the buffer at this point.
+        lambda: resume(buffer, saved),
+        lambda: resume(buffer, saved, as_pushed=True),
+    ):
+        with pytest.raises(BufferClosedError):
+            load()
 
 
 @pytest.mark.parametrize("cfg", CFGS)

@@ -170,6 +170,48 @@ def test_a_long_wait_is_split_into_several_requests(
     assert time.monotonic() - begun >= 0.3
 
 
+@pytest.mark.parametrize("wrong", [-1, 1.5, 2**62, "x", None])
+def test_wrong_numbers_are_refused_by_the_client(client: ReplayClient, wrong: Any) -> None:
+    for call in (
+        lambda: client.sample(wrong),
+        lambda: client.sample(1, train_iter=wrong),
+        lambda: client.insert(rows(0), env_step=wrong),
+    ):
+        with pytest.raises(ConfigError):
+            call()
+    assert client.stats()["pushed"] == 0
+
+
+def test_the_largest_numbers_and_numbers_of_numpy_are_sent(client: ReplayClient) -> None:
+    assert client.sample(2**62 - 1, train_iter=2**62 - 1) is None
+    client.insert(rows(0), env_step=np.int64(3))  # type: ignore[arg-type]
+    assert numbers(client.sample(np.int32(1), train_iter=np.uint8(2)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), "3", None])
+def test_timeouts_that_are_no_seconds_are_refused_by_the_client(
+    client: ReplayClient, timeout_s: Any, tmp_path: Path
+) -> None:
+    for call in (
+        lambda: client.insert(rows(0), timeout_s=timeout_s),
+        lambda: client.sample(10**9, timeout_s=timeout_s),
+        lambda: client.save(timeout_s),
+        lambda: ReplayClient(path=tmp_path / "replay", timeout_s=timeout_s),
+    ):
+        with pytest.raises(ConfigError, match="timeout_s"):
+            call()
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 2**63])
+def test_a_client_takes_huge_timeouts(
+    server: ReplayServer, tmp_path: Path, timeout_s: float
+) -> None:
+    with ReplayClient(server.address, tmp_path / "replay", timeout_s=timeout_s) as client:
+        client.insert(rows(0), timeout_s=timeout_s)
+        assert numbers(client.sample(1, timeout_s=timeout_s))
+        client.save(timeout_s)
+
+
 @pytest.mark.parametrize("asked_s", [0.0, 0.25])
 def test_server_waits_no_longer_than_it_is_asked_to(
     server: ReplayServer, client: ReplayClient, monkeypatch: pytest.MonkeyPatch, asked_s: float

@@ -40,7 +40,7 @@ def _check_episodes(rows: SampleBatch | Sequence[Any]) -> None:
     for index, row in enumerate(rows):
         if not is_episode(row):
             hint = "an episode has a row at least; push one as push([episode], envstep)"
-            found = f"{type(row).__name__} {row!r:.60}"
+            found = f"{type(row).__name__} {' '.join(repr(row).split()):.60}"
             raise mismatch(f"episode {index}", "", "a list of rows", found, hint, row=index)
 
 

@@ -43,6 +43,7 @@ _CURSOR, _SPARE = "cursor.bin", "spare.bin"
 _FULL = FULL | {errno.EFBIG}
 _RECORD_BYTES = 4096
 """Size of each of the two records that say where the files of a mapped folder hold rows."""
+_NO_ROWS = {"tail": 0, "valid_count": 0, "shift": 0}
 _PREFIX = struct.Struct("<QQI")  # checksum of the rest, running number, length of the text
 
 
@@ -75,8 +76,18 @@ class MappedFolder:
 
     @staticmethod
     def is_taken(path: Path) -> bool:
-        """Whether the folder holds rows."""
-        return (path / _HEADER).exists()
+        """Whether the folder holds rows, even if its header is lost."""
+        if (path / _HEADER).exists():
+            return True
+        with contextlib.suppress(OSError):
+            descriptor = _open(path / _CURSOR, 0)
+            try:
+                cursor = os.read(descriptor, 2 * _RECORD_BYTES)
+            finally:
+                os.close(descriptor)
+            # Of an unfinished creation or deletion, the newest record counts no pushes.
+            return "push_count" in _newest_record(cursor)[1]
+        return False
 
     def map(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], how: How
@@ -198,7 +209,7 @@ class MappedFolder:
         self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "create")
         self.reserve({_CURSOR: 2 * _RECORD_BYTES})
         self._number = 0
-        self.write_record({"tail": 0, "valid_count": 0, "shift": 0})
+        self.write_record(_NO_ROWS)
         self._folder.write_atomic(_HEADER, [encode_json(_KIND, facts)])
 
     def read_header(self) -> dict[str, Any] | None:
@@ -218,6 +229,8 @@ class MappedFolder:
         """Delete the header, then the other files; without a header the folder counts as empty."""
         self._close_slots()
         self._spare_bytes = 0
+        if self._cursor is not None:
+            self.write_record(_NO_ROWS)
         for name in sorted(self._folder.names(), key=lambda name: name != _HEADER):
             if name == _HEADER or name.endswith(".bin"):
                 self._folder.unlink(name)
@@ -240,18 +253,10 @@ class MappedFolder:
             CheckpointCorruptError: neither record is intact.
         """
         self._cursor = self.map(_CURSOR, (2 * _RECORD_BYTES,), np.dtype(np.uint8), "open")
-        newest: tuple[int, Any] = 0, None
-        for start in (0, _RECORD_BYTES):
-            record = self._cursor[start : start + _RECORD_BYTES].tobytes()
-            checksum, number, length = _PREFIX.unpack_from(record)
-            rest = record[8 : _PREFIX.size + length]
-            if number > newest[0] and xxhash.xxh3_64_intdigest(rest) == checksum:
-                with contextlib.suppress(msgspec.MsgspecError):
-                    newest = number, msgspec.json.decode(rest[12:], type=dict[str, int])
-        self._number, state = newest
-        if state is None:
+        self._number, state = _newest_record(self._cursor.tobytes())
+        if not self._number:
             raise self.corrupt("neither record of its cursor is whole")
-        return dict(state)
+        return state
 
     def corrupt(self, why: str) -> CheckpointCorruptError:
         """Return the error for a folder that cannot be reopened."""
@@ -320,6 +325,19 @@ class SlotFile:
         """Close the descriptor; idempotent."""
         self._descriptor = -1
         self._close()
+
+
+def _newest_record(cursor: bytes) -> tuple[int, dict[str, int]]:
+    """Return number and content of the newer intact record; ``(0, {})`` if neither is intact."""
+    newest: tuple[int, dict[str, int]] = 0, {}
+    for start in (0, _RECORD_BYTES):
+        record = cursor[start : start + _RECORD_BYTES].ljust(_PREFIX.size, b"\0")
+        checksum, number, length = _PREFIX.unpack_from(record)
+        rest = record[8 : _PREFIX.size + length]
+        if number > newest[0] and xxhash.xxh3_64_intdigest(rest) == checksum:
+            with contextlib.suppress(msgspec.MsgspecError):
+                newest = number, msgspec.json.decode(rest[12:], type=dict[str, int])
+    return newest
 
 
 def _open(path: Path, flags: int) -> int:

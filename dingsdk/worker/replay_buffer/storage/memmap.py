@@ -308,6 +308,8 @@ class MemmapStorage(ArrayStorage):
     def _recover(self, folder: MappedFolder) -> dict[str, int] | None:
         header = folder.read_header()
         if header is None:
+            if MappedFolder.is_taken(self._path):
+                raise folder.corrupt("header.json is missing")
             return None
         for key, wanted in self._made_with.items():
             if header.get(key) != wanted:

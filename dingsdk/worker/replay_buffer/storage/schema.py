@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.data.columns import NUMERIC_KINDS, join_key, leaves, mismatch
+from dingsdk.data.columns import COLUMN_DTYPES, join_key, leaves, mismatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
 
 
@@ -44,10 +44,10 @@ def _declared_column(form: Any, name: str) -> NDArray[Any]:
     if not all(type(size) is int and size >= 0 for size in shape):
         raise _wrong(name, "a shape of integers >= 0", form)
     try:
-        dtype = np.dtype(given["dtype"])
+        dtype = np.dtype(given["dtype"]).newbyteorder("=")
     except (TypeError, ValueError) as error:
         raise _wrong(name, "the name of a numeric dtype such as float32", form) from error
-    if given["dtype"] is None or dtype.kind not in NUMERIC_KINDS:
+    if given["dtype"] is None or dtype not in COLUMN_DTYPES:
         raise _wrong(name, "the name of a numeric dtype such as float32", form)
     try:
         return np.empty((0, *shape), dtype)
