@@ -16,6 +16,7 @@ from dingsdk.config import deep_merge_dicts, save_config, to_easydict
 from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.files import Folder, ensure_dir, locked_folder
 from dingsdk.errors import (
+    CheckpointError,
     ConfigError,
     DingError,
     RunDirLockedError,
@@ -51,7 +52,7 @@ from dingsdk.worker.collector.factory import traj_len_of
 from dingsdk.worker.collector.rollout import return_statistics
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport, WorkerHandle
-from dingsdk.worker.commander.base import BaseParallelCommander
+from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import CoordinatorStatus, TaskState
 from dingsdk.worker.coordinator.experience import metadata_config
 from dingsdk.worker.coordinator.journal import Journal
@@ -59,6 +60,7 @@ from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
+from dingsdk.worker.learner.hooks import first_checkpoint
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.replay_buffer.config import bounds_rates
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
@@ -146,6 +148,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             tb_logger=results.tb_logger,
             journal=journal,
             rejoin_s=context.rejoin_s,
+            begins_at=_first_progress(cfg),
         )
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
@@ -190,6 +193,16 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
             _log.info(text, lag["mean"], lag["p99"])
         return context.finish(reason, "parallel")
+
+
+def _first_progress(cfg: Any) -> PlayerProgress:
+    """Return the progress of the checkpoint that the learner loads."""
+    try:
+        found = first_checkpoint(cfg.policy.learn.learner.get("hook") or {})
+    except CheckpointError as error:
+        _log.warning("env steps are counted from 0: %s", error)
+        return NO_PROGRESS
+    return NO_PROGRESS if found is None else PlayerProgress(found.iteration, max(0, found.envstep))
 
 
 def keeps_journal(context: RunContext) -> bool:

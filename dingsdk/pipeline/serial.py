@@ -146,6 +146,9 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.status = lambda: _status(context, team)
         for each in team.members:
             each.learner.call_hook("before_run")
+            # A hook may have loaded a checkpoint.
+            if each.learner.collector_envstep > each.collector.envstep:
+                each.collector.envstep = each.learner.collector_envstep
         if isinstance(context.resumed, Save):
             saver.resume(context.resumed)
             save_config(context.cfg, context.run_dir / CONFIG_NAME)

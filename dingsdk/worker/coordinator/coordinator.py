@@ -19,7 +19,7 @@ from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
-from dingsdk.worker.commander.base import PlayerProgress
+from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.coordinator.experience import (
     Experience,
     PolicyLag,
@@ -112,6 +112,7 @@ class Coordinator(Configurable, TaskControl):
         journal: Stores the state of the run, and may hold the state of an earlier coordinator.
         rejoin_s: Seconds that workers of the earlier coordinator may take to join; after that,
             their tasks are given to other workers.
+        begins_at: Progress of the checkpoint that the learners load.
         tick_s: Seconds between two requests for tasks while nothing else happens.
     """
 
@@ -128,6 +129,7 @@ class Coordinator(Configurable, TaskControl):
         tb_logger: Callable[[str | None], Any] = lambda player: None,
         journal: Journal | None = None,
         rejoin_s: float = 0.0,
+        begins_at: PlayerProgress = NO_PROGRESS,
         clock: Callable[[], float] | None = None,
         tick_s: float = TICK_S,
     ) -> None:
@@ -154,7 +156,10 @@ class Coordinator(Configurable, TaskControl):
         self.roles: Mapping[str, Role] = create_roles(cfg)
         commander = create_parallel_commander(cfg)
         commander.policy_store = self.policy_store
-        self._state = SchedulerState(self.roles, commander, self.cfg, clock)
+        commander.begins_at = begins_at
+        self._policy_num = type(commander).policy_num(cfg)
+        first_env_steps = begins_at.env_steps * self._policy_num
+        self._state = SchedulerState(self.roles, commander, self.cfg, clock, first_env_steps)
         self._record = RunRecord(self._state, self._new_experience, clock)
         self._keeper: Keeper | None = None
         if journal is not None:
@@ -176,7 +181,6 @@ class Coordinator(Configurable, TaskControl):
         """By buffer id: number of its collects when the env steps are used up."""
         self._collectors_end_at = math.inf
         self._is_finishing = False
-        self._policy_num = type(commander).policy_num(cfg)
         self._owed_evaluations = 0
         self.system_shutdown_flag = False
         """True once the run is over by its own rules: stop value reached, or training finished."""
