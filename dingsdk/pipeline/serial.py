@@ -341,14 +341,13 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     exp_name, policy_cfg = str(folder), cfg.policy
     tb_logger = build_tb_logger(folder / "log", "serial")
     stack.callback(tb_logger.close)
+    seed = derive_seed(cfg.seed, "policy")
     policy = create_policy(
-        policy_cfg,
-        enable_field=["learn", "collect", "eval", "command"],
-        seed=derive_seed(cfg.seed, "policy"),
+        policy_cfg, enable_field=["learn", "collect", "eval", "command"], seed=seed
     )
     learn_mode = policy.learn_mode
     if cfg.system.learner_num > 1:
-        ranks = LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num)
+        ranks = LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num, seed=seed)
         learn_mode = stack.enter_context(ranks).learn_mode
     learner = create_learner(
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
