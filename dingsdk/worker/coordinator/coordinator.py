@@ -21,8 +21,10 @@ from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.coordinator.experience import (
+    EpisodePace,
     Experience,
     PolicyLag,
+    episodes_of,
     metadata_config,
     open_experience,
 )
@@ -480,7 +482,8 @@ class Coordinator(Configurable, TaskControl):
             return OnPolicyExperience(int(n_sample), int(max_lag), trainings, least_steps)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
         exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger(state.player)
-        return open_experience(create_buffer(cfg, tb_logger=writer, exp_name=exp_name))
+        buffer = create_buffer(cfg, tb_logger=writer, exp_name=exp_name)
+        return open_experience(buffer, EpisodePace.of(self._cfg))
 
     def end_batch_leases(self, state: TaskState) -> None:
         with self.condition:
@@ -591,6 +594,7 @@ class Coordinator(Configurable, TaskControl):
                 self._state.env_steps,
                 meta.get("digest"),
                 dict(meta.get("columns") or {}),
+                episodes_of(meta),
             )
         )
 
@@ -894,7 +898,8 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     if replay.get("type") == "server":
         return False
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
-    return bool(policy.get("on_policy") or limiter.get("samples_ahead") == 0)
+    is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
+    return bool(policy.get("on_policy") or is_limited)
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:
