@@ -28,7 +28,10 @@ class EnvSection(Section, frozen=True, kw_only=True):
     Attributes:
         env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
         kwargs: Keyword arguments for ``gymnasium.make``.
-        wrappers: Wrappers by type key, innermost first.
+        wrappers: Wrappers by type key, innermost first. Each is a type, or a section with ``type``,
+            the arguments of the wrapper and ``evaluate``: whether the envs of evaluations have it
+            too (default: true, but false for ``clip_reward`` and ``NormalizeReward``, so that
+            evaluations and ``stop_value`` are in the env's own rewards).
         collector_env_num: Number of envs that a collector steps together.
         evaluator_env_num: Number of envs that an evaluator steps together.
         n_evaluator_episode: Episodes of one evaluation, spread evenly over the envs.

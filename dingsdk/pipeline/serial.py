@@ -422,7 +422,9 @@ def _players(policy: Policy, cfg: Any, count: int) -> list[CollectMode]:
 
 def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
     """Build a manager of envs, not launched yet; their seeds are derived from ``role``."""
-    env = {**cfg.env, "eval_opponent": None if role == "collector" else cfg.env.eval_opponents[-1]}
+    is_evaluation = role != "collector"
+    opponent = cfg.env.eval_opponents[-1] if is_evaluation else None
+    env = {**cfg.env, "eval_opponent": opponent, "is_evaluation": is_evaluation}
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
     return manager

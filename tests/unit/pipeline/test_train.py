@@ -318,6 +318,35 @@ def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
     assert 5000 < latest.envstep <= result.env_steps
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_clipped_rewards_are_for_training_and_not_for_evaluations(
+    tmp_path: Path, mode: Any
+) -> None:
+    returns: set[float] = set()
+
+    def after_episode(episode_return: float) -> None:
+        returns.add(episode_return)
+
+    # Five steps are too few for the pole to fall.
+    sets = (
+        *SETS,
+        "env.kwargs={max_episode_steps: 5}",
+        "env.wrappers=[{type: clip_reward, max_reward: 0.5}]",
+        "policy.nstep=1",
+    )
+    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path, callbacks=[after_episode])
+
+    assert returns - {5.0} == {2.5}  # parallel evaluations call the hook too
+    assert {each.mean for each in result.evaluations} == {5.0}
+
+
+def test_observations_that_only_training_has_are_refused() -> None:
+    wrapper = "env.wrappers=[{type: select_obs, indices: [0, 1], evaluate: false}]"
+    with pytest.raises(ConfigError, match="observation_space of an evaluation") as caught:
+        compile_run("cartpole-dqn", sets=[wrapper])
+    assert caught.value.path == "env.wrappers"
+
+
 @pytest.mark.parametrize(
     ("limit", "why"),
     [
