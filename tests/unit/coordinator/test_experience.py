@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,6 +26,7 @@ from dingsdk.worker.coordinator.experience import (
     metadata_config,
     open_experience,
 )
+from dingsdk.worker.coordinator.journal import Pushed
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
@@ -51,8 +53,8 @@ def leased(experience: Experience, batch_size: int) -> set[str] | None:
 
 
 def push_episodes(experience: Experience, name: str, episodes: int) -> None:
-    meta = {"data_id": name, "rows": ROWS, "policy_iter": 0, "episodes": episodes}
-    assert experience.push(meta, 0)
+    fact = Pushed("buffer", name, ROWS, 0, 0, episodes=episodes)  # what a restarted run pushes
+    assert experience.push(msgspec.structs.asdict(fact), 0)
 
 
 def test_batches_follow_from_the_episodes_that_came_after_the_first_batch(
