@@ -29,6 +29,12 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
 
+_EVALUATE = "evaluate"
+"""Key of a wrapper's section: whether envs of evaluations have the wrapper."""
+_OWN_KEYS = ("type", "import_names", _EVALUATE)
+_TRAINING_ONLY = (gym.wrappers.ClipReward, gym.wrappers.NormalizeReward)
+"""Wrappers of gymnasium that change only the scale of rewards."""
+
 
 class _EnvKeys(Section, frozen=True, kw_only=True):
     """Keys of the section ``env`` that EnvFn reads.
@@ -39,6 +45,7 @@ class _EnvKeys(Section, frozen=True, kw_only=True):
 
     env_id: str
     eval_opponent: str | None = None
+    is_evaluation: bool = False
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     wrappers: list[str | dict[str, Any]] = msgspec.field(default_factory=list)
 
@@ -46,6 +53,8 @@ class _EnvKeys(Section, frozen=True, kw_only=True):
         for entry in self.wrappers:
             if not isinstance(entry, str) and not isinstance(entry.get("type"), str):
                 raise ValueError(f"wrappers hold {entry!r}, which has no type")
+            if not isinstance(entry, str) and type(entry.get(_EVALUATE, True)) is not bool:
+                raise ValueError(f"wrappers hold {entry!r}, whose evaluate is not true or false")
 
 
 class EnvFn:
@@ -57,7 +66,10 @@ class EnvFn:
             ``envpool:Id`` for an env of envpool), ``kwargs``
             for the env (``max_episode_steps`` among them) and ``wrappers``, from the inside out:
             types of kind ``env_wrappers`` or classes of ``gymnasium.wrappers``, or sections
-            ``{type, ...}`` whose other keys go to the wrapper. A PettingZoo env, such as
+            ``{type, ...}`` whose other keys go to the wrapper. If ``is_evaluation`` is true, those
+            that are only for training are left out: ``evaluate`` of their section is false, or it
+            is not set and the wrapper is ``clip_reward``, ``NormalizeReward`` or a class whose
+            ``training_only`` is true. A PettingZoo env, such as
             ``pettingzoo.classic.tictactoe_v3:env``, has several players (``PlayersEnv``), or one
             if ``eval_opponent`` names the opponent that plays the others. Other keys are ignored.
             ``module:`` imports code, so never use a config that you do not trust.
@@ -76,6 +88,9 @@ class EnvFn:
             {"type": entry} if isinstance(entry, str) else to_plain(entry)
             for entry in section.wrappers
         ]
+        if section.is_evaluation:
+            kept = enumerate(self.wrappers)
+            self.wrappers = [each for index, each in kept if _is_in_evaluations(each, index)]
 
     def __call__(self) -> gym.Env[Any, Any]:
         """Make the env.
@@ -237,8 +252,8 @@ def get_vec_env_setting(
     wanted = (("collector_env_num", collect), ("evaluator_env_num", eval_))
     counts = [int(cfg.get(key, 1)) if is_wanted else 0 for key, is_wanted in wanted]
     find_spec(EnvFn(cfg).env_id)
-    collector_cfgs, evaluator_cfgs = ([cfg] * count for count in counts)
-    return make_env, collector_cfgs, evaluator_cfgs
+    collectors, evaluators = counts
+    return make_env, [cfg] * collectors, [{**cfg, "is_evaluation": True}] * evaluators
 
 
 def create_env_manager(
@@ -275,7 +290,7 @@ def seed_envs(manager: EnvManager, seed: int, role: str) -> None:
 
 
 def _wrap(env: Any, section: Mapping[str, Any], path: str) -> Any:
-    kwargs = {key: value for key, value in section.items() if key not in ("type", "import_names")}
+    kwargs = {key: value for key, value in section.items() if key not in _OWN_KEYS}
     try:
         return _find_wrapper(section, path)(env, **kwargs)
     except DingError:
@@ -285,6 +300,13 @@ def _wrap(env: Any, section: Mapping[str, Any], path: str) -> Any:
         raise ConfigError(
             f"{path}: {section['type']} cannot be made with {kwargs}: {error}", path=path
         ) from error
+
+
+def _is_in_evaluations(section: Mapping[str, Any], index: int) -> bool:
+    if _EVALUATE in section:
+        return bool(section[_EVALUATE])
+    wrapper = _find_wrapper(section, f"env.wrappers[{index}]")
+    return not (wrapper in _TRAINING_ONLY or getattr(wrapper, "training_only", False))
 
 
 def _find_wrapper(section: Mapping[str, Any], path: str) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dingsdk.errors import ConfigError
+from dingsdk.worker.replay_buffer.config import is_limited
 
 MULTI_BUFFER = "multi_buffer"
 """Key of ``policy.other.replay_buffer``: if True, the section contains several named buffers."""
@@ -294,6 +295,11 @@ def _check_replay(run: _Run) -> str:
         why = f"a policy of type {run.policy['type']!r} trains only on its newest samples"
     elif run.fact(_BUFFER, "needs_order", "none") == "episode":
         why = "a buffer of episodes stays with the learner; choose another buffer"
+    elif run.collect["n_episode"] and not is_limited(run.buffer):
+        why = (
+            "it counts samples, and policy.collect.n_episode counts episodes; name a limiter of "
+            "type samples_per_insert in policy.other.replay_buffer"
+        )
     elif system["record_schedule"]:
         why = "the schedule of a replay server is not recorded; leave out system.record_schedule"
     elif not hasattr(run.classes["system.learner"], "replay"):

@@ -106,6 +106,28 @@ def _first_samples(cfg: Mapping[str, Any], classes: Mapping[str, Any]) -> Sample
         return None
 
 
+def _check_evaluation_env(env: Mapping[str, Any], made: Any) -> None:
+    """Raise ConfigError if a wrapper that only training has changes the spaces of ``made``."""
+    from dingsdk.envs import EnvFn
+    from dingsdk.envs.guard import close_quietly
+
+    make_other = EnvFn({**env, "is_evaluation": True})
+    if make_other.wrappers == EnvFn(env).wrappers:
+        return
+    other = make_other()
+    try:
+        for name in ("observation_space", "action_space"):
+            own, found = getattr(made, name), getattr(other, name)
+            if own != found:
+                raise refusal(
+                    f"env.wrappers: without the wrappers that only training has, the {name} of an "
+                    f"evaluation is {found} instead of {own}; give the wrapper that changes it "
+                    "'evaluate: true'"
+                )
+    finally:
+        close_quietly(other)
+
+
 def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
     """Make one env, check the config against it, and close it.
 
@@ -134,6 +156,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         shapes = {} if read is None else read(*found.values())
         render_mode = made.render_mode
         max_steps = None if made.spec is None else made.spec.max_episode_steps
+        _check_evaluation_env(env, made)
     finally:
         close_quietly(made)
     _fill_in(env, {name: describe_space(space) for name, space in found.items()}, env, "env")

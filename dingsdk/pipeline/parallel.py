@@ -16,6 +16,7 @@ from dingsdk.config import deep_merge_dicts, save_config, to_easydict
 from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.files import Folder, ensure_dir, locked_folder
 from dingsdk.errors import (
+    CheckpointError,
     ConfigError,
     DingError,
     RunDirLockedError,
@@ -51,7 +52,7 @@ from dingsdk.worker.collector.factory import traj_len_of
 from dingsdk.worker.collector.rollout import return_statistics
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport, WorkerHandle
-from dingsdk.worker.commander.base import BaseParallelCommander
+from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import CoordinatorStatus, TaskState
 from dingsdk.worker.coordinator.experience import metadata_config
 from dingsdk.worker.coordinator.journal import Journal
@@ -59,8 +60,9 @@ from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.checkpoint import save_checkpoint
+from dingsdk.worker.learner.hooks import first_checkpoint
 from dingsdk.worker.player_folder import player_folder
-from dingsdk.worker.replay_buffer.config import bounds_rates
+from dingsdk.worker.replay_buffer.config import is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_logger import (
     TensorboardLogger,
@@ -146,6 +148,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             tb_logger=results.tb_logger,
             journal=journal,
             rejoin_s=context.rejoin_s,
+            begins_at=_first_progress(cfg),
         )
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
@@ -190,6 +193,16 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             text = "trained samples were %.2f versions old on average, 99 %% of them at most %d"
             _log.info(text, lag["mean"], lag["p99"])
         return context.finish(reason, "parallel")
+
+
+def _first_progress(cfg: Any) -> PlayerProgress:
+    """Return the progress of the checkpoint that the learner loads."""
+    try:
+        found = first_checkpoint(cfg.policy.learn.learner.get("hook") or {})
+    except CheckpointError as error:
+        _log.warning("env steps are counted from 0: %s", error)
+        return NO_PROGRESS
+    return NO_PROGRESS if found is None else PlayerProgress(found.iteration, max(0, found.envstep))
 
 
 def keeps_journal(context: RunContext) -> bool:
@@ -267,9 +280,10 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     """Return the config for workers, with the run folder and a limiter for the replay buffer.
 
     Serial mode trains ``update_per_collect`` batches for every ``n_sample`` samples, or for every
-    ``n_episode`` episodes if the buffer holds episodes. The limiter enforces the same ratio in
-    parallel mode: collectors wait if they are too far ahead of the learner, and the learner does
-    not train more than in serial mode. A limiter that the config names is not changed.
+    ``n_episode`` episodes. The limiter enforces the same ratio in parallel mode: collectors wait if
+    they are too far ahead of the learner, and the learner does not train more than in serial mode.
+    If a buffer of rows is filled with episodes, the coordinator does this without a limiter. A
+    limiter that the config names is not changed.
 
     Raises:
         ConfigError: the storage of the replay buffer cannot store columns.
@@ -290,13 +304,14 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
             path=f"{path}.storage.type",
         )
     limiter = dict(buffer_cfg.get("limiter") or {})
-    is_free = limiter.get("type", "min_size") == "min_size" and not bounds_rates(buffer_cfg)
     with closing_in_time(create_buffer(metadata_config(buffer_cfg)), path) as buffer:
         # The limiter of such a buffer counts episodes, whose number of rows is not known.
         is_of_episodes = buffer.needs_order == "episode"
         batch_rows = learn.batch_size * buffer.rows_per_sampled()
-    count = collect.n_episode if is_of_episodes else collect.n_sample
-    if is_free and count:
+    # For episodes in a buffer of rows the coordinator has an EpisodePace.
+    count = collect.n_episode if is_of_episodes or collect.n_episode else collect.n_sample
+    is_paced = count and (is_of_episodes or not collect.n_episode)
+    if is_paced and not is_limited(buffer_cfg):
         per_insert = learn.update_per_collect * batch_rows / count
         env_num = cfg.env.collector_env_num
         traj_len = traj_len_of(cfg.policy, collect.n_sample, collect.unroll_len, env_num)

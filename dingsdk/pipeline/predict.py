@@ -168,12 +168,14 @@ class SavedPolicy:
         self._setting = self._policy.command_mode.get_setting_collect(progress)
 
     def make_env(self) -> Any:
-        """Make the env that the policy was trained in, with its wrappers.
+        """Make the env that the policy was evaluated in, with its wrappers.
+
+        Wrappers that are only for training, such as ``clip_reward``, are left out.
 
         Raises:
             UnknownEnvError: the env is not installed here.
         """
-        return EnvFn(self.config["env"])()
+        return EnvFn({**self.config["env"], "is_evaluation": True})()
 
     def predict(self, obs: Any, state: Any = None, deterministic: bool = True) -> tuple[Any, Any]:
         """Choose the action for one observation, or for each observation of a batch.

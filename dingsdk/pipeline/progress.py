@@ -40,6 +40,8 @@ class Rate:
     def of(self, count: int, elapsed_s: float) -> float:
         """Return the rate, given that ``count`` was reached after ``elapsed_s``; 0 at the start."""
         passed_s = elapsed_s - self._at_s
+        if not elapsed_s:
+            self._count = count  # not 0, if the run begins with a checkpoint
         if passed_s >= LEAST_S:
             kept = math.exp(-passed_s / MEMORY_S)
             # The weight also falls within the time that passed: this is its mean.

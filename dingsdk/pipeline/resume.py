@@ -475,8 +475,6 @@ def _inexact(cfg: Any, workers: Workers) -> list[str]:
             f"the policy {cfg.policy.type} has no attribute acting_state to save, with its random "
             "numbers and recurrent states"
         )
-    if cfg.system.learner_num > 1:
-        found.append("ranks of learner_num above 1 begin with the weights of the first")
     if cfg.policy.eval.evaluator.get("eval_interval_s") is not None:
         found.append("policy.eval.evaluator.eval_interval_s goes by the clock")
     return found

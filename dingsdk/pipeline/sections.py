@@ -28,7 +28,10 @@ class EnvSection(Section, frozen=True, kw_only=True):
     Attributes:
         env_id: A gymnasium id, as in ``env: {env_id: CartPole-v1}``.
         kwargs: Keyword arguments for ``gymnasium.make``.
-        wrappers: Wrappers by type key, innermost first.
+        wrappers: Wrappers by type key, innermost first. Each is a type, or a section with ``type``,
+            the arguments of the wrapper and ``evaluate``: whether the envs of evaluations have it
+            too (default: true, but false for ``clip_reward`` and ``NormalizeReward``, so that
+            evaluations and ``stop_value`` are in the env's own rewards).
         collector_env_num: Number of envs that a collector steps together.
         evaluator_env_num: Number of envs that an evaluator steps together.
         n_evaluator_episode: Episodes of one evaluation, spread evenly over the envs.
@@ -121,7 +124,8 @@ class SystemSection(Section, frozen=True, kw_only=True):
         torch_threads: Threads that torch may use in each process. Small networks are fastest
             with one.
         max_env_steps: The run ends when this many env steps were collected and the training on them
-            is done; None for no limit.
+            is done; None for no limit. Env steps of a checkpoint that the run begins with
+            (``load_ckpt_before_run``) count too.
         save_every: Seconds between two saves of the state that ``train --resume`` needs (serial
             mode; parallel mode uses ``journal``). ``auto`` saves every 60 s, or less often, so that
             saving takes at most 2 % of the time. None saves nothing. A run also saves when it ends

@@ -144,6 +144,9 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.status = lambda: _status(context, team)
         for each in team.members:
             each.learner.call_hook("before_run")
+            # A hook may have loaded a checkpoint.
+            if each.learner.collector_envstep > each.collector.envstep:
+                each.collector.envstep = each.learner.collector_envstep
         if isinstance(context.resumed, Save):
             saver.resume(context.resumed)
             save_config(context.cfg, context.run_dir / CONFIG_NAME)
@@ -336,14 +339,13 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     exp_name, policy_cfg = str(folder), cfg.policy
     tb_logger = build_tb_logger(folder / "log", "serial")
     stack.callback(tb_logger.close)
+    seed = derive_seed(cfg.seed, "policy")
     policy = create_policy(
-        policy_cfg,
-        enable_field=["learn", "collect", "eval", "command"],
-        seed=derive_seed(cfg.seed, "policy"),
+        policy_cfg, enable_field=["learn", "collect", "eval", "command"], seed=seed
     )
     learn_mode = policy.learn_mode
     if cfg.system.learner_num > 1:
-        ranks = LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num)
+        ranks = LearnerAggregator(learn_mode, cfg.policy, cfg.system.learner_num, seed=seed)
         learn_mode = stack.enter_context(ranks).learn_mode
     learner = create_learner(
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
@@ -418,7 +420,9 @@ def _players(policy: Policy, cfg: Any, count: int) -> list[CollectMode]:
 
 def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
     """Build a manager of envs, not launched yet; their seeds are derived from ``role``."""
-    env = {**cfg.env, "eval_opponent": None if role == "collector" else cfg.env.eval_opponents[-1]}
+    is_evaluation = role != "collector"
+    opponent = cfg.env.eval_opponents[-1] if is_evaluation else None
+    env = {**cfg.env, "eval_opponent": opponent, "is_evaluation": is_evaluation}
     manager = create_env_manager(cfg.env_manager, make_env_fns(env, count))
     seed_envs(manager, cfg.seed, role)
     return manager

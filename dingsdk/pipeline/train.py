@@ -339,18 +339,37 @@ def compile_run(
 
 
 def _check_first_checkpoint(cfg: Any, mode: Mode) -> None:
-    """Raise CheckpointError if the checkpoint that ``load_ckpt`` loads cannot be read here."""
-    from dingsdk.worker.learner.checkpoint import load_checkpoint
-    from dingsdk.worker.learner.hooks import LoadCkptHook, build_learner_hook_by_cfg
+    """Check the checkpoint that ``load_ckpt`` loads.
+
+    Raises:
+        CheckpointError: it cannot be read here.
+        ConfigError: it has already reached a limit of the run.
+    """
+    from dingsdk.worker.learner.hooks import first_checkpoint
 
     section = cfg.policy.learn.learner
-    if section.type != "base" or not section.hook.get("load_ckpt_before_run"):
-        return
     if mode == "parallel" and cfg.system.transport.get("address"):
         return  # a learner on another host may have other files
-    for hook in build_learner_hook_by_cfg(section.hook)["before_run"]:
-        if isinstance(hook, LoadCkptHook) and hook.args.load_path:
-            load_checkpoint(hook.args.load_path)
+    found = first_checkpoint(section.get("hook") or {})
+    if found is None:
+        return
+    for path, limit, count, what in (
+        ("system.max_env_steps", cfg.system.max_env_steps, found.envstep, "env step"),
+        (
+            "policy.learn.learner.train_iterations",
+            section.train_iterations,
+            found.iteration,
+            "iteration",
+        ),
+    ):
+        if limit is not None and count >= limit:
+            raise ConfigError(
+                f"{path} is {limit}, but the checkpoint {found.path} is of {what} {count}: a run "
+                "that loads a checkpoint continues its counts, so the limit must be higher",
+                path=path,
+                expected=f"> {count}",
+                found=limit,
+            )
 
 
 def _greet_replay_server(section: Any) -> None:

@@ -91,7 +91,8 @@ class CollectSection(Section, frozen=True, kw_only=True):
 
     Attributes:
         n_sample: Train samples of one collect; None for collectors that count episodes.
-        n_episode: Episodes of one collect; None for collectors that count samples.
+        n_episode: Episodes of one collect; None for collectors that count samples. The updates of
+            ``learn.update_per_collect`` are then for this many episodes, in both modes.
         unroll_len: Least number of env steps of a trajectory that becomes train samples; it may be
             shorter at the end of an episode. For policies whose samples have several steps;
             ``dqn``, ``ppo`` and ``sac`` always make one sample per step.

@@ -249,6 +249,14 @@ def test_run_continues_after_a_process_is_killed(tmp_path: Path, name: str) -> N
             "schedule",
         ),
         (["policy.other.replay_buffer.type=episode"], "parallel", "episodes"),
+        (
+            [
+                "policy.collect.n_episode=9",
+                "policy.collect.collector={type: episode, get_train_sample: true}",
+            ],
+            "parallel",
+            "n_episode counts episodes",
+        ),
         (["system.replay.type=serve"], "parallel", "server"),
         (["system.replay.type=learner", "system.replay.address=h:1"], "parallel", "learner"),
     ],

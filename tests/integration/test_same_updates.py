@@ -53,6 +53,41 @@ def test_updates_follow_from_the_samples_in_both_modes(
     assert abs(result.train_iter - updates(result.samples.acknowledged)) <= per_collect
 
 
+@pytest.mark.parametrize(
+    ("mode", "n_sample", "kind"),
+    [
+        ("serial", "null", "zergling"),
+        ("parallel", "null", "zergling"),
+        ("parallel", "4", "zergling"),
+        ("parallel", "null", "serial"),
+    ],
+)
+def test_updates_follow_from_the_episodes_in_both_modes(
+    tmp_path: Path, mode: str, n_sample: str, kind: str
+) -> None:
+    ended: list[str] = []
+
+    def after_episode(source: str) -> None:
+        ended.append(source)
+
+    sets = (
+        *(SETS + DQN),
+        f"policy.collect.n_sample={n_sample}",
+        "policy.collect.n_episode=4",
+        "policy.collect.collector={type: episode, get_train_sample: true}",
+        f"policy.collect.parallel_collector.type={kind}",
+    )
+    result = train(
+        "cartpole-dqn", mode, sets=sets, seed=1, output=tmp_path, callbacks=[after_episode]
+    )
+    assert result.reason == "limit"
+    episodes = len(ended)
+    if (mode, kind) == ("parallel", "zergling"):  # serial evaluators do not call the hook
+        episodes -= sum(each.episodes for each in result.evaluations)
+    # 3 updates for 4 episodes; parallel mode may have lost the first and the last episodes.
+    assert 3 * (episodes // 4 - 2) <= result.train_iter <= 3 * (episodes // 4)
+
+
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_started_collect_is_finished_and_trained_on(tmp_path: Path, mode: str) -> None:
     sizes = (

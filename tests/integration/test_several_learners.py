@@ -14,6 +14,7 @@ import pytest
 from dingsdk import hookimpl, train
 from dingsdk.errors import WorkerCrashedError
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.testing import StopAndGo
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from . import short_runs
@@ -29,6 +30,17 @@ def test_serial_run_with_two_learners_trains_to_its_limit(tmp_path: Path) -> Non
     assert result.reason == "limit"
     assert result.train_iter > 20
     assert load_checkpoint(result.checkpoints["latest"]).iteration == result.train_iter
+
+
+def test_serial_run_with_two_learners_that_draw_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
+    sets = [
+        "system.learner_num=2",
+        "policy.learn.batch_size=8",
+        "policy.learn.learner.train_iterations=60",
+        "env.evaluator_env_num=2",
+        "env.n_evaluator_episode=2",
+    ]
+    StopAndGo("pendulum-sac", sets).run(tmp_path, after_iterations=[20])
 
 
 @pytest.mark.parametrize("transport", ["in_memory", "flask_fs"])

@@ -70,7 +70,8 @@ class EnvPool:
             _close(manager)
             manager = None
         if manager is None:
-            envs = make_env_fns(env_cfg, int(env_cfg[f"{kind}_env_num"]))
+            own = {**env_cfg, "is_evaluation": kind == "evaluator"}
+            envs = make_env_fns(own, int(env_cfg[f"{kind}_env_num"]))
             manager = create_env_manager(manager_cfg, envs)
         if left is None:
             self._reset(manager, kind, seed)

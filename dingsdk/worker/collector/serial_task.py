@@ -155,6 +155,9 @@ class SerialTaskCollector(ZerglingParallelCollector):
         else:
             ended = self._serial.last_episodes
             returns = [each.episode_return for each in ended or ()]
+            # Collectors that do not set `last_episodes` play the episodes that the policy asks for.
+            asked = self._cfg["policy"]["collect"].get("n_episode") or 0
+            self._unsent_episodes += asked if ended is None else len(returns)
             self._counts_of_rollout.env_steps = self._serial.envstep - self._steps_before
             self._counts_of_rollout.is_finished = ended is None and self._calls_left <= 0
             for samples in step if self._is_of_episodes(step) else [step]:

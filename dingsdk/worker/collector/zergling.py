@@ -92,6 +92,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._episode_count = 0
         self._sample_count = 0
         self._payload_count = 0
+        self._unsent_episodes = 0  # that ended since the last payload
         self._writers: Sequence[Writer] = ()
         try:
             self._target_episodes, before = self._set_up_envs(cfg)
@@ -253,6 +254,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
     def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Count finished episodes."""
         self._episode_count += len(episodes)
+        self._unsent_episodes += len(episodes)
         self._returns.extend(each.episode_return for each in episodes)
         if self._eval_flag:
             self._infos.extend(info_of(each) for each in episodes)
@@ -350,11 +352,13 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             "eval_flag": self._eval_flag,
             "data_id": data_id,
             "rows": rows,
+            "episodes": self._unsent_episodes,
             "policy_iter": self._policy_iter,
             "unroll_len": self._unroll_len,
             "get_data_time": time.time(),
             **self._counts(),
         }
+        self._unsent_episodes = 0
         self.send_stepdata(data_id, batch)
         self.send_metadata(meta)
 

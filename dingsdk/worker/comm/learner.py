@@ -358,7 +358,7 @@ class BaseCommLearner(CommWorker):
         if self.learner_num > 1:
             rank_s = self._joined().lease_s or RANK_S
             self._ranks = LearnerAggregator(
-                learner.policy, policy_cfg, self.learner_num, rank_s, self.remote_ranks
+                learner.policy, policy_cfg, self.learner_num, rank_s, self.remote_ranks, seed
             )
             learner.policy = self._ranks.learn_mode
         for hook in self.hooks4call:

@@ -26,6 +26,9 @@ class PlayerProgress(NamedTuple):
     env_steps: int
 
 
+NO_PROGRESS = PlayerProgress(0, 0)
+
+
 class LimitedSpaceContainer:
     """Counts places in use between two limits. Not thread safe: the caller locks.
 
@@ -106,6 +109,8 @@ class BaseParallelCommander(Configurable, ABC):
 
     policy_store: PolicyStore | None = None
     """The store of the run's policies; set by the coordinator before the first task."""
+    begins_at: PlayerProgress = NO_PROGRESS
+    """Progress of the checkpoint that the learners load; set like ``policy_store``."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         self._cfg = cfg

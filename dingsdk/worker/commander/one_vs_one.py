@@ -246,6 +246,8 @@ class OneVsOneCommander(BaseParallelCommander):
             load_league(self.league, past, self._folder, self._publish)
             self._has_loaded = True
         waiting = self._without_learner()
+        for each in waiting:
+            each.begins_at = self.begins_at
         return waiting[0].get_learner_task() if waiting else None
 
     def get_collector_task(self) -> Task | None:

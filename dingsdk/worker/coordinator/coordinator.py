@@ -19,10 +19,12 @@ from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.scheduler import Condition, Job
 from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
-from dingsdk.worker.commander.base import PlayerProgress
+from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.coordinator.experience import (
+    EpisodePace,
     Experience,
     PolicyLag,
+    episodes_of,
     metadata_config,
     open_experience,
 )
@@ -112,6 +114,7 @@ class Coordinator(Configurable, TaskControl):
         journal: Stores the state of the run, and may hold the state of an earlier coordinator.
         rejoin_s: Seconds that workers of the earlier coordinator may take to join; after that,
             their tasks are given to other workers.
+        begins_at: Progress of the checkpoint that the learners load.
         tick_s: Seconds between two requests for tasks while nothing else happens.
     """
 
@@ -128,6 +131,7 @@ class Coordinator(Configurable, TaskControl):
         tb_logger: Callable[[str | None], Any] = lambda player: None,
         journal: Journal | None = None,
         rejoin_s: float = 0.0,
+        begins_at: PlayerProgress = NO_PROGRESS,
         clock: Callable[[], float] | None = None,
         tick_s: float = TICK_S,
     ) -> None:
@@ -154,7 +158,10 @@ class Coordinator(Configurable, TaskControl):
         self.roles: Mapping[str, Role] = create_roles(cfg)
         commander = create_parallel_commander(cfg)
         commander.policy_store = self.policy_store
-        self._state = SchedulerState(self.roles, commander, self.cfg, clock)
+        commander.begins_at = begins_at
+        self._policy_num = type(commander).policy_num(cfg)
+        first_env_steps = begins_at.env_steps * self._policy_num
+        self._state = SchedulerState(self.roles, commander, self.cfg, clock, first_env_steps)
         self._record = RunRecord(self._state, self._new_experience, clock)
         self._keeper: Keeper | None = None
         if journal is not None:
@@ -176,7 +183,6 @@ class Coordinator(Configurable, TaskControl):
         """By buffer id: number of its collects when the env steps are used up."""
         self._collectors_end_at = math.inf
         self._is_finishing = False
-        self._policy_num = type(commander).policy_num(cfg)
         self._owed_evaluations = 0
         self.system_shutdown_flag = False
         """True once the run is over by its own rules: stop value reached, or training finished."""
@@ -476,7 +482,8 @@ class Coordinator(Configurable, TaskControl):
             return OnPolicyExperience(int(n_sample), int(max_lag), trainings, least_steps)
         cfg = metadata_config(state.task["replay_buffer_cfg"])
         exp_name, writer = str(self._cfg["exp_name"]), self._tb_logger(state.player)
-        return open_experience(create_buffer(cfg, tb_logger=writer, exp_name=exp_name))
+        buffer = create_buffer(cfg, tb_logger=writer, exp_name=exp_name)
+        return open_experience(buffer, EpisodePace.of(self._cfg))
 
     def end_batch_leases(self, state: TaskState) -> None:
         with self.condition:
@@ -587,6 +594,7 @@ class Coordinator(Configurable, TaskControl):
                 self._state.env_steps,
                 meta.get("digest"),
                 dict(meta.get("columns") or {}),
+                episodes_of(meta),
             )
         )
 
@@ -890,7 +898,8 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     if replay.get("type") == "server":
         return False
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
-    return bool(policy.get("on_policy") or limiter.get("samples_ahead") == 0)
+    is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
+    return bool(policy.get("on_policy") or is_limited)
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

@@ -21,6 +21,7 @@ from dingsdk.errors import (
     SamplesLostError,
 )
 from dingsdk.worker.coordinator.tasks import TaskState
+from dingsdk.worker.replay_buffer.config import is_limited
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
@@ -328,6 +329,56 @@ class Lease(NamedTuple):
         return cls(int(rows), set(numbers.reshape(-1).tolist()), train_iter)
 
 
+@dataclass(slots=True)
+class EpisodePace:
+    """Limits the batches by the number of collected episodes, for a buffer of rows.
+
+    A limiter of the buffer counts rows, and the number of rows of an episode is not known. Episodes
+    that come before the buffer can give a batch do not count, as in serial mode.
+
+    Attributes:
+        n_episode: Episodes of one collect of serial mode.
+        updates: Batches that serial mode trains on after each collect.
+        ahead: By how many batches collectors may be ahead of the learner.
+        batch_size: Rows, or sequences, of a batch.
+        episodes: Episodes that count.
+        batches: Batches drawn.
+    """
+
+    n_episode: int
+    updates: int
+    ahead: int
+    batch_size: int
+    episodes: int = 0
+    batches: int = 0
+
+    @classmethod
+    def of(cls, cfg: Mapping[str, Any]) -> EpisodePace | None:
+        """Return the pace of a compiled config; None if samples, or a limiter, set the pace."""
+        policy = cfg["policy"]
+        n_episode = policy.get("collect", {}).get("n_episode")
+        if not n_episode or policy.get("on_policy") or is_limited(policy["other"]["replay_buffer"]):
+            return None
+        learn, collector_num = policy["learn"], int(cfg["system"].get("collector_num", 1))
+        updates = int(learn["update_per_collect"])
+        return cls(int(n_episode), updates, 2 * updates * collector_num, int(learn["batch_size"]))
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether serial mode would train on another batch."""
+        return self.batches < self.updates * (self.episodes // self.n_episode)
+
+    @property
+    def may_push(self) -> bool:
+        """Whether collectors are not too far ahead."""
+        return self.updates * self.episodes / self.n_episode - self.batches <= self.ahead
+
+
+def episodes_of(meta: Mapping[str, Any]) -> int:
+    """Return how many episodes ended in a payload; a collector that does not say it sends one."""
+    return int(meta.get("episodes", 1))
+
+
 class Experience:
     """A replay buffer of (payload, row) pairs, in columns. The caller locks.
 
@@ -342,6 +393,7 @@ class Experience:
     """
 
     trainings = 1
+    pace: EpisodePace | None = None
     admission: Admission | None = None
     """Limits how much collectors collect, if the age of rows is bounded (on-policy)."""
 
@@ -392,14 +444,22 @@ class Experience:
         except DingError:
             self.ledger.withdraw(number)
             raise
+        if self.pace is not None and self.buffer.can_sample(self.pace.batch_size):
+            self.pace.episodes += episodes_of(meta)
         return True
 
     def can_push(self, rows: int) -> bool:
         """Return whether the buffer admits a payload of ``rows`` rows now."""
-        return bool(self.buffer.can_push(rows))
+        if not self.buffer.can_push(rows):
+            return False
+        pace = self.pace
+        # If no batch can be drawn, the learner waits for more rows.
+        return pace is None or pace.may_push or not self.buffer.can_sample(pace.batch_size)
 
     def can_sample(self, batch_size: int) -> bool:
-        """Return whether there are rows for a batch."""
+        """Return whether there are rows for a batch, and it may be trained on now."""
+        if self.pace is not None and not self.pace.may_draw:
+            return False
         return bool(self.buffer.can_sample(batch_size))
 
     def lease(
@@ -415,6 +475,8 @@ class Experience:
             if columns is None:
                 break
             drawn.append(columns)
+            if self.pace is not None:
+                self.pace.batches += 1
         if not drawn:
             return None
         leases = [Lease.of(columns, train_iter) for columns in drawn]
@@ -531,6 +593,7 @@ class Experience:
             "leases": leases,
             "trained_rows": self.trained_rows,
             "lost": list(self._lost.items()),
+            "pace": None if self.pace is None else [self.pace.episodes, self.pace.batches],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -543,6 +606,8 @@ class Experience:
         self.ledger.load_state_dict(state["ledger"])
         self._lost = {int(number): str(reason) for number, reason in state["lost"]}
         self.trained_rows = int(state["trained_rows"])
+        if self.pace is not None and state.get("pace") is not None:
+            self.pace.episodes, self.pace.batches = map(int, state["pace"])
         self._leases = {
             task_id: [Lease(rows, set(pins.tolist()), at) for rows, at, pins in found]
             for task_id, found in state["leases"].items()
@@ -667,7 +732,13 @@ def _located(sample: SampleBatch, columns: Iterable[str]) -> SampleBatch:
     return SampleBatch.trusted(found, len(sample))
 
 
-def open_experience(buffer: Any) -> Experience:
-    """Return the experience for a buffer: of episodes if the buffer needs them, else of rows."""
-    is_of_episodes = getattr(buffer, "needs_order", "none") == "episode"
-    return EpisodeExperience(buffer) if is_of_episodes else Experience(buffer)
+def open_experience(buffer: Any, pace: EpisodePace | None = None) -> Experience:
+    """Return the experience for a buffer: of episodes if the buffer needs them, else of rows.
+
+    Only an experience of rows has the ``pace``: a limiter of the other counts episodes itself.
+    """
+    if getattr(buffer, "needs_order", "none") == "episode":
+        return EpisodeExperience(buffer)
+    experience = Experience(buffer)
+    experience.pace = pace
+    return experience

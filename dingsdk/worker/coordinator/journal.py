@@ -133,6 +133,7 @@ class Pushed(Fact, frozen=True):
     env_steps: int
     digest: str | None = None
     columns: dict[str, np.ndarray[Any, Any]] = {}
+    episodes: int = 1
 
 
 class Leased(Fact, frozen=True):

@@ -203,6 +203,7 @@ class SchedulerState:
         commander: BaseParallelCommander,
         cfg: CoordinatorSection,
         clock: Callable[[], float],
+        first_env_steps: int = 0,
     ) -> None:
         self.commander = commander
         self.pool = WorkerPool(cfg.lease_s, clock)
@@ -215,7 +216,7 @@ class SchedulerState:
         self._queues: dict[str, deque[TaskState]] = {name: deque() for name in roles}
         self._cfg = cfg
         self._clock = clock
-        self._ended_env_steps = 0
+        self._ended_env_steps = first_env_steps
         self.episodes = 0
         """Complete episodes of collector tasks that have ended."""
         self._ended_counts = SampleCounts()

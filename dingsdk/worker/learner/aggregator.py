@@ -23,6 +23,7 @@ import torch
 from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
 from dingsdk.data.deadline import set_patience
+from dingsdk.data.seeding import derive_seed
 from dingsdk.data.spawn import check_guarded, spawn_context
 from dingsdk.envs.guard import ctrl_c_blocked
 from dingsdk.errors import ConfigError, WorkerCrashedError
@@ -52,6 +53,7 @@ _MAX_BYTES = 4 << 30
 _FORWARD, _BEGIN, _END = "forward", "begin", "end"
 _DONE, _FAILED, _LOST = "done", "failed", "lost"
 _LOOPBACK = "127.0.0.1"
+_ACTING_STATE = "acting_state"
 _NOT_LEARNED = {"collect", "eval", "other"}
 """Parts of section ``policy`` that only other workers use."""
 _NOTICE_STOP_S = 0.5
@@ -69,6 +71,7 @@ class _RankSpec:
     threads: int
     rank_s: float
     snapshot: Snapshot
+    seed: int | None = None
 
 
 class LearnerAggregator:
@@ -77,7 +80,8 @@ class LearnerAggregator:
     The caller's process is rank 0; it starts the others, unless they are ``remote``. Each rank
     has the policy's weights and takes an equal, consecutive part of every batch. Their gradients
     are averaged before each step, over ``torch.distributed``, so that all ranks keep the weights
-    that one learner would have with the whole batch. Rank 0 alone saves, publishes and logs.
+    that one learner would have with the whole batch. Rank 0 alone saves, publishes and logs. Each
+    rank has its own random numbers; the attribute ``acting_state`` is a list with those of all.
 
     Use as a context manager, or close it. Not safe for use from several threads.
 
@@ -87,6 +91,8 @@ class LearnerAggregator:
         world_size: Number of ranks, >= 1.
         rank_s: Seconds that a rank may wait for the others within an update.
         remote: Ranks that were started by others; they keep running when this object is closed.
+        seed: Seed of rank 0's policy, from which those of the others are derived; None for random
+            ones.
 
     Attributes:
         learn_mode: Learn mode for the learner, instead of the policy's own. Its ``forward`` takes
@@ -105,6 +111,7 @@ class LearnerAggregator:
         world_size: int,
         rank_s: float = RANK_S,
         remote: RemoteRanks | None = None,
+        seed: int | None = None,
     ) -> None:
         self._policy = learn_mode
         self._rank_s = rank_s
@@ -114,7 +121,8 @@ class LearnerAggregator:
         self.learn_mode = learn_mode._replace(
             forward=self._train,
             reset=lambda ids=None: self._call("reset", ids),
-            set_attribute=lambda *args: self._call("set_attribute", *args),
+            get_attribute=self._get_attribute,
+            set_attribute=self._set_attribute,
             load_state_dict=lambda state: self._call("load_state_dict", state),
         )
         with tempfile.TemporaryDirectory(prefix="dingsdk-ranks-") as folder:
@@ -125,7 +133,14 @@ class LearnerAggregator:
                     threads, snapshot = policy_threads(), default_manager().snapshot()
                     for rank in range(1, world_size):
                         spec = _RankSpec(
-                            rank, world_size, path, policy_cfg, threads, rank_s, snapshot
+                            rank,
+                            world_size,
+                            path,
+                            policy_cfg,
+                            threads,
+                            rank_s,
+                            snapshot,
+                            _rank_seed(seed, rank),
                         )
                         self._ranks.append(_ChildRank(spec))
                 else:
@@ -134,7 +149,7 @@ class LearnerAggregator:
                     self._ranks += [_Rank(rank, link, rank_s) for rank, link in links.items()]
                     begin = [remote.groups, rank_s, to_plain(policy_cfg)]
                     for each in self._ranks:
-                        each.send(_BEGIN, begin)
+                        each.send(_BEGIN, [*begin, _rank_seed(seed, each.number)])
                 deadline = time.monotonic() + START_S
                 for each in self._ranks:
                     each.answer(deadline)
@@ -194,17 +209,44 @@ class LearnerAggregator:
                     waiting.remove(rank)
         return next((errors[rank] for rank in waiting), cause)
 
+    def _get_attribute(self, key: str) -> Any:
+        if key != _ACTING_STATE:
+            return self._policy.get_attribute(key)
+        return self._call_each("get_attribute", [[key]] * (len(self._ranks) + 1))
+
+    def _set_attribute(self, key: str, value: Any) -> Any:
+        if key != _ACTING_STATE:
+            return self._call("set_attribute", key, value)
+        if len(value) != len(self._ranks) + 1:
+            raise ConfigError(
+                f"the random numbers of {len(value)} learners do not fit {len(self._ranks) + 1}",
+                path="system.learner_num",
+                expected=len(self._ranks) + 1,
+                found=len(value),
+            )
+        return self._call_each("set_attribute", [[key, each] for each in value])[0]
+
     def _call(self, name: str, *args: Any) -> Any:
-        """Call a method on all ranks; first on this one, which raises if the call is invalid."""
-        done = getattr(self._policy, name)(*args)
+        """Call a method on all ranks, and return the answer of this one."""
+        return self._call_each(name, [list(args)] * (len(self._ranks) + 1))[0]
+
+    def _call_each(self, name: str, args: Sequence[list[Any]]) -> list[Any]:
+        """Call a method on all ranks with the arguments for each, and return all answers.
+
+        This rank is the first, and raises if the call is invalid.
+        """
+        answers = [getattr(self._policy, name)(*args[0])]
         self._is_broken = True
-        for rank in self._ranks:
-            rank.send(name, list(args))
+        for rank, own in zip(self._ranks, args[1:], strict=True):
+            rank.send(name, own)
         deadline = time.monotonic() + self._rank_s
-        for rank in self._ranks:
-            rank.answer(deadline)
+        answers += [rank.answer(deadline) for rank in self._ranks]
         self._is_broken = False
-        return done
+        return answers
+
+
+def _rank_seed(seed: int | None, rank: int) -> int | None:
+    return None if seed is None else derive_seed(seed, "rank", rank)
 
 
 class _Rank:
@@ -332,7 +374,7 @@ def rank_main(spec: _RankSpec, link: Connection) -> None:
 def _serve(spec: _RankSpec, link: Connection) -> NoReturn:
     default_manager().restore(spec.snapshot)
     _take_gpu(spec.policy_cfg, spec.rank)
-    policy = create_policy(spec.policy_cfg, enable_field=["learn"]).learn_mode
+    policy = create_policy(spec.policy_cfg, enable_field=["learn"], seed=spec.seed).learn_mode
     _send(link, _DONE, None)
     store = _file_store(spec.store, spec.world_size)
     join_ranks(policy, store, spec.rank, spec.world_size, spec.rank_s, _LOOPBACK)
@@ -398,6 +440,7 @@ def _begin(
     group: int,
     rank_s: float,
     policy_of_rank_0: Mapping[str, Any],
+    seed: int | None,
 ) -> LearnMode:
     own = to_plain(policy_cfg)
     for key in sorted((own.keys() | policy_of_rank_0.keys()) - _NOT_LEARNED):
@@ -408,7 +451,7 @@ def _begin(
                 path=f"policy.{key}",
             )
     _take_gpu(own, place.local_rank)
-    policy = create_policy(own, enable_field=["learn"]).learn_mode
+    policy = create_policy(own, enable_field=["learn"], seed=seed).learn_mode
     store = place.group_store(group)
     _send(link, _DONE, None)
     join_ranks(policy, store, place.rank, place.world_size, rank_s, place.own_address())

@@ -26,7 +26,12 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.worker.learner.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from dingsdk.worker.learner.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
 from dingsdk.worker.learner.monitor import as_number
 
 if TYPE_CHECKING:
@@ -317,7 +322,11 @@ class PeriodArgs(Section, frozen=True, kw_only=True):
 
 
 class LoadCkptHook(LearnerHook):
-    """Loads the checkpoint ``load_path``, and continues its iteration and env step counts."""
+    """Loads the checkpoint ``load_path``, and continues its iteration and env step counts.
+
+    A run begins at these counts: exploration, limits such as ``system.max_env_steps``, records and
+    curves continue from the checkpoint's.
+    """
 
     Args = _LoadArgs
     contract_config: ClassVar[Mapping[str, Any]] = {"load_path": ""}
@@ -337,6 +346,28 @@ class LoadCkptHook(LearnerHook):
         engine.last_iter.update(checkpoint.iteration)
         engine.collector_envstep = checkpoint.envstep
         engine.info(f"loaded checkpoint {checkpoint.path} of iteration {checkpoint.iteration}")
+
+
+def first_checkpoint(cfg: Mapping[str, Any]) -> Checkpoint | None:
+    """Return the checkpoint that a run with these hooks begins with; None for new weights.
+
+    Args:
+        cfg: As for ``build_learner_hook_by_cfg``. Only hooks of the type ``load_ckpt`` count.
+
+    Raises:
+        CheckpointError: A checkpoint cannot be read.
+    """
+    loading = {
+        key: value
+        for key, value in cfg.items()
+        if key == "load_ckpt_before_run"
+        or (isinstance(value, Mapping) and value.get("type") == "load_ckpt")
+    }
+    found = None
+    for hook in build_learner_hook_by_cfg(loading)["before_run"]:
+        if isinstance(hook, LoadCkptHook) and hook.args.load_path:
+            found = load_checkpoint(hook.args.load_path)
+    return found
 
 
 class SaveCkptHook(LearnerHook):

@@ -62,6 +62,12 @@ def bounds_rates(cfg: Mapping[str, Any]) -> bool:
     return bool(limits.get("max", math.inf) != math.inf or limits.get("min", 0) != 0)
 
 
+def is_limited(cfg: Mapping[str, Any]) -> bool:
+    """Whether a limiter of the buffer relates pushes to samples."""
+    limiter = cfg.get("limiter") or {}
+    return bool(limiter.get("type", "min_size") != "min_size" or bounds_rates(cfg))
+
+
 class Parts:
     """Makes the parts of a buffer from its config section, which has the type ``section``.
 

@@ -841,6 +841,14 @@ def test_training_continues_after_collecting_while_the_buffer_has_batches(site: 
     [
         ("cartpole-dqn", (), True),
         ("cartpole-ppo", (), True),
+        (
+            "cartpole-dqn",
+            (
+                "policy.collect.n_episode=9",
+                "policy.collect.collector={type: episode, get_train_sample: true}",
+            ),
+            True,
+        ),
         ("cartpole-dqn", ("system.replay.type=server",), False),
         ("cartpole-dqn", ("policy.other.replay_buffer.limiter.type=push_sample_rate",), False),
     ],

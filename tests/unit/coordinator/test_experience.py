@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,12 +19,14 @@ from dingsdk.errors import (
 from dingsdk.worker.coordinator import experience as experiences
 from dingsdk.worker.coordinator.experience import (
     REDRAWS,
+    EpisodePace,
     Experience,
     PayloadLedger,
     _located,
     metadata_config,
     open_experience,
 )
+from dingsdk.worker.coordinator.journal import Pushed
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
@@ -47,6 +50,40 @@ def leased(experience: Experience, batch_size: int) -> set[str] | None:
     found: dict[str, Any] | None = experience.lease(state, batch_size, 1, 0)
     experience.settle(state)
     return None if found is None else set(found["payloads"])
+
+
+def push_episodes(experience: Experience, name: str, episodes: int) -> None:
+    fact = Pushed("buffer", name, ROWS, 0, 0, episodes=episodes)  # what a restarted run pushes
+    assert experience.push(msgspec.structs.asdict(fact), 0)
+
+
+def test_batches_follow_from_the_episodes_that_came_after_the_first_batch(
+    experience: Experience,
+) -> None:
+    # 2 batches of 8 rows for 3 episodes; collectors may be 4 batches ahead, for 6 episodes.
+    experience.pace = EpisodePace(n_episode=3, updates=2, ahead=4, batch_size=8)
+    push_episodes(experience, "a", 5)
+    assert not experience.can_sample(8)
+    assert experience.can_push(ROWS)
+    push_episodes(experience, "b", 2)  # 8 rows: from here on episodes count
+    assert not experience.can_sample(8)
+    push_episodes(experience, "c", 1)
+    assert [leased(experience, 8) is not None for _ in range(3)] == [True, True, False]
+
+    push_episodes(experience, "d", 0)
+    experience.push({"data_id": "e", "rows": ROWS, "policy_iter": 0}, 0)  # says nothing: 1 episode
+    push_episodes(experience, "f", 5)
+    assert experience.can_push(ROWS)  # 2 / 3 * 9 - 2 = 4 batches ahead
+    push_episodes(experience, "g", 1)
+    assert not experience.can_push(ROWS)
+
+    again = Experience(experience.buffer)
+    again.pace = EpisodePace(n_episode=3, updates=2, ahead=4, batch_size=8)
+    again.load_state_dict(experience.state_dict())
+    assert not again.can_push(ROWS)
+    assert leased(again, 8) is not None
+    assert again.can_push(ROWS)
+    assert [leased(again, 8) is not None for _ in range(4)] == [True, True, True, False]
 
 
 def test_missing_payloads_are_not_leased_again(experience: Experience) -> None:

@@ -11,9 +11,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dingsdk.envs import EnvFn, create_env_manager, make_env_fns, measure_observations
+from dingsdk.envs import (
+    EnvFn,
+    create_env_manager,
+    get_vec_env_setting,
+    make_env_fns,
+    measure_observations,
+)
 from dingsdk.errors import ConfigError, UnknownPluginError
 from dingsdk.pipeline.compile import compile_config
+from dingsdk.plugins import PluginManager, use_manager
 
 needs_video = pytest.mark.skipif(
     find_spec("moviepy") is None, reason="the extra video is not installed"
@@ -67,6 +74,59 @@ def test_rewards_are_clipped() -> None:
     env = make({"type": "clip_reward", "min_reward": -1, "max_reward": 0.5})
     env.reset(seed=0)
     assert env.step(0)[1] == 0.5
+
+
+CLIP = {"type": "clip_reward", "max_reward": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "reward"),
+    [
+        (CLIP, 1.0),
+        ({**CLIP, "evaluate": False}, 1.0),
+        ({**CLIP, "evaluate": True}, 0.5),
+        ({"type": "half"}, 1.0),
+        ({"type": "half", "evaluate": True}, 0.5),
+        ({"type": "quarter"}, 0.25),
+        ({"type": "quarter", "evaluate": False}, 1.0),
+    ],
+)
+def test_evaluations_leave_out_wrappers_that_are_only_for_training(
+    wrapper: dict[str, Any], reward: float
+) -> None:
+    class Quarter(gym.RewardWrapper[Any, Any]):
+        def reward(self, reward: Any) -> float:
+            return 0.25 * float(reward)
+
+    class Half(Quarter):
+        training_only = True
+
+        def reward(self, reward: Any) -> float:
+            return 0.5 * float(reward)
+
+    manager = PluginManager()
+    manager.registry("env_wrappers").register("quarter", Quarter)
+    manager.registry("env_wrappers").register("half", Half)
+    section = {"env_id": "CartPole-v1", "wrappers": [wrapper]}
+    with use_manager(manager):
+        for is_evaluation in (False, True):
+            env = EnvFn({**section, "is_evaluation": is_evaluation})()
+            env.reset(seed=0)
+            trained = 0.25 if wrapper["type"] == "quarter" else 0.5
+            assert env.step(0)[1] == (reward if is_evaluation else trained)
+            env.close()
+    assert [each.get("is_evaluation", False) for each in get_vec_env_setting(section)[2]] == [True]
+
+
+def test_running_scale_of_rewards_is_left_out_of_evaluations() -> None:
+    section = {"env_id": "CartPole-v1", "wrappers": ["NormalizeReward", "episode_statistics"]}
+    assert EnvFn({**section, "is_evaluation": True}).wrappers == [{"type": "episode_statistics"}]
+    assert len(EnvFn(section).wrappers) == 2
+
+
+def test_evaluate_must_be_true_or_false() -> None:
+    with pytest.raises(ConfigError, match="whose evaluate is not true or false"):
+        make({**CLIP, "evaluate": "no"})
 
 
 def test_episode_statistics_are_put_into_the_info() -> None:

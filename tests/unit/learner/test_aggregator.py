@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import socket
@@ -91,6 +92,51 @@ def test_two_ranks_train_like_one_learner_with_the_whole_batch() -> None:
         other._process.exitcode  # noqa: B018
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(weights(together)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def noisy_batches(count: int) -> Iterator[SampleBatch]:
+    for batch in batches(count):
+        columns = dict(batch.columns)
+        columns["action"] = columns["obs"][:, :1]
+        yield SampleBatch(columns)
+
+
+def test_seeded_ranks_draw_different_noise_which_can_be_repeated_and_restored() -> None:
+    cfg = {
+        "type": "sac",
+        "model": {
+            "obs_shape": 4,
+            "action_shape": 1,
+            "action_low": [-1.0],
+            "action_high": [1.0],
+            "encoder_hidden_size_list": [16],
+        },
+        "learn": {"batch_size": 8},
+    }
+
+    def train(mode: Any) -> dict[str, torch.Tensor]:
+        for batch in noisy_batches(3):
+            mode.forward(batch)
+        return weights(mode)
+
+    runs = []
+    for _ in range(2):
+        mode = create_policy(cfg, enable_field=["learn"], seed=4).learn_mode
+        with LearnerAggregator(mode, cfg, 2, seed=4) as ranks:
+            acting = ranks.learn_mode.get_attribute("acting_state")
+            assert len(acting) == 2
+            assert acting[0]["rng"] != acting[1]["rng"]
+            state = copy.deepcopy(mode.state_dict())
+            runs.append(train(ranks.learn_mode))
+            if len(runs) == 2:
+                ranks.learn_mode.load_state_dict(state)
+                ranks.learn_mode.set_attribute("acting_state", acting)
+                runs.append(train(ranks.learn_mode))
+                with pytest.raises(ConfigError, match="of 1 learners do not fit 2"):
+                    ranks.learn_mode.set_attribute("acting_state", acting[:1])
+    for name, tensor in runs[0].items():
+        for other in runs[1:]:
+            assert torch.equal(other[name], tensor), name
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ def test_remote_rank_answers_requests_until_the_run_is_over(
 ) -> None:
     with closing(Served(place, monkeypatch)) as rank:
         # Settings that do not affect learning may differ.
-        begin = [7, 20.0, {**CFG, "eval": {"evaluator": {"eval_freq": 5}}}]
+        begin = [7, 20.0, {**CFG, "eval": {"evaluator": {"eval_freq": 5}}}, 5]
         assert rank.ask("begin", begin) == ("done", None)
         rank.ask("load_state_dict", [policy().state_dict()])
         assert rank.ask("set_attribute", ["learning_rate", 0.05]) == ("done", None)
@@ -249,7 +249,7 @@ def test_remote_rank_with_another_policy_reports_it_and_ends(
     place: RankPlace, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     with closing(Served(place, monkeypatch)) as rank:
-        name, (text, trace) = rank.ask("begin", [1, 20.0, {**CFG, key: 3}])
+        name, (text, trace) = rank.ask("begin", [1, 20.0, {**CFG, key: 3}, 5])
         assert name == "failed"
         assert f"ConfigError: policy.{key} of rank 0" in text
         assert "Traceback" in trace
@@ -271,7 +271,7 @@ def test_remote_rank_uses_its_gpu_and_reports_a_lost_rank(
     monkeypatch.setattr(torch.cuda, "set_device", gpus.append)
     cfg = {**CFG, "cuda": True}
     with closing(Served(place, monkeypatch, cfg)) as rank:
-        assert rank.ask("begin", [1, 20.0, cfg]) == ("done", None)
+        assert rank.ask("begin", [1, 20.0, cfg, 5]) == ("done", None)
         assert gpus == [3]
         assert rank.ask("forward", next(batches(1))) == ("lost", None)
         rank.thread.join(20.0)

@@ -65,6 +65,12 @@ def test_snapshot_right_after_another_does_not_change_the_rate() -> None:
     assert [Rate().of(5, at_s) for at_s in (0.049, 0.05)] == [0.0, pytest.approx(100.0)]
 
 
+def test_counts_of_a_loaded_checkpoint_are_not_part_of_the_rate() -> None:
+    rate = Rate()
+    assert rate.of(5000, 0.0) == 0.0
+    assert rate.of(5010, 1.0) == pytest.approx(10.0)
+
+
 def test_new_rate_has_a_weight_of_63_percent_after_ten_seconds() -> None:
     rate = Rate()
     rate.of(0, 1000.0)

@@ -35,8 +35,10 @@ from dingsdk.pipeline.train import (
     train,
 )
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.policy import create_policy
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.coordinator.journal import Journal
+from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint
 from dingsdk.worker.replay_server import ReplayClient
 
 SETS = (
@@ -279,6 +281,87 @@ def test_missing_checkpoint_to_load_is_refused_before_anything_is_written(
 
     with pytest.raises(CheckpointMissingError, match="gone"):
         train("cartpole-dqn", mode, sets=sets, output=tmp_path / "runs")
+
+    assert not (tmp_path / "runs").exists()
+
+
+def saved_checkpoint(folder: Path, iteration: int, envstep: int) -> Path:
+    cfg = compile_run("cartpole-dqn").policy
+    state = create_policy(cfg, enable_field=["learn"], seed=1).learn_mode.state_dict()
+    return save_checkpoint(folder, "saved", state, iteration=iteration, envstep=envstep)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
+    tmp_path: Path, mode: Any
+) -> None:
+    path = saved_checkpoint(tmp_path, iteration=7, envstep=5000)
+    sets = (
+        *SETS,
+        f"policy.learn.learner.hook.load_ckpt_before_run={path}",
+        "policy.other.eps={type: linear, start: 1.0, end: 0.0, decay: 10000}",
+        "system.max_env_steps=5100",
+    )
+    contexts: list[RunContext] = []
+
+    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path, progress=contexts.append)
+
+    first = result.evaluations[0]
+    assert first.train_iter == 7
+    assert 5000 <= first.env_steps <= 5100
+    assert result.env_steps >= 5008
+    assert 0 < result.samples.collected <= result.env_steps - 5000
+    # 1 - 5000 / 10000 = 0.5 at the first step, 0.49 at the 5100th; workers may be a bit ahead.
+    assert 0.45 <= contexts[0].exploration["eps"] <= 0.5
+    latest = load_checkpoint(result.checkpoints["latest"])
+    assert latest.iteration == result.train_iter
+    assert 5000 < latest.envstep <= result.env_steps
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_clipped_rewards_are_for_training_and_not_for_evaluations(
+    tmp_path: Path, mode: Any
+) -> None:
+    returns: set[float] = set()
+
+    def after_episode(episode_return: float) -> None:
+        returns.add(episode_return)
+
+    # Five steps are too few for the pole to fall.
+    sets = (
+        *SETS,
+        "env.kwargs={max_episode_steps: 5}",
+        "env.wrappers=[{type: clip_reward, max_reward: 0.5}]",
+        "policy.nstep=1",
+    )
+    result = train("cartpole-dqn", mode, sets=sets, output=tmp_path, callbacks=[after_episode])
+
+    assert returns - {5.0} == {2.5}  # parallel evaluations call the hook too
+    assert {each.mean for each in result.evaluations} == {5.0}
+
+
+def test_observations_that_only_training_has_are_refused() -> None:
+    wrapper = "env.wrappers=[{type: select_obs, indices: [0, 1], evaluate: false}]"
+    with pytest.raises(ConfigError, match="observation_space of an evaluation") as caught:
+        compile_run("cartpole-dqn", sets=[wrapper])
+    assert caught.value.path == "env.wrappers"
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ("system.max_env_steps=5000", "is 5000, but the checkpoint .* is of env step 5000"),
+        ("policy.learn.learner.train_iterations=7", "is 7, but .* is of iteration 7"),
+    ],
+)
+def test_checkpoint_that_has_reached_a_limit_is_refused_before_anything_is_written(
+    tmp_path: Path, limit: str, why: str
+) -> None:
+    path = saved_checkpoint(tmp_path, iteration=7, envstep=5000)
+    sets = (*SETS, f"policy.learn.learner.hook.load_ckpt_before_run={path}", limit)
+
+    with pytest.raises(ConfigError, match=why):
+        train("cartpole-dqn", sets=sets, output=tmp_path / "runs")
 
     assert not (tmp_path / "runs").exists()
 
