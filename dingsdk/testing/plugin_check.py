@@ -163,7 +163,10 @@ def _find(name: str, manager: PluginManager) -> Iterator[_Part]:
     if not own:
         raise _unknown("installed plugin", name, {a.distribution for a in manager.adverts()})
     for advert in own:
-        is_contested = advert.kind in KINDS and len(manager.adverts(advert.kind, advert.key)) > 1
+        is_contested = advert.kind in KINDS and (
+            len(manager.adverts(advert.kind, advert.key)) > 1
+            or advert.key in manager.builtin_types(advert.kind)
+        )
         key = f"{advert.key}@{advert.distribution}" if is_contested else advert.key
         yield _Part(advert.kind, key, manager)
 
@@ -289,7 +292,7 @@ def _interface(part: _Part) -> str:
         base = resolve_name(place)
         if not (isinstance(target, type) and issubclass(target, base)):
             raise _Wrong(f"{_name(target)} is no subclass of {place.replace(':', '.')}")
-        if missing := missing_methods(part.kind, target, base):
+        if missing := missing_methods(part.kind, target):
             raise _Wrong(f"{_name(target)} lacks {listing(missing)}")
         if wrong := list(_misfits(target, base)):
             raise _Wrong("; ".join(wrong))

@@ -37,7 +37,6 @@ from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     DataVersionError,
-    PluginHookError,
     RunFolderError,
     SchemaMismatchError,
 )
@@ -153,11 +152,6 @@ def save_checkpoint(
         folder.sweep()
         if ask().write_checkpoint(path=path, contents=contents) is not True:
             folder.write_atomic(path.name, [content], durable=True)
-        elif not path.is_file():
-            raise PluginHookError(
-                f"a plugin's dingsdk_write_checkpoint returned True, but there is no file {path}",
-                hook="dingsdk_write_checkpoint",
-            )
         if is_latest and stem != EXCEPTION:
             pointer = encode_json(_POINTER_KIND, {"stem": stem, "iteration": iteration})
             folder.write_atomic(_POINTER, [pointer], durable=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -262,6 +263,36 @@ def test_hook_wrapper_is_refused(install: Install) -> None:
         PluginManager().get("buffers", "wrap")
 
     assert caught.value.reason == "wrapper"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("policies", "'odd' of the policies is 42, which cannot be called"),
+     ("commands", "'odd' of the commands is 42, no click command")],
+)  # fmt: skip
+def test_registered_object_that_cannot_be_a_part_is_refused(
+    install: Install, kind: str, words: str
+) -> None:
+    source = f"""
+        from dingsdk import hookimpl
+        @hookimpl
+        def dingsdk_register_{kind}(registry):
+            registry.register("odd", 42)
+    """
+    install("acme-odd", {f"dingsdk.{kind}": {"odd": "acme_odd"}}, acme_odd=source)
+
+    with pytest.raises(PluginLoadError, match=words) as caught:
+        PluginManager().get(kind, "odd")
+
+    assert caught.value.plugin == "acme-odd"
+
+
+def test_interface_version_that_is_no_integer_is_refused(install: Install) -> None:
+    source = f"dingsdk_api = '1'\n{textwrap.dedent(HOOK.format(key='new'))}"
+    install("acme-new", {"dingsdk.buffers": {"new": "acme_new"}}, acme_new=source)
+
+    with pytest.raises(PluginLoadError, match="has dingsdk_api = '1'; write an integer"):
+        PluginManager().get("buffers", "new")
 
 
 def test_plugin_that_does_not_register_its_advertised_type_is_refused(install: Install) -> None:
