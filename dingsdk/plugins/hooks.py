@@ -138,7 +138,7 @@ class Answers(_Hooks):
         for impl in reversed(impls):
             answer = _ask(impl, hook, facts)
             if answer is not None:
-                if advice := _DECISIONS[hook](answer, facts):
+                if advice := DECISIONS[hook](answer, facts):
                     raise _wrong_answer(impl, hook, answer, advice)
                 return answer
         return None
@@ -184,7 +184,7 @@ def _wrong_stored(answer: object, facts: Facts) -> str:
     return "" if is_there else f"but there is no file {facts['path']}; write one there, too"
 
 
-_DECISIONS: Mapping[str, Callable[[Any, Facts], str]] = {
+DECISIONS: Mapping[str, Callable[[Any, Facts], str]] = {
     "dingsdk_create_component": _wrong_component,
     "dingsdk_write_checkpoint": _wrong_stored,
     "dingsdk_read_checkpoint": lambda answer, _: (

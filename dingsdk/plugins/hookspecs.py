@@ -185,7 +185,9 @@ def dingsdk_before_task(worker_id: str, task: Mapping[str, Any]) -> None:
 
 @hookspec
 def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object) -> None:
-    """A worker has processed a task; ``outcome`` is its result, or the exception.
+    """A worker has processed a task; ``outcome`` is its ``dingsdk.worker.comm.TaskAnswer``.
+
+    If the task failed, ``outcome.completed`` is False, and ``message`` and ``traceback`` say why.
 
     Called in the worker's process and thread.
     """

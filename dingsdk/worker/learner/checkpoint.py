@@ -130,14 +130,7 @@ def save_checkpoint(
             f"and not {LATEST!r}, which always names the newest one.",
             path=stem,
         )
-    contents = {
-        "iteration": iteration,
-        "envstep": envstep,
-        "meta": dict(meta or {}),
-        "dingsdk": __version__,
-        "torch": _torch_version(),
-        "state": state,
-    }
+    contents = checkpoint_contents(state, iteration=iteration, envstep=envstep, meta=meta)
     try:
         content = encode_safetensors(_KIND, contents)
     except SchemaMismatchError as error:
@@ -157,6 +150,24 @@ def save_checkpoint(
             folder.write_atomic(_POINTER, [pointer], durable=True)
     observe().after_checkpoint(path=path, iteration=iteration)
     return path
+
+
+def checkpoint_contents(
+    state: Mapping[str, Any],
+    *,
+    iteration: int,
+    envstep: int = -1,
+    meta: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the contents of a checkpoint; arguments as of ``save_checkpoint``."""
+    return {
+        "iteration": iteration,
+        "envstep": envstep,
+        "meta": dict(meta or {}),
+        "dingsdk": __version__,
+        "torch": _torch_version(),
+        "state": state,
+    }
 
 
 @functools.cache
