@@ -10,6 +10,7 @@ import inspect
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -22,6 +23,9 @@ from dingsdk.plugins.interfaces import missing_members
 P = ParamSpec("P")
 R = TypeVar("R")
 Facts = Mapping[str, object]
+
+COLUMN_TYPES = (str, Number, type(None))
+"""Types of the values that ``dingsdk_progress_columns`` may return."""
 
 _logger = logging.getLogger(__name__)
 
@@ -156,7 +160,13 @@ class Answers(_Hooks):
                 if self._is_new(hook, impl.plugin_name):
                     _logger.error("%s (left out)", error)
                 continue
-            answers += [(str(name), impl.plugin_name, found[name]) for name in found]
+            for name, value in found.items():
+                if hook == "dingsdk_progress_columns" and not isinstance(value, COLUMN_TYPES):
+                    if self._is_new(hook, impl.plugin_name, str(name)):
+                        text = "%s gave %r the value %.80r, no number, text or None (left out)"
+                        _logger.error(text, _describe(impl, hook, None), name, value)
+                    continue
+                answers.append((str(name), impl.plugin_name, value))
         given = facts.get("result")
         own = set(given) if isinstance(given, Mapping) else set()
         merged: dict[str, Any] = {}

@@ -526,7 +526,10 @@ class PluginManager:
         callers = self._pluggy.get_hookcallers(plugin) or []
         if needs_hooks and not callers:
             text = f"has no effect: {name} implements no hook and registers no type"
-            advice = "mark its hook functions with @dingsdk.hookimpl"
+            advice = (
+                "write its hooks as functions of the module, not of a class, and mark them with "
+                "@dingsdk.hookimpl"
+            )
             raise _refused(owner, "no hooks", f"{text}; {advice}")
         for caller in callers:
             impl = next(i for i in caller.get_hookimpls() if i.plugin is plugin)

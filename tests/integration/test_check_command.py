@@ -264,6 +264,28 @@ def test_values_and_an_env_may_be_given(
     assert "Acrobt-v1" in capfd.readouterr().out
 
 
+def test_policy_of_other_spaces_is_checked_with_its_env(provide: Provide) -> None:
+    source = """
+        from dingsdk.policy import DQNPolicy
+
+        class Mine(DQNPolicy):
+            @staticmethod
+            def model_from_spaces(observation_space, action_space):
+                if observation_space.shape != (6,):
+                    raise ValueError("six numbers only")
+                return DQNPolicy.model_from_spaces(observation_space, action_space)
+    """
+    provide("policies", source)
+
+    ((step, detail),) = failed("policies:mine")
+    found = check_plugin("policies:mine", env="Acrobot-v1")
+
+    assert step == "build"
+    assert "six numbers only" in detail
+    assert "--env, or contract_env" in detail
+    assert found.is_passed, found.steps
+
+
 def test_skipped_check_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

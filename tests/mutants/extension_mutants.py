@@ -153,6 +153,13 @@ class ReturnsLessThanItsSpace(Wrapper):
         return (obs[:2], *rest)
 
 
+@mutant(2)
+class ResetsToDoubles(Wrapper):
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs.astype(np.float64), info
+
+
 @mutant(3)
 class DividesByZero(Wrapper):
     def step(self, action: Any) -> Any:

@@ -105,6 +105,35 @@ def test_run_stopped_by_a_plugin_can_be_resumed(tmp_path: Path, manager: PluginM
     assert second.train_iter == first.train_iter + 8
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_run_without_an_iteration_ends_with_a_warning(
+    tmp_path: Path, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = "policy.other.replay_buffer.limiter.min_size=5000"
+
+    result = train(
+        "cartpole-dqn", mode, sets=(*SETS, "system.max_env_steps=64", limiter), output=tmp_path
+    )
+
+    assert (result.reason, result.train_iter) == ("limit", 0)
+    assert caplog.text.count("no iteration was trained") == 1
+
+
+@pytest.mark.parametrize("answer", [False, True, 0])
+def test_answer_of_should_stop_that_is_no_text_ends_the_run_with_an_error(
+    tmp_path: Path, manager: PluginManager, answer: Any
+) -> None:
+    class Wrong:
+        @hookimpl
+        def dingsdk_should_stop(self) -> Any:
+            return answer
+
+    manager.register_plugin(Wrong(), "acme")
+
+    with pytest.raises(PluginHookError, match=rf"plugin acme, .* returned {answer}; return the"):
+        train("cartpole-dqn", sets=SETS, output=tmp_path)
+
+
 def test_error_in_should_stop_ends_the_run_and_names_the_plugin(
     tmp_path: Path, manager: PluginManager
 ) -> None:

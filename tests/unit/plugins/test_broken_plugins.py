@@ -240,7 +240,9 @@ def test_module_without_hooks_is_refused_if_must_provide_is_set(
     install("acme-idle", {}, acme_idle="VALUE = 1\n")
     manager = PluginManager()
 
-    with pytest.raises(PluginLoadError, match="plugin acme has no effect: acme_idle") as caught:
+    with pytest.raises(
+        PluginLoadError, match=r"plugin acme has no effect: acme_idle.*functions of the module"
+    ) as caught:
         manager.load("acme_idle", "acme", must_provide=True)
 
     assert (caught.value.plugin, caught.value.reason) == ("acme", "no hooks")
@@ -345,6 +347,18 @@ def test_unknown_entry_point_group_is_ignored_and_logged(
     assert adverts == ["ring", "y"]
     (record,) = [record for record in caplog.records if "acme-later" in record.getMessage()]
     assert "dingsdk.novelties" in record.getMessage()
+
+
+def test_misspelt_entry_point_group_is_a_warning_with_the_nearest_name(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-typo", {"dingsdk.buffer": {"x": "acme_x"}})
+
+    PluginManager().adverts()
+
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "did you mean dingsdk.buffers?" in record.getMessage()
 
 
 def test_first_copy_on_the_path_is_used_if_a_distribution_is_installed_twice(
