@@ -11,9 +11,10 @@ import pytest
 
 import dingsdk
 from dingsdk.data import decode_safetensors, encode_safetensors
-from dingsdk.errors import CheckpointCorruptError, PluginHookError
+from dingsdk.errors import CheckpointCorruptError, PluginHookError, SchemaMismatchError
 from dingsdk.pipeline.train import resume, train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 SETS = (
@@ -117,6 +118,22 @@ def test_run_without_an_iteration_ends_with_a_warning(
 
     assert (result.reason, result.train_iter) == ("limit", 0)
     assert caplog.text.count("no iteration was trained") == 1
+
+
+def test_sample_of_a_buffer_that_is_no_batch_is_an_error_that_names_its_class(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    class Odd(NaiveReplayBuffer):
+        def sample(self, *args: Any, **kwargs: Any) -> Any:
+            return 7
+
+    manager.registry("buffers").register("odd", Odd)
+    sets = (*SETS, "policy.other.replay_buffer.type=odd")
+
+    with pytest.raises(
+        SchemaMismatchError, match=r"Odd\.sample\(\) returned int 7; it must return"
+    ):
+        train("cartpole-dqn", sets=sets, output=tmp_path)
 
 
 @pytest.mark.parametrize("answer", [False, True, 0])
