@@ -163,9 +163,9 @@ class Answers(_Hooks):
             for name, value in found.items():
                 if hook == "dingsdk_progress_columns" and not isinstance(value, COLUMN_TYPES):
                     if self._is_new(hook, impl.plugin_name, str(name)):
-                        text = "%s gave %r the value %.80r, no number, text or None (left out)"
+                        text = "%s gave %r the value %.80r, no number, text or None (shown as text)"
                         _logger.error(text, _describe(impl, hook, None), name, value)
-                    continue
+                    value = str(value)
                 answers.append((str(name), impl.plugin_name, value))
         given = facts.get("result")
         own = set(given) if isinstance(given, Mapping) else set()

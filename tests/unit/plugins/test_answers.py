@@ -189,18 +189,18 @@ def test_failed_report_is_logged_once_and_other_reports_are_kept(
     assert "progress_columns" in record.getMessage()
 
 
-def test_column_that_is_no_number_or_text_is_left_out_and_logged_once(
+def test_column_that_is_no_number_or_text_is_shown_as_text_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    columns = {"gpu": np.float32(0.5), "odd": object(), "name": "a", "none": None}
+    columns = {"gpu": np.float32(0.5), "odd": [1], "name": "a", "none": None}
     answers = manager_of(plugin(progress_columns=lambda: columns)).answers
 
     for _ in range(2):
-        assert answers.progress_columns(run_dir=Path()).keys() == {"gpu", "name", "none"}
+        assert answers.progress_columns(run_dir=Path()) == {**columns, "odd": "[1]"}
 
     (record,) = caplog.records
     assert "plugin acme-0, dingsdk_progress_columns" in record.getMessage()
-    assert "'odd' the value <object object" in record.getMessage()
+    assert "'odd' the value [1], no number" in record.getMessage()
 
 
 def test_unmarked_hook_is_refused_even_if_other_hooks_are_marked() -> None:
