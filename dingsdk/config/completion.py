@@ -86,6 +86,8 @@ def config_type(cls: Any, base: type[Section] = PartSection) -> type[Section]:
     """
     name = f"{getattr(cls, '__name__', 'Part')}Config"
     declared = getattr(cls, "Config", None)
+    if isinstance(cls, type) and issubclass(cls, Configurable):
+        _check_declared(cls)
     if isinstance(declared, type) and issubclass(declared, Section):
         return declared if issubclass(declared, base) else rebase(declared, base, name)
     if callable(getattr(cls, "default_config", None)):
@@ -111,6 +113,7 @@ class Configurable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _check_declared(cls)
         stated = cls.__dict__.get("config")
         if stated is not None:
             plain = {key: value for key, value in stated.items() if key != "cfg_type"}
@@ -126,6 +129,20 @@ class Configurable:
     def read(cls, cfg: Mapping[str, Any], path: str = "") -> Any:
         """Return ``cfg``, completed with the defaults, as a ``Config``; see ``read_section``."""
         return read_section(config_type(cls), cfg, path)
+
+
+def _check_declared(cls: type[Configurable]) -> None:
+    declared: Any = cls.Config
+    if not (isinstance(declared, type) and issubclass(declared, Section)):
+        place = f"{cls.__module__}.{cls.__qualname__}"
+        raise ConfigTypeError(
+            f"{place}.Config is {declared!r:.80}; it must be a subclass of the base's Config (a "
+            "PartSection), as in class Config(Base.Config, frozen=True, kw_only=True). A dict of "
+            "defaults is called config",
+            path=place,
+            expected="a subclass of PartSection",
+            found=type(declared).__name__,
+        )
 
 
 class _Walk:
@@ -148,7 +165,7 @@ class _Walk:
             if field.section is not None:
                 full[name] = self.section(field.section, given.get(name), where)
             elif name not in given and field.required:
-                text = documentation_of(section)[name]
+                text = documentation_of(section)[name] or f"set it, as in --set {where}=VALUE"
                 raise ConfigError(f"{where} is missing: {text}", path=where)
             elif field.part is not None and field.part.many:
                 full[name] = self._parts(field.part, given.get(name), where)

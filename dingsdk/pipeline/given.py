@@ -24,7 +24,7 @@ HOOKS = (
     "result_fields",
 )
 """Hooks that a callback may implement."""
-_IN_WORKERS = frozenset(HOOKS) & {
+IN_WORKERS = {
     "after_checkpoint",
     "after_collect",
     "after_episode",
@@ -115,7 +115,7 @@ def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Ite
             if isinstance(callback, LearnerHook):
                 continue
             name, functions = _functions_of(callback, f"callbacks[{index}]")
-            remote = sorted(_IN_WORKERS & functions.keys())
+            remote = sorted(IN_WORKERS & functions.keys())
             if remote and in_processes:
                 raise ConfigError(
                     f"{name} implements {listing(remote)}, which this run calls in its workers, "

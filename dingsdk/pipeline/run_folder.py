@@ -189,6 +189,20 @@ def write_result(
     run_dir: Path, result: RunResult, seed: int, error: str | None = None
 ) -> dict[str, Any]:
     """Write ``result.json`` in one atomic step and return its content."""
+    written = result_record(run_dir, result, seed, error)
+    for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
+        try:
+            written[name] = finite(msgspec.to_builtins(value, str_keys=True))
+        except TypeError as error:
+            _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
+    atomic_write_json(run_dir / RESULT_NAME, written)
+    return written
+
+
+def result_record(
+    run_dir: Path, result: RunResult, seed: int, error: str | None = None
+) -> dict[str, Any]:
+    """Return the content of ``result.json`` without fields of plugins."""
     record = dataclasses.asdict(result) | {
         "format": RESULT_FORMAT,
         "seed": seed,
@@ -205,14 +219,8 @@ def write_result(
         },
         "versions": versions(),
     }
-    written: dict[str, Any] = finite(record)
-    for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
-        try:
-            written[name] = finite(msgspec.to_builtins(value, str_keys=True))
-        except TypeError as error:
-            _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
-    atomic_write_json(run_dir / RESULT_NAME, written)
-    return written
+    plain: dict[str, Any] = finite(record)
+    return plain
 
 
 def versions() -> dict[str, str]:

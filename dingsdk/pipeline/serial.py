@@ -267,6 +267,7 @@ def _update(context: RunContext, workers: Workers) -> None:
         if batch is None:
             workers.updates_left = 0
             return
+        expect_answer(buffer, "sample", batch, hasattr(batch, "__len__"), "a batch or None")
         learner.train(batch, workers.collector.envstep)
         workers.trained += len(batch)
         if learner.priority_info:

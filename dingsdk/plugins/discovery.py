@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from dingsdk.errors import nearest_name
+from dingsdk.errors import listing, nearest_name
 from dingsdk.plugins.kinds import (
     CONTRACT_VERSIONS,
     CONTRACTS,
@@ -53,7 +53,8 @@ class Advert:
         newest = CONTRACT_VERSIONS.get(self.kind, 1)
         found = re.fullmatch(r"v([1-9]\d{0,5})", self.contract)
         if found is None:
-            return f"its contract of the {self.kind} is {self.contract!r}; use v1 to v{newest}"
+            known = listing(f"v{number}" for number in range(1, newest + 1))
+            return f"its contract of the {self.kind} is {self.contract!r}; known: {known}"
         if int(found[1]) <= newest:
             return None
         return (
@@ -133,9 +134,13 @@ def _adverts(distribution: metadata.Distribution) -> Iterator[Advert]:
                     f"{name} names {point.name} in {_CONTRACTS_GROUP}, which is no kind{advice}"
                 )
         elif point.group.startswith(_PREFIX):
-            _logger.info(
+            kinds = (*_GROUPS.values(), CONTRACTS)
+            nearest = nearest_name(point.group.removeprefix(_PREFIX), kinds)
+            advice = f"; did you mean {_PREFIX}{nearest}?" if nearest else ""
+            _logger.log(
+                logging.WARNING if nearest else logging.INFO,
                 f"{name} advertises {point.name} in {point.group}, a group that this version of "
-                "dingsdk does not know"
+                f"dingsdk does not know{advice}",
             )
 
 

@@ -5,20 +5,27 @@ A call is cheap if no plugin implements the hook, so callers need not check that
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pluggy
 
 from dingsdk.errors import DingError, PluginHookError, listing
 from dingsdk.plugins import hookspecs
+from dingsdk.plugins.interfaces import missing_members
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Facts = Mapping[str, object]
+
+COLUMN_TYPES = (str, Number, type(None))
+"""Types of the values that ``dingsdk_progress_columns`` may return."""
 
 _logger = logging.getLogger(__name__)
 
@@ -95,12 +102,15 @@ class Observers(_Hooks):
     def call(self, impl: pluggy.HookImpl, facts: Facts) -> None:
         """Call one implementation with those of the hook's arguments (``facts``) that it takes.
 
-        An exception is logged; the first time for a plugin and hook, with a traceback.
+        An exception is logged; the first time for a plugin and hook, with a traceback. A config
+        is copied: a change to it would not be in the config that the run has saved.
         """
         hook = impl.function.__name__
         try:
+            if "config" in impl.argnames:
+                facts = {**facts, "config": copy.deepcopy(facts["config"])}
             _answer(impl, facts)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             is_new = self._is_new(impl.plugin_name, hook)
             _logger.log(
                 logging.ERROR if is_new else logging.DEBUG,
@@ -116,8 +126,9 @@ class Answers(_Hooks):
     """Calls the decide and report hooks of the loaded plugins.
 
     Raises:
-        PluginHookError: a decide hook raised an exception. If the exception is a DingError, it is
-            raised itself, with a note that names the plugin, the hook and the line.
+        PluginHookError: a decide hook raised an exception, or returned something that its caller
+            cannot use. If the exception is a DingError, it is raised itself, with a note that names
+            the plugin, the hook and the line.
     """
 
     create_component = _decide(hookspecs.dingsdk_create_component)
@@ -128,8 +139,13 @@ class Answers(_Hooks):
     result_fields = _report(hookspecs.dingsdk_result_fields)
 
     def _first(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> Any:
-        answers = (_ask(impl, hook, facts) for impl in reversed(impls))
-        return next((each for each in answers if each is not None), None)
+        for impl in reversed(impls):
+            answer = _ask(impl, hook, facts)
+            if answer is not None:
+                if advice := DECISIONS[hook](answer, facts):
+                    raise _wrong_answer(impl, hook, answer, advice)
+                return answer
+        return None
 
     def _gather(self, hook: str, impls: Sequence[pluggy.HookImpl], facts: Facts) -> dict[str, Any]:
         answers: list[tuple[str, str, Any]] = []
@@ -137,17 +153,20 @@ class Answers(_Hooks):
             try:
                 found = _ask(impl, hook, facts) or {}
                 if not isinstance(found, Mapping):
-                    raise PluginHookError(
-                        f"plugin {impl.plugin_name}: {hook} returned a {type(found).__name__}; "
-                        "return a dict of values by name, or None",
-                        plugin=impl.plugin_name,
-                        hook=hook,
+                    raise _wrong_answer(
+                        impl, hook, found, "return a dict of values by name, or None"
                     )
             except Exception as error:
                 if self._is_new(hook, impl.plugin_name):
                     _logger.error("%s (left out)", error)
                 continue
-            answers += [(str(name), impl.plugin_name, found[name]) for name in found]
+            for name, value in found.items():
+                if hook == "dingsdk_progress_columns" and not isinstance(value, COLUMN_TYPES):
+                    if self._is_new(hook, impl.plugin_name, str(name)):
+                        text = "%s gave %r the value %.80r, no number, text or None (shown as text)"
+                        _logger.error(text, _describe(impl, hook, None), name, value)
+                    value = str(value)
+                answers.append((str(name), impl.plugin_name, value))
         given = facts.get("result")
         own = set(given) if isinstance(given, Mapping) else set()
         merged: dict[str, Any] = {}
@@ -163,6 +182,39 @@ class Answers(_Hooks):
         return merged
 
 
+def _wrong_component(made: object, facts: Facts) -> str:
+    missing = missing_members(str(facts["kind"]), made)
+    return f"the {facts['kind']} have {listing(missing)}; return a part, or None" if missing else ""
+
+
+def _wrong_stored(answer: object, facts: Facts) -> str:
+    if not isinstance(answer, bool):
+        return "return True once the checkpoint is stored, or None"
+    is_there = not answer or Path(str(facts["path"])).is_file()
+    return "" if is_there else f"but there is no file {facts['path']}; write one there, too"
+
+
+DECISIONS: Mapping[str, Callable[[Any, Facts], str]] = {
+    "dingsdk_create_component": _wrong_component,
+    "dingsdk_write_checkpoint": _wrong_stored,
+    "dingsdk_read_checkpoint": lambda answer, _: (
+        "" if isinstance(answer, Mapping) else "return the contents of the checkpoint, or None"
+    ),
+    "dingsdk_should_stop": lambda answer, _: (
+        "" if isinstance(answer, str) else "return the reason to stop as a str, or None to continue"
+    ),
+}
+"""Decide hook -> function that returns what is wrong with an answer, or an empty text."""
+
+
+def _wrong_answer(impl: pluggy.HookImpl, hook: str, answer: object, advice: str) -> PluginHookError:
+    return PluginHookError(
+        f"{_describe(impl, hook, None)} returned {answer!r:.80}; {advice}",
+        plugin=impl.plugin_name,
+        hook=hook,
+    )
+
+
 def _answer(impl: pluggy.HookImpl, facts: Facts) -> Any:
     return impl.function(*(facts[name] for name in impl.argnames))
 
@@ -173,7 +225,7 @@ def _ask(impl: pluggy.HookImpl, hook: str, facts: Facts) -> Any:
     except DingError as error:
         error.add_note(f"raised by {_describe(impl, hook, error)}")
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginHookError(
             f"{_describe(impl, hook, error)} failed: {type(error).__name__}: {error}",
             plugin=impl.plugin_name,
@@ -181,16 +233,17 @@ def _ask(impl: pluggy.HookImpl, hook: str, facts: Facts) -> Any:
         ) from error
 
 
-def _describe(impl: pluggy.HookImpl, hook: str, error: BaseException) -> str:
+def _describe(impl: pluggy.HookImpl, hook: str, error: BaseException | None) -> str:
     """Return ``plugin <name>, <hook> (<file>, line <n>)`` for an error of a plugin's hook.
 
-    The line is that of the innermost frame in the file of the hook function.
+    The line is that of the innermost frame in the file of the hook function; without an exception,
+    the first line of the function.
     """
     code = getattr(inspect.unwrap(impl.function), "__code__", None)
     where = ""
     if code is not None:
         file, line = code.co_filename, code.co_firstlineno
-        for frame, at in traceback.walk_tb(error.__traceback__):
+        for frame, at in traceback.walk_tb(error.__traceback__ if error else None):
             line = at if frame.f_code.co_filename == file else line
         where = f" ({file}, line {line})"
     return f"plugin {impl.plugin_name}, {hook}{where}"

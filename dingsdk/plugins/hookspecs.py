@@ -1,8 +1,9 @@
 """All hooks that a plugin may implement, grouped by their purpose.
 
-A plugin implements a hook with a module-level function of the same name, marked with
-``@hookimpl``; it may leave out arguments that it does not need. For a hook that a config selects,
-with a priority and a state per learner, write a ``LearnerHook`` instead.
+A plugin implements a hook with a module-level function of the same name: a plain ``def``, marked
+with ``@hookimpl``. It may leave out arguments that it does not need. The others are passed by
+position; they have no default values. For a hook that a config selects, with a priority and a state
+per learner, write a ``LearnerHook`` instead.
 
 No hook is called once per env step.
 """
@@ -68,7 +69,7 @@ def dingsdk_plugin_registered(plugin: object, name: str, manager: PluginManager)
 
 @hookspec
 def dingsdk_configure(config: Mapping[str, Any]) -> None:
-    """Prepare for a run whose compiled config is ``config``; do not change the config.
+    """Prepare for a run; ``config`` is a copy of its compiled config.
 
     Called before the run starts, in the process that started it and in each worker process, in
     the main thread. For a plugin that is loaded later, called right after its load.
@@ -84,7 +85,8 @@ def dingsdk_unconfigure() -> None:
 
 
 # decide: the plugins are called one after the other, the last loaded first, until one returns an
-# answer that is not None. An exception is raised in the caller.
+# answer that is not None. An exception is raised in the caller, and so is a PluginHookError if the
+# caller cannot use the answer.
 
 
 @hookspec(firstresult=True)
@@ -162,7 +164,7 @@ def dingsdk_result_fields(run_dir: Path, result: Mapping[str, Any]) -> Mapping[s
 
 @hookspec
 def dingsdk_run_started(config: Mapping[str, Any], run_dir: Path) -> None:
-    """A run begins; its folder exists and contains the compiled config.
+    """A run begins; its folder exists and contains the compiled config, of which this is a copy.
 
     Called once, in the process and thread that started the run.
     """
@@ -183,7 +185,9 @@ def dingsdk_before_task(worker_id: str, task: Mapping[str, Any]) -> None:
 
 @hookspec
 def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object) -> None:
-    """A worker has processed a task; ``outcome`` is its result, or the exception.
+    """A worker has processed a task; ``outcome`` is its ``dingsdk.worker.comm.TaskAnswer``.
+
+    If the task failed, ``outcome.completed`` is False, and ``message`` and ``traceback`` say why.
 
     Called in the worker's process and thread.
     """

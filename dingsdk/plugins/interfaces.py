@@ -31,16 +31,37 @@ BASES: Mapping[str, str] = {
 }
 """Kind -> ``module:name`` of its base; policies, wrappers and commands need none."""
 
-_CALLED = {"serial_commanders": {"step"}}
-"""Methods that are not abstract in the base, but that a class without the base must have."""
+_CALLED: Mapping[str, frozenset[str]] = {
+    "learners": frozenset(
+        ("call_hook", "close", "register_hook", "save_checkpoint", "start", "train")
+    ),
+    "policies": frozenset(("collect_mode", "eval_mode", "learn_mode")),
+    "serial_commanders": frozenset({"step"}),
+}
+"""Members that are not abstract in the base, but that a class without the base must have."""
 _PARTS = ("storages", "samplers", "removers", "limiters")
 
 
-def missing_methods(kind: str, target: type, base: type) -> list[str]:
-    """Return the names of the methods that a class lacks to be used as a part of a kind."""
-    needed = getattr(base, "__abstractmethods__", frozenset()) | _CALLED.get(kind, set())
+def _needed(kind: str) -> frozenset[str]:
+    base = resolve_name(BASES[kind]) if kind in BASES else object
+    own: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
+    return own | _CALLED.get(kind, frozenset())
+
+
+def missing_members(kind: str, part: object) -> list[str]:
+    """Return the names of the public methods that an object lacks to be a part of a kind."""
+    own = getattr(part, "__dict__", {})
+    return [n for n in missing_methods(kind, type(part)) if n[0] != "_" and n not in own]
+
+
+def missing_methods(kind: str, target: type) -> list[str]:
+    """Return the names of the methods that a class lacks to be used as a part of a kind.
+
+    A class with ``__getattr__``, such as a wrapper, may have any method.
+    """
     # Looked up in vars(), because `hasattr(cls, "__call__")` finds the one of the metaclass.
     names = {name for each in target.__mro__ for name in vars(each)}
+    needed = _needed(kind) if "__getattr__" not in names else frozenset()
     return sorted(set(getattr(target, "__abstractmethods__", ())) | (needed - names))
 
 
@@ -53,20 +74,19 @@ def check_interface(kind: str, type_key: str, target: Any, path: str) -> None:
     Raises:
         PluginLoadError: methods, or the base, are missing; facts ``plugin``, ``kind``, ``missing``.
     """
-    if kind not in BASES or not inspect.isclass(target):
+    if not inspect.isclass(target):
         return
     name = f"{target.__module__}.{target.__qualname__}"
     if name.startswith("dingsdk."):
         return
-    base = resolve_name(BASES[kind])
-    missing = missing_methods(kind, target, base)
+    missing = missing_methods(kind, target)
     # A buffer also calls methods of its parts that only the base implements.
-    needs_base = kind in _PARTS and not issubclass(target, base)
+    needs_base = kind in _PARTS and not issubclass(target, resolve_name(BASES[kind]))
     if missing or needs_base:
         what = f"lacks {listing(missing)}" if missing else "is no subclass"
         raise PluginLoadError(
             f"{path}.type: {type_key!r} is {name}, which {what}; the {kind} "
-            f"extend {BASES[kind].replace(':', '.')}",
+            f"extend {BASES.get(kind, 'dingsdk.policy:BasePolicy').replace(':', '.')}",
             plugin=target.__module__,
             kind=kind,
             missing=missing,

@@ -83,12 +83,13 @@ def _state(manager: PluginManager, advert: Advert, usable: Counter[str]) -> tupl
     is_loaded = advert.module in manager.modules if registry is None else entry is not None
     if is_loaded and (entry is None or entry.owner == advert.distribution):
         return "loaded", ""
+    name_it = f"; to use this one, name {advert.key}@{advert.distribution}"
     if advert.module in manager.failures:
         return "broken", manager.failures[advert.module]
     if entry is not None:
-        return "shadowed", f"{entry.owner} has registered it"
+        return "shadowed", f"{entry.owner} has registered it{name_it}"
     if usable[advert.key] > 1 and registry is not None:
-        return "duplicate", f"{usable[advert.key]} installed plugins provide it"
+        return "duplicate", f"{usable[advert.key]} installed plugins provide it{name_it}"
     return "available", ""
 
 

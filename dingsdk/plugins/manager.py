@@ -466,7 +466,10 @@ class PluginManager:
 
     def _register(self, plugin: object, name: str, owner: str, needs_hooks: bool = False) -> None:
         needed = getattr(plugin, "dingsdk_api", API_VERSION)
-        if not isinstance(needed, int) or needed > API_VERSION:
+        if not isinstance(needed, int):
+            text = f"has dingsdk_api = {needed!r}; write an integer, such as {API_VERSION}"
+            raise _refused(owner, "too new", text, needed=needed, found=API_VERSION)
+        if needed > API_VERSION:
             raise _refused(
                 owner,
                 "too new",
@@ -490,36 +493,43 @@ class PluginManager:
             self._announce(plugin, name)
 
     def _check_functions(self, plugin: object, owner: str) -> None:
-        """Refuse hook functions without ``@hookimpl``, and arguments that a hook does not have."""
+        """Refuse hook functions that would never be called, or not as they expect."""
         for name in dir(plugin):
-            spec = getattr(getattr(self.hook, name, None), "spec", None)
-            function = getattr(plugin, name, None) if spec is not None else None
-            if spec is None or not inspect.isroutine(function) or hasattr(function, "dingsdk_spec"):
+            marks: Any = self._pluggy.parse_hookimpl_opts(plugin, name)
+            hook = (marks and marks["specname"]) or name
+            spec = getattr(getattr(self.hook, hook, None), "spec", None)
+            function = getattr(plugin, name, None) if spec or marks else None
+            if not inspect.isroutine(function) or hasattr(function, "dingsdk_spec"):
                 continue
-            code = getattr(inspect.unwrap(function), "__code__", None)
+            plain = inspect.unwrap(function)
+            code = getattr(plain, "__code__", None)
             where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-            if self._pluggy.parse_hookimpl_opts(plugin, name) is None:
+            if marks is None:
                 text = "so it would never be called; mark it with @dingsdk.hookimpl, or rename it"
                 defines = f"defines {name} without @hookimpl{where}"
-                raise _refused(owner, "not marked", f"{defines}, {text}", hook=name)
+                raise _refused(owner, "not marked", f"{defines}, {text}", hook=hook)
+            if marks["wrapper"] or marks["hookwrapper"]:
+                advice = "the hooks of dingsdk take no wrappers; write a plain @hookimpl"
+                raise _refused(owner, "wrapper", f"wraps {hook}{where}; {advice}", hook=hook)
+            if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+                text = f"defines {name} with async{where}, so it would never run; use a plain def"
+                raise _refused(owner, "async", text, hook=hook)
+            if inspect.isgeneratorfunction(plain):
+                text = f"uses yield in {name}{where}, so it would never run; return the answer"
+                raise _refused(owner, "generator", text, hook=hook)
+            if spec is None:
+                continue
             for each in inspect.signature(function).parameters.values():
-                if each.default is each.empty and each.name not in spec.argnames:
-                    nearest = nearest_name(each.name, spec.argnames)
-                    advice = f"; did you mean {nearest}?" if nearest else "."
-                    raise _refused(
-                        owner,
-                        "unknown argument",
-                        f"has the argument {each.name!r} in {name}{where}, which the hook does not "
-                        f"have{advice} It has: {listing(spec.argnames)}",
-                        hook=name,
-                        nearest=nearest,
-                    )
+                _check_argument(each, spec.argnames, owner, hook, where)
 
     def _check_hooks(self, plugin: object, name: str, owner: str, needs_hooks: bool) -> None:
         callers = self._pluggy.get_hookcallers(plugin) or []
         if needs_hooks and not callers:
             text = f"has no effect: {name} implements no hook and registers no type"
-            advice = "mark its hook functions with @dingsdk.hookimpl"
+            advice = (
+                "write its hooks as functions of the module, not of a class, and mark them with "
+                "@dingsdk.hookimpl"
+            )
             raise _refused(owner, "no hooks", f"{text}; {advice}")
         for caller in callers:
             impl = next(i for i in caller.get_hookimpls() if i.plugin is plugin)
@@ -536,9 +546,6 @@ class PluginManager:
                     hook=caller.name,
                     nearest=nearest,
                 )
-            if impl.wrapper or impl.hookwrapper:
-                text = f"wraps {caller.name}; the hooks of dingsdk take no wrappers"
-                raise _refused(owner, "wrapper", text, hook=caller.name)
 
     # life of runs and processes
 
@@ -607,6 +614,31 @@ def _noted(note: str) -> Iterator[None]:
     except PluginLoadError as error:
         error.add_note(note)
         raise
+
+
+def _check_argument(
+    found: inspect.Parameter, known: Sequence[str], owner: str, hook: str, where: str
+) -> None:
+    """Refuse an argument of a hook function that the hook does not pass, or not by position."""
+    if found.name not in known:
+        nearest = nearest_name(found.name, known)
+        advice = f"; did you mean {nearest}?" if nearest else "."
+        raise _refused(
+            owner,
+            "unknown argument",
+            f"has the argument {found.name!r} in {hook}{where}, which the hook does not "
+            f"have{advice} It has: {listing(known)}",
+            hook=hook,
+            nearest=nearest,
+        )
+    if found.default is not found.empty:
+        what, advice = "with a default", "which would always be used; take the default away"
+    elif found.kind is found.KEYWORD_ONLY:
+        what, advice = "after *", "but hooks pass arguments by position; take the * away"
+    else:
+        return
+    text = f"has the argument {found.name!r} {what} in {hook}{where}, {advice}"
+    raise _refused(owner, "argument", text, hook=hook)
 
 
 def _refused(owner: str, reason: str, text: str, **facts: object) -> PluginLoadError:

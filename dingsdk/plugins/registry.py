@@ -112,6 +112,7 @@ class Registry:
 
         Raises:
             DuplicateTypeError: the name is registered already, and ``force_overwrite`` is False.
+            ConfigTypeError: the name is no text, or the part cannot be used as one of its kind.
         """
         if callable(name) and module is None:  # bare @registry.register
             name, module = None, name
@@ -125,6 +126,8 @@ class Registry:
                 expected="str",
                 found=type(key).__name__,
             )
+        if wrong := _why_unusable(self.kind, key, module):
+            raise ConfigTypeError(wrong, expected=self.kind, found=type(module).__name__)
         current = _current.get()
         owner = current.owner if current else getattr(module, "__module__", None) or "unknown"
         if current and (self.kind, key) in current.contested:
@@ -159,6 +162,10 @@ class Registry:
                 kind=self.kind,
                 plugin=entry.place,
             ) from error
+        if wrong := _why_unusable(self.kind, name, target):
+            raise PluginLoadError(
+                f"plugin {entry.owner}: {wrong}", kind=self.kind, plugin=entry.owner
+            )
         with self._lock:
             if self._entries.get(name) == entry:
                 self._entries[name] = Entry(entry.owner, target, entry.place)
@@ -218,6 +225,20 @@ class Registry:
                 self._entries.pop(name, None)
             else:
                 self._entries[name] = entry
+
+
+def _why_unusable(kind: str, name: str, target: object) -> str:
+    """Return why an object cannot be a part of a kind, or an empty text."""
+    if kind == "commands":
+        import click
+
+        if not isinstance(target, click.Command):
+            advice = "no click command; decorate it with @click.command()"
+            return f"{name!r} of the commands is {target!r}, {advice}"
+    if not callable(target):
+        advice = "which cannot be called; register a class, or a function that makes one"
+        return f"{name!r} of the {kind} is {target!r:.80}, {advice}"
+    return ""
 
 
 def place_of(target: object) -> str | None:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -122,7 +123,8 @@ def check_plugin(
 
     - ``contract_capabilities``: its optional capabilities, or None if the rules do not apply to it
     - ``contract_config``: values of its section that it needs in a check
-    - ``contract_env``, for a wrapper: the id of an env that it can wrap, or a section ``env``
+    - ``contract_env``, for a wrapper or a policy: the id of an env that it can wrap, or whose
+      spaces it accepts, or a section ``env``
 
     Args:
         name: ``kind:type``, such as ``policies:mine``, or the name of an installed distribution;
@@ -163,7 +165,10 @@ def _find(name: str, manager: PluginManager) -> Iterator[_Part]:
     if not own:
         raise _unknown("installed plugin", name, {a.distribution for a in manager.adverts()})
     for advert in own:
-        is_contested = advert.kind in KINDS and len(manager.adverts(advert.kind, advert.key)) > 1
+        is_contested = advert.kind in KINDS and (
+            len(manager.adverts(advert.kind, advert.key)) > 1
+            or advert.key in manager.builtin_types(advert.kind)
+        )
         key = f"{advert.key}@{advert.distribution}" if is_contested else advert.key
         yield _Part(advert.kind, key, manager)
 
@@ -289,7 +294,7 @@ def _interface(part: _Part) -> str:
         base = resolve_name(place)
         if not (isinstance(target, type) and issubclass(target, base)):
             raise _Wrong(f"{_name(target)} is no subclass of {place.replace(':', '.')}")
-        if missing := missing_methods(part.kind, target, base):
+        if missing := missing_methods(part.kind, target):
             raise _Wrong(f"{_name(target)} lacks {listing(missing)}")
         if wrong := list(_misfits(target, base)):
             raise _Wrong("; ".join(wrong))
@@ -395,11 +400,10 @@ def _build_wrapper(part: _Part, folder: Path) -> Any:
         raise _Wrong(f"around {env['env_id']}: {'; '.join(problems)}")
 
 
-def _env_of(part: _Part) -> Mapping[str, Any]:
-    """Return the section of an env that the wrapper can wrap."""
-    if part.env:
-        return {"env_id": part.env}
-    own = getattr(part.target, "contract_env", _ENVS.get(str(part), "CartPole-v1"))
+def _env_of(part: _Part, default: str = "CartPole-v1") -> Mapping[str, Any]:
+    """Return the section of an env for the part."""
+    own: Any = _ENVS.get(str(part), default)
+    own = part.env or getattr(part.target, "contract_env", own)
     return own if isinstance(own, Mapping) else {"env_id": str(own)}
 
 
@@ -460,13 +464,8 @@ def _hold_to_rules(part: _Part) -> Iterator[Step]:
 
 def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
     """Return a function that makes the policy, and the first spaces that the policy accepts."""
-    import numpy as np
-    from gymnasium import spaces
-
-    observation = spaces.Box(-1, 1, (4,), np.float32)
-    actions = (spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.float32))
     reasons = []
-    for action in actions:
+    for observation, action in _spaces(part):
         try:
             model = {"model": part.target.model_from_spaces(observation, action)}
             # The class fills in the defaults, because those of its parts depend on their types.
@@ -478,10 +477,28 @@ def _policy_maker(part: _Part) -> tuple[Callable[..., Any], Any, Any]:
 
             make(None, 0)
         except Exception as error:
-            reasons.append(f"for {action}: {type(error).__name__}: {error}{raised_at(error)}")
+            reasons.append(
+                f"for {observation} and {action}: {type(error).__name__}: {error}{raised_at(error)}"
+            )
             continue
         return make, observation, action
-    raise _Wrong("; ".join(reasons))
+    raise _Wrong(f"{'; '.join(reasons)}. An env with other spaces: --env, or contract_env")
+
+
+def _spaces(part: _Part) -> list[tuple[Any, Any]]:
+    """Return the spaces of observations and actions to try with a policy."""
+    import numpy as np
+    from gymnasium import spaces
+
+    env = _env_of(part, default="")
+    if env["env_id"]:
+        from dingsdk.envs import EnvFn
+
+        with closing(EnvFn(env)()) as made:
+            return [(made.observation_space, made.action_space)]
+    observation = spaces.Box(-1, 1, (4,), np.float32)
+    actions = (spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.float32))
+    return [(observation, action) for action in actions]
 
 
 def _wrapper_maker(part: _Part) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dingsdk_in_memory.transport import InMemoryTransport
 
+from dingsdk.plugins import hookspecs
 from dingsdk.testing import (
     BUFFER_CAPABILITIES,
     BUFFER_RULES,
@@ -26,6 +27,7 @@ from dingsdk.testing import (
     open_files,
 )
 from dingsdk.testing import check_transport as check
+from dingsdk.testing.extension_rules.observers import ObserverBench
 from dingsdk.worker.comm import SlaveEnd
 
 
@@ -49,6 +51,15 @@ def test_rules_are_numbered_without_gaps_and_described(
     for rule in rules:
         assert 0 < len(rule.title) <= 100, rule.name
         assert rule.needs in {"", *capabilities}
+
+
+def test_bench_of_observers_calls_every_hook(tmp_path: Path) -> None:
+    """Registration hooks and ``dingsdk_addhooks`` are called when the plugin is registered."""
+    with ObserverBench(object(), tmp_path, (), 5.0) as bench:
+        called = {hook for hook, _ in bench.run("run")}
+
+    hooks = {name for name in vars(hookspecs) if name.startswith("dingsdk_")}
+    assert called == hooks - {"dingsdk_addhooks"}
 
 
 def test_open_files_leaves_out_garbage_on_request() -> None:

@@ -188,6 +188,20 @@ def test_type_of_two_distributions_needs_the_distribution_name(
     assert "acme_absent" in failed("acme-other")[0][1]
 
 
+def test_type_with_the_key_of_a_builtin_type_is_the_one_of_the_distribution(
+    provide: Provide, tmp_path: Path
+) -> None:
+    provide("limiters", "class Mine(Limiter): pass")
+    entry_points = tmp_path / "site" / "acme_mine-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[dingsdk.limiters]\nmin_size = acme_mine\n")
+    module = tmp_path / "site" / "acme_mine.py"
+    module.write_text(module.read_text().replace('"mine"', '"min_size"'))
+
+    ((step, detail),) = failed("acme-mine")
+
+    assert (step, detail) == ("interface", "acme_mine.Mine lacks can_sample")
+
+
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
@@ -248,6 +262,28 @@ def test_values_and_an_env_may_be_given(
     assert "with min_reward=-2, max_reward=2" in capfd.readouterr().out
     assert main(["check", "env_wrappers:clip_reward", *values, "--env", "Acrobt-v1"]) == 1
     assert "Acrobt-v1" in capfd.readouterr().out
+
+
+def test_policy_of_other_spaces_is_checked_with_its_env(provide: Provide) -> None:
+    source = """
+        from dingsdk.policy import DQNPolicy
+
+        class Mine(DQNPolicy):
+            @staticmethod
+            def model_from_spaces(observation_space, action_space):
+                if observation_space.shape != (6,):
+                    raise ValueError("six numbers only")
+                return DQNPolicy.model_from_spaces(observation_space, action_space)
+    """
+    provide("policies", source)
+
+    ((step, detail),) = failed("policies:mine")
+    found = check_plugin("policies:mine", env="Acrobot-v1")
+
+    assert step == "build"
+    assert "six numbers only" in detail
+    assert "--env, or contract_env" in detail
+    assert found.is_passed, found.steps
 
 
 def test_skipped_check_says_why(

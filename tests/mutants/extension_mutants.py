@@ -153,6 +153,13 @@ class ReturnsLessThanItsSpace(Wrapper):
         return (obs[:2], *rest)
 
 
+@mutant(2)
+class ResetsToDoubles(Wrapper):
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return obs.astype(np.float64), info
+
+
 @mutant(3)
 class DividesByZero(Wrapper):
     def step(self, action: Any) -> Any:
@@ -288,7 +295,25 @@ class Observer:
         return {"lines": len(self.lines)}
 
     @hookimpl
+    def dingsdk_configure(self, config: Any) -> None:
+        self.policy = config["policy"]["type"]
+
+    @hookimpl
+    def dingsdk_after_task(self, task: Any, outcome: Any) -> None:
+        self.task = task["name"], task["task_info"]["task_id"], outcome.completed
+
+    @hookimpl
+    def dingsdk_after_checkpoint(self, path: Any) -> None:
+        self.size_bytes = path.stat().st_size
+
+    @hookimpl
+    def dingsdk_read_checkpoint(self, path: Any) -> Any:
+        self.size_bytes = path.stat().st_size
+
+    @hookimpl
     def dingsdk_run_finished(self, result: Any) -> None:
+        evaluated = [each["mean"] for each in result["evaluations"]]
+        self.lines.append(f"{result['run_dir']} {result['mode']} {evaluated} {result['error']}")
         self.lines.clear()
 
     @classmethod
@@ -297,10 +322,17 @@ class Observer:
 
 
 @mutant(1, 2, 3, 6)
-class NeedsAReason(Observer):
+class NeedsAFieldThatIsMissing(Observer):
     @hookimpl
     def dingsdk_run_finished(self, result: Any) -> None:
-        self.lines.append(result["stopped_by"])
+        self.lines.append(result["cost"])
+
+
+@mutant(1, 2, 3, 4, 5, 6)
+class CannotWriteCheckpoints(Observer):
+    @hookimpl
+    def dingsdk_write_checkpoint(self) -> bool | None:
+        raise OSError("no network")
 
 
 @mutant(2)
@@ -341,3 +373,17 @@ class ShowsAnObject(Observer):
     @hookimpl
     def dingsdk_progress_columns(self) -> Any:
         return {"lines": self.lines}
+
+
+@mutant(6)
+class CreatesNoPart(Observer):
+    @hookimpl
+    def dingsdk_create_component(self, kind: str) -> Any:
+        return 5 if kind == "buffers" else None
+
+
+@mutant(6, 1, 2, 3, 4, 5)
+class LosesCheckpoints(Observer):
+    @hookimpl
+    def dingsdk_write_checkpoint(self) -> bool:
+        return True

@@ -511,3 +511,9 @@ class NeverSaysWhen(Rate):
 class AsksToTryAtOnce(MinSize):
     def retry_after_s(self) -> float | None:
         return 0.0
+
+
+@mutant(10, 7)
+class NeverAdmitsASample(MinSize):
+    def can_sample(self, n: int) -> bool:
+        return False

@@ -531,3 +531,25 @@ def test_default_config_of_a_foreign_class_is_used() -> None:
             return EasyDict(step=3, cfg_type="ReferenceDict")
 
     assert defaults_of(config_type(Reference)) == {"type": "", "import_names": [], "step": 3}
+
+
+class PlainConfig:
+    size = 3
+
+
+@pytest.mark.parametrize("declared", [{"type": "mine"}, None, PlainConfig])
+def test_config_of_a_part_that_is_no_section_is_refused_with_the_class(declared: Any) -> None:
+    with pytest.raises(
+        ConfigTypeError, match=r"Mine\.Config is .*must be a subclass of the base's"
+    ):
+        type("Mine", (Configurable,), {"Config": declared})
+
+
+def test_missing_value_without_documentation_says_how_to_set_it() -> None:
+    class Needing(Section, frozen=True, kw_only=True):
+        needed: int
+
+    with pytest.raises(
+        ConfigError, match=r"part\.needed is missing: set it, as in --set part\.need"
+    ):
+        complete(Needing, {}, path="part")

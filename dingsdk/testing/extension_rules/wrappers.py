@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from dingsdk.data.pytree import flatten
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import DingError
 from dingsdk.testing.bench import RuleBench, expect, expect_equal, expect_same_leaves
@@ -82,9 +83,14 @@ def rule_02_observations_fit_their_space(bench: WrapperBench) -> None:
     first, *steps = bench.episode(env)
     for obs in (first, *(row[0] for row in steps)):
         try:
-            schema.conform(obs)
+            expected = schema.conform(obs)
         except DingError as error:
             raise RuleBroken(str(error)) from error
+        given = dict(flatten(obs))
+        for path, leaf in flatten(expected):
+            own, found = (str(getattr(each, "dtype", "")) for each in (leaf, given.get(path)))
+            name = ".".join(map(str, ("obs", *path)))
+            expect(found in ("", own), f"{name} has the dtype {found}, its space {own}")
 
 
 def rule_03_rewards_are_finite(bench: WrapperBench) -> None:

@@ -10,6 +10,8 @@ from dingsdk.testing.part_rules.bench import PartBench
 from dingsdk.testing.rule import needs
 
 _PUSH, _BATCH = 4, 8
+_MOST_ROWS = 100_000
+"""Number of rows after which any limiter admits a sample."""
 
 
 def _run(limiter: Any, turns: int) -> list[tuple[bool, bool]]:
@@ -145,6 +147,7 @@ def rule_08_pushes_wait_for_samples(bench: PartBench) -> None:
     # Some limiters only bound pushes after a first sample.
     while not limiter.can_sample(_BATCH):
         limiter.on_insert(_PUSH)
+        expect(limiter.inserts < _MOST_ROWS, f"no sample was admitted after {_MOST_ROWS} rows")
     limiter.on_sample(_BATCH)
     while limiter.can_insert(_PUSH):
         limiter.on_insert(_PUSH)
@@ -170,3 +173,13 @@ def rule_09_time_admits_only_what_says_so(bench: PartBench) -> None:
         expect(soon_s is not None and 0 < soon_s < 1e6, f"retry_after_s() is {soon_s}")
     else:
         expect_equal(soon_s, None, "retry_after_s()")
+
+
+def rule_10_enough_rows_admit_a_sample(bench: PartBench) -> None:
+    """After enough pushes a sample is admitted, at once or, if pushes are refused, after a time."""
+    limiter = bench.part()
+    while not limiter.can_sample(_BATCH):
+        if not limiter.can_insert(_PUSH) and limiter.retry_after_s() is not None:
+            break
+        limiter.on_insert(_PUSH)
+        expect(limiter.inserts < _MOST_ROWS, f"no sample was admitted after {_MOST_ROWS} rows")

@@ -37,7 +37,6 @@ from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     DataVersionError,
-    PluginHookError,
     RunFolderError,
     SchemaMismatchError,
 )
@@ -131,14 +130,7 @@ def save_checkpoint(
             f"and not {LATEST!r}, which always names the newest one.",
             path=stem,
         )
-    contents = {
-        "iteration": iteration,
-        "envstep": envstep,
-        "meta": dict(meta or {}),
-        "dingsdk": __version__,
-        "torch": _torch_version(),
-        "state": state,
-    }
+    contents = checkpoint_contents(state, iteration=iteration, envstep=envstep, meta=meta)
     try:
         content = encode_safetensors(_KIND, contents)
     except SchemaMismatchError as error:
@@ -153,16 +145,29 @@ def save_checkpoint(
         folder.sweep()
         if ask().write_checkpoint(path=path, contents=contents) is not True:
             folder.write_atomic(path.name, [content], durable=True)
-        elif not path.is_file():
-            raise PluginHookError(
-                f"a plugin's dingsdk_write_checkpoint returned True, but there is no file {path}",
-                hook="dingsdk_write_checkpoint",
-            )
         if is_latest and stem != EXCEPTION:
             pointer = encode_json(_POINTER_KIND, {"stem": stem, "iteration": iteration})
             folder.write_atomic(_POINTER, [pointer], durable=True)
     observe().after_checkpoint(path=path, iteration=iteration)
     return path
+
+
+def checkpoint_contents(
+    state: Mapping[str, Any],
+    *,
+    iteration: int,
+    envstep: int = -1,
+    meta: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the contents of a checkpoint; arguments as of ``save_checkpoint``."""
+    return {
+        "iteration": iteration,
+        "envstep": envstep,
+        "meta": dict(meta or {}),
+        "dingsdk": __version__,
+        "torch": _torch_version(),
+        "state": state,
+    }
 
 
 @functools.cache

@@ -67,6 +67,20 @@ def test_broken_command_does_not_hide_the_others(
     assert sum(line.split()[:1] == ["broken"] for line in out.splitlines()) == 1
 
 
+def test_command_that_is_no_click_command_is_shown_with_its_plugin(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = f"{__name__}:add_command"
+    manager.registry("commands").declare("odd", place, owner="acme")
+
+    assert main(["--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(cannot be loaded: plugin acme: 'odd' of the commands is" in out
+    assert "no click command" in out
+    assert main(["odd"]) == 2
+    assert main(["plugins", "--check", "--kind", "commands"]) == 1
+
+
 def test_long_help_of_a_plugin_command_is_shortened_in_the_list(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:

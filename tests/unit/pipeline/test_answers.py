@@ -11,9 +11,10 @@ import pytest
 
 import dingsdk
 from dingsdk.data import decode_safetensors, encode_safetensors
-from dingsdk.errors import CheckpointCorruptError, PluginHookError
+from dingsdk.errors import CheckpointCorruptError, PluginHookError, SchemaMismatchError
 from dingsdk.pipeline.train import resume, train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 SETS = (
@@ -103,6 +104,51 @@ def test_run_stopped_by_a_plugin_can_be_resumed(tmp_path: Path, manager: PluginM
 
     assert (second.reason, second.stopped_by) == ("limit", None)
     assert second.train_iter == first.train_iter + 8
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_run_without_an_iteration_ends_with_a_warning(
+    tmp_path: Path, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = "policy.other.replay_buffer.limiter.min_size=5000"
+
+    result = train(
+        "cartpole-dqn", mode, sets=(*SETS, "system.max_env_steps=64", limiter), output=tmp_path
+    )
+
+    assert (result.reason, result.train_iter) == ("limit", 0)
+    assert caplog.text.count("no iteration was trained") == 1
+
+
+def test_sample_of_a_buffer_that_is_no_batch_is_an_error_that_names_its_class(
+    tmp_path: Path, manager: PluginManager
+) -> None:
+    class Odd(NaiveReplayBuffer):
+        def sample(self, *args: Any, **kwargs: Any) -> Any:
+            return 7
+
+    manager.registry("buffers").register("odd", Odd)
+    sets = (*SETS, "policy.other.replay_buffer.type=odd")
+
+    with pytest.raises(
+        SchemaMismatchError, match=r"Odd\.sample\(\) returned int 7; it must return"
+    ):
+        train("cartpole-dqn", sets=sets, output=tmp_path)
+
+
+@pytest.mark.parametrize("answer", [False, True, 0])
+def test_answer_of_should_stop_that_is_no_text_ends_the_run_with_an_error(
+    tmp_path: Path, manager: PluginManager, answer: Any
+) -> None:
+    class Wrong:
+        @hookimpl
+        def dingsdk_should_stop(self) -> Any:
+            return answer
+
+    manager.register_plugin(Wrong(), "acme")
+
+    with pytest.raises(PluginHookError, match=rf"plugin acme, .* returned {answer}; return the"):
+        train("cartpole-dqn", sets=SETS, output=tmp_path)
 
 
 def test_error_in_should_stop_ends_the_run_and_names_the_plugin(

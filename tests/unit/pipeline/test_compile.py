@@ -831,6 +831,7 @@ def test_inference_server_refuses_unsupported_parts(sets: list[str], match: str)
         """A class that is no policy of dingsdk but has the config of one."""
 
         default_config = DQNPolicy.default_config
+        learn_mode = collect_mode = eval_mode = None
 
     def make_collector(cfg: Any) -> None:
         """A collector factory that does not support an inference server."""
@@ -961,6 +962,7 @@ def test_policy_that_does_not_declare_data_parallel_is_refused_with_two_learners
         """A class that is no policy of dingsdk but has the config of one."""
 
         default_config = DQNPolicy.default_config
+        learn_mode = collect_mode = eval_mode = None
 
     if has_said_so:
         Alone.is_data_parallel = False  # type: ignore[attr-defined]

@@ -24,8 +24,8 @@ from dingsdk.errors import (
     HookError,
     PluginLoadError,
 )
-from dingsdk.pipeline.given import HOOKS, name_env
-from dingsdk.plugins import PluginManager, Switches, use_manager
+from dingsdk.pipeline.given import HOOKS, IN_WORKERS, name_env
+from dingsdk.plugins import PluginManager, Switches, hookspecs, use_manager
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import LearnerHook, NaiveReplayBuffer
 
@@ -393,6 +393,13 @@ if __name__ == "__main__":
     )
     print(result.reason, result.train_iter)
 """
+
+
+def test_hooks_called_in_workers_are_those_whose_documentation_says_so() -> None:
+    texts = {name: str(getattr(hookspecs, f"dingsdk_{name}").__doc__) for name in HOOKS}
+    assert {
+        each for each, text in texts.items() if "that started the run" not in text
+    } == IN_WORKERS
 
 
 @pytest.mark.slow

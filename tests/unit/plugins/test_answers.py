@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dingsdk.errors import ConfigError, PluginHookError, PluginLoadError
@@ -122,12 +124,19 @@ def test_create_component_replaces_the_registered_class() -> None:
         kind: str, type_key: str, cls: Any, cfg: Any, args: Any, kwargs: Any
     ) -> object:
         asked.append((kind, type_key, cls.__name__, cfg.replay_buffer_size, args, kwargs))
-        return "mine" if cfg.replay_buffer_size == 8 else None
+        return mine if cfg.replay_buffer_size == 8 else None
 
+    class Wrapper:
+        """Passes on all methods, as a wrapper of a part may do."""
+
+        def __getattr__(self, name: str) -> Any:
+            raise NotImplementedError
+
+    mine = Wrapper()
     manager = manager_of(plugin(create_component=create_component))
     cfg = {"type": "naive", "replay_buffer_size": 8}
 
-    assert manager.create("buffers", cfg, "log", exp_name="x") == "mine"
+    assert manager.create("buffers", cfg, "log", exp_name="x") is mine
     assert asked == [("buffers", "naive", "NaiveReplayBuffer", 8, ("log",), {"exp_name": "x"})]
     other = manager.create("buffers", {**cfg, "replay_buffer_size": 9}, exp_name="x")
     assert type(other).__name__ == "NaiveReplayBuffer"
@@ -180,6 +189,20 @@ def test_failed_report_is_logged_once_and_other_reports_are_kept(
     assert "progress_columns" in record.getMessage()
 
 
+def test_column_that_is_no_number_or_text_is_shown_as_text_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    columns = {"gpu": np.float32(0.5), "odd": [1], "name": "a", "none": None}
+    answers = manager_of(plugin(progress_columns=lambda: columns)).answers
+
+    for _ in range(2):
+        assert answers.progress_columns(run_dir=Path()) == {**columns, "odd": "[1]"}
+
+    (record,) = caplog.records
+    assert "plugin acme-0, dingsdk_progress_columns" in record.getMessage()
+    assert "'odd' the value [1], no number" in record.getMessage()
+
+
 def test_unmarked_hook_is_refused_even_if_other_hooks_are_marked() -> None:
     class Half:
         @hookimpl
@@ -229,15 +252,79 @@ def test_unknown_hook_argument_is_refused_and_a_similar_name_is_suggested() -> N
         PluginManager().register_plugin(Unknown(), "acme")
 
 
-def test_hook_argument_with_a_default_keeps_its_default() -> None:
-    class Counting:
-        @hookimpl
-        def dingsdk_after_iter(self, iteration: int, step: int = 2) -> None:
-            seen.append(iteration * step)
+def with_a_default(iteration: int = 2) -> None: ...
+def by_keyword(*, iteration: int) -> None: ...
+async def later(iteration: int) -> None: ...
+def generator(iteration: int) -> Iterator[None]:
+    yield
 
-    seen: list[int] = []
-    manager = manager_of(Counting())
 
-    manager.observers.after_iter(learner=None, iteration=3, log_vars={})
+@pytest.mark.parametrize(
+    ("function", "reason", "words"),
+    [
+        (with_a_default, "argument", "'iteration' with a default in dingsdk_after_iter"),
+        (by_keyword, "argument", "'iteration' after * in dingsdk_after_iter"),
+        (later, "async", "use a plain def"),
+        (generator, "generator", "return the answer"),
+    ],
+)
+def test_hook_function_that_would_not_be_called_as_it_expects_is_refused(
+    function: Any, reason: str, words: str
+) -> None:
+    with pytest.raises(PluginLoadError, match=re.escape(words)) as caught:
+        PluginManager().register_plugin(plugin(after_iter=function), "acme")
 
-    assert seen == [6]
+    assert (caught.value.plugin, caught.value.reason) == ("acme", reason)
+    assert f"({__file__}, line {function.__code__.co_firstlineno})" in str(caught.value)
+
+
+@pytest.mark.parametrize("hook", ["after_iter", "register_buffers"])
+def test_wrapper_of_any_hook_is_refused_with_advice(hook: str) -> None:
+    class Wrapping:
+        def wrap(self) -> Iterator[None]:
+            yield
+
+    setattr(Wrapping, "wrap", hookimpl(Wrapping.wrap, wrapper=True, specname=f"dingsdk_{hook}"))  # noqa: B010
+
+    with pytest.raises(PluginLoadError, match=f"wraps dingsdk_{hook}.*write a plain @hookimpl"):
+        PluginManager().register_plugin(Wrapping(), "acme")
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "words"),
+    [
+        ("should_stop", False, "returned False; return the reason to stop as a str"),
+        ("should_stop", 0, "returned 0; return the reason"),
+        ("write_checkpoint", "yes", "returned 'yes'; return True once"),
+        ("write_checkpoint", True, "returned True; but there is no file"),
+        ("read_checkpoint", b"", "returned b''; return the contents"),
+        ("create_component", 5, "returned 5; the buffers have clear, close"),
+    ],
+)
+def test_answer_that_cannot_be_used_is_an_error_that_names_the_plugin(
+    hook: str, answer: object, words: str, tmp_path: Path
+) -> None:
+    facts: dict[str, dict[str, Any]] = {
+        "should_stop": {"run_dir": tmp_path, "status": STATUS},
+        "write_checkpoint": {"path": tmp_path / "a", "contents": {}},
+        "read_checkpoint": {"path": tmp_path / "a"},
+        "create_component": dict.fromkeys(("type_key", "cls", "cfg", "args", "kwargs"))
+        | {"kind": "buffers"},
+    }
+    answers = manager_of(plugin(**{hook: lambda: answer})).answers
+
+    with pytest.raises(PluginHookError, match=re.escape(words)) as caught:
+        getattr(answers, hook)(**facts[hook])
+
+    assert (caught.value.plugin, caught.value.hook) == ("acme-0", f"dingsdk_{hook}")
+    assert str(caught.value).startswith(f"plugin acme-0, dingsdk_{hook} ({__file__}, line ")
+
+
+def test_exit_in_a_decide_hook_names_the_plugin() -> None:
+    def should_stop() -> str | None:
+        raise SystemExit(3)
+
+    answers = manager_of(plugin(should_stop=should_stop)).answers
+
+    with pytest.raises(PluginHookError, match=r"acme-0, dingsdk_should_stop .*SystemExit: 3"):
+        answers.should_stop(run_dir=Path(), status=STATUS)

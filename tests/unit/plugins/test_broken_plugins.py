@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -239,7 +240,9 @@ def test_module_without_hooks_is_refused_if_must_provide_is_set(
     install("acme-idle", {}, acme_idle="VALUE = 1\n")
     manager = PluginManager()
 
-    with pytest.raises(PluginLoadError, match="plugin acme has no effect: acme_idle") as caught:
+    with pytest.raises(
+        PluginLoadError, match=r"plugin acme has no effect: acme_idle.*functions of the module"
+    ) as caught:
         manager.load("acme_idle", "acme", must_provide=True)
 
     assert (caught.value.plugin, caught.value.reason) == ("acme", "no hooks")
@@ -262,6 +265,36 @@ def test_hook_wrapper_is_refused(install: Install) -> None:
         PluginManager().get("buffers", "wrap")
 
     assert caught.value.reason == "wrapper"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("policies", "'odd' of the policies is 42, which cannot be called"),
+     ("commands", "'odd' of the commands is 42, no click command")],
+)  # fmt: skip
+def test_registered_object_that_cannot_be_a_part_is_refused(
+    install: Install, kind: str, words: str
+) -> None:
+    source = f"""
+        from dingsdk import hookimpl
+        @hookimpl
+        def dingsdk_register_{kind}(registry):
+            registry.register("odd", 42)
+    """
+    install("acme-odd", {f"dingsdk.{kind}": {"odd": "acme_odd"}}, acme_odd=source)
+
+    with pytest.raises(PluginLoadError, match=words) as caught:
+        PluginManager().get(kind, "odd")
+
+    assert caught.value.plugin == "acme-odd"
+
+
+def test_interface_version_that_is_no_integer_is_refused(install: Install) -> None:
+    source = f"dingsdk_api = '1'\n{textwrap.dedent(HOOK.format(key='new'))}"
+    install("acme-new", {"dingsdk.buffers": {"new": "acme_new"}}, acme_new=source)
+
+    with pytest.raises(PluginLoadError, match="has dingsdk_api = '1'; write an integer"):
+        PluginManager().get("buffers", "new")
 
 
 def test_plugin_that_does_not_register_its_advertised_type_is_refused(install: Install) -> None:
@@ -314,6 +347,18 @@ def test_unknown_entry_point_group_is_ignored_and_logged(
     assert adverts == ["ring", "y"]
     (record,) = [record for record in caplog.records if "acme-later" in record.getMessage()]
     assert "dingsdk.novelties" in record.getMessage()
+
+
+def test_misspelt_entry_point_group_is_a_warning_with_the_nearest_name(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme-typo", {"dingsdk.buffer": {"x": "acme_x"}})
+
+    PluginManager().adverts()
+
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "did you mean dingsdk.buffers?" in record.getMessage()
 
 
 def test_first_copy_on_the_path_is_used_if_a_distribution_is_installed_twice(

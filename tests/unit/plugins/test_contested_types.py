@@ -147,7 +147,7 @@ def test_kinds_without_contracts_have_only_version_1() -> None:
 
     assert misfit("v1") is None
     assert "knows version 1;" in str(misfit("v2"))
-    assert "use v1 to v1" in str(misfit("1"))
+    assert "known: v1" in str(misfit("1"))
 
 
 def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(

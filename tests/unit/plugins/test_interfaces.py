@@ -53,6 +53,8 @@ class BaselessEvaluator:
         ("evaluators", Bare, "policy.eval.evaluator", {"eval"}),
         ("serial_commanders", Bare, "policy.other.serial_commander", {"step"}),
         ("env_managers", Bare, "env_manager", {"step", "step_batch"}),
+        ("learners", Bare, "policy.learn.learner", {"train", "call_hook"}),
+        ("policies", Bare, "policy", {"learn_mode", "collect_mode", "eval_mode"}),
     ],
 )
 def test_part_that_lacks_methods_is_refused_before_the_run(

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from dingsdk.errors import PluginLoadError
@@ -47,9 +48,14 @@ def test_every_hook_is_documented_and_typed() -> None:
 
 
 def test_every_registration_hook_gets_the_registry_of_its_kind() -> None:
+    command = click.Command("acme")
+
+    def part_of(kind: str) -> Any:
+        return command if kind == "commands" else dict
+
     def implement(kind: str) -> Callable[..., None]:
         def impl(registry: Registry) -> None:
-            registry.register(f"acme_{kind}", dict)
+            registry.register(f"acme_{kind}", part_of(kind))
 
         return hookimpl(impl)
 
@@ -58,7 +64,7 @@ def test_every_registration_hook_gets_the_registry_of_its_kind() -> None:
 
     manager.register_plugin(plugin, "acme")
 
-    assert all(manager.get(kind, f"acme_{kind}") is dict for kind in KINDS)
+    assert all(manager.get(kind, f"acme_{kind}") is part_of(kind) for kind in KINDS)
 
 
 def test_plugin_is_told_about_all_plugins_including_itself() -> None:
@@ -83,6 +89,25 @@ def test_configure_reaches_late_plugins_and_unconfigure_fires_once_each() -> Non
     runs = [("configure", 1), "unconfigure", ("configure", 2), "unconfigure"]
     assert [event for event in early.events if event[0] != "registered"] == runs
     assert [event for event in late.events if event[0] != "registered"] == runs
+
+
+def test_observers_get_copies_of_the_config() -> None:
+    class Changing:
+        @hookimpl
+        def dingsdk_configure(self, config: Any) -> None:
+            config["policy"]["learning_rate"] = 99
+
+        @hookimpl
+        def dingsdk_run_started(self, config: Any) -> None:
+            config["policy"]["learning_rate"] = 98
+
+    manager, config = PluginManager(), {"policy": {"learning_rate": 1}}
+    manager.register_plugin(Changing(), "changing")
+    manager.configure(config)
+    manager.register_plugin(Changing(), "late")
+    manager.observers.run_started(config=config, run_dir=Path())
+
+    assert config == {"policy": {"learning_rate": 1}}
 
 
 def test_failing_life_hook_is_logged_and_the_others_are_called(

@@ -131,6 +131,19 @@ def test_keyboard_interrupt_in_an_observer_is_not_suppressed() -> None:
         manager.observers.after_iter(learner=None, iteration=0, log_vars={})
 
 
+def test_exit_in_an_observer_is_logged_as_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Exiting:
+        @hookimpl
+        def dingsdk_after_iter(self) -> None:
+            raise SystemExit(3)
+
+    manager = PluginManager()
+    manager.register_plugin(Exiting(), "exiting")
+    manager.observers.after_iter(learner=None, iteration=0, log_vars={})
+
+    assert "plugin exiting, dingsdk_after_iter" in caplog.text
+
+
 def test_unregistered_observer_is_not_called() -> None:
     manager, counting = PluginManager(), Counting()
     name = manager.register_plugin(counting)
