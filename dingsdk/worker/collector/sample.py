@@ -52,6 +52,7 @@ class SampleCollector(ISerialCollector):
             # Samples of several transitions each cannot be counted before they are made.
             self._truncates = self._on_policy and traj_len is not None and unroll_len == 1
             self._rollout, self._writers = self._build(traj_len)
+            self._rollout.drops_older = self._on_policy
             self._stocks = [[] for _ in self._writers]
 
     def _start(self, n_sample: int | None, train_iter: int) -> int:
@@ -117,6 +118,8 @@ class SampleCollector(ISerialCollector):
                     stock.append(extra)
             data.append(samples)
         episodes, rollout.episodes = rollout.episodes, []
+        self._dropped_sample_count += rollout.dropped_rows
+        rollout.dropped_rows = 0
         self._end_collect(
             episodes,
             envsteps=rollout.env_steps - steps_before,
@@ -133,7 +136,8 @@ class SampleSerialCollector(SampleCollector):
     """Collects ``n_sample`` train samples per call, and keeps extra samples for the next call.
 
     An on-policy collector cuts the trajectories as soon as there are enough transitions (the
-    policy bootstraps there), and drops remaining data of an older policy.
+    policy bootstraps there), and drops remaining data of an older policy. If envs are
+    asynchronous, it also drops the steps that an older policy began.
 
     It behaves as DI-engine's collector of this name, except:
     - extra samples are returned by the next call, not discarded (see ``drop_extra``);

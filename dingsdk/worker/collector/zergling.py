@@ -207,6 +207,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         if self._is_on_policy:
             self._rows_per_payload = math.inf  # rows are sent after the last admitted step
         rollout, self._writers = self._collecting_rollout(traj_len, before)
+        rollout.drops_older = self._is_on_policy
         rollout.env_steps = 0  # count only the steps of this task
         return rollout
 
@@ -236,7 +237,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return self._rollout.step_env(policy_output)
 
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
-        acted = self._policy_iter if self._inference is None else self._inference.version
+        acted = self._policy_iter
+        if self._inference is not None and not self._is_on_policy:
+            acted = self._inference.version  # it may act with a newer policy
         self._rollout.record(obs, policy_output, step, acted)
         episodes = self._rollout.episodes
         if episodes:
