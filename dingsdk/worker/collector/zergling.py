@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data.list_samples import pack_samples
+from dingsdk.data.policy_versions import versions_of
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
@@ -343,7 +344,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
 
     def _send_samples(self, samples: Any) -> None:
         batch = pack_samples(samples)
-        rows = len(batch)
+        rows, versions = len(batch), versions_of(batch)
         self._sample_count += rows
         self._payload_count += 1
         data_id = f"{self._uid}-{self._payload_count}"
@@ -351,7 +352,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             "eval_flag": self._eval_flag,
             "data_id": data_id,
             "rows": rows,
-            "policy_iter": self._policy_iter,
+            "policy_iter": self._policy_iter if versions is None else int(versions.min()),
             "unroll_len": self._unroll_len,
             "get_data_time": time.time(),
             **self._counts(),

@@ -436,6 +436,8 @@ def test_a_new_policy_is_loaded_between_rounds(make_zergling) -> None:
     assert collector.get_finish_info()["train_iter"] == wire.polls
     versions = [meta["policy_iter"] for meta in wire.samples]
     assert versions == sorted(versions)
+    oldest = [int(batch.columns["collect_iter"].min()) for batch in wire.payloads.values()]
+    assert versions == oldest
 
 
 def test_the_loaded_weights_act(make_zergling) -> None:
