@@ -391,7 +391,10 @@ class RunSaver:
             raise _unusable(save.path, error) from error
         branch: list[str | int] = ["resume", save.number, *([index] if index else [])]
         for name in ("collector", "evaluator"):
-            self._resume_worker(getattr(workers, name), name, state, branch)
+            is_continued = self._resume_worker(getattr(workers, name), name, state, branch)
+            if name == "collector" and not is_continued:
+                # It has dropped the rest of an episode whose first steps are in the buffer.
+                workers.buffer.end_trajectory()
         for name in ("learner", "commander"):
             if name in state.parts:
                 getattr(workers, name).load_state_dict(state.parts[name])
@@ -404,17 +407,18 @@ class RunSaver:
 
     def _resume_worker(
         self, worker: Any, name: str, state: _PlayerState, branch: Sequence[str | int]
-    ) -> None:
+    ) -> bool:
+        """Restore a collector or evaluator; return whether it continues its episodes."""
         if state.envs[name] is not None:
             worker.env.set_state(state.envs[name])
         if name in state.parts:
             worker.load_state_dict(state.parts[name])
-        if _env_of(worker) is None:
-            return
-        if state.envs[name] is None or not getattr(worker, "resumes", False):
+        is_continued = state.envs[name] is not None and getattr(worker, "resumes", False)
+        if not is_continued and _env_of(worker) is not None:
             # New episodes begin, with other seeds than those that the run began with.
             seed_envs(worker.env, derive_seed(self._context.cfg.seed, *branch), name)
             worker.reset_env()
+        return is_continued
 
 
 def _state_of(workers: Workers) -> _PlayerState:

@@ -69,6 +69,7 @@ class BufferModel:
         self._ring: deque[int] = deque(maxlen=capacity)
         self._stale: set[int] = set()
         self._began: dict[int, int] = {}  # number -> the first row of its trajectory
+        self._is_cut_off = False  # whether the next row does not continue the newest one
         self._largest = 1.0
         self._next = 0
 
@@ -118,7 +119,8 @@ class BufferModel:
             known = given.get(number)
             self.priority[number] = largest if known is None else known
             self._largest = max(self._largest, self.priority[number])
-            follows = number % TRAJECTORY and number - 1 in self._began
+            follows = number % TRAJECTORY and number - 1 in self._began and not self._is_cut_off
+            self._is_cut_off = False
             self._began[number] = self._began[number - 1] if follows else number
         return [number for number in everything if number not in self._ring]
 
@@ -128,6 +130,10 @@ class BufferModel:
             if iteration - self.collected.get(number, iteration) >= self.max_staleness:
                 self._stale.add(number)
 
+    def end_trajectory(self) -> None:
+        """Let the next row begin a trajectory."""
+        self._is_cut_off = True
+
     def load(self) -> None:
         """Change to the model of a new buffer that loaded a save of this one."""
         self.pushed = len(self.rows)
@@ -136,7 +142,9 @@ class BufferModel:
         """Change to the model of a buffer that reopened the rows of this one from disk.
 
         Priorities start again from 1. Use counts start again from 0, unless there is a ``max_use``.
+        New rows do not continue the trajectory of the newest one.
         """
+        self.end_trajectory()
         self._largest = 1.0
         if self.max_use == math.inf:
             self.used.clear()
@@ -444,6 +452,12 @@ class BufferMachine(RuleBasedStateMachine):
         expect_equal(len(each), size, "sequences")
         for sequence in map(numbers_of, each):
             expect(sequence in allowed, f"{sequence} is none of the sequences {allowed}")
+
+    @_only("sequences")
+    @rule()
+    def end_trajectory(self) -> None:
+        self.buffer.end_trajectory()
+        self.model.end_trajectory()
 
     @_only("elastic")
     @rule(envsteps=st.lists(st.integers(1, 12), min_size=1, max_size=3))

@@ -85,6 +85,21 @@ class PrioritizingPolicy(DQNPolicy):
         return made.with_columns(priority=2.0 + np.arange(len(made)) % 3)
 
 
+class VersionedPolicy(DQNPolicy):
+    """Checks that the version of each trained row is the one that it was collected with."""
+
+    versions: ClassVar[set[int]] = set()
+
+    def samples(self, columns: dict[str, Any], ends: Any) -> SampleBatch:
+        made = super().samples(columns, ends)
+        return made.with_columns(own_version=made.columns["collect_iter"])
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        assert torch.equal(batch["collect_iter"], batch["own_version"])
+        self.versions.update(batch["own_version"].tolist())
+        return super().learn(batch)
+
+
 class PrioritizedBuffer(AdvancedReplayBuffer):
     seen: ClassVar[set[float]] = set()
 
@@ -118,6 +133,7 @@ def run(tmp_path: Path, mode: str, *sets: str, **buffers: type[NaiveReplayBuffer
     manager.registry("policies").register("sequences", SequencePolicy)
     manager.registry("policies").register("episodes", EpisodePolicy)
     manager.registry("policies").register("prioritizing", PrioritizingPolicy)
+    manager.registry("policies").register("versioned", VersionedPolicy)
     manager.registry("buffers").register("prioritized", PrioritizedBuffer)
     for name, kind in (
         ("rewarded", RewardedBuffer),
@@ -267,6 +283,18 @@ def test_sequences_follow_the_env_that_collected_them(tmp_path: Path, mode: str)
     sets = ("policy.type=sequences", f"{BUFFER}.type=sequence", f"{BUFFER}.sequence_length=6")
     result = run(tmp_path, mode, *sets, f"{BUFFER}.sampler.trajectory=env_id")
     assert (result.reason, result.train_iter) == ("limit", 60)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_rows_of_an_episode_keep_the_versions_that_collected_them(
+    tmp_path: Path, mode: str
+) -> None:
+    VersionedPolicy.versions = set()
+    sets = ("policy.type=versioned", "policy.traj_len_inf=true", f"{BUFFER}.type=advanced")
+    each_round = "policy.collect.parallel_collector.update_policy_second=0"
+    result = run(tmp_path, mode, *sets, each_round)
+    assert (result.reason, result.train_iter) == ("limit", 60)
+    assert len(VersionedPolicy.versions) > 3
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])

@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from dingsdk import resume, train
 from dingsdk.cli import main
@@ -28,6 +29,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.resume import RunSaver, find_save
 from dingsdk.pipeline.run_folder import held
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.testing import StopAndGo
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.testing.stop_and_go import _compare, _interrupt_after
@@ -390,6 +392,27 @@ def test_envs_that_cannot_be_saved_are_named_and_restart(
     result = resume(run, sets=["policy.learn.learner.train_iterations=40"], env=Opaque)
     assert result.train_iter == 40
     assert result.env_steps > before.parts["collector"]["_total_envstep_count"]
+
+
+class StepsInARow(DQNPolicy):
+    """Trains on sequences, and checks that their steps follow each other."""
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        assert torch.equal(batch["next_obs"][:, :-1], batch["obs"][:, 1:])
+        return super().learn({key: column.flatten(0, 1) for key, column in batch.items()})
+
+
+def test_sequences_do_not_cross_from_the_saved_episode_to_a_new_one(tmp_path: Path) -> None:
+    buffer = "policy.other.replay_buffer"
+    sequences = ["policy.type=in_a_row", f"{buffer}.type=sequence", f"{buffer}.sequence_length=6"]
+    sets = [*SMALL, *sequences, "policy.nstep=1", "policy.learn.learner.train_iterations=20"]
+    with use_manager(PluginManager()) as manager:
+        manager.registry("policies").register("in_a_row", StepsInARow)
+        run = train("cartpole-dqn", sets=sets, output=tmp_path, env=Opaque).run_dir
+        collector = find_save(run).state.parts["collector"]
+        assert collector["_stocks"][0], "no episode was returned in part"
+        more = ["policy.learn.learner.train_iterations=120"]
+        assert resume(run, sets=more, env=Opaque).train_iter == 120
 
 
 class FixedEvaluator(ISerialEvaluator):

@@ -34,6 +34,12 @@ class CrossesEnds(Sequences):
         super().__init__({**cfg, "sampler": {"type": "sequence", "end": "no such column"}})
 
 
+@mutant(41)
+class IgnoresEndTrajectory(Sequences):
+    def end_trajectory(self) -> None:
+        pass
+
+
 @mutant(42)
 class PrefersLateStarts(Sequences):
     def sample(self, *args: Any, **options: Any) -> Any:

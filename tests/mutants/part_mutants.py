@@ -323,6 +323,18 @@ class CrossesEnds(Sequences):
         super().on_insert(where, [{**row, "done": False} for row in rows])
 
 
+@mutant(13)
+class IgnoresEndTrajectory(Sequences):
+    def end_trajectory(self) -> None:
+        pass
+
+
+@mutant(13)
+class SavesNoEnds(Sequences):
+    def early_ends(self) -> Any:
+        return super().early_ends()[:0]
+
+
 @mutant(14)
 class PrefersLateStarts(Sequences):
     def draw(self, size: int, length: int) -> Any:

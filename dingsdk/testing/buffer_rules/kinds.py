@@ -36,9 +36,9 @@ _ROWS = 20
 def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
     """A sequence is consecutive rows of one trajectory; it does not cross the end of one.
 
-    A trajectory ends with a row whose ``done`` is true, and at the newest row: the oldest row does
-    not follow the newest. Columns have the shape ``[batch, time, ...]``; objects are in a list of
-    lists.
+    A trajectory ends with a row whose ``done`` is true, where ``end_trajectory`` was called, and at
+    the newest row: the oldest row does not follow the newest. Columns have the shape
+    ``[batch, time, ...]``; objects are in a list of lists.
     """
     for pushed in (7, _ROWS, 3 * _ROWS - 4):
         ends = {n for n in range(pushed) if n % 7 == 4}
@@ -54,6 +54,14 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
                     expect(steps, f"rows {numbers} are no sequence")
                     across = ends.intersection(numbers[:-1])
                     expect(not across, f"sequence {numbers} goes on after the end at {across}")
+    buffer = bench.buffer(replay_buffer_size=_ROWS)
+    for first in range(0, 12, 3):
+        buffer.push([make_row(number, done=False) for number in range(first, first + 3)], 0)
+        buffer.end_trajectory()
+    for _ in range(25):
+        for one, after in _sequences(bench, buffer, 2, 2):
+            is_within = after == one + 1 and after % 3 > 0
+            expect(is_within, f"sequence {[one, after]} goes on after end_trajectory()")
 
 
 @needs("sequences")

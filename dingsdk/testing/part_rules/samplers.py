@@ -256,7 +256,8 @@ def rule_12_shares_are_powers_of_priorities(bench: PartBench) -> None:
 def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
     """A sequence has the positions of consecutive rows of one trajectory.
 
-    It does not cross the end of a trajectory, or continue from the newest row to the oldest.
+    It does not cross the end of a trajectory, or continue from the newest row to the oldest. Ends
+    that ``end_trajectory`` sets are in the state.
     """
     held = range(3, CAPACITY + 3)
     for _ in range(20):
@@ -268,6 +269,16 @@ def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
                 expect(steps and len(numbers) == length, f"rows {numbers} are no sequence")
                 across = set(_ENDS) & set(numbers[:-1])
                 expect(not across, f"sequence {numbers} goes on after the end at {across}")
+    sampler, loaded = bench.part(seed=0), bench.part(seed=0)
+    _insert(sampler, 0, 1)
+    sampler.end_trajectory()
+    loaded.load_state_dict(sampler.state_dict())
+    loaded.on_restore(positions(0, 2), [make_row(number) for number in range(2)])
+    for each in (sampler, loaded):
+        _insert(each, 2, 3, 4)  # row 2 is an end, too
+        drawn = {tuple(where) for where in each.draw(40, 2).where.tolist()}
+        allowed = {(0, 1), (3, 4)}
+        expect(drawn <= allowed, f"sequences {sorted(drawn - allowed)} cross end_trajectory()")
 
 
 @needs("sequences")

@@ -107,6 +107,10 @@ class BattleRollout(DictRollout):
         }
         return self._env.step(actions)
 
+    @property
+    def _rows_per_step(self) -> int:
+        return sum(writer is not None for writer in self._writers)
+
     def _write(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
         for player, info in enumerate(self._infos(timestep)):
             if self._writers[player] is not None:

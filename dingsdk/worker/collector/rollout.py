@@ -159,9 +159,16 @@ class Rollout(Savable, ABC):
     Attributes:
         env_steps: Transitions so far; resets and failed steps do not count.
         episodes: Finished episodes; the owner of the rollout must empty the list.
+        drops_older: Whether steps that began with another version of the policy than the current
+            one are counted, but not recorded (on-policy). Only the envs of an asynchronous manager
+            end such steps.
+        dropped_rows: Transitions that were not recorded for that reason; the owner of the rollout
+            must reset it.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("env_steps",)
+
+    drops_older = False
 
     def __init__(
         self,
@@ -176,7 +183,7 @@ class Rollout(Savable, ABC):
         self._quota = quota
         self._env_num = env.env_num
         self._can_step_some = env.capabilities.partial_step
-        self.env_steps = 0
+        self.env_steps = self.dropped_rows = 0
         self.episodes: list[EpisodeRecord] = []
         self._episode_counts = np.zeros(self._env_num, np.int64)
         self._is_live = np.ones(self._env_num, np.bool_)

@@ -49,20 +49,25 @@ class DictRollout(Rollout):
         self._lengths = [0] * self._env_num
         self._obs_pool = CachePool("obs", self._env_num, deepcopy_obs)
         self._output_pool = CachePool("policy_output", self._env_num)
+        self._is_asynchronous = env.capabilities.asynchronous
+        self._acted: dict[int, int] = {}
+        """Of asynchronous envs, the version of the policy that acts in each unfinished step."""
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        if self._env.capabilities.asynchronous:
+        if self._is_asynchronous:
             # The observations and outputs of envs whose steps are not finished yet.
             pools = (self._obs_pool, self._output_pool)
             items = [[pool[env_id] for env_id in range(self._env_num)] for pool in pools]
             state["pools"] = capture(items, "pools")
+            state["acted"] = capture(self._acted, "acted")
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for index, items in enumerate(state.get("pools", ())):
             (self._obs_pool, self._output_pool)[index].update(dict(enumerate(revive(items))))
+        self._acted = dict(revive(state.get("acted", {})))
 
     def observe(self) -> dict[int, Any]:
         """Return ``{env_id: obs}`` of the envs to step; empty while all of them are stepping.
@@ -115,11 +120,19 @@ class DictRollout(Rollout):
         return self._env.step({i: np.asarray(action) for i, action in actions.items()})
 
     def record(self, obs: Any, output: Any, step: Mapping[int, Timestep], train_iter: int) -> None:
+        acted = self._acted
+        if self._is_asynchronous:
+            # A step may end in a later round, when a newer policy acts.
+            acted.update(dict.fromkeys(obs, train_iter))
         for env_id in sorted(step):
+            version = acted.pop(env_id) if env_id in acted else train_iter
             if self._is_live[env_id]:
-                self._record_one(env_id, step[env_id], train_iter)
+                is_recorded = version == train_iter or not self.drops_older
+                self._record_one(env_id, step[env_id], version, is_recorded)
 
-    def _record_one(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
+    def _record_one(
+        self, env_id: int, timestep: Timestep, train_iter: int, is_recorded: bool
+    ) -> None:
         infos = timestep.info if isinstance(timestep.info, Sequence) else [timestep.info]
         if any(info.get("abnormal") for info in infos):
             self._abandon([env_id])
@@ -127,10 +140,18 @@ class DictRollout(Rollout):
             return
         self.env_steps += 1
         self._lengths[env_id] += 1
-        self._write(env_id, timestep, train_iter)
+        if is_recorded:
+            self._write(env_id, timestep, train_iter)
+        else:
+            self.dropped_rows += self._rows_per_step
         if timestep.done:
             length, self._lengths[env_id] = self._lengths[env_id], 0
             self._end_episodes([env_id], [self._episode(env_id, timestep, length)])
+
+    @property
+    def _rows_per_step(self) -> int:
+        """How many writers record a step."""
+        return int(self._writer is not None)
 
     def _write(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
         """Record the transition of one env."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 from dingsdk.config import Seed
@@ -30,16 +31,21 @@ class SampleCollector(ISerialCollector):
     _on_policy: bool
     _rollout: Any = None
     _stocks: Sequence[list[Any]] = ()
-    """Samples of each writer that no call has returned yet."""
+    """Samples of each writer that no call has returned yet; of whole episodes, one item each."""
     _truncates = False
     """Whether trajectories are cut as soon as there are enough transitions."""
+    _are_whole = False
+    """Whether trajectories are cut only at the ends of episodes."""
 
     @abstractmethod
     def _build(self, traj_len: int | None) -> tuple[Rollout, Sequence[Any]]:
         """Return a rollout, and each player's writer; None for a player who only acts."""
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``; drops unfinished trajectories and extra samples."""
+        """As ``SerialWorker.reset_env``; drops unfinished trajectories and extra samples.
+
+        Call ``end_trajectory`` of a replay buffer of sequences then.
+        """
         super().reset_env(_env)
         self._rollout = None
 
@@ -49,9 +55,11 @@ class SampleCollector(ISerialCollector):
             env_num, _ = self.env.env_num, self.policy
             n_sample, unroll_len = self._default_n_sample, self._unroll_len
             traj_len = traj_len_of(self._policy_cfg, n_sample, unroll_len, env_num)
+            self._are_whole = traj_len is None
             # Samples of several transitions each cannot be counted before they are made.
             self._truncates = self._on_policy and traj_len is not None and unroll_len == 1
             self._rollout, self._writers = self._build(traj_len)
+            self._rollout.drops_older = self._on_policy
             self._stocks = [[] for _ in self._writers]
 
     def _start(self, n_sample: int | None, train_iter: int) -> int:
@@ -93,9 +101,10 @@ class SampleCollector(ISerialCollector):
                         writer.cut_unfinished()
                     else:
                         rollout.round(train_iter, kwargs, random_actions)
-                if samples := writer.flush():
-                    stock.append(samples)
-                    have += len(samples)
+                flushed = writer.flush_each() if self._are_whole else [writer.flush()]
+                if flushed := [samples for samples in flushed if samples]:
+                    stock += flushed
+                    have += sum(map(len, flushed))
                 elif not have and rollout.env_steps - steps_before > _MOST_STEPS_IN_VAIN:
                     raise PolicyOutputError(
                         f"the policy's make_samples made no sample of {_MOST_STEPS_IN_VAIN} env "
@@ -107,16 +116,23 @@ class SampleCollector(ISerialCollector):
         data = []
         for writer, stock in pairs:
             # More samples of one player may have been cut while collecting for another.
-            samples = _join([*stock, *(writer.flush_each() if writer is not None else ())])
+            pieces = [*stock, *(writer.flush_each() if writer is not None else ())]
+            samples = _join(pieces)
             stock.clear()
             if drop_extra is not False and len(samples) > wanted:
-                samples, extra = samples[:wanted], samples[wanted:]
+                ends = list(accumulate(map(len, pieces)))
+                borders = [wanted, *(end for end in ends if end > wanted)]
+                stock += [samples[start:end] for start, end in pairwise(borders)]
+                samples = samples[:wanted]
                 if drop_extra:
-                    self._dropped_sample_count += len(extra)
-                else:
-                    stock.append(extra)
+                    # The rest of an episode is kept, because rows of sequences follow each other.
+                    kept = int(self._are_whole and wanted not in ends)
+                    self._dropped_sample_count += sum(map(len, stock[kept:]))
+                    del stock[kept:]
             data.append(samples)
         episodes, rollout.episodes = rollout.episodes, []
+        self._dropped_sample_count += rollout.dropped_rows
+        rollout.dropped_rows = 0
         self._end_collect(
             episodes,
             envsteps=rollout.env_steps - steps_before,
@@ -133,7 +149,8 @@ class SampleSerialCollector(SampleCollector):
     """Collects ``n_sample`` train samples per call, and keeps extra samples for the next call.
 
     An on-policy collector cuts the trajectories as soon as there are enough transitions (the
-    policy bootstraps there), and drops remaining data of an older policy.
+    policy bootstraps there), and drops remaining data of an older policy. If envs are
+    asynchronous, it also drops the steps that an older policy began.
 
     It behaves as DI-engine's collector of this name, except:
     - extra samples are returned by the next call, not discarded (see ``drop_extra``);
@@ -183,7 +200,9 @@ class SampleSerialCollector(SampleCollector):
             train_iter: Version of the policy; recorded as the column ``collect_iter``.
             drop_extra: What to do with samples beyond ``n_sample``. None: the next call
                 returns them first (an on-policy collector only if ``train_iter`` is the
-                same). True: discard them. False: return them too.
+                same). True: discard them, except the rest of an episode if the policy's
+                trajectories are whole episodes (``traj_len_inf``); the next call returns the
+                rest first. False: return them too.
             random_collect: Take random actions instead of calling the policy.
             record_random_collect: False excludes this call from the episode statistics and
                 the log.
@@ -193,7 +212,9 @@ class SampleSerialCollector(SampleCollector):
 
         Returns:
             Samples in the order in which their trajectories were cut: a SampleBatch if the
-            policy has the batched form, else a list of the samples that the policy made.
+            policy has the batched form, else a list of the samples that the policy made. After
+            anything else that drops samples (``reset_env``, ``reset_policy``, another
+            ``level_seeds``), call ``end_trajectory`` of a replay buffer of sequences.
 
         Raises:
             NotSetError: no env, no policy, or no ``n_sample``.

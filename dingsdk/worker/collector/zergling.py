@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import NotNegative, Positive
 from dingsdk.data.list_samples import pack_samples
+from dingsdk.data.policy_versions import versions_of
 from dingsdk.errors import ConfigError, NotSetError, TaskTimeoutError
 from dingsdk.plugins import observe
 from dingsdk.policy import create_policy
@@ -208,6 +209,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         if self._is_on_policy:
             self._rows_per_payload = math.inf  # rows are sent after the last admitted step
         rollout, self._writers = self._collecting_rollout(traj_len, before)
+        rollout.drops_older = self._is_on_policy
         rollout.env_steps = 0  # count only the steps of this task
         return rollout
 
@@ -237,7 +239,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return self._rollout.step_env(policy_output)
 
     def _process_timestep(self, obs: Any, policy_output: Any, step: Any) -> None:
-        acted = self._policy_iter if self._inference is None else self._inference.version
+        acted = self._policy_iter
+        if self._inference is not None and not self._is_on_policy:
+            acted = self._inference.version  # it may act with a newer policy
         self._rollout.record(obs, policy_output, step, acted)
         if self._eval_flag:
             self._rollout.warn_if_endless()
@@ -344,7 +348,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
 
     def _send_samples(self, samples: Any) -> None:
         batch = pack_samples(samples)
-        rows = len(batch)
+        rows, versions = len(batch), versions_of(batch)
         self._sample_count += rows
         self._payload_count += 1
         data_id = f"{self._uid}-{self._payload_count}"
@@ -353,7 +357,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             "data_id": data_id,
             "rows": rows,
             "episodes": self._unsent_episodes,
-            "policy_iter": self._policy_iter,
+            "policy_iter": self._policy_iter if versions is None else int(versions.min()),
             "unroll_len": self._unroll_len,
             "get_data_time": time.time(),
             **self._counts(),

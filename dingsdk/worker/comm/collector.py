@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Count, to_easydict
 from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import LIST, has_lists
+from dingsdk.data.policy_versions import versions_of
 from dingsdk.errors import (
     BufferFullError,
     ConfigError,
@@ -320,8 +321,10 @@ class BaseCommCollector(CommWorker):
                 "not keep; leave system.replay.type at learner",
                 key=LIST,
             )
-        collect_iter = np.full(len(samples), policy_iter, dtype=np.int64)
-        samples = samples.with_columns(collect_iter=collect_iter)
+        versions = versions_of(samples)
+        if versions is None:
+            versions = np.full(len(samples), policy_iter, dtype=np.int64)
+        samples = samples.with_columns(collect_iter=versions)
         wait_s = 0.0 if self.scheduler.is_cooperative else REPLAY_WAIT_S
         while not self.is_stopping:
             try:
@@ -340,7 +343,8 @@ class BaseCommCollector(CommWorker):
 def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Return copies of the sample columns that a replay buffer needs.
 
-    These are the columns in ``names``, and the policy's own priorities if the samples have any.
+    These are the columns in ``names``, the policy's own priorities if the samples have any, and
+    ``collect_iter`` if versions of the policy differ.
 
     Raises:
         ConfigError: the samples lack such a column, or the columns are too large in total.
@@ -348,7 +352,9 @@ def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, N
     wanted = dict.fromkeys(names)
     if "priority" in samples.columns:
         wanted["priority"] = None
-    if not wanted:
+    versions = versions_of(samples)
+    are_versions_needed = versions is not None and int(versions.min()) != int(versions.max())
+    if not (wanted or are_versions_needed):
         return {}
     found: dict[str, NDArray[Any]] = {}
     for name in wanted:
@@ -367,4 +373,6 @@ def announced_columns(samples: SampleBatch, names: Iterable[str]) -> dict[str, N
             f"{LARGEST_ROW_BYTES} bytes; in parallel mode it holds small columns only",
             path="policy.other.replay_buffer",
         )
+    if versions is not None and are_versions_needed:
+        found["collect_iter"] = versions
     return found

@@ -424,8 +424,19 @@ class Experience:
         """Acknowledge a payload: all its rows become samples. Return False for a repeat."""
         rows = int(meta["rows"])
         own = {name: self._column(meta, name) for name in self.columns}
-        if "priority" in (meta.get("columns") or {}):
+        announced = meta.get("columns") or {}
+        if "priority" in announced:
             own["priority"] = self._column(meta, "priority").astype(np.float64)
+        versions = _filled(rows, int(meta["policy_iter"]))
+        if "collect_iter" in announced:
+            versions = self._column(meta, "collect_iter")
+            if versions.dtype.kind not in "iu" or not versions.size:
+                raise ProtocolError(
+                    f"payload {meta['data_id']!r} came with a collect_iter of {versions.dtype}"
+                    f"{list(versions.shape)}; it must be an integer for each row",
+                    where="metadata",
+                )
+            versions = versions.reshape(rows, -1).min(axis=1)
         number = self.ledger.add(str(meta["data_id"]), rows, meta.get("digest"))
         if number is None:
             return False
@@ -433,7 +444,7 @@ class Experience:
             **own,
             "payload": _filled(rows, number),
             "row": np.arange(rows, dtype=np.int64),
-            "collect_iter": _filled(rows, int(meta["policy_iter"])),
+            "collect_iter": versions.astype(np.int64, copy=False),
         }
         try:
             self._push(SampleBatch.trusted(columns, rows), envstep)

@@ -70,6 +70,13 @@ class IBuffer(Needs, Configurable, ABC):
     def push(self, data: Any, cur_collector_envstep: int) -> None:
         """Add rows: all rows of a SampleBatch or a list, or one row of any other type."""
 
+    def end_trajectory(self) -> None:
+        """End the trajectory of the newest row: the row that is pushed next does not continue it.
+
+        Call it if rows in between were dropped, or if the next rows come from elsewhere. A buffer
+        that does not sample sequences does nothing.
+        """
+
     @abstractmethod
     def update(self, info: Mapping[str, Any]) -> None:
         """Store values that training computed for sampled rows, such as priorities."""

@@ -34,6 +34,8 @@ KEPT = "kept"
 """Name of the fact that is True for a row that has not left early (used up, stale)."""
 LEFT = -1
 """The mark of a row that left early; the mark of any other row is how often it was sampled."""
+END = 1
+"""In a buffer without row metadata, the mark of a row after which the trajectory was ended."""
 
 _CHANGES_LEFT = 64
 """About the most changed pieces that saving a buffer copies while other threads wait."""
@@ -421,6 +423,7 @@ def _restore(
             for where in list(table._living()):
                 table._use_up(where, cast("RowMetadata", metadata).uses(where))
         if table._is_durable:
+            table._mark_ends(sampler.early_ends())
             table._storage.commit(table._committed_state())  # type: ignore[union-attr]
     return True
 
@@ -439,12 +442,18 @@ def recover(table: Table) -> None:
         newest = recovered.get("next_unique_id", recovered.get("push_count", count))
         cast("RowMetadata", metadata).next_id = newest - count
     table._sampler.recover(recovered)
+    if table._marks_ends:
+        marks = storage.recovered_marks(table._remover.oldest_first())
+        if marks is not None:
+            table._sampler.recover_ends(np.flatnonzero(marks == END))
     if table._sampler_listens or metadata.keeps_facts:
         for where in table._positions():
             rows, facts = metadata.prepare(storage.take(where))
             if facts is not None:
                 metadata.insert(where, facts)
             table._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
+    # Whoever pushed these rows has gone, and cannot continue their trajectory.
+    table.end_newest_trajectory()
     table._pushed_before_clear = count - recovered.get("push_count", count)
     if not metadata.keeps_facts:
         return

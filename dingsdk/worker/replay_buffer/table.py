@@ -152,7 +152,7 @@ class Table(IBuffer):
         """Create a storage of the type ``kind``, or of the type in the config."""
         storage = self._parts.storage(kind)
         self._parts.check_order(storage.needs_fifo, self._remover, "this storage")
-        if self._metadata.rows_leave_early:
+        if self._metadata.rows_leave_early or self._marks_ends:
             storage.keep_marks()
         return storage
 
@@ -186,6 +186,11 @@ class Table(IBuffer):
     @property
     def _sampler_listens(self) -> bool:
         return type(self._sampler).on_insert is not Sampler.on_insert
+
+    @property
+    def _marks_ends(self) -> bool:
+        """Whether a durable storage marks the ends of trajectories; row metadata has own marks."""
+        return self._sampler.keeps_ends and not self._metadata.keeps_facts
 
     @property
     def _is_durable(self) -> bool:
@@ -444,6 +449,32 @@ class Table(IBuffer):
         used_up = cast("RowMetadata", self._metadata).used_up(where, uses)
         if len(used_up):
             self._remove(used_up, "used_up")
+
+    def end_trajectory(self) -> None:
+        """End the trajectory of the newest row: the row that is pushed next does not continue it.
+
+        Call it if rows in between were dropped, or if the next rows come from elsewhere. A buffer
+        that does not sample sequences does nothing.
+
+        Raises:
+            BufferClosedError: the buffer is closed.
+        """
+        with self._lock:
+            self._check_open()
+            self.end_newest_trajectory()
+
+    def end_newest_trajectory(self) -> None:
+        """As :meth:`end_trajectory`, for callers that hold the lock, such as listeners."""
+        self._sampler.end_trajectory()
+        count = self._remover.count
+        if self._is_durable and self._marks_ends and count:
+            self._mark_ends(np.arange(count - 1, count, dtype=np.int64))
+
+    def _mark_ends(self, ages: NDArray[np.int64]) -> None:
+        """Mark the rows after which trajectories were ended, in a durable storage."""
+        if self._marks_ends and len(ages):
+            where = self._remover.by_age(ages)
+            self._storage.mark(where, state.END)  # type: ignore[union-attr]
 
     def _wait_to_insert(self, n: int, timeout_s: float | None) -> None:
         waited_s = timeout_s or 0.0
@@ -714,8 +745,10 @@ class Table(IBuffer):
             self._check_open()
         saved = persistence.load(file)
         if not self._continue_from(saved):
+            self.end_trajectory()
             for rows, facts in saved:
                 self._push_loaded(rows, facts)
+            self.end_trajectory()
 
     def resume_data(self, file: str) -> None:
         """Replace all rows and the state by those that :meth:`save_data` wrote.
@@ -747,7 +780,13 @@ class Table(IBuffer):
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
         """Push loaded rows, and restore the saved priority and uses of each."""
         if not self._metadata.keeps_facts:
-            self._push_unlimited(rows)
+            ends = facts.get("ends", np.zeros(len(rows), np.bool_))
+            start = 0
+            for stop in (np.flatnonzero(ends) + 1).tolist():
+                self._push_unlimited(rows[start:stop])
+                self.end_trajectory()
+                start = stop
+            self._push_unlimited(rows[start:])
             return
         if "priority" in facts:
             rows = _with_priorities(rows, facts["priority"])

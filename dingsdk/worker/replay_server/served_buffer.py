@@ -266,6 +266,8 @@ class ServedBuffer(RowListener):
         record: Record = self._entering.record
         if self._is_known(record.client, record.number):
             raise _RepeatedInsertError  # another connection inserted it while this one waited
+        if not self._is_newest(record.client):
+            self.table.end_newest_trajectory()
         if self._log is not None:
             self._log.append(record._replace(first=self.table.push_count))
 
@@ -324,6 +326,10 @@ class ServedBuffer(RowListener):
     def _is_known(self, client: str, number: int) -> bool:
         return number <= self._numbers.get(client, 0)
 
+    def _is_newest(self, client: str) -> bool:
+        """Whether the newest rows are of this client."""
+        return bool(self._numbers) and next(reversed(self._numbers)) == client
+
     def _note(self, client: str, number: int) -> None:
         self._numbers[client] = max(number, self._numbers.get(client, 0))
         self._numbers.move_to_end(client)
@@ -366,6 +372,8 @@ class ServedBuffer(RowListener):
             except DataCorruptError as error:
                 text = f"the log of the replay server is damaged: {error}"
                 raise CheckpointCorruptError(text) from error
+            if not self._is_newest(record.client):
+                self.table.end_trajectory()
             self.table.load_state_dict({"data": rows})
             at = self.table.push_count
         self._note(record.client, record.number)

@@ -256,12 +256,20 @@ class Model:
             samples += self.pending
             self.pending = []
         if drop_extra is not False:
-            samples, extra = samples[:wanted], samples[wanted:]
+            stop = len(samples)
             if drop_extra:
-                self.dropped += len(extra)
-            else:
-                self.surplus = extra
+                # The rest of a whole episode is kept.
+                stop = min(wanted, stop)
+                while self.traj_len is None and not self._is_end(samples[stop - 1]):
+                    stop += 1
+                self.dropped += len(samples) - stop
+            samples, self.surplus = samples[:wanted], samples[wanted:stop]
         return samples, episodes, self.envstep - before
+
+    @staticmethod
+    def _is_end(sample: Mapping[str, Any]) -> bool:
+        """Whether a sample is the last one of its trajectory."""
+        return bool(sample["position"] == sample["piece"] - 1)
 
     def play(
         self,

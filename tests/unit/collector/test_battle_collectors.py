@@ -443,6 +443,36 @@ def test_player_that_trains_again_starts_with_its_next_turn() -> None:
     assert _turns(samples[1]) == [(3, 5, 20, True)]
 
 
+def test_step_that_an_older_policy_began_is_collected_for_no_player(make_battle) -> None:
+    class Late(DuelEnvs):
+        """The steps of env 1 end a round later."""
+
+        late: ClassVar[dict[int, Any]] = {}
+
+        @property
+        def ready_obs(self) -> dict[int, Any]:
+            return {i: self._obs(i) for i in range(self.env_num) if i not in self.late}
+
+        def step(self, actions: Any) -> dict[int, Any]:
+            ended = {**super().step(actions), **self.late}
+            self.late = {1: ended.pop(1)} if 1 in actions else {}  # type: ignore[misc]
+            return ended
+
+    envs = Late(((9,), (9,)))
+    envs.capabilities = Capabilities(asynchronous=True)
+    fighters = [Fighter(number, n_sample=4, on_policy=True) for number in range(2)]
+    collector = make_battle("sample_1v1", envs, fighters)
+
+    collector.collect(train_iter=0)
+    data, _ = collector.collect(train_iter=1)
+
+    # Env 1 began its step at time 1 with policy 0, and ended it with policy 1.
+    for player in (0, 1):
+        expected = {(0, player, 0, 3), (0, player, 0, 4), (0, player, 0, 5), (1, player, 0, 2)}
+        assert set(_rows(data[player])) == expected
+    assert collector.dropped_sample_count == 2
+
+
 def test_no_policy_is_called_if_no_env_is_ready() -> None:
     class Busy(DuelEnvs):
         ready_obs: ClassVar[Any] = {}

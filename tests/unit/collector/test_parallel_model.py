@@ -204,7 +204,8 @@ def expected_messages(
         rows, model.pending = model.pending, []
         payloads.append([{**row, "action": row["collect_iter"] % 5} for row in rows])
         sent += len(rows)
-        messages.append({"rows": len(rows), "policy_iter": version, **counts()})
+        oldest = min(row["collect_iter"] for row in rows)
+        messages.append({"rows": len(rows), "policy_iter": oldest, **counts()})
 
     while len(episodes) < target:
         before = len(episodes)

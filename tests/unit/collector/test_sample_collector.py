@@ -10,6 +10,8 @@ from dingsdk.envs import create_env_manager, make_env_fns
 from dingsdk.errors import ConfigError, EnvError, NonFiniteError, NotSetError, PolicyOutputError
 from dingsdk.worker.collector.sample import SampleSerialCollector
 
+from .late_envs import LateEnvs
+
 GREEDY = {"eps": 0.0}
 
 
@@ -346,3 +348,50 @@ def test_deleting_an_unclosed_collector_raises_nothing(make_collector, make_poli
     assert env.closed
     with pytest.raises(ValueError, match="flush of closed file"):
         make_collector(make_policy(), tb_logger=ClosedFile())[0].close()
+
+
+def _late_collector(make_collector, policy) -> Any:
+    """Return a collector of two envs; the steps of env 1 end a round later."""
+    collector, counters = make_collector(policy, ((9,), (9,)))
+    collector.env.close()
+    collector.reset_env(LateEnvs({"type": "in_process"}, counters.env_fns))
+    return collector
+
+
+def test_step_that_an_older_policy_began_is_not_collected_on_policy(
+    make_policy, make_collector
+) -> None:
+    collector = _late_collector(make_collector, make_policy(4, on_policy=True))
+
+    first = collector.collect(train_iter=0, policy_kwargs=GREEDY)
+    other = collector.collect(train_iter=1, policy_kwargs=GREEDY)
+
+    # Env 1 began its step at time 1 with policy 0, and ended it with policy 1.
+    assert {row[::2] for row in _rows(first)} == {(0, 0), (0, 1), (0, 2), (1, 0)}
+    assert {row[::2] for row in _rows(other)} == {(0, 3), (0, 4), (0, 5), (1, 2)}
+    assert [int(row["collect_iter"]) for row in other] == [1] * 4
+    assert (collector.dropped_sample_count, collector.envstep) == (1, 9)
+
+
+def test_rows_have_the_version_of_the_policy_that_began_their_step(
+    make_policy, make_collector
+) -> None:
+    collector = _late_collector(make_collector, make_policy(2))
+
+    first = collector.collect(1, train_iter=0, policy_kwargs=GREEDY)
+    other = collector.collect(2, train_iter=1, policy_kwargs=GREEDY)
+
+    assert [row[::2] for row in _rows(first)] == [(0, 0)]
+    versions = [int(row["collect_iter"]) for row in other]
+    found = dict(zip([row[::2] for row in _rows(other)], versions, strict=True))
+    assert found == {(0, 1): 1, (1, 0): 0}
+
+
+def test_saved_collector_knows_the_policy_of_unfinished_steps(make_policy, make_collector) -> None:
+    collector = _late_collector(make_collector, make_policy(4, on_policy=True))
+    collector.collect(train_iter=0, policy_kwargs=GREEDY)
+
+    collector.load_state_dict(collector.state_dict())
+    other = collector.collect(train_iter=1, policy_kwargs=GREEDY)
+
+    assert {row[::2] for row in _rows(other)} == {(0, 3), (0, 4), (0, 5), (1, 2)}

@@ -185,6 +185,20 @@ def test_reset_after_all_envs_ended_at_once_matches_the_model(form: str, manager
     run(case, [call, "reset_env", call])
 
 
+@pytest.mark.parametrize("form", ["columns", "rows"])
+@pytest.mark.parametrize("env_num", [1, 3])
+def test_dropped_samples_of_whole_episodes_match_the_model(form: str, env_num: int) -> None:
+    case = {
+        "script": Script(seed=5, longest=9, fail_rate=0.3), "env_num": env_num, "n_sample": 4,
+        "unroll_len": 1, "traj_len_inf": True, "on_policy": False, "level_seeds": None,
+        "form": form, "manager": "in_process", "print_freq": 0, "deepcopy_obs": False,
+    }  # fmt: skip
+    call = {"wanted": None, "drop_extra": True, "shift": 0, "is_random": False}
+    call |= {"is_recorded": True, "iters": 1}
+    kept = {**call, "drop_extra": None}
+    run(case, [call, call, kept, "resume", call, kept, kept, call, call, "reset_env", call, call])
+
+
 @pytest.mark.parametrize("n_sample", [None, 6])
 def test_rounds_keep_their_values_when_the_writer_moves_them(n_sample: int | None) -> None:
     case = {

@@ -25,6 +25,8 @@ from dingsdk.worker.collector.serial_task import SerialTaskCollector
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 
+from .late_envs import LateEnvs
+
 POLICY = {
     "type": "dqn",
     "model": {"obs_shape": 4, "action_shape": 2},
@@ -447,6 +449,8 @@ def test_a_new_policy_is_loaded_between_rounds(make_zergling) -> None:
     assert collector.get_finish_info()["train_iter"] == wire.polls
     versions = [meta["policy_iter"] for meta in wire.samples]
     assert versions == sorted(versions)
+    oldest = [int(batch.columns["collect_iter"].min()) for batch in wire.payloads.values()]
+    assert versions == oldest
 
 
 def test_the_loaded_weights_act(make_zergling) -> None:
@@ -537,6 +541,37 @@ def test_policy_that_arrives_during_admitted_steps_takes_the_rest(make_zergling)
     assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(3, 1), (6, 2)]
     delivered = [meta["delivered_steps"] for meta in wire.progress if "delivered_steps" in meta]
     assert delivered == [0, 3, 9]
+
+
+def test_on_policy_payload_has_no_step_that_an_older_policy_began(make_zergling) -> None:
+    manager, wire = PluginManager(), Wire()
+    manager.registry("env_managers").register("late", LateEnvs)
+    with use_manager(manager):
+        collector = make_zergling(
+            wire=wire,
+            policy={**POLICY, "on_policy": True},
+            env={"collector_env_num": 2, "collector_episode_num": None},
+            env_manager={"type": "late"},
+        )
+    updates = [{"model": wire.model, "iter": version} for version in (2, 1)]
+    answers = {0: (4, 1), 4: (7, 2), 7: None}
+    asked: list[int] = []
+
+    def admit(steps: int) -> tuple[int, int] | None:
+        asked.append(steps)
+        return answers[steps]
+
+    def newest(path: str) -> dict[str, Any] | None:
+        return updates.pop() if len(updates) == 2 or (4 in asked and updates) else None
+
+    collector.await_admission, collector.get_policy_update_info = admit, newest
+
+    collector.start()
+
+    # Of the three steps with policy 2, the first one of env 1 began with policy 1.
+    assert [(meta["rows"], meta["policy_iter"]) for meta in wire.samples] == [(4, 1), (2, 2)]
+    versions = [batch.columns["collect_iter"].tolist() for batch in wire.payloads.values()]
+    assert versions == [[1] * 4, [2] * 2]
 
 
 def test_on_policy_collector_continues_after_the_learner_went_back(

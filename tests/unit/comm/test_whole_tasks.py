@@ -237,6 +237,17 @@ def test_columns_of_more_than_64_bytes_a_row_are_refused() -> None:
     assert caught.value.path == "policy.other.replay_buffer"
 
 
+def test_versions_of_the_policy_are_announced_if_they_differ() -> None:
+    steps = np.array([[4, 5], [5, 6]])
+    assert announced_columns(SampleBatch({"collect_iter": np.array([5, 5])}), []) == {}
+    for versions in (np.array([4, 5]), steps):
+        found = announced_columns(SampleBatch({"collect_iter": versions}), [])
+        assert list(found) == ["collect_iter"]
+        assert found["collect_iter"].tolist() == [4, 5]  # that of the oldest step of each sample
+    full = {"wide": np.zeros((2, 8)), "collect_iter": np.array([4, 5])}
+    assert set(announced_columns(SampleBatch(full), ["wide"])) == {"wide", "collect_iter"}
+
+
 def test_report_without_payload_or_progress_is_refused(bench: Bench) -> None:
     with pytest.raises(ProtocolError, match=r"collector_done.*got \['data_id'\]"):
         bench.collector.send_metadata({"data_id": "x"})

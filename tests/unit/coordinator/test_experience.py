@@ -309,6 +309,34 @@ def test_payload_without_the_needed_columns_is_refused(columns: dict[str, Any]) 
     experience.check()
 
 
+def test_rows_of_a_payload_are_as_old_as_their_own_policy() -> None:
+    cfg = {"type": "advanced", "replay_buffer_size": 40, "max_staleness": 10, "seed": 0}
+    experience = Experience(create_buffer(metadata_config(cfg), exp_name="run"))
+    versions = np.array([5, 20, 26, 30])
+    meta = {"data_id": "a", "rows": ROWS, "policy_iter": 5, "columns": {"collect_iter": versions}}
+    assert experience.push(meta, 0)
+
+    state = TaskState("task", "learner", {"buffer_id": "b"}, 0.0)
+    found = experience.lease(state, 8, 1, 31)  # 5 and 20 are too stale
+    assert found is None
+    found = experience.lease(state, 2, 1, 31)
+
+    assert found is not None
+    (batch,) = found["batches"]
+    assert set(batch["collect_iter"].tolist()) <= {26, 30}
+    assert (batch["staleness"] == 31 - batch["collect_iter"]).all()
+    assert experience.ledger.evicted_rows == {"stale": 2}
+
+
+@pytest.mark.parametrize("versions", [np.ones(ROWS), np.ones((ROWS, 0), np.int64)], ids=str)
+def test_payload_with_wrong_versions_is_refused(experience: Experience, versions: Any) -> None:
+    meta = {"data_id": "a", "rows": ROWS, "policy_iter": 0, "columns": {"collect_iter": versions}}
+    with pytest.raises(ProtocolError, match="collect_iter"):
+        experience.push(meta, 0)
+    push(experience, "a")
+    experience.check()
+
+
 def test_learners_are_told_which_rows_of_partly_used_payloads_to_keep() -> None:
     cfg = {"type": "advanced", "replay_buffer_size": 400, "max_use": 1, "seed": 7}
     experience = Experience(create_buffer(metadata_config(cfg), exp_name="run"))

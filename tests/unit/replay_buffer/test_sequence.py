@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from dingsdk.data import SampleBatch
-from dingsdk.errors import CheckpointCorruptError, ConfigError, SchemaMismatchError
-from dingsdk.worker.replay_buffer import SequenceReplayBuffer
+from dingsdk.errors import (
+    BufferClosedError,
+    CheckpointCorruptError,
+    ConfigError,
+    SchemaMismatchError,
+)
+from dingsdk.worker.replay_buffer import NaiveReplayBuffer, SequenceReplayBuffer
 from dingsdk.worker.replay_buffer.metrics import Spread
 
 Trajectories = list[list[int]]
@@ -325,3 +330,119 @@ def test_reopened_rows_continue_the_steps_of_their_trajectory(
         with SequenceReplayBuffer({**cfg, "storage": {**storage, "reopen": True}}) as buffer:
             drawn: Any = buffer.sample(200, 2, 0, replace=True)
             assert set(drawn.columns["x"][:, 0].tolist()) == starts
+
+
+def steps(*numbers: int, done: bool | None = False) -> SampleBatch:
+    ends = {} if done is None else {"done": np.full(len(numbers), done)}
+    return SampleBatch({"x": np.array(numbers), **ends})
+
+
+def pairs(buffer: SequenceReplayBuffer) -> set[tuple[int, ...]]:
+    """Return the sequences of two rows that are drawn."""
+    batch = buffer.sample(300, 2, 0, replace=True)
+    assert isinstance(batch, SampleBatch)
+    return set(map(tuple, batch.columns["x"].tolist()))
+
+
+@pytest.mark.parametrize("done", [False, None])
+def test_sequences_do_not_cross_an_end_of_trajectory(done: bool | None) -> None:
+    buffer = make()
+    buffer.end_trajectory()  # there is no row yet
+    buffer.push(steps(0, 1, 2, done=done), 0)
+    for _ in range(2):
+        buffer.end_trajectory()
+    buffer.push(steps(3, done=done), 0)
+    buffer.push(steps(4, 5, done=done), 0)
+
+    assert pairs(buffer) == {(0, 1), (1, 2), (3, 4), (4, 5)}
+    assert [buffer.count_starts(length) for length in (3, 4)] == [2, 0]
+
+
+def test_strides_start_again_after_an_end_of_trajectory() -> None:
+    buffer = make(stride=2)
+    buffer.push(steps(0, 1, 2), 0)
+    buffer.end_trajectory()
+    buffer.push(steps(3, 4, 5, 6), 0)
+    assert pairs(buffer) == {(0, 1), (3, 4), (5, 6)}
+
+
+def test_ends_of_overwritten_rows_are_forgotten() -> None:
+    buffer = make(capacity=4)
+    for number in range(0, 60, 2):
+        buffer.push(steps(number, number + 1), 0)
+        buffer.end_trajectory()
+    assert pairs(buffer) == {(56, 57), (58, 59)}
+    assert buffer.state_dict()["sampler"]["early_ends"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("storage", ["auto", "memmap"])
+@pytest.mark.parametrize("way", ["state", "saved", "into-another"])
+def test_loaded_rows_keep_the_ends_of_their_trajectories(
+    tmp_path: Path, storage: str, way: str
+) -> None:
+    def empty(name: str, capacity: int = 6, reopen: bool = False) -> SequenceReplayBuffer:
+        disk = {"path": str(tmp_path / name), "reopen": reopen} if storage == "memmap" else {}
+        section = {"type": storage, **disk}
+        return SequenceReplayBuffer({"replay_buffer_size": capacity, "seed": 0, "storage": section})
+
+    with empty("old") as buffer:
+        buffer.push(steps(0, 1, 2, 3), 0)
+        buffer.end_trajectory()
+        buffer.push(steps(4, 5, 6, 7), 0)
+        buffer.end_trajectory()
+        state = buffer.state_dict()
+        buffer.save_data(str(tmp_path / "saved"))
+    with empty("new", capacity=20 if way == "into-another" else 6) as buffer:
+        if way == "state":
+            buffer.load_state_dict(state)
+        else:
+            buffer.load_data(str(tmp_path / "saved"))
+        buffer.push(steps(8), 0)
+        expected = {(4, 5), (5, 6), (6, 7)}  # the oldest row was 2, or is 3
+        if way == "into-another":
+            expected |= {(2, 3)}
+        assert pairs(buffer) == expected
+    if storage == "memmap":
+        with empty("new", capacity=20 if way == "into-another" else 6, reopen=True) as buffer:
+            assert pairs(buffer) == expected
+
+
+def test_new_rows_do_not_continue_reopened_ones(tmp_path: Path) -> None:
+    storage = {"type": "memmap", "path": str(tmp_path / "rows")}
+    cfg: dict[str, Any] = {"replay_buffer_size": 8, "seed": 0}
+    for numbers in ((0, 1), (2, 3, 4), (5, 6, 7, 8)):
+        with SequenceReplayBuffer({**cfg, "storage": {**storage, "reopen": True}}) as buffer:
+            buffer.push(steps(*numbers), 0)
+            # Killed here: nothing is written when the buffer is closed.
+    with SequenceReplayBuffer({**cfg, "storage": {**storage, "reopen": True}}) as buffer:
+        assert pairs(buffer) == {(2, 3), (3, 4), (5, 6), (6, 7), (7, 8)}
+
+
+@pytest.mark.parametrize("ends", [[3, 3], [-1], [0.5], [[1]], "x"], ids=str)
+def test_wrong_ends_in_a_state_are_refused(ends: Any) -> None:
+    buffer = make()
+    buffer.push(steps(0, 1, 2, 3, 4), 0)
+    state = buffer.state_dict()
+    state["sampler"]["early_ends"] = ends
+    with pytest.raises(CheckpointCorruptError, match="early_ends"):
+        buffer.load_state_dict(state)
+    assert buffer.count() == 5
+
+
+def test_state_without_ends_can_be_loaded() -> None:
+    buffer = make()
+    buffer.push(steps(0, 1, 2), 0)
+    state = buffer.state_dict()
+    del state["sampler"]["early_ends"]
+    buffer.load_state_dict(state)
+    assert pairs(buffer) == {(0, 1), (1, 2)}
+
+
+def test_ends_are_ignored_without_sequences() -> None:
+    buffer = NaiveReplayBuffer({"replay_buffer_size": 4})
+    buffer.push(steps(0, 1), 0)
+    buffer.end_trajectory()
+    assert buffer.count() == 2
+    buffer.close()
+    with pytest.raises(BufferClosedError):
+        buffer.end_trajectory()

@@ -429,6 +429,25 @@ def test_closed_buffer_leaves_no_open_file(tmp_path: Path) -> None:
     assert open_files() == before
 
 
+def test_sequences_do_not_cross_from_one_client_to_another(tmp_path: Path) -> None:
+    folder = tmp_path / "replay"
+    steps = SampleBatch({"x": np.zeros(2), "done": np.zeros(2, np.bool_)})
+    sequences = {**SMALL, "type": "sequence"}
+    for is_saved in (True, False):
+        served = ServedBuffer(sequences, folder)
+        found = []
+        for number, client in enumerate(["aa", "bb", "bb"], start=1 if is_saved else 4):
+            frame = memoryview(b"".join(wire.encode_value(wire.ROWS_KIND, steps)))
+            served.insert(client * 16, number, 0, frame, 0.0)
+            found.append(served.table.count_starts(2))  # type: ignore[attr-defined]
+        assert found == ([1, 2, 4] if is_saved else [5, 6, 8])
+        if is_saved:
+            served.save()
+        served.close()
+    with ServedBuffer(sequences, folder) as served:  # from the checkpoint and the log
+        assert served.table.count_starts(2) == 8  # type: ignore[attr-defined]
+
+
 def test_refused_rows_are_not_recovered_from_the_log(tmp_path: Path) -> None:
     wrong = memoryview(
         b"".join(

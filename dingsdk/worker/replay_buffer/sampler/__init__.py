@@ -88,6 +88,19 @@ class Sampler(Needs, Configurable, ABC):
         """How often all entries of the columns were changed at once."""
         return 0
 
+    keeps_ends: ClassVar[bool] = False
+    """Whether it stores the ends of trajectories that :meth:`end_trajectory` sets."""
+
+    def end_trajectory(self) -> None:
+        """Called when the next row does not continue the trajectory of the newest one."""
+
+    def early_ends(self) -> NDArray[np.int64]:
+        """Return the ages of the rows after which :meth:`end_trajectory` was called, ascending.
+
+        The oldest row has the age 0.
+        """
+        return np.empty(0, np.int64)
+
     def clear(self) -> None:
         """Forget all rows."""
 
@@ -124,6 +137,9 @@ class Sampler(Needs, Configurable, ABC):
 
         If a push was interrupted, ``lost`` is how many of the oldest rows are gone since.
         """
+
+    def recover_ends(self, ages: NDArray[np.int64]) -> None:
+        """Called after :meth:`recover` with the ``early_ends`` of the rows to be inserted."""
 
 
 class RowSampler(Sampler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +19,8 @@ from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 MASK = "mask"
+ENDS = "ends"
+"""Name of the fact that is True for a row after which the trajectory was ended."""
 _ROUNDS = 4
 """Rounds of drawing starts of sequences; if they do not suffice, all valid starts are listed."""
 
@@ -39,8 +42,8 @@ class SequenceSampler(Sampler):
 
     Rows follow each other in the order in which they were pushed. A trajectory ends after a
     row whose ``end`` column is true; before a row whose ``trajectory`` column differs from that of
-    the previous row; and, if rows have no ``end``, after ``block_length`` rows. A sequence never
-    crosses the end of a trajectory.
+    the previous row; if rows have no ``end``, after ``block_length`` rows; and where the buffer's
+    ``end_trajectory`` was called. A sequence never crosses the end of a trajectory.
     """
 
     class Config(PartSection, frozen=True, kw_only=True):
@@ -67,6 +70,7 @@ class SequenceSampler(Sampler):
         block_length: Count = 500
 
     needs_order: ClassVar[Order] = "sequence"
+    keeps_ends: ClassVar[bool] = True
 
     def __init__(self, cfg: Mapping[str, Any], capacity: int, seed: int | None = None) -> None:
         super().__init__(cfg, capacity, seed)
@@ -88,6 +92,9 @@ class SequenceSampler(Sampler):
     def clear(self) -> None:
         self._first = self._count = 0  # the position of the oldest row, and how many there are
         self._next_since = 0
+        self._numbered = 0  # how many rows were inserted
+        # Numbers of rows that begin a trajectory because `end_trajectory` was called before.
+        self._begins: deque[int] = deque()
         self._last_trajectory: Any = None
         self._has_end: bool | None = None
         self._listed: tuple[int, NDArray[np.int64]] | None = None
@@ -117,18 +124,47 @@ class SequenceSampler(Sampler):
         leaving = max(0, self._count + n - self.capacity)
         self._first = (self._first + leaving) % self.capacity
         self._count += n - leaving
+        self._numbered += n
+        while self._begins and self._begins[0] <= self._numbered - self._count:
+            self._begins.popleft()
         self._listed = None
 
+    def end_trajectory(self) -> None:
+        if not self._count:
+            self._next_since = 0
+        elif not self._begins or self._begins[-1] < self._numbered:
+            self._begins.append(self._numbered)
+
+    def early_ends(self) -> NDArray[np.int64]:
+        oldest = self._numbered - self._count
+        return np.array([number - 1 - oldest for number in self._begins], np.int64)
+
+    def recover_ends(self, ages: NDArray[np.int64]) -> None:
+        self._begins.extend((ages + 1).tolist())
+
+    def facts(self, state: Mapping[str, Any], where: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        ends = np.asarray(state.get("early_ends", ()), np.int64)
+        if not len(ends):
+            return {}
+        return {ENDS: np.isin(np.arange(len(where)), ends)}
+
     def state_dict(self, columns: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-        """Return the random state, and the step of the oldest row within its trajectory."""
-        return {**super().state_dict(), **self.committed_state()}
+        """Return the random state, the step of the oldest row within its trajectory, and ends."""
+        ends = {"early_ends": self.early_ends()}
+        return {**super().state_dict(), **self.committed_state(), **ends}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         first = state.get("first_since")
         if type(first) is not int or not 0 <= first < 2**31:
             raise CheckpointCorruptError(f"first_since is {first!r}; expected a number >= 0")
+        # A state of an earlier version has no such entry.
+        ends = np.asarray(state.get("early_ends", np.empty(0, np.int64)))
+        is_ascending = ends.ndim == 1 and ends.dtype.kind in "iu" and (np.diff(ends) > 0).all()
+        if not is_ascending or (len(ends) and ends[0] < 0):
+            raise CheckpointCorruptError(f"early_ends is {ends}; expected ascending numbers >= 0")
         super().load_state_dict(state)
         self._next_since = first
+        self.recover_ends(ends)
 
     def committed_state(self) -> dict[str, int]:
         first = self._since[self._first] if self._count else self._next_since
@@ -151,6 +187,11 @@ class SequenceSampler(Sampler):
             starts[1:n] |= ids[1:] != ids[:-1]
             starts[0] = self._last_trajectory is not None and ids[0] != self._last_trajectory
             self._last_trajectory = ids[-1]
+        for number in reversed(self._begins):
+            if number < self._numbered:
+                break
+            if number < self._numbered + n:
+                starts[number - self._numbered] = True
         index = np.arange(n + 1)
         # The newest start at or before each row; the first rows may continue an earlier push.
         last = np.maximum.accumulate(np.where(starts, index, -before))
