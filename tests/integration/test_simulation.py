@@ -66,8 +66,10 @@ def test_simulated_run_keeps_all_guarantees(seed: int) -> None:
     samples = made.coordinator.status().samples
     assert samples.acknowledged > 200
     assert samples.trained > 100
-    assert made.oracle.live_count == 0  # the buffer is closed
-    assert made.oracle.evicted.total() == samples.acknowledged
+    # A closed buffer clears its rows; on-policy, rows that wait for a training just go.
+    left = samples.live if made.setting.on_policy else 0
+    assert made.oracle.live_count == left < 20
+    assert made.oracle.evicted.total() + left == samples.acknowledged
 
 
 def test_simulated_in_memory_run_keeps_all_guarantees() -> None:

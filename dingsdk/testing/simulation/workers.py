@@ -168,6 +168,7 @@ class _Learning:
         self.policy = self
         self.last_iter = CountVar()
         self._save = SaveCkptHook("save", 20, ext_args={"freq": SAVE_ITERS}, position="after_iter")
+        self._save_now = SaveCkptHook("save_now", 20, position="after_run")
         simulation = worker.simulation
         self.checkpoint_dir = simulation.checkpoints(worker, str(task_info["task_id"]))
         if task_info.get("resume"):
@@ -177,6 +178,8 @@ class _Learning:
     @property
     def train_iter(self) -> int:
         return self.last_iter.val
+
+    updates = train_iter
 
     @property
     def learn_info(self) -> dict[str, Any]:
@@ -191,6 +194,10 @@ class _Learning:
     def info(self, text: str) -> None:
         """Record that the hook saved a checkpoint; the hook logs nothing else."""
         self._worker.simulation.checkpoint_saved(self.checkpoint_dir, self.train_iter)
+
+    def save_checkpoint(self) -> None:
+        engine: Any = self
+        self._save_now(engine)
 
     def start(self) -> None:
         worker, simulation = self._worker, self._worker.simulation

@@ -622,7 +622,7 @@ def test_learner_with_two_ranks_trains_through_an_aggregator(
     assert isinstance(bench.learner._learner.policy.forward, Ranks)
     assert callable(mode.forward)
     assert policy_cfg == task["policy"]
-    assert others == [2, rank_s, None]
+    assert others == [2, rank_s, None, task["seed"]]
 
 
 def test_learner_keeps_and_drops_rows_as_it_is_told(bench: Bench) -> None:

@@ -193,7 +193,9 @@ def test_new_episodes_are_seeded_differently_for_each_save_and_player(
     buffers: list[str] = []
     workers: Any = SimpleNamespace(
         learner=SimpleNamespace(policy=SimpleNamespace(load_state_dict=nothing)),
-        buffer=SimpleNamespace(load_data=buffers.append),
+        buffer=SimpleNamespace(
+            load_data=buffers.append, end_trajectory=lambda: buffers.append("ended")
+        ),
         collector=worker("collector"),
         evaluator=worker("evaluator"),
         samples=lambda: SimpleNamespace(evicted={"old": 5}),
@@ -211,7 +213,7 @@ def test_new_episodes_are_seeded_differently_for_each_save_and_player(
     names = ["collector", "evaluator"]
     assert [(env.name, *given) for env, *given in seeded] == [(name, seed, name) for name in names]
     assert resets == names
-    assert buffers == [str(tmp_path / ("buffer-1" if index else "buffer"))]
+    assert buffers == [str(tmp_path / ("buffer-1" if index else "buffer")), "ended"]
     assert (workers.updates_left, workers.collected, workers.trained) == (4, 8, 6)
     # The new buffer has counted 5 evictions, 4 more than the save contains; they are subtracted.
     assert workers.evicted_before["old"] == 1 - 4
