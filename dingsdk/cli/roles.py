@@ -20,6 +20,7 @@ from dingsdk.cli.completion import (
     sets_option,
     transport_option,
 )
+from dingsdk.cli.output import say
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
@@ -99,14 +100,14 @@ def coordinator(
     cfg = compile_run(config, "parallel", transport, [*sets, *own], seed)
 
     def announce(address: str, note: str) -> None:
-        click.echo(f"coordinator: {address}")
+        say(f"coordinator: {address}")
         if note:
-            click.echo(note)
+            say(note)
 
     result = run_coordinator(
         cfg, data.absolute(), announce, None if quiet else console_progress("parallel")
     )
-    click.echo(summary(result))
+    say(summary(result))
     return exit_code(result.signal)
 
 
@@ -167,13 +168,13 @@ def work(
             name,
             data.absolute(),
             stop,
-            lambda: click.echo(f"{name} joined {address}"),
+            lambda: say(f"{name} joined {address}"),
             place,
         )
     if should_restart:
         click.echo(f"{name} left, over its memory limit; start it again", err=True)
         return OUT_OF_MEMORY
-    click.echo(f"{name} left" if signals.received else f"{name}: the run is over")
+    say(f"{name} left" if signals.received else f"{name}: the run is over")
     return exit_code(signals.received)
 
 

@@ -76,6 +76,7 @@ INK = "#333333"
 
 def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> Path:
     """Create ``root/exp_name``, or with a time stamp (and a counter) appended when it exists."""
+    check_text(root / exp_name)
     ensure_dir(root)
     stamped = f"{exp_name}-{now or datetime.now():%y%m%d-%H%M%S}"
     for name in (exp_name, stamped, *(f"{stamped}-{count}" for count in range(2, 100))):
@@ -117,6 +118,7 @@ def claim_run_folder(folder: Path) -> Path:
     Raises:
         RunFolderError: the folder holds a run.
     """
+    check_text(folder)
     ensure_dir(folder / CHECKPOINT_FOLDER)
     path = folder / CONFIG_NAME
     try:
@@ -130,8 +132,21 @@ def claim_run_folder(folder: Path) -> Path:
     return folder
 
 
+def check_text(folder: Path) -> None:
+    """Raise RunFolderError if the path cannot be written to files of the run, which are UTF-8."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise RunFolderError(
+            f"the path of the run folder {str(folder)!a} is not UTF-8, or this system's "
+            "encoding is not; choose another path, or set PYTHONUTF8=1",
+            path=str(folder),
+        ) from error
+
+
 def check_run_folder(folder: Path) -> None:
     """Raise RunFolderError if a path of a run exists and is not a file, or not a folder."""
+    check_text(folder)
     for names, is_right, text in (
         (
             _FILES,

@@ -60,8 +60,8 @@ def train(
 ) -> RunResult:
     """Train the policy of a config, and write a run folder.
 
-    If ``train`` is called from the main thread, SIGINT and SIGTERM stop the run within seconds:
-    it saves a checkpoint and ends with the reason ``interrupted``.
+    If ``train`` is called from the main thread, SIGINT, SIGTERM and SIGHUP stop the run within
+    seconds: it saves a checkpoint and ends with the reason ``interrupted``.
 
     Args:
         config: A file, the name of a shipped example, or the config itself.

@@ -313,8 +313,9 @@ class _ChildRank(_Rank):
 
 def rank_main(spec: _RankSpec, link: Connection) -> None:
     """Run a rank until rank 0 closes the link; never returns."""
-    # Rank 0 handles Ctrl-C.
+    # Rank 0 handles Ctrl-C, and the end of its terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     code = 0
     try:
         with torch_threads(spec.threads):

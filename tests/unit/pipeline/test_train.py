@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -258,6 +261,38 @@ def test_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGINT)
     assert codes == [130]
     assert told[1] == "SIGINT again: exiting at once; a file was saved"
+
+
+def test_terminal_that_closes_with_several_signals_stops_the_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes: list[int] = []
+    told: list[str] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with signals.StopOnSignal(threading.Event(), told.append) as handled:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGHUP)
+    assert (handled.received, len(told), codes) == (signal.SIGHUP, 1, [])
+    assert signals.exit_code(handled.received) == 129
+
+
+def test_run_under_nohup_continues_when_its_terminal_closes() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.StopOnSignal(threading.Event()) as handled:
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert handled.received is None
+
+
+def test_line_for_a_closed_terminal_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    signals.to_stderr("a line")
 
 
 def test_transport_for_a_serial_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
