@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import socket
@@ -96,7 +97,11 @@ def coordinator(
     from dingsdk.pipeline.train import compile_run, run_coordinator
 
     chosen = {"host": host, "port": port}
-    own = [f"system.transport.{key}={value}" for key, value in chosen.items() if value is not None]
+    own = [
+        f"system.transport.{key}={json.dumps(value)}"  # quoted, as `::` and `null` are other YAML
+        for key, value in chosen.items()
+        if value is not None
+    ]
     cfg = compile_run(config, "parallel", transport, [*sets, *own], seed)
 
     def announce(address: str, note: str) -> None:

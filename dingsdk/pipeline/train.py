@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -330,7 +331,7 @@ def compile_run(
     for assignment in check_sets(sets):
         apply_set(user, assignment)
     if transport is not None:
-        apply_set(user, f"system.transport.type={transport}")
+        apply_set(user, f"system.transport.type={json.dumps(transport)}")
     cfg = compile_config(user, seed=seed, mode=mode)
     path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
     if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):

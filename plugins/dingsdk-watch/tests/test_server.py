@@ -286,6 +286,23 @@ def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_p
     }
 
 
+@pytest.mark.parametrize(
+    "request_head",
+    ["GET http://[ HTTP/1.1\r\n", f"GET / HTTP/1.1\r\nContent-Length: {'1' * 5000}\r\n"],
+    ids=["address", "length"],
+)
+def test_request_that_waitress_cannot_read_is_closed_and_not_logged(
+    serve: Serve, run_folder: Path, caplog: pytest.LogCaptureFixture, request_head: str
+) -> None:
+    server = serve(run_folder)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(f"{request_head}\r\n".encode())
+        while connection.recv(4096):
+            pass
+    assert ask(server, "/status.json").status == 200
+    assert caplog.records == []
+
+
 def test_damaged_status_does_not_hide_the_metrics_of_other_runs(
     serve: Serve, run_folder: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -108,6 +109,23 @@ def test_failed_run_writes_a_checkpoint_and_the_reason(tmp_path: Path) -> None:
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["reason"], result["mode"]) == ("error", "serial")
     assert json.loads((run_dir / STATUS_NAME).read_text())["reason"] == "error"
+
+
+def test_failure_is_raised_with_a_note_if_its_checkpoint_cannot_be_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class WithoutFolder(Failing):
+        def __call__(self, engine: Any) -> None:
+            (folder,) = tmp_path.glob("*/ckpt")
+            if folder.is_dir():
+                shutil.rmtree(folder)
+                folder.touch()
+            super().__call__(engine)
+
+    with pytest.raises(RuntimeError, match="a part failed") as caught:
+        run(tmp_path, WithoutFolder("after_iter", sends_signal=False))
+    assert "No checkpoint ckpt_exception was saved: " in "".join(caught.value.__notes__)
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_config_passed_as_a_mapping_is_not_changed() -> None:
