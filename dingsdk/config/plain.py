@@ -47,8 +47,9 @@ def to_easydict(cfg: Mapping[str, Any]) -> EasyDict:
 
     Raises:
         ConfigError: a key is not a string, or is the name of a dict method such as ``items``;
-            EasyDict would lose or hide it.
+            EasyDict would lose or hide it. Or as ``check_bounds``.
     """
+    check_bounds(cfg)
     return _easy(cfg, "")
 
 

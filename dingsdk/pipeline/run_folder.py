@@ -44,7 +44,7 @@ from dingsdk.data.files import (
     locked_folder,
     open_private,
 )
-from dingsdk.errors import RunFolderError
+from dingsdk.errors import CheckpointMissingError, RunFolderError
 from dingsdk.plugins import ask
 from dingsdk.plugins.discovery import version_of
 
@@ -130,6 +130,24 @@ def claim_run_folder(folder: Path) -> Path:
     except OSError as error:
         raise folder_error("write", path, error) from error
     return folder
+
+
+def run_path(run: str | os.PathLike[str]) -> Path:
+    """Return the path of a run that the user named.
+
+    Raises:
+        CheckpointMissingError: it is no path, or longer than a path may be.
+    """
+    try:
+        path = Path(run)
+        path.exists()
+    except (TypeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointMissingError(
+            f"{run!r:.80} is no run folder: {reason}; name a folder that `dingsdk train` left",
+            path=f"{run!r:.80}",
+        ) from error
+    return path
 
 
 def check_text(folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.config.files import check_sets
+from dingsdk.config.plain import check_bounds
 from dingsdk.data.spawn import leave_if_importing, spawn_context
 from dingsdk.errors import ConfigError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
@@ -26,6 +27,7 @@ from dingsdk.pipeline.run_folder import (
     held,
     make_run_folder,
     private_files,
+    run_path,
     write_curve,
     write_result,
 )
@@ -139,7 +141,7 @@ def resume(
     from dingsdk.pipeline.resume import JournaledRun, changed_config, find_run
 
     leave_if_importing()
-    save = find_run(Path(run))
+    save = find_run(run_path(run))
     if not os.access(save.run_dir, os.W_OK):
         raise RunFolderError(
             f"the run folder {save.run_dir} cannot be written to, and a resumed run writes "
@@ -314,6 +316,7 @@ def compile_run(
         )
     # Read before the parts of a run are imported: a mistake in the file is reported at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
+    check_bounds(user)
     from dingsdk.pipeline.checks import MULTI_BUFFER
     from dingsdk.pipeline.compile import compile_config
     from dingsdk.pipeline.given import name_env, name_policy

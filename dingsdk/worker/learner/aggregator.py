@@ -313,9 +313,8 @@ class _ChildRank(_Rank):
 
 def rank_main(spec: _RankSpec, link: Connection) -> None:
     """Run a rank until rank 0 closes the link; never returns."""
-    # Rank 0 handles Ctrl-C, and the end of its terminal.
+    # Rank 0 handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     code = 0
     try:
         with torch_threads(spec.threads):
