@@ -92,6 +92,16 @@ def test_training_that_cannot_write_its_output_continues_to_its_end(
     assert json.loads((run_dir / "result.json").read_text())["reason"] == "limit"
 
 
+def test_text_that_cannot_be_written_is_discarded_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        say("a text")
+        say("another one")
+    assert len(caplog.records) == 1
+
+
 def test_text_about_a_run_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     say("a text")
     assert capsys.readouterr().out == "a text\n"
