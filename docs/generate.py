@@ -303,8 +303,8 @@ def _cli_page() -> str:
     body = "\n\n".join(f"## `{name}`\n\n```text\n{text}\n```" for name, text in blocks)
     codes = (
         "Exit codes: 0 done; 1 failed; 2 a mistake in the command, the config or a file; "
-        "75 a worker over its memory limit, to be started again; 130 stopped by Ctrl-C; 143 "
-        "stopped by SIGTERM."
+        "75 a worker over its memory limit, to be started again; 129 stopped by SIGHUP (a closed "
+        "terminal); 130 stopped by Ctrl-C; 143 stopped by SIGTERM."
     )
     completion = (
         "TAB completes commands, options, config files, shipped examples, types and config keys. "

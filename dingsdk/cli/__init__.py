@@ -11,8 +11,8 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: success. 1: failure. 2: a mistake in the command, the config or a file. 130 and 143:
-    stopped by Ctrl-C or SIGTERM.
+    0: success. 1: failure. 2: a mistake in the command, the config or a file. 129, 130 and 143:
+    stopped by SIGHUP (a closed terminal), Ctrl-C or SIGTERM.
     """
     try:
         from dingsdk.cli.root import run

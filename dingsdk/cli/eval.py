@@ -39,4 +39,8 @@ def evaluate(
         table.add_column(heading, justify="right")
     figures = (found.mean, found.std, found.min, found.max)
     table.add_row(str(len(found.returns)), *(f"{figure:.2f}" for figure in figures))
-    Console().print(table)
+    console = Console()
+    with console.capture() as captured:
+        console.print(table)
+    # Not printed by rich, which ends the program if the reader of the output has ended.
+    click.echo(captured.get(), nl=False)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from dingsdk.cli.completion import complete_config, given_of, transport_option
+from dingsdk.cli.output import say
 
 
 @click.command("replay-server", short_help="Serve a replay buffer to several learners and runs.")
@@ -83,8 +84,8 @@ def replay_server(
         StopOnSignal(stop) as signals,
         ReplayServer({"host": host, "port": port}, buffer_cfg, data.absolute()) as server,
     ):
-        click.echo(f"replay server: {server.address}")
-        click.echo(f"secret: {server.secret.source}")
-        click.echo(f"rows: {server.buffer.table.count()}")
+        say(f"replay server: {server.address}")
+        say(f"secret: {server.secret.source}")
+        say(f"rows: {server.buffer.table.count()}")
         stop.wait()
     return exit_code(signals.received)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ from dingsdk.cli.completion import (
     sets_option,
     transport_option,
 )
+from dingsdk.cli.output import say
 from dingsdk.plugins import default_manager
 
 if TYPE_CHECKING:
@@ -95,18 +97,22 @@ def coordinator(
     from dingsdk.pipeline.train import compile_run, run_coordinator
 
     chosen = {"host": host, "port": port}
-    own = [f"system.transport.{key}={value}" for key, value in chosen.items() if value is not None]
+    own = [
+        f"system.transport.{key}={json.dumps(value)}"  # quoted, as `::` and `null` are other YAML
+        for key, value in chosen.items()
+        if value is not None
+    ]
     cfg = compile_run(config, "parallel", transport, [*sets, *own], seed)
 
     def announce(address: str, note: str) -> None:
-        click.echo(f"coordinator: {address}")
+        say(f"coordinator: {address}")
         if note:
-            click.echo(note)
+            say(note)
 
     result = run_coordinator(
         cfg, data.absolute(), announce, None if quiet else console_progress("parallel")
     )
-    click.echo(summary(result))
+    say(summary(result))
     return exit_code(result.signal)
 
 
@@ -167,13 +173,13 @@ def work(
             name,
             data.absolute(),
             stop,
-            lambda: click.echo(f"{name} joined {address}"),
+            lambda: say(f"{name} joined {address}"),
             place,
         )
     if should_restart:
         click.echo(f"{name} left, over its memory limit; start it again", err=True)
         return OUT_OF_MEMORY
-    click.echo(f"{name} left" if signals.received else f"{name}: the run is over")
+    say(f"{name} left" if signals.received else f"{name}: the run is over")
     return exit_code(signals.received)
 
 

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dingsdk.cli.completion import VARIABLE, complete
+from dingsdk.cli.output import discard, open_closed_streams
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import error_text, raised_in
@@ -118,6 +119,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     instruction = os.environ.get(VARIABLE)
     if instruction:
         return complete(root, instruction)
+    open_closed_streams()
     streams = sys.stdout, sys.stderr
     settings: dict[str, Any] = {"debug": _is_debug(os.environ)}
     try:
@@ -139,9 +141,12 @@ def run(argv: Sequence[str] | None = None) -> int:
     except (Exception, SystemExit) as error:
         if isinstance(error, BrokenPipeError) or sys.stdout is not streams[0]:
             # The reader of our output has closed it, as `| head` does; click replaced the streams.
-            # Redirect stdout, so that the interpreter does not report the error when it flushes.
             sys.stdout, sys.stderr = streams
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard(sys.stdout)
+            return FAILED
+        if isinstance(error, OSError) and not _can_write():
+            discard(sys.stdout)
+            click.echo(f"Error: cannot write the output: {error.strerror or error}", err=True)
             return FAILED
         traceback.print_exc()
         advice = "This is a defect of dingsdk or of a plugin, not of your config."
@@ -150,6 +155,14 @@ def run(argv: Sequence[str] | None = None) -> int:
         click.echo(f"\nError: {error_text(error)}\n{advice}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0
+
+
+def _can_write() -> bool:
+    try:
+        click.echo()
+    except OSError:
+        return False
+    return True
 
 
 def _report(error: DingError, debug: bool) -> int:

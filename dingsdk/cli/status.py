@@ -22,7 +22,7 @@ SILENT_S = 30.0
 def status(run: Path, as_json: bool) -> None:
     """Show the state of the run in folder RUN, or how it ended. Changes nothing."""
     from dingsdk.data.files import is_locked
-    from dingsdk.pipeline.status_file import read_status
+    from dingsdk.pipeline.status_reader import read_status
 
     found = read_status(run)
     # The lock may not work for a run on another host.
@@ -35,7 +35,9 @@ def status(run: Path, as_json: bool) -> None:
     for label, text in _lines(found, time.time() - found["written_at"], is_gone):
         if label == "run" and is_held and (is_gone or found["reason"] is not None):
             text += "; a process is at work in its folder"
-        click.echo(f"{label:<13} {text}")
+        # Control characters of a damaged file would reach the terminal.
+        printable = "".join(each if each.isprintable() else "?" for each in text)
+        click.echo(f"{label:<13} {printable}")
 
 
 def _lives(pid: int) -> bool:

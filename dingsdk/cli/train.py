@@ -25,6 +25,7 @@ from dingsdk.cli.completion import (
     sets_option,
     transport_option,
 )
+from dingsdk.cli.output import say
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import error_text
 
@@ -116,7 +117,7 @@ def train(
                 progress=progress,
                 callbacks=callbacks,
             )
-        click.echo(summary(result))
+        say(summary(result))
         if page is not None and result.signal is None:
             page.wait()
     return exit_code(result.signal)
@@ -153,13 +154,13 @@ class LivePage:
     def _print(self, output: IO[str]) -> None:
         with output:
             for line in output:
-                click.echo(line.rstrip())
+                say(line.rstrip())
 
     def wait(self) -> None:
         """Wait for Ctrl-C, or until the page ends."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(KeyboardInterrupt):
-                click.echo("  live page   stays until Ctrl-C")
+                say("  live page   stays until Ctrl-C")
                 self._process.wait()
 
     def __enter__(self) -> LivePage:
@@ -182,12 +183,11 @@ class LivePage:
 
 def console_progress(mode: str) -> ProgressFactory:
     """Return a function that announces a run on the console and returns its progress display."""
-    from rich.console import Console
-
+    from dingsdk.cli.console import RunConsole
     from dingsdk.pipeline.progress import ConsoleProgress
     from dingsdk.plugins import ask
 
-    console = Console(soft_wrap=True)
+    console = RunConsole(soft_wrap=True)
 
     def progress(context: RunContext) -> ConsoleProgress:
         env, kind = context.cfg.env, context.cfg.policy.type

@@ -138,6 +138,12 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
         ConfigError: no such file, a syntax error, a duplicate key, or code that raised;
             facts ``path`` (of the file) and, if it is known, ``line``.
     """
+    if not isinstance(path_or_name, str | os.PathLike):
+        raise ConfigTypeError(
+            "a config is a file, the name of a shipped example, or a dict; found "
+            f"{path_or_name!r:.80}",
+            path="config",
+        )
     path = Path(path_or_name)
     if not os.path.isfile(path):  # noqa: PTH113 - Path raises for a name that is too long
         path = _example_path(path_or_name)
@@ -208,9 +214,13 @@ def save_config(cfg: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def check_sets(sets: Sequence[str]) -> Sequence[str]:
-    """Return a list of overrides unchanged; raise ConfigError if it is a single string."""
+    """Return a list of overrides unchanged; raise ConfigError if it is anything else."""
     if isinstance(sets, str):
         raise ConfigError(f"sets is a list of overrides: write sets=[{sets!r:.200}]", path="sets")
+    if not isinstance(sets, Sequence) or not all(isinstance(each, str) for each in sets):
+        raise ConfigTypeError(
+            f'sets is a list of overrides such as "a.b=1", found {sets!r:.200}', path="sets"
+        )
     return sets
 
 
@@ -234,7 +244,7 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
         value = yaml.load(text, Loader)
         check_bounds(value)
     except (yaml.YAMLError, ConfigError) as error:
-        problem = getattr(error, "problem", None) or error
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(
             f"cannot set {shown}: the value is no YAML ({problem}); quote it",
             path=".".join(keys),

@@ -105,12 +105,12 @@ def find_secret(folder: PrivateDir, environ: Mapping[str, str] = os.environ) -> 
     return found
 
 
-def check_reach(host: str, secret: Secret, path: str) -> None:
+def check_reach(host: str, secret: Secret | None, path: str) -> None:
     """Check that the user chose the secret if other hosts can reach the address.
 
     Args:
         host: Name or IP address to listen on.
-        secret: The secret that peers must have.
+        secret: The secret that peers must have; None: one that is not chosen by the user.
         path: Config key of the host.
 
     Raises:
@@ -118,7 +118,7 @@ def check_reach(host: str, secret: Secret, path: str) -> None:
     """
     if is_loopback(host):
         return
-    if not secret.is_explicit:
+    if secret is None or not secret.is_explicit:
         raise InsecureBindError(
             f"{path} is {host!r}, which other hosts can reach: choose a secret for all of them "
             f"({FILE_VARIABLE} or {VARIABLE}), or listen on 127.0.0.1",

@@ -30,6 +30,7 @@ from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
+    ConfigTypeError,
     EnvError,
     NotSavableError,
     PolicyOutputError,
@@ -309,6 +310,8 @@ class EnvManager(Configurable, ABC):
         if isinstance(seed, int | np.integer):
             seed = [int(seed) + env_id for env_id in range(self._env_num)]
         if not isinstance(seed, Mapping):
+            if not isinstance(seed, Sequence | np.ndarray):
+                raise _no_seed(seed)
             if len(seed) != self._env_num:
                 raise ConfigError(
                     f"{self._env_num} envs need {self._env_num} seeds, found {len(seed)}",
@@ -318,6 +321,9 @@ class EnvManager(Configurable, ABC):
                 )
             seed = dict(enumerate(seed))
         self._check_ids(seed)
+        for one in seed.values():
+            if not isinstance(one, int | np.integer):
+                raise _no_seed(one)
         for env_id, one in seed.items():
             self._seeds[env_id] = int(one)
             self._unapplied[env_id] = True
@@ -472,6 +478,22 @@ class EnvManager(Configurable, ABC):
         """Return which envs wait for an action."""
         return ~self._parked
 
+    def _ids_of(self, actions: Mapping[int, Any]) -> list[int]:
+        """Return the envs that ``actions`` names.
+
+        Raises:
+            PolicyOutputError: it is no dict.
+        """
+        if not isinstance(actions, Mapping):
+            raise PolicyOutputError(
+                "step() takes a dict of actions by env id, and step_batch() an array; found "
+                f"{actions!r:.80}",
+                key="actions",
+                expected="dict",
+                found=type(actions).__name__,
+            )
+        return list(actions)
+
     def _check_running(self, env_ids: Sequence[int]) -> None:
         self._check_ids(env_ids)
         is_running = self._running()
@@ -517,3 +539,11 @@ class EnvManager(Configurable, ABC):
                 each.setdefault("eval_episode_return", float(total))
             self._returns[env_id] = 0.0
         return Timestep(obs, reward, done, infos if self._reward_shape else info)
+
+
+def _no_seed(found: object) -> ConfigTypeError:
+    return ConfigTypeError(
+        f"a seed is a whole number, and seeds are a list or a dict of them; found {found!r:.80}",
+        path="seed",
+        found=found,
+    )

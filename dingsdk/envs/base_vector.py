@@ -172,8 +172,8 @@ class BaseVectorEnvManager(EnvManager):
         """
         self._check_open()
         ready, checker = self._ready(), self._spaces[1]
-        if sorted(actions) != ready:
-            raise self._wrong_envs(ready, sorted(actions))
+        if (found := sorted(self._ids_of(actions))) != ready:
+            raise self._wrong_envs(ready, found)
         batch = checker.filler(self._env_num)
         for row, action in actions.items():
             batch[row] = checker.single(action)

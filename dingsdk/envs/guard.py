@@ -214,13 +214,14 @@ class GuardedEnvFn:
 
 @contextmanager
 def ctrl_c_blocked() -> Iterator[None]:
-    """Block SIGINT while child processes start, so that they ignore a Ctrl-C in the terminal.
+    """Block SIGINT and SIGHUP while child processes start, so that they ignore their terminal.
 
-    A terminal sends Ctrl-C to the whole process group, but the run decides when its envs end.
+    A terminal sends Ctrl-C to the whole process group, and SIGHUP when it is closed, but the run
+    decides when its envs end.
     A child process inherits the blocked signals of the thread that started it.
     """
     resource_tracker.ensure_running()  # it must survive a Ctrl-C too, and ignores it by itself
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

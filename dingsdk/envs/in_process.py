@@ -53,7 +53,7 @@ class InProcessEnvManager(EnvManager):
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, Timestep]:
         self._check_open()
-        self._check_running(list(actions))
+        self._check_running(self._ids_of(actions))
         checker = self._spaces[1]
         checked = {env_id: checker.single(action) for env_id, action in actions.items()}
         timesteps = {}

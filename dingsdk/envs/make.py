@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import msgspec
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from dingsdk.config import Section, read_section, to_plain
@@ -218,8 +219,10 @@ def make_env_fns(env_cfg: Mapping[str, Any], n: int) -> list[EnvFn]:
         ConfigError: a section of the wrong form, or ``n`` below 1.
         UnknownEnvError: gymnasium has no such env.
     """
-    if n < 1:
-        raise ConfigError(f"at least 1 env is needed, found {n}", path="env", found=n)
+    if not isinstance(n, int | np.integer) or n < 1:
+        raise ConfigError(
+            f"a whole number of envs, at least 1, is needed, found {n}", path="env", found=n
+        )
     env_fn = EnvFn(env_cfg)
     find_spec(env_fn.env_id)
     return [env_fn] * n

@@ -210,8 +210,8 @@ class _Context(RunContext):
 
 def _run(spec: CoordinatorSpec, link: Connection) -> int:
     parent = _Parent(link)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent reacts to signals
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_IGN)  # only the parent reacts to signals
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     threading.Thread(target=parent.obey, name="parent-watch", daemon=True).start()
     try:

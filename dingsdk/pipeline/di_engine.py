@@ -42,7 +42,7 @@ def convert_reference_shape(cfg: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: keys have no counterpart here; the message gives path and reason of each.
         UnknownEnvError: gymnasium has no env of the name that DI-engine's zoo uses.
     """
-    sections = {key.removesuffix("_config"): value for key, value in cfg.items()}
+    sections = {str(key).removesuffix("_config"): value for key, value in cfg.items()}
     if "main" not in sections or "create" not in sections:
         return deep_merge_dicts({}, cfg)
     shape = {

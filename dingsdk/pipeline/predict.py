@@ -27,7 +27,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.pipeline.given import name_policy
-from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME
+from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, run_path
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.learner.checkpoint import LATEST, Checkpoint, load_checkpoint
@@ -43,7 +43,7 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
         ConfigError: ``run`` is a checkpoint file, and ``which`` was also given.
         CheckpointError: the run or the checkpoint does not exist, or cannot be read.
     """
-    given = Path(run)
+    given = run_path(run)
     if (given / CONFIG_NAME).is_file():
         which = which or "best"
         asked = given / CHECKPOINT_FOLDER / _STEMS[which] if which in _STEMS else Path(which)

@@ -30,6 +30,8 @@ HEALTHY_S = 60.0
 """If a worker was joined for this time, its earlier deaths do not count any more."""
 BACKOFF_S = (0.2, 5.0)
 """Pause before a dead worker is restarted: base, doubled with each death, and longest pause."""
+START_S = 300.0
+"""How long a worker may take to start and to join, on a busy machine, before it is killed."""
 KILL_S = 1.0
 """How long a killed process may take to end."""
 CRASH_BYTES = 64 << 10
@@ -144,17 +146,23 @@ class Deaths:
         self._times: list[float] = []
 
     def add(self, now: float, healthy_s: float) -> int:
-        """Record the death of a process that ran well for ``healthy_s``; return how many count."""
+        """Record the death of a process that ran well for ``healthy_s``; return how many count.
+
+        If it never ran well (``-inf``), all earlier deaths count: several slow starts take longer
+        than the window.
+        """
         before = [] if healthy_s >= HEALTHY_S else self._times
-        self._times = [at for at in before if now - at < WINDOW_S] + [now]
+        window_s = math.inf if healthy_s == -math.inf else WINDOW_S
+        self._times = [at for at in before if now - at < window_s] + [now]
         return len(self._times)
 
     def text(self, what: str, reason: str, budget: int) -> str:
         """Return the message that ``what`` died too often."""
         count = len(self._times)
         often = "once" if count == 1 else f"{count} times"
+        within_s = max(WINDOW_S, self._times[-1] - self._times[0])
         return (
-            f"{what} died {often} within {WINDOW_S:.0f} s, at last by: {reason} "
+            f"{what} died {often} within {within_s:.0f} s, at last by: {reason} "
             f"(system.restarts is {budget})"
         )
 
@@ -207,7 +215,8 @@ class _Member:
         self.crash_file = run_dir / "log" / f"{worker_id}.crash"
         self.process: WorkerHandle | None = None
         self.start_at = 0.0
-        self.joined_at = self.heard_at = math.inf
+        self.heard_at = 0.0
+        self.joined_at = math.inf
         self.deaths = Deaths()
         self.failure: dict[str, Any] = {}
         self.crash_report = ""
@@ -227,6 +236,7 @@ class _Member:
         if self.process is not None and self.process.exit_code is None:
             if why:
                 _log.warning("worker %s %s; its process is killed", self.worker_id, why)
+                self.failure = {"text": f"killed because it {why}"}
             self.process.kill()
 
     def close(self) -> None:
@@ -250,6 +260,8 @@ class ProcessWorkers(WorkerGroup):
     Attributes:
         lost_limit_s: A process that the master gave up is killed and restarted if it does not
             join again within this time.
+        start_limit_s: A process that has an address and does not join within this time is killed
+            and restarted.
     """
 
     def __init__(
@@ -270,6 +282,7 @@ class ProcessWorkers(WorkerGroup):
         self._members = [_Member(role, worker_id, run_dir) for role, worker_id in workers]
         self._address = ""
         self.lost_limit_s = 30.0
+        self.start_limit_s = START_S
 
     def prepare(self) -> None:
         """Start the processes, so that they import; they connect only after ``start``.
@@ -283,6 +296,7 @@ class ProcessWorkers(WorkerGroup):
     def start(self, address: str) -> None:
         self._address = address
         for member in self._members:
+            member.heard_at = self._clock()
             if member.process is None:
                 self._start(member)
             else:
@@ -298,9 +312,12 @@ class ProcessWorkers(WorkerGroup):
             elif member.process.exit_code is not None:
                 self._handle_death(member, member.process.exit_code, now)
             elif member.worker_id in self._master.workers:
-                member.heard_at = max(now, member.joined_at)
-            elif now - member.heard_at > self.lost_limit_s:  # never before it has joined
-                member.kill(f"has been silent for {self.lost_limit_s:.0f} s")
+                member.heard_at = now
+            elif member.has_joined:
+                if now - member.heard_at > self.lost_limit_s:
+                    member.kill(f"has been silent for {self.lost_limit_s:.0f} s")
+            elif self._address and now - member.heard_at > self.start_limit_s:
+                member.kill(f"has not joined the run within {self.start_limit_s:.0f} s")
 
     def close(self, timeout_s: float) -> None:
         running = [member for member in self._members if member.process is not None]
@@ -322,7 +339,7 @@ class ProcessWorkers(WorkerGroup):
         return found.get(worker_id, "")
 
     def _start(self, member: _Member) -> None:
-        member.joined_at = member.heard_at = math.inf
+        member.joined_at, member.heard_at = math.inf, self._clock()
         member.failure = {}
         member.process = self._start_process(
             WorkerSpec(

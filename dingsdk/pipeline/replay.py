@@ -18,7 +18,7 @@ from dingsdk.errors import CheckpointMissingError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.given import callbacks_registered
 from dingsdk.pipeline.parallel import SCHEDULE_NAME
-from dingsdk.pipeline.run_folder import CONFIG_NAME
+from dingsdk.pipeline.run_folder import CONFIG_NAME, run_path
 from dingsdk.pipeline.train import compile_run, run_pipeline
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
@@ -59,7 +59,7 @@ def replay(
         CheckpointCorruptError: the schedule or the checkpoint is damaged.
         DingError: a part failed, as in ``train``.
     """
-    folder = Path(run)
+    folder = run_path(run)
     schedule = folder / SCHEDULE_NAME
     if not schedule.is_file():
         raise CheckpointMissingError(

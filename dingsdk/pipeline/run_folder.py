@@ -44,7 +44,7 @@ from dingsdk.data.files import (
     locked_folder,
     open_private,
 )
-from dingsdk.errors import RunFolderError
+from dingsdk.errors import CheckpointMissingError, RunFolderError
 from dingsdk.plugins import ask
 from dingsdk.plugins.discovery import version_of
 
@@ -76,6 +76,7 @@ INK = "#333333"
 
 def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> Path:
     """Create ``root/exp_name``, or with a time stamp (and a counter) appended when it exists."""
+    check_text(root / exp_name)
     ensure_dir(root)
     stamped = f"{exp_name}-{now or datetime.now():%y%m%d-%H%M%S}"
     for name in (exp_name, stamped, *(f"{stamped}-{count}" for count in range(2, 100))):
@@ -117,6 +118,7 @@ def claim_run_folder(folder: Path) -> Path:
     Raises:
         RunFolderError: the folder holds a run.
     """
+    check_text(folder)
     ensure_dir(folder / CHECKPOINT_FOLDER)
     path = folder / CONFIG_NAME
     try:
@@ -130,8 +132,39 @@ def claim_run_folder(folder: Path) -> Path:
     return folder
 
 
+def run_path(run: str | os.PathLike[str]) -> Path:
+    """Return the path of a run that the user named.
+
+    Raises:
+        CheckpointMissingError: it is no path, or longer than a path may be.
+    """
+    try:
+        path = Path(run)
+        path.exists()
+    except (TypeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointMissingError(
+            f"{run!r:.80} is no run folder: {reason}; name a folder that `dingsdk train` left",
+            path=f"{run!r:.80}",
+        ) from error
+    return path
+
+
+def check_text(folder: Path) -> None:
+    """Raise RunFolderError if the path cannot be written to files of the run, which are UTF-8."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise RunFolderError(
+            f"the path of the run folder {str(folder)!a} is not UTF-8, or this system's "
+            "encoding is not; choose another path, or set PYTHONUTF8=1",
+            path=str(folder),
+        ) from error
+
+
 def check_run_folder(folder: Path) -> None:
     """Raise RunFolderError if a path of a run exists and is not a file, or not a folder."""
+    check_text(folder)
     for names, is_right, text in (
         (
             _FILES,

@@ -163,8 +163,8 @@ def serial_pipeline(context: RunContext) -> RunResult:
                     try:
                         # The weights may help to find the cause.
                         each.learner.save_checkpoint(EXCEPTION)
-                    except DingError:
-                        _log.exception("could not save a checkpoint after the failure")
+                    except DingError as second:
+                        error.add_note(f"No checkpoint {EXCEPTION} was saved: {second}")
                 raise
             _log.warning("after the signal: %s", str(error) or "a part did not stop in time")
             reason = "interrupted"

@@ -1,7 +1,11 @@
-"""Handles SIGINT and SIGTERM: the first signal stops the run cleanly, the second exits at once."""
+"""Handles SIGINT, SIGTERM and SIGHUP: the first one stops the run cleanly, the next exits at once.
+
+A terminal that closes may send SIGHUP several times, so SIGHUP never exits at once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,7 +17,7 @@ from typing import Any
 PATIENCE_S = 4.0
 """How long a run may take to stop by itself after a signal, before it is broken off."""
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def exit_code(received: int | None) -> int:
@@ -22,14 +26,16 @@ def exit_code(received: int | None) -> int:
 
 
 def to_stderr(line: str) -> None:
-    """Write a line for the user."""
-    sys.stderr.write(f"{line}\n")
+    """Write a line for the user, unless nobody can read it."""
+    with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+        sys.stderr.write(f"{line}\n")
 
 
 class StopOnSignal:
     """In the ``with`` block, the first signal sets an event, and the second one exits the process.
 
-    Does nothing outside the main thread, because Python allows no signal handlers there.
+    Does nothing outside the main thread, because Python allows no signal handlers there. Leaves
+    SIGHUP alone if it is ignored, as `nohup` does.
 
     Args:
         stop: The event that the first signal sets.
@@ -65,6 +71,8 @@ class StopOnSignal:
     def __enter__(self) -> StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in _HANDLED:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
             if self._may_break is not None:
                 self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._break)
@@ -80,6 +88,8 @@ class StopOnSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number)
         if self.received is not None:
+            if name is signal.SIGHUP:
+                return
             saved = self._saved()
             self._announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
             # Not sys.exit: cleanup code could delay it, and the second signal must exit at once.

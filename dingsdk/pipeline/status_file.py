@@ -17,7 +17,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from dingsdk.data.files import atomic_write_json, folder_error, open_private
@@ -25,6 +24,7 @@ from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext
 from dingsdk.pipeline.progress import RunRates
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
+from dingsdk.pipeline.status_reader import STATUS_FORMAT
 from dingsdk.plugins import ask
 
 INTERVAL_S = 2.0
@@ -33,8 +33,6 @@ FIRST_INTERVAL_S = 0.25
 """Shortest time between two writes of a run's status, used at its start."""
 LINES = 500
 """A line of the progress file is due after this fraction (1 / LINES) of the run's time."""
-STATUS_FORMAT = 1
-"""Version of the file that holds a run's status."""
 CURVES = (
     "elapsed_s",
     "env_steps",
@@ -142,28 +140,3 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of plugins in a form that JSON can store."""
     kept = (bool, int, float, str, type(None))
     return {name: each if isinstance(each, kept) else str(each) for name, each in columns.items()}
-
-
-def read_status(run: Path) -> dict[str, Any]:
-    """Return the newest status of a run, which may be running or have ended.
-
-    Raises:
-        RunFolderError: the folder has no status, or a status in another format.
-    """
-    path = run / STATUS_NAME
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise RunFolderError(
-            f"{run} holds no {STATUS_NAME}: it is no run folder, or the run has not begun",
-            path=str(path),
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}", path=str(path)) from error
-    version = found.get("format") if isinstance(found, dict) else None
-    if version != STATUS_FORMAT:
-        raise RunFolderError(
-            f"{path} is of format {version!r}; this version of dingsdk reads {STATUS_FORMAT}",
-            path=str(path),
-        )
-    return dict(found)

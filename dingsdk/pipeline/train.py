@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.config.files import check_sets
+from dingsdk.config.plain import check_bounds
 from dingsdk.data.spawn import leave_if_importing, spawn_context
 from dingsdk.errors import ConfigError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
@@ -25,6 +27,7 @@ from dingsdk.pipeline.run_folder import (
     held,
     make_run_folder,
     private_files,
+    run_path,
     write_curve,
     write_result,
 )
@@ -60,8 +63,8 @@ def train(
 ) -> RunResult:
     """Train the policy of a config, and write a run folder.
 
-    If ``train`` is called from the main thread, SIGINT and SIGTERM stop the run within seconds:
-    it saves a checkpoint and ends with the reason ``interrupted``.
+    If ``train`` is called from the main thread, SIGINT, SIGTERM and SIGHUP stop the run within
+    seconds: it saves a checkpoint and ends with the reason ``interrupted``.
 
     Args:
         config: A file, the name of a shipped example, or the config itself.
@@ -138,7 +141,7 @@ def resume(
     from dingsdk.pipeline.resume import JournaledRun, changed_config, find_run
 
     leave_if_importing()
-    save = find_run(Path(run))
+    save = find_run(run_path(run))
     if not os.access(save.run_dir, os.W_OK):
         raise RunFolderError(
             f"the run folder {save.run_dir} cannot be written to, and a resumed run writes "
@@ -319,6 +322,7 @@ def compile_run(
         )
     # Read before the parts of a run are imported: a mistake in the file is reported at once.
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
+    check_bounds(user)
     from dingsdk.pipeline.checks import MULTI_BUFFER
     from dingsdk.pipeline.compile import compile_config
     from dingsdk.pipeline.given import name_env, name_policy
@@ -336,7 +340,7 @@ def compile_run(
     for assignment in check_sets(sets):
         apply_set(user, assignment)
     if transport is not None:
-        apply_set(user, f"system.transport.type={transport}")
+        apply_set(user, f"system.transport.type={json.dumps(transport)}")
     cfg = compile_config(user, seed=seed, mode=mode)
     path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
     if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):

@@ -28,7 +28,7 @@ OUT_OF_MEMORY = 75
 """Exit code of a worker that left because of its memory, and should be started again."""
 LEAVE_S = 8.0
 """How long a stopped worker may take to end by itself."""
-HANDLED = {signal.SIGINT, signal.SIGTERM}
+HANDLED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 ADDRESS = b"address "
 """Prefix of the message that contains the coordinator's address."""
 _MESSAGE_BYTES = 4096
@@ -98,8 +98,9 @@ def _run(spec: WorkerSpec, link: Connection) -> int:
         stop.set()
         addresses.put("")
 
-    # Ctrl-C reaches the whole process group, but only the parent reacts to it.
+    # Ctrl-C and a closed terminal reach the whole process group; only the parent reacts to them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: end())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     watch = threading.Thread(

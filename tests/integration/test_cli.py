@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,11 @@ SMALL = [
     "--set", "env.evaluator_env_num=3",
     "--set", "policy.learn.batch_size=32",
     "--set", "policy.collect.n_sample=32",
+]  # fmt: skip
+ENDLESS = [
+    "--set", "system.max_env_steps=null",
+    "--set", "env.stop_value=.inf",
+    "--set", "policy.eval.evaluator.eval_freq=20",
 ]  # fmt: skip
 
 
@@ -207,8 +213,7 @@ def training(
     """Start a run without a limit, wait until it prints ``until``, and kill it at the end."""
     process = subprocess.Popen(
         [*PROGRAM, "train", "cartpole-dqn", *SMALL,
-         "--set", "system.max_env_steps=null", "--set", "env.stop_value=.inf",
-         "--set", "policy.eval.evaluator.eval_freq=20", *more],
+         *ENDLESS, *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(cwd)},
     )  # fmt: skip
@@ -247,6 +252,34 @@ def test_signal_stops_within_10_s_with_a_checkpoint(
     assert load_checkpoint(tmp_path / saved[1]).iteration > 0
     result = json.loads((tmp_path / "runs" / "cartpole-dqn" / "result.json").read_text())
     assert (result["reason"], result["signal"]) == ("interrupted", int(number))
+
+
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("--mode", "parallel"), marks=pytest.mark.slow)], ids=str
+)
+def test_closed_terminal_stops_a_run_with_a_checkpoint(tmp_path: Path, more: Any) -> None:
+    code = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" + PROGRAM[2]
+    terminal, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "train", "cartpole-dqn", *SMALL, *ENDLESS, *more],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    with process:
+        try:
+            os.close(theirs)
+            shown = b""
+            while not re.search(rb"evaluation: .* iteration [1-9]", shown):
+                shown += os.read(terminal, 1 << 16)
+            os.close(terminal)
+            assert process.wait(30) == 129
+        finally:
+            process.kill()
+
+    run_dir = tmp_path / "runs" / "cartpole-dqn"
+    result = json.loads((run_dir / "result.json").read_text())
+    assert (result["reason"], result["signal"]) == ("interrupted", int(signal.SIGHUP))
+    assert load_checkpoint(run_dir / "ckpt").iteration > 0
+    assert list(run_dir.glob("log/*.crash")) == []
 
 
 STUCK_ENV = """

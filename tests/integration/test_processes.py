@@ -18,7 +18,7 @@ import pytest
 
 from dingsdk.errors import WorkerCrashedError
 from dingsdk.pipeline.parallel import worker_config
-from dingsdk.pipeline.process_group import ProcessWorkers
+from dingsdk.pipeline.process_group import START_S, ProcessWorkers
 from dingsdk.pipeline.resume import has_journal
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
@@ -104,6 +104,7 @@ def test_killed_learner_continues_from_its_checkpoint_and_no_policy_gets_older(
 
 @pytest.mark.slow
 def test_process_that_stays_stopped_is_replaced(cluster: ProcessCluster) -> None:
+    cluster.expect(lambda: cluster.incarnation("collector-1") > 0)
     pid, incarnation = cluster.pid("collector-1"), cluster.incarnation("collector-1")
     cluster.workers.lost_limit_s = 1.0
     os.kill(pid, signal.SIGSTOP)
@@ -111,6 +112,33 @@ def test_process_that_stays_stopped_is_replaced(cluster: ProcessCluster) -> None
     cluster.expect(lambda: cluster.incarnation("collector-1") > incarnation)
     assert cluster.pid("collector-1") != pid
     assert not is_running(pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["flask_fs", "shared_memory"])
+def test_process_that_stops_before_it_joins_is_replaced(tmp_path: Path, transport: str) -> None:
+    if transport == "shared_memory":
+        pytest.importorskip("dingsdk_shared_memory")
+    others = {each.pid for each in multiprocessing.active_children()}
+    with torch_threads(1):
+        cluster = ProcessCluster(tmp_path, transport=transport)
+        try:
+            started = [
+                each.pid
+                for each in multiprocessing.active_children()
+                if each.name == "collector-1" and each.pid not in others
+            ]
+            (pid,) = filter(None, started)
+            os.kill(pid, signal.SIGSTOP)
+            cluster.expect_training()
+            assert cluster.incarnation("collector-1") == 0
+            cluster.workers.start_limit_s = 0.5
+            cluster.expect(lambda: not is_running(pid))
+
+            cluster.workers.start_limit_s = START_S
+            cluster.expect(lambda: cluster.incarnation("collector-1") > 0)
+        finally:
+            cluster.close()
 
 
 @pytest.mark.slow

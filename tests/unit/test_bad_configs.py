@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -12,9 +13,14 @@ from typing import Any
 
 import pytest
 
-from dingsdk.config import apply_set, load_config
+from dingsdk import evaluate, load_policy, resume, train
+from dingsdk.config import apply_set, load_config, to_easydict
 from dingsdk.config.plain import check_bounds
-from dingsdk.errors import ConfigError
+from dingsdk.envs import make_env_fns
+from dingsdk.errors import CheckpointMissingError, ConfigError
+from dingsdk.pipeline.train import compile_run
+from dingsdk.policy import create_policy
+from dingsdk.worker import EvalSchedule
 
 
 def alias_bomb() -> str:
@@ -171,6 +177,54 @@ def test_bad_override_raises_a_short_one_line_error(text: str) -> None:
 
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 1_000
+
+
+def test_override_with_a_control_character_raises_a_one_line_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_set({}, "exp_name=a\x01b")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def own_and_deep() -> list[dict[str, Any]]:
+    """Return a config that contains itself, and one of 5,000 levels."""
+    own: dict[str, Any] = {}
+    own["a"] = own
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    return [own, deep]
+
+
+@pytest.mark.parametrize("use", [compile_run, create_policy, to_easydict])
+@pytest.mark.parametrize("config", own_and_deep(), ids=["own", "deep"])
+def test_dict_that_is_nested_too_deep_is_a_config_error(
+    use: Callable[[Any], Any], config: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="nested deeper than 50 levels"):
+        use(config)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: load_config(5),  # type: ignore[arg-type]
+        lambda: train(5),  # type: ignore[arg-type]
+        lambda: train({1: 2}),  # type: ignore[dict-item]
+        lambda: train("cartpole-dqn", sets=3),  # type: ignore[arg-type]
+        lambda: train("cartpole-dqn", sets=[3]),  # type: ignore[list-item]
+        lambda: load_policy(5),  # type: ignore[arg-type]
+        lambda: load_policy("x" * 300_000),
+        lambda: evaluate("x" * 300_000),
+        lambda: resume("x" * 300_000),
+        lambda: make_env_fns({"env_id": "CartPole-v1"}, math.nan),  # type: ignore[arg-type]
+        lambda: EvalSchedule(math.nan),  # type: ignore[arg-type]
+    ],
+    ids=range(11),
+)
+def test_argument_of_the_wrong_kind_raises_a_short_error(call: Callable[[], Any]) -> None:
+    with pytest.raises((ConfigError, CheckpointMissingError)) as caught:
+        call()
+    assert len(str(caught.value)) < 300
 
 
 def nested(levels: int) -> Any:

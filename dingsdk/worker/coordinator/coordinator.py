@@ -868,7 +868,7 @@ class Coordinator(Configurable, TaskControl):
                 self.master.lose(worker.worker_id, str(raised), worker.incarnation)
         with self.condition:
             outcome, is_fatal = self._state.end(state, error)
-            self._state.outage.note(state.task_id, "")
+            self._state.outage.forget(state.task_id)
             if self._is_finishing and state.is_evaluation and isinstance(error, LOSSES):
                 self._owed_evaluations += 1  # it is repeated
         if is_fatal and outcome is not None and not self._is_closed:

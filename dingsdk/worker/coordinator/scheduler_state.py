@@ -149,6 +149,10 @@ class StorageOutage:
         elif had and not self._waiting:
             _log.warning("there is room in the storage again, after %.1f s", now - self._since)
 
+    def forget(self, task_id: str) -> None:
+        """Do not count a task that ended while it may have waited; there is no room yet."""
+        self._waiting.pop(task_id, None)
+
     def note_progress(self) -> None:
         """Note that something was stored; the time limit starts again."""
         self._still_since = self._clock()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dingsdk.config import Count, NotNegative, PartSection
+from dingsdk.errors import ConfigTypeError
 
 
 class EvaluatorSection(PartSection, frozen=True, kw_only=True):
@@ -36,6 +37,11 @@ class EvalSchedule:
     def __init__(
         self, section: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
+        if not isinstance(section, Mapping):
+            raise ConfigTypeError(
+                f"the section of an evaluator is a dict, found {section!r:.80}",
+                path="policy.eval.evaluator",
+            )
         keys = ("eval_freq", "eval_freq_env_steps", "eval_interval_s")
         self._every = [section.get(key, getattr(EvaluatorSection(), key)) for key in keys]
         self._clock = clock

@@ -7,13 +7,22 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta
 
 from dingsdk.config import Configurable, Positive, Section
-from dingsdk.data import Connections, PrivateDir, Secret, check_reach, create_secret, named_secret
+from dingsdk.data import (
+    Connections,
+    PrivateDir,
+    Secret,
+    check_reach,
+    create_secret,
+    find_secret,
+    named_secret,
+)
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -105,14 +114,14 @@ class ReplayServer(Configurable):
         path: str | Path | None = None,
     ) -> None:
         self.cfg: ReplayServerSection = self.read(cfg)
-        self.secret = _secret_of(path)
-        check_reach(self.cfg.host, self.secret, "host")
-        self._listener = _listen(self.cfg.host, self.cfg.port)
-        try:
-            self.buffer = ServedBuffer(buffer_cfg, path)
-        except BaseException:
-            self._listener.close()
-            raise
+        secret = _find_secret(path)
+        check_reach(self.cfg.host, secret, "host")
+        with ExitStack() as undo:
+            self._listener = undo.enter_context(_listen(self.cfg.host, self.cfg.port))
+            self.buffer = undo.enter_context(closing(ServedBuffer(buffer_cfg, path)))
+            # Written last: a server that is refused leaves no secret.
+            self.secret = secret or _create_secret(path)
+            undo.pop_all()
         host = socket.gethostname() if self.cfg.host in {"", "0.0.0.0", "::"} else self.cfg.host
         self.address = format_address(host, self._listener.getsockname()[1])
         if path is not None:
@@ -227,15 +236,19 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _secret_of(path: str | Path | None) -> Secret:
-    if path is not None:
-        with PrivateDir(path) as folder:
-            return create_secret(folder)
-    secret = named_secret()
-    if secret is None:
+def _find_secret(path: str | Path | None) -> Secret | None:
+    if path is None or not Path(path).is_dir():
+        return named_secret()
+    with PrivateDir(path) as folder:
+        return find_secret(folder)
+
+
+def _create_secret(path: str | Path | None) -> Secret:
+    if path is None:
         raise AuthError(
             "a replay server without a folder needs a secret: set DINGSDK_SECRET_FILE or "
             "DINGSDK_SECRET, or give it a folder",
             reason="missing",
         )
-    return secret
+    with PrivateDir(path) as folder:
+        return create_secret(folder)

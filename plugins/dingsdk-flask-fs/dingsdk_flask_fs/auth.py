@@ -7,7 +7,9 @@ cannot answer for the master.
 
 A nonce is the random name of a client's session and the number of the request in it. For each
 session the verifier keeps the highest number, and which of the last ``WINDOW`` numbers it has
-received, as IPsec does: a request is accepted only once, with a few bytes of state per session.
+received, as IPsec does: a request is accepted only once, with a few bytes of state per session. A
+restarted master has no such state. It refuses older requests by their signed body, which has the
+epoch of an earlier start.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import threading
@@ -11,20 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dingsdk.data import Folder
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
+from dingsdk.pipeline import ResultRecord, StatusRecord, read_record
 
 STATUS, PROGRESS, RESULT, CONFIG = "status.json", "progress.jsonl", "result.json", "config.yaml"
-FORMAT = 1
-"""The formats of status and result that this version reads."""
 MAX_BYTES = 64 << 20
-"""Largest file of a run that is read; a larger one is reported as damaged."""
+"""Largest progress file that is read; of a larger one, nothing is shown."""
 SILENT_S = 30.0
 """Age of a status beyond which its run was probably killed."""
 POINTS = 400
 """Largest number of points of a curve that are sent to the page."""
 TAIL_BYTES = 16 << 10
 """Number of bytes at the end of a log that the page shows."""
+Scalar = bool | int | float | str | None
 
 
 class Run:
@@ -64,8 +65,8 @@ class Run:
             of the status file (empty before the run began); ``evaluations``; ``error``, why a file
             cannot be read.
         """
-        status, error = self._read(STATUS)
-        result, result_error = self._read(RESULT)
+        status, error = self._read(StatusRecord)
+        result, result_error = self._read(ResultRecord)
         reason = status.get("reason") or result.get("reason")
         age_s = max(0.0, self._clock() - status["written_at"]) if status else None
         # A resumed run still has the result file of its first part.
@@ -122,19 +123,16 @@ class Run:
             content = content.partition(b"\n")[2]
         return content.decode("utf-8", "replace")
 
-    def _read(self, name: str) -> tuple[dict[str, Any], str]:
+    def _read(self, kind: type[StatusRecord | ResultRecord]) -> tuple[dict[str, Any], str]:
         """Return the content of a JSON file, and why it cannot be read."""
         try:
             with self._open() as folder:
-                found = json.loads(folder.read(name, MAX_BYTES))
+                found = read_record(folder, kind)
         except DataMissingError:
             return {}, ""
-        except (DataCorruptError, RunFolderError, ValueError) as error:
-            return {}, f"{name}: {error}"
-        version = found.get("format") if isinstance(found, dict) else None
-        if version != FORMAT:
-            return {}, f"{name} is of format {version!r}; this version reads {FORMAT}"
-        return dict(found), ""
+        except (DataCorruptError, RunFolderError) as error:
+            return {}, str(error)
+        return msgspec.to_builtins(found), ""
 
     def _take_lines(self) -> None:
         try:
@@ -147,9 +145,11 @@ class Run:
         end = content.rfind(b"\n") + 1
         for line in bytes(content[self._offset : end]).splitlines():
             try:
-                row = json.loads(line)
-                elapsed_s = float(row["elapsed_s"])
-            except (ValueError, TypeError, KeyError):
+                row = msgspec.json.decode(line, type=dict[str, Scalar | dict[str, Scalar]])
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+                continue
+            elapsed_s = row.get("elapsed_s")
+            if not isinstance(elapsed_s, int | float):
                 continue
             # A run that was resumed from a save repeats the rows after that save.
             while self._rows and self._rows[-1]["elapsed_s"] >= elapsed_s:

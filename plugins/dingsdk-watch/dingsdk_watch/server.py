@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import create_server  # type: ignore[import-untyped]
 
 from dingsdk.errors import PortInUseError
@@ -69,6 +70,7 @@ class Server:
             ident="dingsdk-watch",
             log_socket_errors=False,
         )
+        self._server.channel_class = _Channel
         session = secrets.token_urlsafe(24)
         guard = Guard(self.token, session, hosts, self.port)
         apps.append(create_app(runs, guard, session))
@@ -104,6 +106,18 @@ class Server:
         loop = self._server.asyncore.loop
         while not self._is_closed.is_set():
             loop(timeout=1.0, map=self._map, use_poll=True, count=1)
+
+
+class _Channel(HTTPChannel):  # type: ignore[misc]
+    def received(self, data: bytes) -> bool:
+        try:
+            taken: bool = super().received(data)
+        except ValueError:
+            # As in `dingsdk_flask_fs`: waitress raises for some addresses and for a Content-Length
+            # of 5,000 digits, and anybody could write an error to the log as often as they like.
+            self.will_close = True
+            return False
+        return taken
 
 
 def _bind(host: str, port: int) -> socket.socket:

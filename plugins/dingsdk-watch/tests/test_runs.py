@@ -61,7 +61,19 @@ def test_run_without_a_status_shows_its_result(run_folder: Path) -> None:
     assert found["evaluations"] == [{"mean": 1.0}]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', "\xff"])
+BAD = [
+    "",
+    "{",
+    "[]",
+    '{"format": 1, "columns": 3}',
+    '{"format": 2}',
+    "\xff",
+    "[" * 100_000,
+    '{"format": 1, "env_steps": 1' + "0" * 400 + "}",
+]
+
+
+@pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
 def test_file_that_cannot_be_read_is_named_and_the_rest_is_shown(
     run_folder: Path, content: str
 ) -> None:
@@ -70,6 +82,15 @@ def test_file_that_cannot_be_read_is_named_and_the_rest_is_shown(
 
     assert "status.json" in run.status()["error"]
     assert run.curves()["env_steps"] == [0, 100, 200]
+
+
+def test_file_without_an_end_or_content_does_not_stop_the_reader(run_folder: Path) -> None:
+    for name in ("status.json", "result.json", "progress.jsonl"):
+        (run_folder / name).unlink(missing_ok=True)
+        os.mkfifo(run_folder / name)
+    run = Run(run_folder)
+    assert "status.json is refused: it is not a regular file" in run.status()["error"]
+    assert run.curves() == {}
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -82,7 +103,8 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_curves_have_one_list_per_name_with_nested_values_flattened(run_folder: Path) -> None:
     with (run_folder / "progress.jsonl").open("a") as file:
         row = {"elapsed_s": 9.0, "env_steps": 900, "loss": None, "columns": {"gpu": 2, "note": "x"}}
-        file.write("not json\n[]\n{}\n" + json.dumps(row) + '\n{"elapsed_s": 10.0, "env_')
+        file.write("not json\n[]\n{}\n" + "[" * 100_000 + '\n{"elapsed_s": "1"}\n')
+        file.write(json.dumps(row) + '\n{"elapsed_s": 10.0, "env_')
 
     assert Run(run_folder).curves() == {
         "elapsed_s": [0.0, 1.0, 2.0, 9.0],

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dingsdk.errors import InsecureBindError, PortInUseError
 
-from .run_folders import ask, write_run
+from .run_folders import STATUS, ask, write_run
 
 Serve = Callable[..., Server]
 
@@ -233,14 +233,15 @@ LABELS = ("run", "event", "reason", "worker", "role", "kind", "name")
 
 
 def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_path: Path) -> None:
-    task = {"kind": "learner", "worker_id": "l1", "per_s": None}
+    task = {**STATUS["tasks"][0], "kind": "learner", "worker_id": "l1", "per_s": None}
+    counts = dict.fromkeys(("collected", "acknowledged", "trained", "live"), 0)
     over = write_run(
         tmp_path / "over",
         reason="limit",
         loss=None,
         tasks=[task],
         connected=[],
-        samples=None,
+        samples={**counts, "evicted": {}},
         exploration={},
         policy_lag=None,
         columns={"gpu": 1, "phase": None},
@@ -283,6 +284,33 @@ def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_p
         ("column", "cartpole", "gpu"): 0.5,
         ("column", "over", "gpu"): 1,
     }
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    ["GET http://[ HTTP/1.1\r\n", f"GET / HTTP/1.1\r\nContent-Length: {'1' * 5000}\r\n"],
+    ids=["address", "length"],
+)
+def test_request_that_waitress_cannot_read_is_closed_and_not_logged(
+    serve: Serve, run_folder: Path, caplog: pytest.LogCaptureFixture, request_head: str
+) -> None:
+    server = serve(run_folder)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(f"{request_head}\r\n".encode())
+        while connection.recv(4096):
+            pass
+    assert ask(server, "/status.json").status == 200
+    assert caplog.records == []
+
+
+def test_damaged_status_does_not_hide_the_metrics_of_other_runs(
+    serve: Serve, run_folder: Path, tmp_path: Path
+) -> None:
+    over = write_run(tmp_path / "over", samples={"collected": "many"})
+    answer = ask(serve(over, run_folder), "/metrics")
+    assert answer.status == 200
+    assert 'dingsdk_env_steps_total{run="cartpole"} 1200.0' in answer.text
+    assert 'dingsdk_up{run="over"} 0.0' in answer.text
 
 
 def test_server_reports_a_removed_run_folder_and_keeps_running(

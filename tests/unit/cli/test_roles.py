@@ -16,6 +16,7 @@ import pytest
 
 from dingsdk.cli import main
 from dingsdk.envs.bench import EnvSpeed
+from dingsdk.errors import ConfigError
 from dingsdk.pipeline.context import RunResult
 from dingsdk.worker.coordinator.roles import CollectorRole
 
@@ -38,6 +39,21 @@ def work(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[bool]]:
 
     monkeypatch.setattr("dingsdk.pipeline.worker.run_worker", run_worker)
     return told, answers
+
+
+@pytest.mark.parametrize("host", ["::", "null", "1.5", "true", "a: b"])
+def test_coordinator_takes_its_host_as_text(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str
+) -> None:
+    told: list[Any] = []
+
+    def run_coordinator(cfg: Any, *given: Any) -> RunResult:
+        told.append(cfg.system.transport.host)
+        raise ConfigError("enough", path="x")
+
+    monkeypatch.setattr("dingsdk.pipeline.train.run_coordinator", run_coordinator)
+    main(["coordinator", *OF_A_RUN, "--data", str(tmp_path / "run"), "--host", host])
+    assert told == [host]
 
 
 def test_worker_command_passes_its_options_and_reports_how_it_ended(

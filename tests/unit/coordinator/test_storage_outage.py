@@ -33,6 +33,15 @@ def test_outage_is_logged_only_at_its_start_and_end(caplog: pytest.LogCaptureFix
     assert "after 50.0 s" in texts[1]
 
 
+def test_end_of_a_waiting_task_does_not_count_as_room(caplog: pytest.LogCaptureFixture) -> None:
+    outage = StorageOutage(600.0, Clock())
+    outage.note("c0", "disk full")
+    outage.forget("c0")
+    outage.forget("c1")
+    assert outage.text == ""
+    assert len(caplog.records) == 1
+
+
 def test_run_ends_when_nothing_was_stored_for_the_limit() -> None:
     clock = Clock()
     outage = StorageOutage(10.0, clock)

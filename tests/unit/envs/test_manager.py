@@ -24,6 +24,7 @@ from dingsdk.envs.spaces import ActionChecker, ObservationSchema
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
+    ConfigTypeError,
     EnvError,
     NonFiniteError,
     PolicyOutputError,
@@ -418,6 +419,22 @@ def test_a_single_env_is_enough(cfg: dict[str, Any]) -> None:
         assert manager.step_batch(np.zeros(1, int)).obs.shape == (1, 4)
     with pytest.raises(ConfigError, match="at least 1 env"):
         create_env_manager(cfg, [])
+
+
+@pytest.mark.parametrize("cfg", [*ALL, {"type": "subprocess"}])
+def test_actions_that_are_no_dict_are_refused(cfg: dict[str, Any]) -> None:
+    with make(cfg) as manager:
+        manager.launch()
+        for actions in (None, np.array([0, 1]), [0, 1], 0.5):
+            with pytest.raises(PolicyOutputError, match="takes a dict of actions"):
+                manager.step(actions)  # type: ignore[arg-type]
+        assert len(manager.step({0: 0, 1: 0})) == 2
+
+
+@pytest.mark.parametrize("seed", [None, float("nan"), "ab", [1, None], {1: 0.5}])
+def test_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
+    with make(IN_PROCESS) as manager, pytest.raises(ConfigTypeError, match="seed"):
+        manager.seed(seed)
 
 
 @pytest.mark.parametrize("cfg", [IN_PROCESS, SYNC])

@@ -274,8 +274,38 @@ def test_worker_lost_by_the_master_before_its_joined_message_is_not_killed(
     site.workers["collector-0"] = None
     site.pass_s(0.0)
     site.workers.clear()
-    site.pass_s(1000.0)
+    site.pass_s(site.group.start_limit_s)
     assert process.calls == []
+
+
+def test_worker_that_never_joins_is_killed_and_restarted_within_its_budget(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.newest("learner-0").join_run()
+    for count in (1, 2, 3):
+        process = site.newest("collector-0")
+        site.pass_s(site.group.start_limit_s)
+        assert process.calls == []
+        site.pass_s(0.1)
+        assert process.calls == ["kill"]
+        assert "worker collector-0 has not joined the run within 300 s" in caplog.text
+        if count < 3:
+            site.pass_s(0.0)
+            site.pass_s(5.0)
+            assert site.count("collector-0") == count + 1
+
+    text = r"collector-0 died 3 times within 6\d\d s, at last by: killed because it has not joined"
+    with pytest.raises(WorkerCrashedError, match=text):
+        site.pass_s(0.0)
+
+
+def test_worker_that_waits_for_an_address_is_not_killed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.group.prepare()
+    site.pass_s(1000.0)
+    site.group.start("address")
+    site.pass_s(site.group.start_limit_s)
+    assert [process.calls for process in site.started] == [["address"], ["address"]]
 
 
 def test_worker_killed_before_it_joined_is_restarted(site: Site) -> None:

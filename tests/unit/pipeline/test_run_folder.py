@@ -7,7 +7,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunSta
 from dingsdk.pipeline.progress import ConsoleProgress
 from dingsdk.pipeline.run_folder import (
     _draw,
+    check_run_folder,
     claim_run_folder,
     discard_run,
     held,
@@ -71,6 +72,19 @@ def test_run_folders_of_one_second_are_counted_up_to_a_limit(tmp_path: Path) -> 
     with pytest.raises(RunFolderError, match="no free run folder name") as caught:
         make_run_folder(tmp_path, "run", NOON)
     assert caught.value.path == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: make_run_folder(path, "exp"), claim_run_folder, check_run_folder]
+)
+def test_folder_whose_path_is_not_utf8_is_refused_before_anything_is_written(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    path = tmp_path / os.fsdecode(b"R\xff")
+    with pytest.raises(RunFolderError, match=r"R\\udcff.* is not UTF-8") as caught:
+        make(path)
+    assert caught.value.is_user_mistake
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_whose_config_cannot_be_written_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, held
-from dingsdk.pipeline.status_file import StatusFile, read_status
+from dingsdk.pipeline.status_file import StatusFile
+from dingsdk.pipeline.status_reader import read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.sample_counts import SampleCounts
@@ -209,11 +211,38 @@ def test_failure_to_write_the_status_is_logged_once_per_outage(
     assert len(caplog.records) == 2  # one for each outage
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', "{"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"format": 99}', "{", '{"format": 1}', "[" * 100_000, '{"format": NaN}'],
+    ids=range(7),
+)
 def test_invalid_status_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / STATUS_NAME).write_text(content)
     with pytest.raises(RunFolderError, match=STATUS_NAME):
         read_status(tmp_path)
+
+
+def test_status_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / STATUS_NAME
+    os.mkfifo(path)
+    with pytest.raises(RunFolderError, match="not a regular file"):
+        read_status(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(RunFolderError, match="not a regular file"):
+        read_status(tmp_path)
+
+
+def test_all_fields_of_a_status_are_read(tmp_path: Path) -> None:
+    StatusFile(context_of(tmp_path), "serial").write()
+    assert read_status(tmp_path) == json.loads((tmp_path / STATUS_NAME).read_text())
+
+
+def test_control_characters_of_a_status_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    StatusFile(context_of(tmp_path), "serial").write()
+    path = tmp_path / STATUS_NAME
+    path.write_text(path.read_text().replace('"serial"', '"\\u001b[2J"'))
+    assert ", ?[2J, 2 workers" in shown(tmp_path)
 
 
 def lines_of(run_dir: Path) -> list[dict[str, Any]]:

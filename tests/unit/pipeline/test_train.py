@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -107,6 +111,23 @@ def test_failed_run_writes_a_checkpoint_and_the_reason(tmp_path: Path) -> None:
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["reason"], result["mode"]) == ("error", "serial")
     assert json.loads((run_dir / STATUS_NAME).read_text())["reason"] == "error"
+
+
+def test_failure_is_raised_with_a_note_if_its_checkpoint_cannot_be_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class WithoutFolder(Failing):
+        def __call__(self, engine: Any) -> None:
+            (folder,) = tmp_path.glob("*/ckpt")
+            if folder.is_dir():
+                shutil.rmtree(folder)
+                folder.touch()
+            super().__call__(engine)
+
+    with pytest.raises(RuntimeError, match="a part failed") as caught:
+        run(tmp_path, WithoutFolder("after_iter", sends_signal=False))
+    assert "No checkpoint ckpt_exception was saved: " in "".join(caught.value.__notes__)
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_config_passed_as_a_mapping_is_not_changed() -> None:
@@ -260,6 +281,38 @@ def test_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGINT)
     assert codes == [130]
     assert told[1] == "SIGINT again: exiting at once; a file was saved"
+
+
+def test_terminal_that_closes_with_several_signals_stops_the_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes: list[int] = []
+    told: list[str] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with signals.StopOnSignal(threading.Event(), told.append) as handled:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGHUP)
+    assert (handled.received, len(told), codes) == (signal.SIGHUP, 1, [])
+    assert signals.exit_code(handled.received) == 129
+
+
+def test_run_under_nohup_continues_when_its_terminal_closes() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.StopOnSignal(threading.Event()) as handled:
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert handled.received is None
+
+
+def test_line_for_a_closed_terminal_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    signals.to_stderr("a line")
 
 
 def test_transport_for_a_serial_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:

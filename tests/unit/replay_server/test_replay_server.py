@@ -1387,6 +1387,15 @@ def test_taken_port_is_refused(server: ReplayServer, tmp_path: Path) -> None:
     _, port = wire.parse_address(server.address)
     with pytest.raises(PortInUseError, match=str(port)):
         ReplayServer({"port": port}, SMALL, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_refused_buffer_or_address_leaves_no_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="replay_buffer_size"):
+        ReplayServer({}, {**SMALL, "replay_buffer_size": -1}, tmp_path / "new")
+    with pytest.raises(InsecureBindError):
+        ReplayServer({"host": "0.0.0.0"}, SMALL, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_default_config_saves_each_minute(server: ReplayServer) -> None:

@@ -1,0 +1,167 @@
+"""Reads ``status.json`` and ``result.json``, which another program may have written or damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from dingsdk.data.files import Folder
+from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
+from dingsdk.pipeline.run_folder import RESULT_FORMAT, RESULT_NAME, STATUS_NAME
+
+STATUS_FORMAT = 1
+"""Version of the file that holds a run's status."""
+MAX_BYTES = 64 << 20
+"""Largest file about a run that is read."""
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Scalar = bool | int | float | str | None
+RecordT = TypeVar("RecordT", bound="StatusRecord | ResultRecord")
+
+
+class Version(msgspec.Struct):
+    """The format of a file; of a file in another format, nothing else is read."""
+
+    format: int
+
+
+class SamplesRecord(msgspec.Struct):
+    """As ``SampleCounts``."""
+
+    collected: Count
+    acknowledged: Count
+    trained: Count
+    live: Count
+    evicted: dict[str, Count]
+
+
+class TaskRecord(msgspec.Struct):
+    """As ``TaskStatus``."""
+
+    task_id: str
+    kind: str
+    worker_id: str
+    progress: Count
+    per_s: float | None
+    is_straggler: bool
+    attempt: Count
+    waits_for: str
+    player: str | None = None
+
+
+class WorkerRecord(msgspec.Struct):
+    """As ``WorkerStatus``."""
+
+    worker_id: str
+    role: str
+    lease_s: float
+
+
+class PlayerRecord(msgspec.Struct):
+    """As ``PlayerStatus``."""
+
+    train_iter: Count
+    env_steps: Count
+    last_return: float | None
+    best_return: float | None
+
+
+class StatusRecord(msgspec.Struct, kw_only=True):
+    """What ``status.json`` contains; None in place of a number that is not finite."""
+
+    NAME: ClassVar[str] = STATUS_NAME
+    FORMAT: ClassVar[int] = STATUS_FORMAT
+
+    format: int
+    mode: str
+    reason: str | None
+    written_at: float
+    pid: Count
+    host: str
+    env_steps: Count
+    train_iter: Count
+    last_return: float | None
+    best_return: float | None
+    buffer_fill: Count
+    buffer_capacity: Count
+    workers: Count
+    elapsed_s: float
+    held_up_by: str
+    samples: SamplesRecord
+    tasks: list[TaskRecord]
+    connected: list[WorkerRecord]
+    policy_lag: dict[str, Scalar] | None
+    loss: float | None
+    exploration: dict[str, Scalar]
+    max_env_steps: Count | None
+    max_train_iter: Count | None
+    goal: float | None
+    players: dict[str, PlayerRecord] = {}
+    env_steps_per_s: float | None
+    updates_per_s: float | None
+    left_s: float | None
+    columns: dict[str, Scalar]
+    evaluations: list[dict[str, Scalar]]
+
+
+class ResultRecord(msgspec.Struct, omit_defaults=True):
+    """What ``result.json`` contains, as far as it is shown."""
+
+    NAME: ClassVar[str] = RESULT_NAME
+    FORMAT: ClassVar[int] = RESULT_FORMAT
+
+    reason: str | None = None
+    evaluations: list[dict[str, Scalar]] = []
+    env_steps: Count | None = None
+    train_iter: Count | None = None
+    elapsed_s: float | None = None
+    last_return: float | None = None
+    best_return: float | None = None
+    mode: str | None = None
+    samples: SamplesRecord | None = None
+
+
+def read_record(folder: Folder, kind: type[RecordT]) -> RecordT:
+    """Return the content of the status or the result of a run.
+
+    Args:
+        folder: The run folder.
+        kind: ``StatusRecord`` or ``ResultRecord``.
+
+    Raises:
+        DataMissingError: there is no such file.
+        DataCorruptError: it is no regular file, too large, in another format, or lacks a field.
+    """
+    content = folder.read(kind.NAME, MAX_BYTES)
+    try:
+        found = msgspec.json.decode(content, type=Version).format
+        if found == kind.FORMAT:
+            return msgspec.json.decode(content, type=kind)
+        problem = f"it is of format {found}; this version of dingsdk reads {kind.FORMAT}"
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        problem = str(error)
+    raise DataCorruptError(f"{folder.path / kind.NAME} cannot be read: {problem}", where=kind.NAME)
+
+
+def read_status(run: Path) -> dict[str, Any]:
+    """Return the newest status of a run, which may be running or have ended.
+
+    Raises:
+        RunFolderError: the folder has no status, or one that cannot be read.
+    """
+    path = run / STATUS_NAME
+    missing = f"{run} holds no {STATUS_NAME}: it is no run folder, or the run has not begun"
+    if not run.is_dir():
+        raise RunFolderError(missing, path=str(path))
+    try:
+        with Folder(run, create=False) as folder:
+            record = read_record(folder, StatusRecord)
+    except DataMissingError:
+        raise RunFolderError(missing, path=str(path)) from None
+    except DataCorruptError as error:
+        raise RunFolderError(str(error), path=str(path)) from error
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    return found
