@@ -17,7 +17,7 @@ import numpy as np
 
 from dingsdk.data.deadline import returns_within
 from dingsdk.data.seeding import derive_seed
-from dingsdk.envs.players import player_num
+from dingsdk.envs.players import player_num, set_first_seat
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError
@@ -62,7 +62,7 @@ class GuardedEnv(gym.Env[Any, Any]):
         self._env_fn = env_fn
         self._env_id = env_id
         self._section = section
-        self.env = env_fn()
+        self.env = self._make()
         check_spaces(self.env)
         self.observation_space = self.env.observation_space
         self.action_space = self.env.action_space
@@ -161,6 +161,11 @@ class GuardedEnv(gym.Env[Any, Any]):
     def unwrapped(self) -> Any:
         return self.env.unwrapped
 
+    def _make(self) -> gym.Env[Any, Any]:
+        env: gym.Env[Any, Any] = self._env_fn()
+        set_first_seat(env, self._env_id)
+        return env
+
     def _reset(self, seed: int | None, failures_before: int) -> tuple[Any, dict[str, Any]]:
         while True:
             try:
@@ -186,7 +191,7 @@ class GuardedEnv(gym.Env[Any, Any]):
             try:
                 if self._section.retry_type == "renew":
                     close_quietly(self.env)
-                    self.env = self._env_fn()
+                    self.env = self._make()
             except _FAULTS as again:
                 error = again
             else:

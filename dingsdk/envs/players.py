@@ -40,13 +40,19 @@ or None where observations have none: then all are legal."""
 class PlayersEnv(gym.Env[Any, Any]):
     """A PettingZoo env, parallel or turn-based (AEC), as a gymnasium env with a player axis.
 
-    Players change their agents (seats) in each episode, so that no player always begins. In a
-    turn-based env each step is the turn of one player; the actions of the others are ignored, and
-    a player's reward comes with its next turn. The ``action_mask`` of a player whose action is
-    ignored allows all actions.
+    Players change their agents (seats) in each episode, so that no player always begins. The
+    first seats depend on ``first_seat``. They are taken again at a reset with a seed, and at a
+    reset before player 0 has acted, which is how evaluations begin.
+
+    In a turn-based env each step is the turn of one player; the actions of the others are ignored,
+    and a player's reward comes with its next turn.
 
     Args:
         env: A PettingZoo env whose agents have equal spaces.
+
+    Attributes:
+        first_seat: Index of player 0's agent in the first episode, counted modulo the number of
+            players. An env manager sets it to the number of the env.
 
     Raises:
         ConfigError: the spaces of the agents differ.
@@ -75,7 +81,9 @@ class PlayersEnv(gym.Env[Any, Any]):
                         path="env.env_id",
                     )
             setattr(self, name, batch_space(first, self.player_num))
-        self._shift = -1
+        self.first_seat = 0
+        self._shift = 0
+        self._has_begun = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -84,7 +92,9 @@ class PlayersEnv(gym.Env[Any, Any]):
         # PettingZoo's list of warnings grows with each illegal action.
         if logger := sys.modules.get("pettingzoo.utils.env_logger"):
             logger.EnvLogger.flush()
-        self._shift = 0 if seed is not None else (self._shift + 1) % self.player_num
+        goes_on = seed is None and self._has_begun
+        self._shift = (self._shift + 1 if goes_on else self.first_seat) % self.player_num
+        self._has_begun = False
         # Seats: the agent of each player.
         self._seats = self._agents[self._shift :] + self._agents[: self._shift]
         found = self._env.reset(seed=seed, options=options)
@@ -102,6 +112,8 @@ class PlayersEnv(gym.Env[Any, Any]):
         rewards, ends, infos, acted, playing = take(given)
         rewards_by_player = [float(rewards.get(agent, 0.0)) for agent in self._seats]
         is_over = not self._env.agents
+        # Opponents may move before the first action of an evaluated player.
+        self._has_begun |= is_over or self._seats[0] in acted
         terminated = is_over and any(terminated for terminated, _ in ends.values())
         return (
             self._obs(playing),
@@ -170,7 +182,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
     """One player of an env of several players; an opponent plays all others.
 
     A step is one action of that player. In a turn-based env it includes the opponent's turns up to
-    the player's next turn.
+    the player's next turn; the first step also has the rewards from before the player's first turn.
 
     Args:
         env: An env of several players.
@@ -186,6 +198,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
         self.observation_space = space_of_player(env.observation_space, self._count)
         self.action_space = space_of_player(env.action_space, self._count)
         self._rng = np.random.default_rng()
+        self._earlier = 0.0  # rewards before the first turn
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -195,14 +208,17 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.action_space.seed(seed)
         self._all_obs, info = self.env.reset(seed=seed, options=options)
         self._players = _player_infos(info, self._count)
+        self._earlier = 0.0
         while not self._players[0].get("acts_next", True):
-            _, terminated, truncated, info = self._step_all(self.action_space.sample())
+            reward, terminated, truncated, info = self._step_all(self.action_space.sample())
+            self._earlier += reward
             if terminated or truncated:  # it was over before the player's first turn
                 return self.reset(options=options)
         return part_of(self._all_obs, 0), self._own(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         total, terminated, truncated, info = self._step_all(action)
+        total, self._earlier = total + self._earlier, 0.0
         while not (terminated or truncated or self._players[0].get("acts_next", True)):
             if self._players[0].get("terminated") or self._players[0].get("truncated"):
                 terminated = bool(self._players[0].get("terminated"))
@@ -270,6 +286,13 @@ class FlattenPlayers(gym.ObservationWrapper[Any, Any, Any]):
         if not self._has_mask:
             return found
         return {"observation": found, ACTION_MASK: observation[ACTION_MASK]}
+
+
+def set_first_seat(env: Any, seat: int) -> None:
+    """Set the first seat of player 0, if players of the env change seats."""
+    inner = getattr(env, "unwrapped", env)
+    if isinstance(inner, PlayersEnv):
+        inner.first_seat = seat
 
 
 def adapted(make: Callable[..., Any], **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from dingsdk.envs.players import (
     space_of_player,
 )
 from dingsdk.errors import ConfigError, EnvError
+from dingsdk.worker.collector.rollout import episode_quota
 
 from .games import Nim, Sums, take_one
 
@@ -51,13 +52,63 @@ def test_players_of_a_parallel_env_act_at_once() -> None:
 
 def test_players_change_seats_after_each_episode() -> None:
     env = PlayersEnv(Sums((1, 1, 1)))
+    action = np.array([2, 0, 1])
     seats = [env.reset(seed=3)[0][:, 0].tolist()]
-    seats += [env.reset()[0][:, 0].tolist() for _ in range(3)]
+    for _ in range(3):
+        env.step(action)
+        seats.append(env.reset()[0][:, 0].tolist())
 
     assert seats == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
     assert env.reset(seed=4)[0][:, 0].tolist() == [0, 1, 2]
-    _, reward, *_ = (env.reset(), env.step(np.array([2, 0, 1])))[1]
+    env.step(action)
+    _, reward, *_ = (env.reset(), env.step(action))[1]
     assert reward.tolist() == [1, -1, 0]
+
+
+def test_reset_before_the_first_action_begins_with_the_first_seats() -> None:
+    env = PlayersEnv(Sums((1, 1, 1)))
+    env.first_seat = 5
+    seats = []
+    for played in (0, 1, 0, 1):
+        seats.append(env.reset()[0][:, 0].tolist())
+        for _ in range(played):
+            env.step(np.array([0, 0, 0]))
+
+    assert seats == [[2, 0, 1], [2, 0, 1], [0, 1, 2], [2, 0, 1]]
+
+
+def seats_of_evaluations(env_num: int, games: int, reseeds: bool) -> list[list[int]]:
+    """Return how many games of each of three evaluations each seat has."""
+    cfg = {"env_id": NIM, "eval_opponent": f"{take_one.__module__}:take_one"}
+    with create_env_manager({"type": "base"}, make_env_fns(cfg, env_num)) as manager:
+        manager.seed(0)
+        manager.launch()
+        found = []
+        for seed in range(3):
+            if reseeds:
+                manager.seed(seed)
+            manager.reset()
+            counts, left = [0, 0], episode_quota(games, env_num, "n_episode")
+            seats = {i: int(obs["observation"][0]) for i, obs in manager.ready_obs.items()}
+            while left.any():
+                steps = manager.step({i: 0 for i in manager.ready_obs if left[i]})
+                for i in [i for i, step in steps.items() if step.done]:
+                    counts[seats[i]] += 1
+                    left[i] -= 1
+                    seats[i] = int(manager.ready_obs[i]["observation"][0])
+            found.append(counts)
+    return found
+
+
+@pytest.mark.parametrize("reseeds", [False, True])
+@pytest.mark.parametrize(
+    ("env_num", "games", "counts"),
+    [(5, 5, [3, 2]), (5, 10, [5, 5]), (5, 7, [4, 3]), (2, 2, [1, 1]), (1, 3, [2, 1])],
+)
+def test_games_of_an_evaluation_are_spread_over_the_seats(
+    env_num: int, games: int, counts: list[int], reseeds: bool
+) -> None:
+    assert seats_of_evaluations(env_num, games, reseeds) == [counts] * 3
 
 
 def test_reset_clears_the_warnings_of_illegal_actions() -> None:
@@ -305,13 +356,14 @@ def test_managers_return_a_reward_and_an_info_for_each_player(kind: str) -> None
         while min(map(len, found.values())) < 6:
             for env_id, step in manager.step({i: [2, 0] for i in manager.ready_obs}).items():
                 found[env_id].append(step)
-        for steps in found.values():
+        for env_id, steps in found.items():
+            seats = [[env_id, 1 - env_id], [1 - env_id, env_id]]
             assert [each.done for each in steps[:4]] == [False, False, True, False]
-            assert steps[0].obs.tolist() == [[0, 1, 2], [1, 1, 0]]
-            assert steps[3].obs.tolist() == [[1, 1, 2], [0, 1, 0]]
+            for step, (own, other) in zip((steps[0], steps[3]), seats, strict=True):
+                assert step.obs.tolist() == [[own, 1, 2], [other, 1, 0]]
             assert [each.reward.tolist() for each in steps[:4]] == [[1, -1]] * 4
             assert [info["eval_episode_return"] for info in steps[2].info] == [3, -3]
-            assert [info["who"] for info in steps[3].info] == ["seat_1", "seat_0"]
+            assert [info["who"] for info in steps[3].info] == [f"seat_{i}" for i in seats[1]]
             assert "eval_episode_return" not in steps[3].info[0]
             assert [info["eval_episode_return"] for info in steps[5].info] == [3, -3]
         manager.reset()
@@ -404,6 +456,30 @@ def test_opponent_acts_if_no_info_says_who_acts() -> None:
     assert (obs["seat"].tolist(), info) == ([0], {})
     obs, reward, terminated, truncated, info = env.step(7)
     assert (reward, terminated, truncated, info) == (74.0, True, False, {})
+
+
+class Late(gym.Env[Any, Any]):
+    """The opponent acts first. Player 0 gets 4 for that, and 1 in each step."""
+
+    player_num = 2
+    observation_space = gym.spaces.Box(0, 9, (2, 1), np.float32)
+    action_space = gym.spaces.MultiDiscrete([2, 2])
+
+    def reset(self, **_: Any) -> Any:
+        self._time = 0
+        return np.zeros((2, 1), np.float32), {PLAYERS: [{"acts_next": False}, {}]}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        reward = 4 if self._time == 1 else 1
+        return np.zeros((2, 1), np.float32), np.array([reward, 0]), self._time == 3, False, {}
+
+
+def test_first_step_has_the_rewards_from_before_the_first_turn() -> None:
+    env = OpponentEnv(Late(), "random")
+    for _ in range(2):
+        env.reset()
+        assert [env.step(0)[1] for _ in range(2)] == [5, 1]
 
 
 def test_reset_repeats_until_the_player_has_a_turn() -> None:
