@@ -75,9 +75,10 @@ class Writer:
     def serve(self, section: dict[str, Any], folder: Path, kind: str, address: str) -> None:
         """Act as a collector that stores the pieces of one report for each task."""
         transport = transport_in(folder, **section)
-        store, numbers = transport.data_store(), itertools.count()
+        numbers = itertools.count()
 
         def data(task: Mapping[str, Any]) -> dict[str, Any]:
+            store = transport.data_store()  # a worker has it once it has joined
             names = [f"p{next(numbers)}" for _ in range(A_REPORT)]
             for name in names:
                 store.put_soon(name, batch)

@@ -59,11 +59,11 @@ class CountsFailedEpisodes(Mutant):
         rollout = super()._make_rollout(monitor)
         record_one = rollout._record_one
 
-        def record(env_id: int, timestep: Any, train_iter: int) -> None:
+        def record(env_id: int, timestep: Any, *rest: Any) -> None:
             if timestep.info.get("abnormal"):
                 info = {"eval_episode_return": 0.0}
                 timestep = timestep._replace(done=True, info=info)
-            record_one(env_id, timestep, train_iter)
+            record_one(env_id, timestep, *rest)
 
         rollout._record_one = record
         return rollout

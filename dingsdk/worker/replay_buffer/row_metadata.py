@@ -75,6 +75,7 @@ class RowMetadata(NoMetadata):
         self._facts = np.full((capacity, _WIDTH), NO_ROW, np.int64)
         self._some_left = some_left
         self.rows_leave_early = min(max_use, max_staleness) < math.inf
+        self.limits_use = max_use < math.inf
         self._queue = _StalenessQueue(self._facts) if max_staleness < math.inf else None
         self.next_id = 0
         self.live = 0

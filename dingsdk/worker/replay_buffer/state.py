@@ -420,8 +420,10 @@ def _restore(
         if metadata.keeps_facts and count:
             # Remove rows that are used up under the settings of this buffer.
             table._storage.mark(remover.oldest_first(), LEFT)  # type: ignore[union-attr]
+            facts = cast("RowMetadata", metadata)
             for where in list(table._living()):
-                table._use_up(where, cast("RowMetadata", metadata).uses(where))
+                # Without a limit, marks do not count uses: the sampling does not update them.
+                table._use_up(where, facts.uses(where) * facts.limits_use)
         if table._is_durable:
             table._mark_ends(sampler.early_ends())
             table._storage.commit(table._committed_state())  # type: ignore[union-attr]
