@@ -41,6 +41,8 @@ BUDGET = ["-q", "--set", "system.max_env_steps=300"]
 PARALLEL_BUDGET = ["-q", "--set", "system.max_env_steps=1500"]
 """These options make a documented training run short. A parallel run needs more env steps: with
 fewer it may end before the learner gets its first batch."""
+CONTINUED_BUDGET = ["-q", "--set", "system.max_env_steps=3000"]
+"""For a run that begins with a checkpoint, whose env steps count too."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Reader:
             extra = []
             if arguments[0] == "train":
                 extra = PARALLEL_BUDGET if "parallel" in arguments else BUDGET
+                if any("load_ckpt_before_run" in each for each in arguments):
+                    extra = CONTINUED_BUDGET
             assert main([*arguments, *extra]) == 0, command
         elif program == "make":
             # Only a dry run: the real one would create an environment and start these tests again.
