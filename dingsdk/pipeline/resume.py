@@ -53,6 +53,7 @@ from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, check_run_f
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
+from dingsdk.worker.learner.checkpoint import save_pause
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.serial import Team, Workers
@@ -81,8 +82,6 @@ _KEPT = 2
 """Number of saves that are kept; older ones are deleted."""
 _AUTO_S = 60.0
 """With ``save_every: auto``, the shortest time between two saves."""
-_AUTO_SHARE = 0.02
-"""With ``save_every: auto``, the largest share of its time that a run spends on saving."""
 _log = logging.getLogger(__name__)
 
 
@@ -317,7 +316,7 @@ class RunSaver:
 
     def _pause(self, took_s: float) -> float:
         if self._every == "auto":
-            return max(_AUTO_S, took_s / _AUTO_SHARE)
+            return save_pause(_AUTO_S, took_s)
         return float("inf") if self._every is None else float(self._every)
 
     def _write(self, number: int) -> None:

@@ -38,7 +38,7 @@ from dingsdk.worker.comm.worker import (
 )
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
-from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint
+from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint, save_pause
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
@@ -54,8 +54,6 @@ SERVE_TIMEOUT_S = 20.0
 is none yet."""
 LEARN_TIMEOUT_S = 3600.0
 """Longest time of one learn task; the master's deadline and the lease are shorter."""
-SAVE_SHARE = 0.02
-"""Largest share of its time that a learner spends on the checkpoints of ``save_every_s``."""
 HOOK_CLOSE_S = 4.0
 """How long hooks may take to close: less than a job may take to stop (``CLOSE_TIMEOUT_S``)."""
 
@@ -516,7 +514,7 @@ class BaseCommLearner(CommWorker):
                 text = "no checkpoint of iteration %d, training continues: %s"
                 _log.warning(text, train_iter, error)
         now = self._clock()
-        self._save_at = now + max(self._cfg.save_every_s, (now - began) / SAVE_SHARE)
+        self._save_at = now + save_pause(self._cfg.save_every_s, now - began)
 
     @property
     def _few(self) -> int:

@@ -48,6 +48,9 @@ EXCEPTION = "ckpt_exception"
 SUFFIX = ".safetensors"
 MAX_BYTES = 64 << 30
 """The largest checkpoint that is read."""
+SAVE_SHARE = 0.02
+"""The largest share of its time that a run, or a learner in parallel mode, spends on saves at
+intervals."""
 
 _KIND, _POINTER_KIND = "checkpoint", "newest-checkpoint"
 _POINTER = f"{LATEST}.json"
@@ -150,6 +153,11 @@ def save_checkpoint(
             folder.write_atomic(_POINTER, [pointer], durable=True)
     observe().after_checkpoint(path=path, iteration=iteration)
     return path
+
+
+def save_pause(least_s: float, took_s: float) -> float:
+    """Return the seconds to the next save at intervals, after one that took ``took_s``."""
+    return max(least_s, took_s / SAVE_SHARE)
 
 
 def checkpoint_contents(

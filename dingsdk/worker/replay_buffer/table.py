@@ -35,7 +35,7 @@ from dingsdk.worker.replay_buffer.config import BufferSection, Parts
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
-from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.sampler import ENDS, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
 if TYPE_CHECKING:
@@ -467,7 +467,7 @@ class Table(IBuffer):
         """As :meth:`end_trajectory`, for callers that hold the lock, such as listeners."""
         self._sampler.end_trajectory()
         count = self._remover.count
-        if self._is_durable and self._marks_ends and count:
+        if self._is_durable and count:
             self._mark_ends(np.arange(count - 1, count, dtype=np.int64))
 
     def _mark_ends(self, ages: NDArray[np.int64]) -> None:
@@ -780,7 +780,7 @@ class Table(IBuffer):
     def _push_loaded(self, rows: Rows, facts: Mapping[str, NDArray[Any]]) -> None:
         """Push loaded rows, and restore the saved priority and uses of each."""
         if not self._metadata.keeps_facts:
-            ends = facts.get("ends", np.zeros(len(rows), np.bool_))
+            ends = facts.get(ENDS, np.zeros(len(rows), np.bool_))
             start = 0
             for stop in (np.flatnonzero(ends) + 1).tolist():
                 self._push_unlimited(rows[start:stop])

@@ -22,6 +22,9 @@ from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 __all__ = ["RowSampler", "Sampler", "check_ranks"]
 
+ENDS = "ends"
+"""Name of the fact that is True for a row after which the trajectory was ended."""
+
 
 class Sampler(Needs, Configurable, ABC):
     """Base class of all samplers; called under the buffer's lock.

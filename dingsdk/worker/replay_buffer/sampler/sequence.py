@@ -15,12 +15,10 @@ from dingsdk.data.columns import mismatch, torch_to_numpy
 from dingsdk.errors import CheckpointCorruptError, SchemaMismatchError
 from dingsdk.worker.replay_buffer.interface import Order
 from dingsdk.worker.replay_buffer.kernels import compiled
-from dingsdk.worker.replay_buffer.sampler import Sampler
+from dingsdk.worker.replay_buffer.sampler import ENDS, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 MASK = "mask"
-ENDS = "ends"
-"""Name of the fact that is True for a row after which the trajectory was ended."""
 _ROUNDS = 4
 """Rounds of drawing starts of sequences; if they do not suffice, all valid starts are listed."""
 
