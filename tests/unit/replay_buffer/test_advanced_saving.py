@@ -73,6 +73,22 @@ def test_reopened_rows_leave_once_they_are_stale(tmp_path: Path) -> None:
         assert buffer.count() == 0
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_uses_of_reopened_rows_begin_at_zero_without_max_use(
+    tmp_path: Path, is_loaded: bool
+) -> None:
+    storage: dict[str, Any] = {"type": "memmap", "path": str(tmp_path / "rows")}
+    with make_buffer(storage=storage, max_staleness=3) as buffer:
+        buffer.push(batch(0), 0)
+        assert column(buffer.sample(1, 0), "use") == [1]
+        state = buffer.state_dict()
+        if is_loaded:
+            buffer.load_state_dict(state)
+            assert column(buffer.sample(1, 0), "use") == [2]
+    with make_buffer(storage={**storage, "reopen": True}, max_staleness=3) as buffer:
+        assert column(buffer.sample(1, 0), "use") == [1]
+
+
 @pytest.mark.parametrize("cut", [0, 3])
 def test_reopening_keeps_use_counts_and_removed_rows_stay_removed(tmp_path: Path, cut: int) -> None:
     folder = tmp_path / "rows"
