@@ -325,6 +325,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         for mode, of_mode in zip(self._modes, self._paths, strict=True):
             if of_mode == path:
                 mode.load_state_dict({"model": update["model"]})
+        self._note_load(path, update)
+
+    def _note_load(self, path: str, update: Mapping[str, Any]) -> None:
         if path == self._paths[0]:
             self._policy_iter = int(update["iter"])
         self._last_update = self.clock()

@@ -416,31 +416,28 @@ def unfinished(writers: list[RowsWriter]) -> list[int]:
     return [each.unfinished_rows for each in writers]
 
 
-def test_player_that_stops_training_loses_its_unfinished_rows() -> None:
-    rollout, writers, _ = make_rollout(DuelEnvs(((9,),)))
+def test_game_that_has_begun_keeps_its_writers() -> None:
+    rollout, writers, _ = make_rollout(DuelEnvs(((3,), (2,))))
     rollout.round(0, {})
     rollout.write_to([writers[0], None])
+    rollout.round(0, {})  # the game of env 1 ends
+    assert [len(each.flush() or ()) for each in writers] == [2, 2]
+    assert unfinished(writers) == [2, 2]
+    rollout.round(0, {})  # the game of env 0 ends; env 1 is in its second game
+    assert [len(each.flush() or ()) for each in writers] == [3, 3]
     assert unfinished(writers) == [1, 0]
-    rollout.round(0, {})
-    assert unfinished(writers) == [2, 0]
-    rollout.write_to(list(writers))
-    rollout.round(0, {})
-    assert unfinished(writers) == [3, 1]
 
 
-def test_player_that_trains_again_starts_with_its_next_turn() -> None:
+def test_turn_that_has_begun_is_written_where_its_game_is() -> None:
     rollout, writers, _ = make_rollout(ByTurns())
     for _ in range(2):
         rollout.round(0, {})  # each player has taken one turn
     rollout.write_to([writers[0], None])
-    rollout.write_to(writers)
-    rollout.round(0, {})
-    assert unfinished(writers) == [1, 0]
-    for _ in range(2):
+    for _ in range(3):
         rollout.round(0, {})
     samples = [each.flush() or [] for each in writers]
     assert _turns(samples[0]) == [(0, 2, 2, False), (2, 4, 2, False), (4, 5, 1, True)]
-    assert _turns(samples[1]) == [(3, 5, 20, True)]
+    assert _turns(samples[1]) == [(1, 3, 20, False), (3, 5, 20, True)]
 
 
 def test_no_policy_is_called_if_no_env_is_ready() -> None:
