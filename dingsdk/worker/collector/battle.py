@@ -8,12 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
+from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only, return_of
@@ -76,6 +78,8 @@ class BattleRollout(DictRollout):
         """By env id, the writers of the games that have begun."""
         self._turns: list[dict[int, _Turn]] = [{} for _ in writers]
         """For each player, the unfinished turns by env id."""
+        self._returns: list[dict[int, float]] = [{} for _ in writers]
+        """For each player, the sum of its rewards in the current game, by env id."""
 
     def write_to(self, writers: Sequence[RowsWriter | None]) -> None:
         """Write the transitions of games that begin from now on to these writers.
@@ -137,6 +141,8 @@ class BattleRollout(DictRollout):
     ) -> None:
         """Record the transition of one player, if its last turn is over."""
         turns, reward = self._turns[player], timestep.reward[player]
+        gained = self._returns[player].get(env_id, 0.0) + float(reward)
+        self._returns[player][env_id] = gained
         turn = turns.pop(env_id, None)
         if turn is not None:
             turn = turn._replace(reward=turn.reward + reward)
@@ -155,24 +161,45 @@ class BattleRollout(DictRollout):
         own = timestep._replace(
             obs=part_of(timestep.obs, player), reward=turn.reward, done=is_done, info=info
         )
-        transition = self._players[player].process_transition(turn.obs, turn.output, own)
         writer: Any = self._writers_of[env_id][player]
+        if is_done:
+            writer.episode_returns = {env_id: _return_of(info, gained)}
+            if not (info.get("terminated") or info.get("acts_next", True)) and _is_free(own.obs):
+                # Cut off while others moved: its value depends on actions that are not known.
+                writer.cut(env_id)
+                return
+        transition = self._players[player].process_transition(turn.obs, turn.output, own)
         writer.record(env_id, transition, turn.train_iter, is_done)
 
     def _abandon(self, env_ids: list[int]) -> None:
-        for turns in self._turns:
-            for env_id in env_ids:
-                turns.pop(env_id, None)
         for env_id in env_ids:
-            for writer in self._writers_of.pop(env_id, ()):
+            for turns in self._turns:
+                turns.pop(env_id, None)
+            for writer in self._end_game(env_id):
                 if writer is not None:
                     writer.drop([env_id])
         super()._abandon(env_ids)
 
     def _end_episodes(self, env_ids: list[int], episodes: Iterable[EpisodeRecord]) -> None:
         for env_id in env_ids:
-            self._writers_of.pop(env_id, None)
+            self._end_game(env_id)
         super()._end_episodes(env_ids, episodes)
+
+    def _end_game(self, env_id: int) -> Sequence[RowsWriter | None]:
+        """Forget the game of an env; return its writers."""
+        for returns in self._returns:
+            returns.pop(env_id, None)
+        return self._writers_of.pop(env_id, ())
+
+
+def _return_of(info: Info, gained: float) -> float:
+    """Return the return of a player; a player that leaves early is not told it by the env."""
+    return return_of(info) if "eval_episode_return" in info else gained
+
+
+def _is_free(obs: Any) -> bool:
+    """Return whether a mask in the observation of a player allows all actions."""
+    return isinstance(obs, Mapping) and ACTION_MASK in obs and bool(np.all(obs[ACTION_MASK]))
 
 
 def modes_of(policy: Any, name: str, path: str) -> list[Any]:
@@ -248,7 +275,9 @@ class BattleCollector(ISerialCollector):
         self, make_samples: Callable[[list[Any]], list[Any]], traj_len: int | None
     ) -> RowsWriter:
         copies = self._cfg.deepcopy_obs
-        return RowsWriter(self.env.env_num, traj_len, piece_only(make_samples), copies)
+        writer = RowsWriter(self.env.env_num, traj_len, piece_only(make_samples), copies)
+        writer.added_columns = added_columns(self.policy[0])
+        return writer
 
     def _rollout_of(
         self, writers: Sequence[RowsWriter | None], quota: Quota = None

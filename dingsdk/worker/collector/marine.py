@@ -14,6 +14,7 @@ from dingsdk.worker.collector.battle import (
     game_outcome,
     outcome_of,
 )
+from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter, piece_only, return_of
 from dingsdk.worker.collector.seat import Seat
@@ -110,6 +111,8 @@ class MarineParallelCollector(ZerglingParallelCollector):
                 RowsWriter(self._env_num, traj_len, piece_only(mode.get_train_sample), copies)
                 for mode in self._modes
             ]
+            for writer in self._all_writers[home]:
+                writer.added_columns = added_columns(self.policy)
         writers = self._all_writers[home]
         trains = zip(writers, self._are_updated, strict=True)
         self._games.write_to([writer if is_updated else None for writer, is_updated in trains])
