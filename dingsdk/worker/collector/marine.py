@@ -58,8 +58,8 @@ class MarineParallelCollector(ZerglingParallelCollector):
         ``player_returns`` of a collect task has one list per player, with the returns of its
         episodes. ``game_result`` has one list per env, with ``wins``, ``draws`` or ``losses`` for
         each game of player 0. In an evaluation, the sign of the return decides.
-        ``earlier_games`` are the games of other players that earlier tasks began, each as
-        ``[paths of the policies, outcome]``.
+        ``earlier_games`` are the games that earlier tasks began with other players, each as
+        ``[paths of the policies, outcome]``; the returns are only of games with this player 0.
         """
         returns = [list(each) for each in self._player_returns]
         return {
@@ -140,9 +140,12 @@ class MarineParallelCollector(ZerglingParallelCollector):
                 self._results[each.env_id].append(outcome_of(each.episode_return, 0.0))
                 continue
             outcome, names = game_outcome(each.info["players"]), each.info["names"]
-            if names != self._paths:
+            if names == self._paths:
+                self._results[each.env_id].append(outcome)
+            else:
                 self._earlier.append([names, outcome])
-                continue
-            self._results[each.env_id].append(outcome)
-            for player, info in enumerate(each.info["players"]):
+            for player, info in enumerate(each.info["players"] if self._is_own(each) else ()):
                 self._player_returns[player].append(return_of(info))
+
+    def _is_own(self, episode: EpisodeRecord) -> bool:
+        return self._eval_flag or episode.info["names"][0] == self._paths[0]

@@ -253,10 +253,14 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
     def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Count finished episodes."""
         self._episode_count += len(episodes)
-        self._returns.extend(each.episode_return for each in episodes)
+        self._returns.extend(each.episode_return for each in episodes if self._is_own(each))
         if self._eval_flag:
             self._infos.extend(info_of(each) for each in episodes)
         tell_observers(self._instance_name, episodes)
+
+    def _is_own(self, episode: EpisodeRecord) -> bool:
+        """Return whether an episode was played for the policy of this task."""
+        return True
 
     def _is_done(self) -> bool:
         return self._rollout.is_finished or self._episode_count >= self._target_episodes

@@ -290,7 +290,7 @@ def test_game_whose_opponent_changes_is_reported_with_its_own_players(make_marin
         games = sum(map(len, info["game_result"]))
         assert len(info["earlier_games"]) == earlier
         assert games + earlier == info["real_episode_count"]
-        assert [len(each) for each in info["player_returns"]] == [games, games]
+        assert [len(each) for each in info["player_returns"]] == [games + earlier] * 2
 
 
 def end_after(collector: MarineParallelCollector, rounds: int) -> None:
@@ -333,8 +333,12 @@ def test_players_that_train_in_turns_learn_only_from_their_own_games(make_marine
             end_after(collector, rounds=7)
             collector.start()
             info = collector.get_finish_info()
-            finished += [[home, away] for each in info["game_result"] for _ in each]
-            finished += [paths for paths, _ in info["earlier_games"]]
+            own = sum(map(len, info["game_result"]))
+            games = [[home, away]] * own + [paths for paths, _ in info["earlier_games"]]
+            finished += games
+            assert len(games) == info["real_episode_count"]
+            assert info["player_returns"][0] == info["reward_raw"]
+            assert len(info["reward_raw"]) == own  # not of the games of the other player
             actions[home] |= {row.action for row in store.rows() if row.obs[1] >= 2}
             for batch in store.payloads:
                 stones_left = batch.columns["obs"]["observation"][:, 1]
