@@ -45,7 +45,9 @@ class PlayersEnv(gym.Env[Any, Any]):
     reset before player 0 has acted, which is how evaluations begin.
 
     In a turn-based env each step is the turn of one player; the actions of the others are ignored,
-    and a player's reward comes with its next turn.
+    and a player's reward comes with its next turn. The ``action_mask`` of a player whose action is
+    ignored is that of the game; if that allows no action, or the game has terminated, it allows
+    all.
 
     Args:
         env: A PettingZoo env whose agents have equal spaces.
@@ -116,7 +118,7 @@ class PlayersEnv(gym.Env[Any, Any]):
         self._has_begun |= is_over or self._seats[0] in acted
         terminated = is_over and any(terminated for terminated, _ in ends.values())
         return (
-            self._obs(playing),
+            self._obs(playing, terminated),
             np.array(rewards_by_player, np.float32),
             terminated,
             is_over and not terminated,
@@ -156,10 +158,12 @@ class PlayersEnv(gym.Env[Any, Any]):
             self._seen[agent] = env.observe(agent)
         return rewards, ends, infos, {mover}, {env.agent_selection} if env.agents else set()
 
-    def _obs(self, playing: Set[Any]) -> Any:
+    def _obs(self, playing: Set[Any], has_terminated: bool = False) -> Any:
         seen = _stack([self._seen[agent] for agent in self._seats])
         if self._has_mask:
-            seen[ACTION_MASK][[agent not in playing for agent in self._seats]] = 1
+            mask = seen[ACTION_MASK]
+            idle = np.array([agent not in playing for agent in self._seats])
+            mask[idle & (has_terminated | ~mask.any(-1))] = 1
         return seen
 
     def _info(self, ends: Any, infos: Any, acted: Any, playing: Any) -> dict[str, Any]:

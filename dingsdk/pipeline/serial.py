@@ -25,7 +25,7 @@ from dingsdk.pipeline.resume import RunSaver, Save
 from dingsdk.pipeline.run_folder import CONFIG_NAME, SEEDS_NAME
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import part_of
-from dingsdk.policy import CollectMode, Policy, create_policy
+from dingsdk.policy import Policy, create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import (
     create_buffer,
@@ -35,6 +35,7 @@ from dingsdk.worker import (
     get_serial_collector_cls,
     get_serial_evaluator_cls,
 )
+from dingsdk.worker.collector.seat import Seat
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.evaluator.base import returns_of
 from dingsdk.worker.factory import reopening_storage
@@ -403,19 +404,13 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     )
 
 
-class _Opponent(CollectMode):
-    """The collect mode of a player that is not trained."""
-
-    collect_data = False
-
-
-def _players(policy: Policy, cfg: Any, count: int) -> list[CollectMode]:
+def _players(policy: Policy, cfg: Any, count: int) -> list[Any]:
     """Return the collect modes of all players of an env; only the first player is trained."""
-    modes = [policy.collect_mode]
+    modes: list[Any] = [policy.collect_mode]
     for index in range(1, count):
         seed = derive_seed(cfg.seed, "player", index)
         opponent = create_policy(cfg.policy, enable_field=["collect"], seed=seed)
-        modes.append(_Opponent(*opponent.collect_mode))
+        modes.append(Seat(opponent.collect_mode, collect_data=False))
     return modes
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -55,6 +56,52 @@ def test_serial_run_plays_against_itself_and_past_players(kind: str, tmp_path: A
 
     assert (result.reason, result.train_iter) == ("limit", 100)
     assert {each.episodes for each in result.evaluations} == {4}
+
+
+class Even(gym.Env[Any, Any]):
+    """Two players act at once. After four steps player 0 wins every other game."""
+
+    player_num = 2
+    observation_space = gym.spaces.Box(0, 1, (2, 3), np.float32)
+    action_space = gym.spaces.MultiDiscrete([2, 2])
+    games = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.games, self.time = self.games + 1, 0
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        reward = np.array([1, -1], np.float32) * (self.time == 4) * (-1) ** self.games
+        return np.zeros((2, 3), np.float32), reward, self.time == 4, False, {}
+
+
+@pytest.mark.parametrize("kind", ["sample_1v1", "episode_1v1"])
+def test_every_finished_game_of_a_serial_league_is_counted(
+    kind: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+    finish = OneVsOneLeague.finish_job
+
+    def count(self: OneVsOneLeague, job: Any) -> None:
+        finish(self, job)
+        counted.extend(job["result"])
+
+    monkeypatch.setattr(OneVsOneLeague, "finish_job", count)
+    sets = [
+        f"env.env_id={__name__}:Even", "env.wrappers=[]", "env.collector_env_num=16",
+        "env.evaluator_env_num=1", "env.n_evaluator_episode=1", "env.stop_value=2",
+        "policy.learn.batch_size=8", "policy.learn.update_per_collect=1",
+        "policy.learn.learner.train_iterations=21", "policy.other.league.one_phase_step=3",
+        f"policy.collect.collector.type={kind}", "policy.collect.n_sample=64",
+    ]  # fmt: skip
+    if kind == "episode_1v1":
+        sets += ["policy.collect.n_episode=16", "policy.collect.collector.get_train_sample=true"]
+    train("tictactoe-selfplay", sets=sets, output=tmp_path)
+
+    # Each of 21 collects plays a game in each of 16 envs; the games of the first one are lost.
+    outcomes = [counted.count(each) for each in ("wins", "losses", "draws")]
+    assert outcomes == [10 * 16, 11 * 16, 0]
 
 
 @pytest.mark.parametrize(

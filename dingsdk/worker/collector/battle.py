@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.columns import torch_to_numpy
 from dingsdk.data.pytree import part_of
 from dingsdk.envs.base import EnvManager, Timestep
 from dingsdk.errors import ConfigError
 from dingsdk.worker.collector.base import CollectorSection, ISerialCollector
 from dingsdk.worker.collector.episode import WholeEpisodeCollector
+from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only, return_of
 from dingsdk.worker.collector.sample import SampleCollector
+from dingsdk.worker.collector.seat import Seat
 
 Info = Mapping[str, Any]
 
@@ -49,14 +52,14 @@ class BattleRollout(DictRollout):
     The policies of all players are called in every step. If an info says that a player's action
     was not used (``acted``) or will not be used in the next step (``acts_next``), its transition
     spans from one of its turns to the next, with the sum of the rewards in between. The return of
-    an episode is that of player 0. The info of its record has the key ``players``, with the last
-    info of each player.
+    an episode is that of player 0. The info of its record has the keys ``players``, with the last
+    info of each player, and ``names``, with who played: the player of a ``Seat``, else None.
 
     The other arguments are those of ``DictRollout``.
 
     Args:
         players: The collect or eval modes of the players.
-        writers: The writer of each player; None for a player whose transitions are not recorded.
+        writers: As for ``write_to``.
     """
 
     def __init__(
@@ -71,15 +74,20 @@ class BattleRollout(DictRollout):
         super().__init__(env, players, None, quota, has_tensor_obs, deepcopy_obs)  # type: ignore[arg-type]
         self._players = players.modes
         self._writers = writers
+        self._writers_of: dict[int, Sequence[RowsWriter | None]] = {}
+        """By env id, the writers of the games that have begun."""
         self._turns: list[dict[int, _Turn]] = [{} for _ in writers]
         """For each player, the unfinished turns by env id."""
+        self._returns: list[dict[int, float]] = [{} for _ in writers]
+        """For each player, the sum of its rewards in the current game, by env id."""
 
     def write_to(self, writers: Sequence[RowsWriter | None]) -> None:
-        """Write transitions to these writers from now on."""
-        for writer, former, turns in zip(writers, self._writers, self._turns, strict=True):
-            if writer is None and former is not None:
-                former.clear()
-                turns.clear()
+        """Write the transitions of games that begin from now on to these writers.
+
+        Args:
+            writers: The writer of each player; None for a player whose transitions are not
+                recorded.
+        """
         self._writers = writers
 
     def forget_turns(self) -> int:
@@ -92,6 +100,8 @@ class BattleRollout(DictRollout):
     def infer(self, obs: dict[int, Any], policy_kwargs: Mapping[str, Any]) -> Any:
         if not obs:
             return [{}]
+        for env_id in obs:
+            self._writers_of.setdefault(env_id, self._writers)
         outputs = []
         for player, mode in enumerate(self._players):
             seen = {env_id: part_of(each, player) for env_id, each in obs.items()}
@@ -112,8 +122,9 @@ class BattleRollout(DictRollout):
         return sum(writer is not None for writer in self._writers)
 
     def _write(self, env_id: int, timestep: Timestep, train_iter: int) -> None:
+        writers = self._writers_of[env_id]
         for player, info in enumerate(self._infos(timestep)):
-            if self._writers[player] is not None:
+            if writers[player] is not None:
                 self._write_player(player, env_id, timestep, info, train_iter)
 
     def _infos(self, timestep: Timestep) -> Any:
@@ -122,19 +133,28 @@ class BattleRollout(DictRollout):
 
     def _episode(self, env_id: int, timestep: Timestep, length: int) -> EpisodeRecord:
         infos = self._infos(timestep)
-        return EpisodeRecord(env_id, return_of(infos[0]), length, {"players": infos})
+        names = [
+            each.player_of(env_id) if isinstance(each, Seat) else None for each in self._players
+        ]
+        return EpisodeRecord(
+            env_id, return_of(infos[0]), length, {"players": infos, "names": names}
+        )
 
     def _write_player(
         self, player: int, env_id: int, timestep: Timestep, info: Info, train_iter: int
     ) -> None:
         """Record the transition of one player, if its last turn is over."""
         turns, reward = self._turns[player], timestep.reward[player]
+        gained = self._returns[player].get(env_id, 0.0) + float(reward)
+        self._returns[player][env_id] = gained
         turn = turns.pop(env_id, None)
         if turn is not None:
             turn = turn._replace(reward=turn.reward + reward)
         if info.get("acted", True):
-            obs = part_of(self._obs_pool[env_id], player)
-            turn = _Turn(obs, self._output_pool[env_id][player], reward, train_iter)
+            obs, mode = part_of(self._obs_pool[env_id], player), self._players[player]
+            version = mode.version_of(env_id) if isinstance(mode, Seat) else None
+            at = train_iter if version is None else version
+            turn = _Turn(obs, self._output_pool[env_id][player], reward, at)
         if turn is None:
             return  # the player had no turn yet, or has left the game
         has_left = bool(info.get("terminated") or info.get("truncated"))
@@ -145,18 +165,45 @@ class BattleRollout(DictRollout):
         own = timestep._replace(
             obs=part_of(timestep.obs, player), reward=turn.reward, done=is_done, info=info
         )
+        writer: Any = self._writers_of[env_id][player]
+        if is_done:
+            writer.episode_returns = {env_id: _return_of(info, gained)}
+            if not (info.get("terminated") or info.get("acts_next", True)) and _is_free(own.obs):
+                # Cut off while others moved: its value depends on actions that are not known.
+                writer.cut(env_id)
+                return
         transition = self._players[player].process_transition(turn.obs, turn.output, own)
-        writer: Any = self._writers[player]
         writer.record(env_id, transition, turn.train_iter, is_done)
 
     def _abandon(self, env_ids: list[int]) -> None:
-        for turns in self._turns:
-            for env_id in env_ids:
+        for env_id in env_ids:
+            for turns in self._turns:
                 turns.pop(env_id, None)
-        for writer in self._writers:
-            if writer is not None:
-                writer.drop(env_ids)
+            for writer in self._end_game(env_id):
+                if writer is not None:
+                    writer.drop([env_id])
         super()._abandon(env_ids)
+
+    def _end_episodes(self, env_ids: list[int], episodes: Iterable[EpisodeRecord]) -> None:
+        for env_id in env_ids:
+            self._end_game(env_id)
+        super()._end_episodes(env_ids, episodes)
+
+    def _end_game(self, env_id: int) -> Sequence[RowsWriter | None]:
+        """Forget the game of an env; return its writers."""
+        for returns in self._returns:
+            returns.pop(env_id, None)
+        return self._writers_of.pop(env_id, ())
+
+
+def _return_of(info: Info, gained: float) -> float:
+    """Return the return of a player; a player that leaves early is not told it by the env."""
+    return return_of(info) if "eval_episode_return" in info else gained
+
+
+def _is_free(obs: Any) -> bool:
+    """Return whether a mask in the observation of a player allows all actions."""
+    return isinstance(obs, Mapping) and ACTION_MASK in obs and bool(np.all(obs[ACTION_MASK]))
 
 
 def modes_of(policy: Any, name: str, path: str) -> list[Any]:
@@ -232,7 +279,9 @@ class BattleCollector(ISerialCollector):
         self, make_samples: Callable[[list[Any]], list[Any]], traj_len: int | None
     ) -> RowsWriter:
         copies = self._cfg.deepcopy_obs
-        return RowsWriter(self.env.env_num, traj_len, piece_only(make_samples), copies)
+        writer = RowsWriter(self.env.env_num, traj_len, piece_only(make_samples), copies)
+        writer.added_columns = added_columns(self.policy[0])
+        return writer
 
     def _rollout_of(
         self, writers: Sequence[RowsWriter | None], quota: Quota = None

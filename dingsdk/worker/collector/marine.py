@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from dingsdk.data.seeding import derive_seed
@@ -14,8 +14,10 @@ from dingsdk.worker.collector.battle import (
     game_outcome,
     outcome_of,
 )
+from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter, piece_only, return_of
+from dingsdk.worker.collector.seat import Seat
 from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallelCollector
 
 
@@ -25,8 +27,10 @@ class MarineParallelCollector(ZerglingParallelCollector):
     The task has lists with one entry per player: ``policy`` (configs), ``policy_update_path`` and
     ``policy_update_flag``, which says whether the player trains. For players that train, samples
     are sent, and newer policies are loaded between two rounds. For the others, the policy is loaded
-    once. An evaluation has one player; the env provides the opponent. If a task with other players
-    started a game, this task plays it to its end, but does not count its result.
+    once. An evaluation has one player; the env provides the opponent.
+
+    A game that a task began with other players is played to its end by those players. Its
+    transitions are sent with the next task of its player 0, and its result is reported apart.
 
     Unlike in DI-engine, trajectories that the end of an episode cuts short are sent too, and the
     policies of all players are loaded.
@@ -40,23 +44,28 @@ class MarineParallelCollector(ZerglingParallelCollector):
 
         type: str = "marine"
 
-    _mixed: Set[int] = frozenset()
-    """Envs whose current game was started with other players; its result does not count."""
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        self._all_writers: dict[str, list[RowsWriter]] = {}
+        """By player: the writers of all seats in the games that are played for it."""
+        super().__init__(cfg)
 
     def __repr__(self) -> str:
         return f"Marine {'evaluator' if self._eval_flag else 'collector'} {self._uid}"
 
     def get_finish_info(self) -> dict[str, Any]:
-        """Return the result of the task: the keys of ``zergling``, for player 0, and two more.
+        """Return the result of the task: the keys of ``zergling``, for player 0, and three more.
 
         ``player_returns`` of a collect task has one list per player, with the returns of its
         episodes. ``game_result`` has one list per env, with ``wins``, ``draws`` or ``losses`` for
         each game of player 0. In an evaluation, the sign of the return decides.
+        ``earlier_games`` are the games that earlier tasks began with other players, each as
+        ``[paths of the policies, outcome]``; the returns are only of games with this player 0.
         """
         returns = [list(each) for each in self._player_returns]
         return {
             **super().get_finish_info(),
             "game_result": self._results,
+            "earlier_games": self._earlier,
             "player_returns": returns,
         }
 
@@ -65,12 +74,14 @@ class MarineParallelCollector(ZerglingParallelCollector):
         for index, cfg in enumerate(policies):
             seed = self._cfg.get("seed")
             seed = None if seed is None else derive_seed(seed, "player", index)
-            modes.append(self._create_policy(cfg, seed))
+            mode = self._create_policy(cfg, seed)
+            modes.append(mode if self._eval_flag else Seat(mode))
         return modes
 
     def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:
         found = super()._set_up_envs(cfg)
         self._results: list[list[str]] = [[] for _ in range(self._env_num)]
+        self._earlier: list[list[Any]] = []
         self._player_returns: list[deque[float]]
         self._player_returns = [deque(maxlen=MAX_RETURNS_KEPT) for _ in cfg["policy"]]
         if self.env_manager.player_num != len(cfg["policy"]):
@@ -84,47 +95,57 @@ class MarineParallelCollector(ZerglingParallelCollector):
     def _collecting_rollout(
         self, traj_len: int | None, before: Self | None
     ) -> tuple[Rollout, Sequence[Writer]]:
+        copies, home = self._copies_obs(), self._paths[0]
         if before is None:
-            copies = self._copies_obs()
-            self._all_writers = [
+            silent = [None] * len(self._modes)
+            players = Players(self._modes)
+            self._games = BattleRollout(self.env_manager, players, silent, None, True, copies)
+        else:
+            self._all_writers, self._games = before._all_writers, before._games
+            if self._is_on_policy and before._paths[0] != home:
+                # Its older policy went on with its games in the meantime.
+                for writer in self._all_writers.get(home, ()):
+                    writer.clear()
+        if home not in self._all_writers:
+            self._all_writers[home] = [
                 RowsWriter(self._env_num, traj_len, piece_only(mode.get_train_sample), copies)
                 for mode in self._modes
             ]
-            players = Players(self._modes)
-            self._games = BattleRollout(
-                self.env_manager, players, self._all_writers, None, True, copies
-            )
-        else:
-            self._all_writers, self._games = before._all_writers, before._games
-            self._mixed = before._mixed
-            if self._paths != before._paths:
-                self._mixed = set(range(self._env_num))
-            if self._paths[0] != before._paths[0]:
-                # Player 0 is another player now; the unfinished turns are not its own.
-                self._games.forget_turns()
-        training = [
-            writer if trains else None
-            for writer, trains in zip(self._all_writers, self._are_updated, strict=True)
-        ]
-        self._games.write_to(training)
-        return self._games, [writer for writer in training if writer is not None]
+            for writer in self._all_writers[home]:
+                writer.added_columns = added_columns(self.policy)
+        writers = self._all_writers[home]
+        trains = zip(writers, self._are_updated, strict=True)
+        self._games.write_to([writer if is_updated else None for writer, is_updated in trains])
+        return self._games, writers
 
     def _load(self, path: str, update: Mapping[str, Any]) -> None:
         if self._is_on_policy and path == self._paths[0]:
             # Their transitions would contain actions of the older policy.
             self._games.forget_turns()
-        super()._load(path, update)
+        if self._eval_flag:
+            super()._load(path, update)
+            return
+        state, version = {"model": update["model"]}, int(update["iter"])
+        for seat, name in zip(self._modes, self._paths, strict=True):
+            if name == path:
+                seat.play(path, state, version)
+            else:
+                seat.update(path, state, version)
+        self._note_load(path, update)
 
     def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         super()._note_episodes(episodes)
         for each in episodes:
-            for player, info in enumerate(each.info.get("players", ())):
-                self._player_returns[player].append(return_of(info))
-            if each.env_id in self._mixed:
-                self._mixed -= {each.env_id}
-                continue
             if self._eval_flag:
-                outcome = outcome_of(each.episode_return, 0.0)
+                self._results[each.env_id].append(outcome_of(each.episode_return, 0.0))
+                continue
+            outcome, names = game_outcome(each.info["players"]), each.info["names"]
+            if names == self._paths:
+                self._results[each.env_id].append(outcome)
             else:
-                outcome = game_outcome(each.info["players"])
-            self._results[each.env_id].append(outcome)
+                self._earlier.append([names, outcome])
+            for player, info in enumerate(each.info["players"] if self._is_own(each) else ()):
+                self._player_returns[player].append(return_of(info))
+
+    def _is_own(self, episode: EpisodeRecord) -> bool:
+        return self._eval_flag or episode.info["names"][0] == self._paths[0]

@@ -238,9 +238,13 @@ class RowsWriter(Writer):
 
     def cut_unfinished(self) -> None:
         if self._traj_len is not None:
-            for env_id, trajectory in enumerate(self._trajectories):
-                if trajectory:
-                    self._convert(env_id)
+            for env_id in range(self._env_num):
+                self.cut(env_id)
+
+    def cut(self, env_id: int) -> None:
+        """Cut the trajectory of one env now."""
+        if self._trajectories[env_id]:
+            self._convert(env_id)
 
     def drop(self, env_ids: Sequence[int]) -> None:
         for env_id in env_ids:

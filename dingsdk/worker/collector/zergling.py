@@ -259,10 +259,14 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         """Count finished episodes."""
         self._episode_count += len(episodes)
         self._unsent_episodes += len(episodes)
-        self._returns.extend(each.episode_return for each in episodes)
+        self._returns.extend(each.episode_return for each in episodes if self._is_own(each))
         if self._eval_flag:
             self._infos.extend(info_of(each) for each in episodes)
         tell_observers(self._instance_name, episodes)
+
+    def _is_own(self, episode: EpisodeRecord) -> bool:
+        """Return whether an episode was played for the policy of this task."""
+        return True
 
     def _is_done(self) -> bool:
         return self._rollout.is_finished or self._episode_count >= self._target_episodes
@@ -331,6 +335,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         for mode, of_mode in zip(self._modes, self._paths, strict=True):
             if of_mode == path:
                 mode.load_state_dict({"model": update["model"]})
+        self._note_load(path, update)
+
+    def _note_load(self, path: str, update: Mapping[str, Any]) -> None:
         if path == self._paths[0]:
             self._policy_iter = int(update["iter"])
         self._last_update = self.clock()

@@ -44,8 +44,9 @@ class PlayerCommander(SoloCommander):
     """Trains one active player of a league: issues its learner, collector and evaluation tasks.
 
     Each collector task is a job of the league: its games are against one opponent, and its result
-    is counted. Only the player's own samples are used. A snapshot that is due is copied in the
-    policy store, where it stays for the run. Evaluations are against the opponents of
+    is counted, as is the result of each game that an earlier task began. Only the player's own
+    samples are used. A snapshot that is due is copied in the policy store, where it stays for the
+    run. Evaluations are against the opponents of
     ``env.eval_opponents``, one after the other: an evaluation that wins more than ``eval_win_rate``
     moves on to the next opponent. The player has reached its goal when it wins like this against
     the last opponent, with a mean return of at least ``env.stop_value``.
@@ -127,8 +128,13 @@ class PlayerCommander(SoloCommander):
 
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
         job = self._jobs.pop(task_id, None)
-        if job is not None and job["agent_num"] > 1 and finished_task.get("game_result"):
-            self.league.finish_job({**job, "result": finished_task["game_result"]})
+        if job is not None and job["agent_num"] > 1:
+            self.league.finish_job({**job, "result": finished_task.get("game_result") or []})
+            ids = {each.checkpoint: name for name, each in self.league.players.items()}
+            for paths, outcome in finished_task.get("earlier_games") or ():
+                if all(path in ids for path in paths):  # else a learner was replaced
+                    names = [ids[path] for path in paths]
+                    self.league.finish_job({"player_id": names, "result": [outcome]})
         return super().finish_collector_task(task_id, finished_task)
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
@@ -387,8 +393,10 @@ class OneVsOneSerialCommander(BaseSerialCommander):
     """Trains one player of a league in serial mode: loads the opponent before each collect.
 
     The first player's commander creates the league; the commanders of other active players join it.
+    A game that has begun is played to its end against its opponent, to whom its result belongs.
 
-    Args: as ``BaseSerialCommander``; the collector plays two policies, the first of which trains.
+    Args: as ``BaseSerialCommander``; the collector plays two policies: one that trains, and a
+        ``Seat`` for the opponents.
     """
 
     max_players = 2
@@ -397,7 +405,8 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         """Section ``policy.other.serial_commander``.
 
         Attributes:
-            games_per_opponent: Finished games after which another opponent is drawn.
+            games_per_opponent: Finished games against an opponent after which another one is
+                drawn.
             seed: Seed of the draws; None derives it from the run's seed.
         """
 
@@ -418,8 +427,6 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self._is_first = True
         self._job: dict[str, Any] | None = None
         self._games = 0
-        # Envs whose current game began against the previous opponent.
-        self._mixed: set[int] = set()
         self._folder = Path(self._learner.exp_name) / LEAGUE_FOLDER
         self._past = policy_cfg["other"]["league"].get("load_path")
 
@@ -444,17 +451,15 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             self.league, player_id, self._folder, lambda name: self._snapshots[name]["model"]
         )
         if self._job is None or self._games >= self._own.games_per_opponent:
-            before, self._games = self._job, 0
+            self._games = 0
             self._job = self.league.get_job_info(player_id)
             statistics = league_statistics(self.league, player_id)
             envstep = self._collector.envstep
             write_statistics(self._learner.tb_logger, "commander", statistics, train_iter, envstep)
-            if before is not None and before["player_id"] != self._job["player_id"]:
-                self._mixed = set(range(self._collector.env.env_num))
         away, path = self._job["player_id"][1], self._job["checkpoint_path"][1]
         active = self._policies.get(away)
         state = self._snapshots[path] if active is None else active.state_dict()
-        self._collector.policy[1].load_state_dict(state)
+        self._collector.policy[1].play(away, state)
         return super().step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -468,22 +473,20 @@ class OneVsOneSerialCommander(BaseSerialCommander):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of ``state_dict``; all envs begin new games."""
         self._job, self._games = json.loads(state["job"]), int(state["games"])
-        self._mixed, self._past = set(), None
+        self._past = None
         if self._is_first:
             self.league.load_state_dict(json.loads(state["league"]))
             self._snapshots.clear()
             self._snapshots.update(state["snapshots"])
 
     def _count_games(self) -> None:
-        results = []
+        if self._job is None:
+            return
         for episode in self._collector.last_episodes:
-            self._games += 1
-            if episode.env_id in self._mixed:
-                self._mixed.discard(episode.env_id)
-                continue
-            results.append(game_outcome(episode.info["players"]))
-        if self._job is not None:
-            self.league.finish_job({**self._job, "result": results})
+            away, outcome = episode.info["names"][1], game_outcome(episode.info["players"])
+            self._games += away == self._job["player_id"][1]
+            players = [self.player_id, away]
+            self.league.finish_job({"player_id": players, "result": [outcome]})
 
     def _copy(self, source: str, target: str) -> None:
         ids = {player.checkpoint: player.player_id for player in self.league.players.values()}

@@ -370,6 +370,67 @@ def test_player_that_leaves_ends_its_transition(make_battle) -> None:
     assert _turns(second[:2]) == [(1, 3, 20, True), (3, 5, 20, True)]
 
 
+class CutOff(ByTurns):
+    """A wrapper cuts the game after 5 steps, before the turn of player 1. It shows masks.
+
+    Args:
+        idle: The mask of a player that does not act next.
+    """
+
+    def __init__(self, idle: Any) -> None:
+        super().__init__()
+        self.idle = idle
+
+    def _step(self, env_id: int) -> Any:
+        step = super()._step(env_id)
+        masks = [[1, 0] if info["acts_next"] else self.idle for info in step.info]
+        obs = [{"seen": each, "action_mask": np.array(mask)} for each, mask in
+               zip(step.obs, masks, strict=True)]  # fmt: skip
+        return step._replace(obs=obs)
+
+
+@pytest.mark.parametrize(("idle", "turns"), [([1, 1], [0, 2]), ([0, 1], [0, 2, 4])])
+def test_cut_off_turn_is_recorded_only_with_the_mask_of_the_player(
+    make_battle, idle, turns
+) -> None:
+    collector = make_battle("episode_1v1", CutOff(idle), [Fighter(0), Fighter(1)])
+
+    (first, second), _ = collector.collect(2)
+
+    # Player 0 acted at 4, and player 1 is next when the game ends at 5.
+    assert [[_rows([row])[0][3] for row in episode] for episode in first] == [turns] * 2
+    assert [[_rows([row])[0][3] for row in episode] for episode in second] == [[1, 3]] * 2
+    assert [bool(episode[-1]["done"]) for episode in first] == [len(turns) == 3] * 2
+
+
+@pytest.mark.parametrize("kind", ["episode_1v1", "sample_1v1"])
+def test_samples_have_the_return_of_their_player(make_battle, kind) -> None:
+    fighters = [Fighter(0, n_sample=1), Fighter(1)]
+    for each in fighters:
+        each.cfg["collect"]["added_columns"] = ["env_id", "episode_return"]
+        each.cfg["traj_len_inf"] = True
+    collector = make_battle(kind, DuelEnvs(((2,), (3,))), fighters)
+    wanted = 2 if kind == "episode_1v1" else 5
+
+    data, _ = collector.collect(wanted)
+
+    for player, samples in enumerate(data):
+        rows = [row for each in samples for row in (each if kind == "episode_1v1" else [each])]
+        found = {(row["env_id"], row["episode_return"]) for row in rows}
+        assert found >= {(0, 2.0 * (1 - player)), (1, 3.0 * (1 - player))}
+
+
+def test_player_that_leaves_has_the_return_up_to_then(make_battle) -> None:
+    fighters = [Fighter(0, n_sample=3), Fighter(1)]
+    fighters[0].cfg["collect"]["added_columns"] = ["episode_return"]
+    collector = make_battle("sample_1v1", ByTurns(leaves=3), fighters)
+
+    (_, second), _ = collector.collect(3, drop_extra=False)
+
+    # It gets 10 in each of three steps.
+    assert second[0]["episode_return"] == 30
+
+
 def test_turn_of_a_failed_game_is_dropped(make_battle) -> None:
     envs = ByTurns()
     envs.fails = {(0, 0, 3)}  # player 1 has acted, and waits for its next turn
@@ -416,31 +477,28 @@ def unfinished(writers: list[RowsWriter]) -> list[int]:
     return [each.unfinished_rows for each in writers]
 
 
-def test_player_that_stops_training_loses_its_unfinished_rows() -> None:
-    rollout, writers, _ = make_rollout(DuelEnvs(((9,),)))
+def test_game_that_has_begun_keeps_its_writers() -> None:
+    rollout, writers, _ = make_rollout(DuelEnvs(((3,), (2,))))
     rollout.round(0, {})
     rollout.write_to([writers[0], None])
+    rollout.round(0, {})  # the game of env 1 ends
+    assert [len(each.flush() or ()) for each in writers] == [2, 2]
+    assert unfinished(writers) == [2, 2]
+    rollout.round(0, {})  # the game of env 0 ends; env 1 is in its second game
+    assert [len(each.flush() or ()) for each in writers] == [3, 3]
     assert unfinished(writers) == [1, 0]
-    rollout.round(0, {})
-    assert unfinished(writers) == [2, 0]
-    rollout.write_to(list(writers))
-    rollout.round(0, {})
-    assert unfinished(writers) == [3, 1]
 
 
-def test_player_that_trains_again_starts_with_its_next_turn() -> None:
+def test_turn_that_has_begun_is_written_where_its_game_is() -> None:
     rollout, writers, _ = make_rollout(ByTurns())
     for _ in range(2):
         rollout.round(0, {})  # each player has taken one turn
     rollout.write_to([writers[0], None])
-    rollout.write_to(writers)
-    rollout.round(0, {})
-    assert unfinished(writers) == [1, 0]
-    for _ in range(2):
+    for _ in range(3):
         rollout.round(0, {})
     samples = [each.flush() or [] for each in writers]
     assert _turns(samples[0]) == [(0, 2, 2, False), (2, 4, 2, False), (4, 5, 1, True)]
-    assert _turns(samples[1]) == [(3, 5, 20, True)]
+    assert _turns(samples[1]) == [(1, 3, 20, False), (3, 5, 20, True)]
 
 
 def test_step_that_an_older_policy_began_is_collected_for_no_player(make_battle) -> None:

@@ -265,57 +265,87 @@ def test_short_tasks_play_the_same_games_as_a_long_task(make_marine, kind: str, 
     assert len(set(returns)) == 2
 
 
-def test_game_whose_opponent_changes_is_not_counted(make_marine) -> None:
+def test_game_whose_opponent_changes_is_reported_with_its_own_players(make_marine) -> None:
     store = Store(new=weights(6), old=weights(4))
-    env = {"collector_episode_num": 1, "kwargs": {"stones": 25}}
+    env = {"collector_episode_num": 99, "kwargs": {"stones": 25}}
 
-    def play(pool: EnvPool, opponent: str, trains: bool) -> MarineParallelCollector:
+    def play(pool: EnvPool, opponent: str, trains: bool) -> Any:
         store.told.clear()
         store.payloads.clear()
         paths, flags = ["new", opponent], [True, trains]
         collector = make_marine(store, paths, flags, env=env, env_pool=pool)
+        end_after(collector, rounds=30)  # a game has at most 25
         collector.start()
-        return collector
+        return collector.get_finish_info()
 
     with closing(EnvPool()) as pool:
-        first = play(pool, "new", True)
-        second = play(pool, "old", False)
-        third = play(pool, "old", False)
+        first, second, third = (
+            play(pool, *each) for each in (("new", True), ("old", False), ("old", False))
+        )
 
-    assert first.get_finish_info()["game_result"] != [[], []]
-    info = second.get_finish_info()
-    counted = sum(map(len, info["game_result"]))
-    assert counted == info["real_episode_count"] - 2  # each of two envs had begun a game
-    info = third.get_finish_info()
-    assert sum(map(len, info["game_result"])) == info["real_episode_count"]
+    assert first["game_result"] != [[], []]
+    # Each of the two envs had begun a game of the first task.
+    assert [paths for paths, _ in second["earlier_games"]] == [["new", "new"]] * 2
+    for info, earlier in ((first, 0), (second, 2), (third, 0)):
+        games = sum(map(len, info["game_result"]))
+        assert len(info["earlier_games"]) == earlier
+        assert games + earlier == info["real_episode_count"]
+        assert [len(each) for each in info["player_returns"]] == [games + earlier] * 2
 
 
-def test_rows_after_a_policy_change_come_only_from_the_new_policy(make_marine) -> None:
-    def always(action: int) -> Any:
-        """Return weights that prefer one action everywhere."""
-        model = {name: np.zeros_like(value) for name, value in weights(6).items()}
-        last = [name for name, value in model.items() if value.shape == (2,)][-1]
-        model[last][action] = 1.0
-        return model
+def end_after(collector: MarineParallelCollector, rounds: int) -> None:
+    """Let a task end after some rounds, or, with an asynchronous env manager, about as many."""
+    turns = iter(range(rounds))
 
+    def yield_turn() -> None:
+        if next(turns, None) is None:
+            collector.end_soon()
+
+    collector.yield_turn = yield_turn
+
+
+def always(action: int) -> Any:
+    """Return weights that prefer one action everywhere."""
+    model = {name: np.zeros_like(value) for name, value in weights(6).items()}
+    last = [name for name, value in model.items() if value.shape == (2,)][-1]
+    model[last][action] = 1.0
+    return model
+
+
+@pytest.mark.parametrize("kind", ["base", "async_subprocess"])
+def test_players_that_train_in_turns_learn_only_from_their_own_games(make_marine, kind) -> None:
+    """One of them always takes one stone, the other one two. Some games last several tasks."""
     store = Store(ones=always(0), twos=always(1))
-    env = {"collector_episode_num": 1, "kwargs": {"stones": 25}}
-    actions = []
+    whole = {**POLICY, "traj_len_inf": True}
+    stones = 25 if kind == "base" else 13
+    env = {"collector_episode_num": 99, "kwargs": {"stones": stones}}
+    actions: dict[str, set[int]] = {"ones": set(), "twos": set()}
+    finished: list[Any] = []
     with closing(EnvPool()) as pool:
-        for path in ("ones", "twos"):
+        for task in range(24):
+            home, away = ("ones", "twos") if task % 2 == 0 else ("twos", "ones")
             store.told.clear()
             store.payloads.clear()
-            collector = make_marine(store, [path, "ones"], [True, False], env=env, env_pool=pool)
-            turns = iter(range(6))
-
-            def end_amid_the_game(collector: Any = collector, turns: Any = turns) -> None:
-                if next(turns, None) is None:
-                    collector.end_soon()
-
-            collector.yield_turn = end_amid_the_game
+            collector = make_marine(
+                store, [home, away], [True, False], policy=[whole] * 2, env=env, env_pool=pool,
+                env_manager={"type": kind},
+            )  # fmt: skip
+            end_after(collector, rounds=7)
             collector.start()
-            actions.append({row.action for row in store.rows() if row.obs[1] >= 2})
-    assert actions == [{0}, {1}]
+            info = collector.get_finish_info()
+            own = sum(map(len, info["game_result"]))
+            games = [[home, away]] * own + [paths for paths, _ in info["earlier_games"]]
+            finished += games
+            assert len(games) == info["real_episode_count"]
+            assert info["player_returns"][0] == info["reward_raw"]
+            assert len(info["reward_raw"]) == own  # not of the games of the other player
+            actions[home] |= {row.action for row in store.rows() if row.obs[1] >= 2}
+            for batch in store.payloads:
+                stones_left = batch.columns["obs"]["observation"][:, 1]
+                assert stones_left[0] >= stones - 2  # whole games
+                assert (np.diff(stones_left) == -3).all()
+    assert actions == {"ones": {0}, "twos": {1}}
+    assert {tuple(paths) for paths in finished} == {("ones", "twos"), ("twos", "ones")}
 
 
 def test_rows_have_the_policy_version_that_acted(make_marine) -> None:

@@ -17,6 +17,7 @@ from dingsdk.errors import (
 )
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker.collector.rollout import EpisodeRecord
+from dingsdk.worker.collector.seat import Seat
 from dingsdk.worker.commander.one_vs_one import (
     OneVsOneCommander,
     OneVsOneSerialCommander,
@@ -176,6 +177,23 @@ def test_results_of_finished_jobs_are_counted_once(make_commander: Any) -> None:
     assert payoff.win_rate("player_0", "player_0_0") == pytest.approx(
         expected / payoff.games("player_0", "player_0_0")
     )
+
+
+def test_games_that_an_earlier_task_began_count_for_its_players(make_commander: Any) -> None:
+    commander = make_commander(league={**LEAGUE, "decay": 1.0})
+    learner = start(commander)
+    task = commander.get_collector_task()
+    train(commander, learner, 100)
+    train(commander, learner, 200)
+    path, past = learner["policy_id"], "league-player_0_1"
+    earlier = [[[path, past], "losses"], [["replaced", past], "wins"], [[path, path], "wins"]]
+
+    result = {"game_result": [[], []], "earlier_games": earlier, "step_count": 1}
+    commander.finish_collector_task(task["task_id"], result)
+
+    assert commander.league.payoff.games("player_0", "player_0_1") == 1
+    assert commander.league.payoff.win_rate("player_0", "player_0_1") == 0
+    assert commander.league.payoff.games("player_0", "player_0_0") == 0
 
 
 def test_failed_tasks_and_results_without_games_are_not_counted(make_commander: Any) -> None:
@@ -617,6 +635,12 @@ class Mode:
     def load_state_dict(self, state: Any) -> None:
         self.model = {"w": state["model"]["w"].clone()}
 
+    def forward(self, obs: Any) -> Any:
+        return {env_id: float(self.model["w"]) for env_id in obs}
+
+    def reset(self, env_ids: Any = None) -> None:
+        pass
+
 
 class SerialRun:
     """A commander of a serial run with two envs."""
@@ -625,12 +649,13 @@ class SerialRun:
         self, run_dir: Any, load_path: Any = None, league: Any = LEAGUE, **cfg: Any
     ) -> None:
         self.own, self.opponent = Mode(0.0, load_path, league), Mode(-1.0)
+        self.seat = Seat(self.opponent, collect_data=False)
         self.curves: dict[str, float] = {}
         self.learner = SimpleNamespace(
             train_iter=0, learn_info={}, exp_name=str(run_dir), tb_logger=self
         )
         self.collector = SimpleNamespace(
-            policy=[self.own, self.opponent],
+            policy=[self.own, self.seat],
             last_episodes=(),
             envstep=0,
             env=SimpleNamespace(env_num=2),
@@ -645,16 +670,23 @@ class SerialRun:
         self.curves[tag] = value
 
     def step(self, train_iter: int, *episodes: tuple[int, float, float]) -> float:
-        """Train, end (env, own, other) games and step; return the weight of the opponent."""
+        """Train, end (env, own, other) games, step and begin games in the free envs.
+
+        Return the weight of the opponent in the games that begin.
+        """
         self.own.model["w"].fill_(train_iter)
         self.learner.train_iter = train_iter
-        self.collector.last_episodes = tuple(
-            EpisodeRecord(env_id, own, 3, {"players": [{"eval_episode_return": each}
-                          for each in (own, other)]})
-            for env_id, own, other in episodes
-        )  # fmt: skip
+        ended = []
+        for env_id, own, other in episodes:
+            players = [{"eval_episode_return": each} for each in (own, other)]
+            info = {"players": players, "names": [None, self.seat.player_of(env_id)]}
+            ended.append(EpisodeRecord(env_id, own, 3, info))
+            self.seat.reset([env_id])
+        self.collector.last_episodes = tuple(ended)
         assert self.commander.step() == {"eps": 0.5}
-        return float(self.opponent.model["w"])
+        weight = float(self.opponent.model["w"])
+        self.seat.forward({0: None, 1: None})
+        return weight
 
 
 def test_serial_opponent_is_the_newest_policy_and_then_a_snapshot(tmp_path: Any) -> None:
@@ -696,19 +728,24 @@ def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
     assert list(second.commander.league.players) == ["player_0", "player_1"]
 
 
-def test_serial_games_that_started_against_another_opponent_do_not_count(tmp_path: Any) -> None:
-    run = SerialRun(tmp_path, games_per_opponent=2)
+def test_serial_games_count_for_the_opponent_that_they_began_with(tmp_path: Any) -> None:
+    run = SerialRun(tmp_path, games_per_opponent=2, league={**LEAGUE, "decay": 1.0})
     payoff = run.commander.league.payoff
     run.step(0)
-    assert run.step(100, (0, 1, -1), (1, 1, -1)) == 100  # drawn during games of both envs
-
+    # Two games are over, and a snapshot is drawn while env 1 plays a third game against itself.
+    assert run.step(100, (0, 1, -1), (0, 1, -1)) == 100
     assert run.step(120, (0, 1, -1)) == 100
-    assert run.step(130, (1, 1, -1)) == 100
-    assert payoff.games("player_0", "player_0_0") == 0
-    run.step(140, (0, -1, 1), (1, 0, 0))  # the same opponent was drawn again
+    assert run.seat.forward({0: None, 1: None}) == {0: 100, 1: 120}
+    assert payoff.games("player_0", "player_0_0") == 1
+    assert run.commander.state_dict()["games"] == 1
 
-    assert payoff.games("player_0", "player_0_0") == pytest.approx(1.99)
-    assert payoff.win_rate("player_0", "player_0_0") == pytest.approx(0.5 / 1.99)
+    run.step(130, (1, 1, -1))  # the game against itself
+    assert payoff.games("player_0", "player_0_0") == 1
+    assert run.commander.state_dict()["games"] == 1
+    run.step(140, (0, -1, 1), (1, 0, 0))
+
+    assert payoff.games("player_0", "player_0_0") == 3
+    assert payoff.win_rate("player_0", "player_0_0") == 0.5
 
 
 def test_league_of_a_run_can_be_loaded_by_another_run(make_commander: Any, tmp_path: Any) -> None:
@@ -805,6 +842,8 @@ def test_serial_league_continues_from_its_saved_state(tmp_path: Any) -> None:
         other.step(train_iter)
     other.commander.load_state_dict(load_checkpoint(path).state)
     assert list(other.commander.state_dict()["snapshots"]) == ["league-player_0_0"]
+    for each in (run, other):
+        each.seat.reset()  # all envs begin new games
 
     assert other.step(130) == run.step(130) == 100
     games = [(0, 1, -1), (1, -1, 1)]

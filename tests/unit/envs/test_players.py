@@ -164,6 +164,34 @@ def test_turn_based_env_reports_turns_rewards_and_masks() -> None:
     assert env.reset()[0]["observation"].tolist() == [[1, 3], [0, 3]]
 
 
+class Open(Nim):
+    """Nim that also shows the mask of the player whose turn it is not, or of neither."""
+
+    shows = True
+
+    def observe(self, agent: str) -> Any:
+        seen = super().observe(agent)
+        mask = np.array([1, self.stones >= 2], np.int8) * self.shows
+        return {**seen, "action_mask": mask}
+
+
+def test_mask_of_an_idle_player_is_that_of_the_game_if_it_has_one() -> None:
+    env = PlayersEnv(Open(stones=3))
+    env.reset(seed=0)
+    obs = env.step(np.array([1, 0]))[0]
+    assert obs["action_mask"].tolist() == [[1, 0], [1, 0]]
+
+
+def test_truncated_players_have_the_masks_of_the_game() -> None:
+    env = PlayersEnv(Nim(stones=3, limit=2))
+    env.reset(seed=0)
+    env.step(np.array([0, 0]))
+    obs, _, _, truncated, _ = env.step(np.array([0, 0]))
+    assert truncated
+    # One stone is left. The game shows a mask to the agent whose turn it is, also at the end.
+    assert obs["action_mask"].tolist() == [[1, 0], [1, 0]]
+
+
 @pytest.mark.parametrize("made", [Sums((2, 2), truncates=True), Nim(stones=9, limit=2)])
 def test_game_that_reaches_its_limit_is_truncated(made: Any) -> None:
     env = PlayersEnv(made)

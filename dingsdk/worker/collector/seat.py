@@ -1,0 +1,84 @@
+"""A seat of a game, in which each game keeps the player that it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Seat:
+    """The collect mode of a seat that different players take, one after the other.
+
+    A player that ``play`` names takes the seat in the games that begin from now on. Games that have
+    begun are played to their end by the player that they began with. So each result belongs to one
+    player, and long games count as often as short ones.
+
+    Other attributes are those of the mode.
+
+    Args:
+        mode: The collect mode that acts. Its weights are loaded again whenever games with another
+            player need an action.
+        collect_data: Whether a serial collector records the player's transitions.
+    """
+
+    def __init__(self, mode: Any, collect_data: bool = True) -> None:
+        self._mode = mode
+        self.collect_data = collect_data
+        self._name = ""
+        """Player of the games that begin from now on."""
+        self._acting = ""
+        """Player whose weights the mode has."""
+        self._players: dict[str, tuple[Mapping[str, Any], int | None]] = {}
+        """Weights of each player that is needed, and their version."""
+        self._of_env: dict[int, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mode, name)
+
+    def play(self, name: str, state: Mapping[str, Any], version: int | None = None) -> None:
+        """Let ``name`` play the games that begin from now on.
+
+        Args:
+            name: Id of the player.
+            state: Its weights, as for ``load_state_dict``; also for its games that have begun.
+            version: Train iteration of the weights.
+        """
+        self._name = name
+        needed = set(self._of_env.values())
+        self._players = {key: each for key, each in self._players.items() if key in needed}
+        self._load(name, state, version)
+
+    def update(self, name: str, state: Mapping[str, Any], version: int | None = None) -> None:
+        """Use newer weights in games that a player has begun; arguments as for ``play``."""
+        if name in self._players:
+            self._load(name, state, version)
+
+    def _load(self, name: str, state: Mapping[str, Any], version: int | None) -> None:
+        self._players[name] = (state, version)
+        self._mode.load_state_dict(state)
+        self._acting = name
+
+    def player_of(self, env_id: int) -> str:
+        """Return who plays the current game of an env."""
+        return self._of_env.get(env_id, self._name)
+
+    def version_of(self, env_id: int) -> int | None:
+        """Return the version of the weights that play the current game of an env, if known."""
+        return self._players.get(self.player_of(env_id), (None, None))[1]
+
+    def forward(self, obs: Mapping[int, Any], **setting: Any) -> dict[int, Any]:
+        """Call the mode with the weights of each player, for the envs where it plays."""
+        names = {env_id: self._of_env.setdefault(env_id, self._name) for env_id in obs}
+        outputs: dict[int, Any] = {}
+        for name in dict.fromkeys(names.values()):
+            if name != self._acting:
+                self._load(name, *self._players[name])
+            seen = {env_id: each for env_id, each in obs.items() if names[env_id] == name}
+            outputs |= self._mode.forward(seen, **setting)
+        return outputs
+
+    def reset(self, env_ids: Sequence[int] | None = None) -> None:
+        """Reset the mode for envs whose game is over, or for all envs."""
+        self._mode.reset(env_ids)
+        for env_id in list(self._of_env) if env_ids is None else env_ids:
+            self._of_env.pop(env_id, None)

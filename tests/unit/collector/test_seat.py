@@ -1,0 +1,74 @@
+"""A seat that different players take: whose weights act in which env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dingsdk.worker.collector.seat import Seat
+
+
+class Mode:
+    """Its action is its weight. It records the envs that were reset."""
+
+    marked = "of the mode"
+
+    def __init__(self) -> None:
+        self.weight = -1
+        self.resets: list[Any] = []
+
+    def load_state_dict(self, state: Any) -> None:
+        self.weight = state["weight"]
+
+    def forward(self, obs: Any, plus: int = 0) -> Any:
+        return dict.fromkeys(obs, self.weight + plus)
+
+    def reset(self, env_ids: Any = None) -> None:
+        self.resets.append(env_ids)
+
+
+def test_each_game_keeps_its_player_until_the_env_is_reset() -> None:
+    mode = Mode()
+    seat = Seat(mode)
+    seat.play("a", {"weight": 1}, 10)
+    assert seat.forward({0: None, 1: None}, plus=5) == {0: 6, 1: 6}
+
+    seat.play("b", {"weight": 2}, 20)
+    assert seat.forward({1: None, 2: None}) == {1: 1, 2: 2}
+    seat.reset([1])
+    assert seat.forward({0: None, 1: None, 2: None}) == {0: 1, 1: 2, 2: 2}
+
+    assert [seat.player_of(env_id) for env_id in range(3)] == ["a", "b", "b"]
+    assert [seat.version_of(env_id) for env_id in range(3)] == [10, 20, 20]
+    seat.reset()
+    assert seat.forward({0: None}) == {0: 2}
+    assert mode.resets == [[1], None]
+
+
+def test_newer_weights_are_used_in_games_that_have_begun() -> None:
+    seat = Seat(Mode())
+    seat.play("a", {"weight": 1}, 10)
+    seat.forward({0: None})
+    seat.play("b", {"weight": 2}, 20)
+
+    seat.update("a", {"weight": 3}, 30)
+    seat.update("c", {"weight": 9}, 90)  # plays no game
+
+    assert seat.forward({0: None, 1: None}) == {0: 3, 1: 2}
+    assert (seat.version_of(0), seat.version_of(1)) == (30, 20)
+
+
+def test_weights_of_players_without_a_game_are_released() -> None:
+    seat = Seat(Mode())
+    for name in "abc":
+        seat.play(name, {"weight": 0})
+        seat.forward({0: None})
+    seat.reset([0])
+    seat.play("d", {"weight": 0})
+
+    assert list(seat._players) == ["d"]
+
+
+def test_mode_that_no_player_was_named_for_acts_itself() -> None:
+    seat = Seat(Mode(), collect_data=False)
+    assert seat.forward({0: None}) == {0: -1}
+    assert (seat.version_of(0), seat.collect_data, seat.marked) == (None, False, "of the mode")
