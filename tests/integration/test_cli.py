@@ -258,7 +258,10 @@ def test_signal_stops_within_10_s_with_a_checkpoint(
     "more", [(), pytest.param(("--mode", "parallel"), marks=pytest.mark.slow)], ids=str
 )
 def test_closed_terminal_stops_a_run_with_a_checkpoint(tmp_path: Path, more: Any) -> None:
-    code = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n" + PROGRAM[2]
+    code = (
+        "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored
+    ) + PROGRAM[2]
     terminal, theirs = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code, "train", "cartpole-dqn", *SMALL, *ENDLESS, *more],

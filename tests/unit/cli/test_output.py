@@ -55,9 +55,11 @@ def test_console_of_a_run_is_quiet_after_a_character_that_it_cannot_write() -> N
         assert console.quiet
 
 
-@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("buffering", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "arguments", [["plugins"], ["config", "show", "cartpole-dqn"]], ids="-".join
+    "arguments",
+    [pytest.param(["plugins"], marks=pytest.mark.slow), ["config", "show", "cartpole-dqn"]],
+    ids="-".join,
 )
 @pytest.mark.parametrize("nowhere", ["full", "closed"])
 def test_command_that_cannot_write_its_output_says_so_in_one_line(
@@ -74,7 +76,10 @@ def test_command_whose_reader_has_ended_says_nothing() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("nowhere", NOWHERE)
+@pytest.mark.parametrize(
+    "nowhere",
+    ["full", *(pytest.param(each, marks=pytest.mark.slow) for each in ("closed", "unread"))],
+)
 def test_training_that_cannot_write_its_output_continues_to_its_end(
     tmp_path: Path, nowhere: str
 ) -> None:

@@ -685,6 +685,7 @@ if multiprocessing.parent_process() is not None:
 """
 
 
+@pytest.mark.slow
 def test_import_time_does_not_count_for_the_reset_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

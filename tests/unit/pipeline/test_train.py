@@ -289,9 +289,13 @@ def test_terminal_that_closes_with_several_signals_stops_the_run_once(
     codes: list[int] = []
     told: list[str] = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    with signals.StopOnSignal(threading.Event(), told.append) as handled:
-        for _ in range(3):
-            signal.raise_signal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+    try:
+        with signals.StopOnSignal(threading.Event(), told.append) as handled:
+            for _ in range(3):
+                signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert (handled.received, len(told), codes) == (signal.SIGHUP, 1, [])
     assert signals.exit_code(handled.received) == 129
 
