@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dingsdk.data.container import encode_json as encode_json
     from dingsdk.data.container import encode_safetensors as encode_safetensors
     from dingsdk.data.dataloader import AsyncDataLoader as AsyncDataLoader
+    from dingsdk.data.deadline import checked_timeout as checked_timeout
     from dingsdk.data.files import Buffer as Buffer
     from dingsdk.data.files import Folder as Folder
     from dingsdk.data.files import PrivateDir as PrivateDir

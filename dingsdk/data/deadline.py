@@ -9,7 +9,11 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from dingsdk.errors import ConfigError, wrong_type
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -17,6 +21,21 @@ if TYPE_CHECKING:
 CLOSE_S = 10.0
 """How long a part may take to close; longer than env managers need to end their processes."""
 _log = logging.getLogger(__name__)
+
+
+def checked_timeout(timeout_s: Any) -> float:
+    """Return seconds to wait: 0 for a negative number, and at most what a lock can wait.
+
+    Raises:
+        ConfigTypeError: it is not a number.
+        ConfigError: it is NaN (also a ValueError), with which a wait would never end.
+    """
+    is_number = isinstance(timeout_s, int | float | np.integer | np.floating)
+    if not is_number or isinstance(timeout_s, bool):
+        raise wrong_type("timeout_s", "a number of seconds", timeout_s)
+    if timeout_s != timeout_s:
+        raise ConfigError("timeout_s is nan; expected a number of seconds", path="timeout_s")
+    return float(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
 
 
 def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:

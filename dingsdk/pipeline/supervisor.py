@@ -39,6 +39,7 @@ from dingsdk.pipeline.coordinator_process import (
 from dingsdk.pipeline.parallel import remove_served, worker_config
 from dingsdk.pipeline.process_group import (
     KILL_S,
+    START_S,
     Deaths,
     LinkedProcess,
     ProcessWorkers,
@@ -56,6 +57,12 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Longest wait for a message of the coordinator between two checks of the workers."""
+SILENT_S = 30.0
+"""How long the coordinator may send no message before it is killed and another one continues.
+Workers look for it for longer (``system.rejoin_s``), so they join the other one."""
+STOPPED_S = 5.0
+"""A longer pause between two looks does not count as silence: this process was stopped, and maybe
+the coordinator with it."""
 NO_ROOM_PAUSE_S = 1.0
 """Pause before the coordinator is started again after its storage was full."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
@@ -79,7 +86,8 @@ class Supervisor:
         self._transport: Transport | None = None
         self._workers: Any = None
         self._address = ""
-        self._opened_at = 0.0
+        self._opened_at = self._heard_at = self._looked_at = 0.0
+        self._why_killed = ""
         self._is_open = False
         self._no_room_since: float | None = None
         self._deaths = Deaths()
@@ -118,7 +126,9 @@ class Supervisor:
         """Handle the messages of the coordinator, and restart processes that died."""
         context, coordinator = self._context, self._coordinator
         assert coordinator is not None
-        for message in coordinator.received(POLL_S):
+        messages = coordinator.received(POLL_S)
+        self._listen(coordinator, is_heard=bool(messages))
+        for message in messages:
             self._take(decode(message))
         if self._over is not None or coordinator is not self._coordinator:
             return
@@ -131,6 +141,19 @@ class Supervisor:
             reason = context.why_end(self._status.env_steps, self._status.train_iter)
             if reason == "stopped":
                 self._send(End(reason))
+
+    def _listen(self, coordinator: LinkedProcess, *, is_heard: bool) -> None:
+        """Kill a coordinator that hangs: without messages for too long, before its last ones."""
+        now, looked_at = self._clock(), self._looked_at
+        self._looked_at = now
+        if is_heard or self._is_ending:
+            self._heard_at = now
+        elif now - looked_at > STOPPED_S:
+            self._heard_at += now - looked_at
+        limit_s = SILENT_S if self._is_open else START_S
+        if now - self._heard_at > limit_s and not self._why_killed:
+            self._why_killed = f"it sent nothing for {limit_s:.0f} s, and was killed"
+            coordinator.kill()
 
     def _stop(self, coordinator: LinkedProcess) -> None:
         """End the run as interrupted: by the coordinator if it answers in time, else directly."""
@@ -211,12 +234,14 @@ class Supervisor:
             rejoin_s=rejoin_s,
         )
         self._coordinator = LinkedProcess(coordinator_main, spec, "coordinator")
+        self._heard_at = self._looked_at = self._clock()
+        self._why_killed = ""
 
     def _restart(self, code: int) -> None:
         """Start a new coordinator after the old one died, or end the run."""
         assert self._coordinator is not None
         self._coordinator.end(KILL_S)
-        reason = how_it_ended(code)
+        reason = self._why_killed or how_it_ended(code)
         if not self._context.has_begun:
             is_unguarded = code == UNGUARDED
             text = UNGUARDED_TEXT if is_unguarded else f"the coordinator cannot start: {reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -393,3 +394,20 @@ def test_worker_gets_the_lease_time_when_it_joins(
     assert end.lease_s == lease_s
     end.close()
     master.close()
+
+
+def test_time_that_is_not_a_number_is_refused_instead_of_waiting_forever(
+    cluster: Cluster,
+) -> None:
+    end = cluster.transport.slave_end(cluster.address)
+    try:
+        with pytest.raises(ConfigError, match="timeout_s is nan"):
+            end.join(WorkerInfo("w0", "collector", {}), math.nan)
+        end.join(WorkerInfo("w0", "collector", {}), PATIENCE_S)
+        with pytest.raises(ConfigError, match="timeout_s is nan"):
+            end.next_task(math.nan)
+        task = cluster.master.new_task("w0", {"name": "any"})
+        with pytest.raises(ConfigError, match="timeout_s is nan"):
+            task.join(math.nan)
+    finally:
+        end.close()

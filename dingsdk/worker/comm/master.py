@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dingsdk.data import checked_timeout
 from dingsdk.errors import (
     DingError,
     TaskFailedError,
@@ -89,6 +90,7 @@ class Task:
         Raises:
             TaskTimeoutError: it did not end within ``timeout_s``.
         """
+        timeout_s = checked_timeout(timeout_s)
         with self._condition:
             if not self._condition.wait_for(lambda: self.status in _FINAL, timeout_s):
                 raise TaskTimeoutError(

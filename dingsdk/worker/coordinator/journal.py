@@ -278,6 +278,10 @@ class _Owner(msgspec.Struct, frozen=True):
     name: str
 
 
+_NOBODY = _Owner(0, "nobody")
+"""The owner of a journal without its owner file."""
+
+
 @dataclass(slots=True)
 class Recovered:
     """The content of a journal.
@@ -377,6 +381,12 @@ class Journal:
     def check_owner(self) -> None:
         """Raise RunDirLockedError if another coordinator has taken the journal."""
         owner = self._read_owner()
+        if owner == _NOBODY:
+            raise RunDirLockedError(
+                f"{self._disk.path}: {OWNER_NAME} is gone, so another coordinator may begin; "
+                "somebody removed files of the run folder, or the whole folder",
+                path=str(self._disk.path),
+            )
         if owner != _Owner(self.epoch, self._owner):
             raise RunDirLockedError(
                 f"{self._disk.path}: this is epoch {self.epoch} of the run, and {owner.name} has "
@@ -485,7 +495,7 @@ class Journal:
             content = self._disk.read(OWNER_NAME, _OWNER_BYTES)
             return msgspec.convert(decode_json(_OWNER_KIND, content, _OWNER_BYTES), _Owner)
         except DataMissingError:
-            return _Owner(0, "nobody")
+            return _NOBODY
         except (DataCorruptError, msgspec.ValidationError) as error:
             path = str(self._disk.path / OWNER_NAME)
             raise CheckpointCorruptError(f"{path} is damaged: {error}", path=path) from error

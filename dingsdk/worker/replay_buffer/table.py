@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import mismatch
+from dingsdk.data.deadline import checked_timeout
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
@@ -906,21 +907,6 @@ def checked_size(
     if is_integer:
         raise ConfigError(error.message, **error.facts)
     raise error
-
-
-def checked_timeout(timeout_s: Any) -> float:
-    """Return seconds to wait: 0 for a negative number, and at most what a lock can wait.
-
-    Raises:
-        ConfigTypeError: it is not a number.
-        ConfigError: it is NaN (also a ValueError).
-    """
-    is_number = isinstance(timeout_s, int | float | np.integer | np.floating)
-    if not is_number or isinstance(timeout_s, bool):
-        raise wrong_type("timeout_s", "a number of seconds", timeout_s)
-    if timeout_s != timeout_s:
-        raise ConfigError("timeout_s is nan; expected a number of seconds", path="timeout_s")
-    return float(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
 
 
 def check_range(sample_range: Any) -> None:

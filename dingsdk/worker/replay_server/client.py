@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from dingsdk import errors
-from dingsdk.data import Buffer, PrivateDir, SampleBatch, Secret, find_secret, named_secret
+from dingsdk.data import (
+    Buffer,
+    PrivateDir,
+    SampleBatch,
+    Secret,
+    checked_timeout,
+    find_secret,
+    named_secret,
+)
 from dingsdk.errors import (
     AuthError,
     BufferFullError,
@@ -21,7 +29,7 @@ from dingsdk.errors import (
     DingError,
     ServerLostError,
 )
-from dingsdk.worker.replay_buffer.table import checked_size, checked_timeout
+from dingsdk.worker.replay_buffer.table import checked_size
 from dingsdk.worker.replay_server.link import (
     INFO_KIND,
     LARGEST,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -232,8 +233,14 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise PortInUseError(
-            f"cannot listen on {format_address(host, port)}: {error.strerror}", port=port
+            f"cannot listen on {format_address(host, port)}: {_reason(error)}", port=port
         ) from error
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:  # Python repeats the address in its text
+        return "it is in use; choose another port, or 0 for any free one"
+    return str(error.strerror)
 
 
 def _find_secret(path: str | Path | None) -> Secret | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import threading
@@ -421,3 +422,9 @@ def test_durable_payloads_survive_a_power_cut(tmp_path: Path, is_durable: bool) 
         )
         assert log.is_durable(path) is is_durable
     store.close()
+
+
+def test_time_that_is_not_a_number_is_refused_as_a_wait(store: FileDataStore) -> None:
+    for wait in (store.get, store.has):
+        with pytest.raises(ConfigError, match="timeout_s is nan"):
+            wait("p", timeout_s=math.nan)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from dingsdk.data import decode_message, encode_message
+from dingsdk.data import checked_timeout, decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
 from dingsdk.worker.comm import (
     LEFT,
@@ -164,6 +164,7 @@ class MemorySlaveEnd(SlaveEnd):
         self._is_closed = False
 
     def join(self, info: WorkerInfo, timeout_s: float) -> None:
+        timeout_s = checked_timeout(timeout_s)
         master = self._master
         self._worker_id = info.worker_id
         with master.condition:
@@ -191,6 +192,7 @@ class MemorySlaveEnd(SlaveEnd):
             listener.worker_joined(replace(info, resource=resource, incarnation=incarnation))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
+        timeout_s = checked_timeout(timeout_s)
         with self._master.condition:
             self._master.condition.wait_for(
                 lambda: bool(self._mailbox) or self._is_cut_off, timeout_s

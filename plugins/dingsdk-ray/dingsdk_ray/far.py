@@ -13,6 +13,7 @@ from dingsdk.data import (
     FrameInfo,
     SampleBatch,
     check_id,
+    checked_timeout,
     decode_batch,
     decode_frame,
     encode_frame,
@@ -306,7 +307,7 @@ class FarDataStore(StepDataStore):
 
     def _wait(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Repeat a call, with a limited wait each time, until the deadline; at least once."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + checked_timeout(timeout_s)
         while True:
             wait_s = max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT_S))
             limit_s = wait_s + self._timeout_s

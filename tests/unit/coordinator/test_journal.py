@@ -271,6 +271,8 @@ def test_journal_without_its_owner_file_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "owner.json").unlink()
     with pytest.raises(RunDirLockedError):
         made.append(FACTS[0])
+    with pytest.raises(RunDirLockedError, match=r"owner\.json is gone, .*removed files of the run"):
+        made.check_owner()
 
 
 CALLS = ("open", "writev", "write", "fsync", "rename", "close")

@@ -118,6 +118,9 @@ class Coordinator:
     def send(self, message: bytes) -> None:
         self.heard.append(decode(message))
 
+    def kill(self) -> None:
+        self.exit_code = -9
+
     def end(self, timeout_s: float) -> int | None:
         self.ends.append(timeout_s)
         return self.exit_code
@@ -265,6 +268,51 @@ def test_workers_are_watched_again_if_the_coordinator_died_while_ending_them(
 def test_coordinator_that_never_opened_is_not_replaced(site: Site) -> None:
     with pytest.raises(WorkerCrashedError, match="cannot start: killed by SIGKILL"):
         site.die()
+    assert len(site.started) == 1
+
+
+def test_coordinator_that_hangs_is_killed_and_another_one_continues(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.open()
+    hanging = site.newest
+    for _ in range(30):
+        site.tell(after_s=1.0)
+    site.tell(Told(RunStatus(), []))  # it was slow
+    for _ in range(30):
+        site.tell(after_s=1.0)
+    assert (hanging.exit_code, site.started) == (None, [hanging])
+    site.tell(after_s=0.5)
+    assert len(site.started) == 2
+    assert site.newest.spec.is_resumed
+    assert "died: it sent nothing for 30 s, and was killed; another one continues" in caplog.text
+    for _ in range(40):  # a new one may need longer until it listens
+        site.tell(after_s=1.0)
+    assert len(site.started) == 2
+
+
+def test_coordinator_that_hangs_at_the_start_ends_the_run(site: Site) -> None:
+    for _ in range(300):
+        site.tell(after_s=1.0)
+    with pytest.raises(WorkerCrashedError, match="cannot start: it sent nothing for 300 s"):
+        site.tell(after_s=1.0)
+
+
+def test_coordinator_is_not_killed_for_time_in_which_the_supervisor_was_stopped(
+    site: Site,
+) -> None:
+    site.open()
+    site.tell(after_s=3600.0)
+    for _ in range(30):
+        site.tell(after_s=1.0)
+    assert len(site.started) == 1
+
+
+def test_coordinator_that_ends_the_run_may_be_silent(site: Site) -> None:
+    site.open()
+    site.tell(Ending())
+    for _ in range(100):
+        site.tell(after_s=1.0)
     assert len(site.started) == 1
 
 

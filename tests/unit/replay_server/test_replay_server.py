@@ -1385,7 +1385,7 @@ def test_server_without_a_folder_needs_a_secret_and_saves_nothing(
 
 def test_taken_port_is_refused(server: ReplayServer, tmp_path: Path) -> None:
     _, port = wire.parse_address(server.address)
-    with pytest.raises(PortInUseError, match=str(port)):
+    with pytest.raises(PortInUseError, match=f"{port}: it is in use; choose another port"):
         ReplayServer({"port": port}, SMALL, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

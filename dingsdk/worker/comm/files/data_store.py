@@ -23,6 +23,7 @@ from dingsdk.data import (
     PrivateDir,
     SampleBatch,
     check_id,
+    checked_timeout,
     decode_batch,
     encode_batch,
 )
@@ -105,7 +106,7 @@ class WaitingDataStore(StepDataStore):
         Raises:
             ClosedError: the store was closed during the wait.
         """
-        deadline = self._clock() + timeout_s
+        deadline = self._clock() + checked_timeout(timeout_s)
         pause_s, longest_s = self.pauses_s
         while (left_s := deadline - self._clock()) > 0:
             if self._closed.wait(min(pause_s, left_s)):

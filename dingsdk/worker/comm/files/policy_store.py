@@ -131,6 +131,8 @@ class FilePolicyStore(PolicyStore):
         self._lock = threading.Lock()
         self._returned = Returned()
         self._damaged: set[tuple[str, str | None, int]] = set()
+        self._crowded: set[str] = set()
+        """Policies whose old versions could not be removed the last time."""
         with path if isinstance(path, PrivateDir) else PrivateDir(path) as root:
             self._policies = root.sub(POLICY_FOLDER)
 
@@ -264,7 +266,11 @@ class FilePolicyStore(PolicyStore):
             folder.sweep()  # nobody else writes here
         except (RunFolderError, StorageFullError) as error:
             # The version is published; the next publication tries to remove them again.
-            _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
+            if policy_id not in self._crowded:  # a learner publishes many times per second
+                _logger.warning("cannot remove old versions of policy %s: %s", policy_id, error)
+            self._crowded.add(policy_id)
+        else:
+            self._crowded.discard(policy_id)
 
 
 class _MovedOnError(Exception):

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from dingsdk.data import check_id, decode_message, encode_message
+from dingsdk.data import check_id, checked_timeout, decode_message, encode_message
 from dingsdk.errors import (
     AuthError,
     ClosedError,
@@ -118,6 +118,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             WorkerLostError, ClosedError: as in ``SlaveEnd``.
         """
         check_id(info.worker_id, "worker_id")
+        timeout_s = checked_timeout(timeout_s)
         deadline = self._clock() + timeout_s
         body = encode_message({"role": info.role, "resource": info.resource})
         idem, run, epoch, tries, why = secrets.token_hex(16), "", 0, 0, "no secret yet"
@@ -180,7 +181,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             self._sender.join(max(0.1, deadline - self._clock()))
 
     def next_task(self, timeout_s: float) -> TaskMessage | None:
-        deadline = self._clock() + timeout_s
+        deadline = self._clock() + checked_timeout(timeout_s)
         tries = 0
         is_last = False
         while True:
