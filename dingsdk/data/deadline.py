@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,11 +42,16 @@ def checked_timeout(timeout_s: Any) -> float:
 def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:
     """Run ``call`` in a new thread; return whether it returned in time.
 
-    If it did not, the thread keeps running.
+    If it did not, the thread keeps running. When the interpreter is ending, ``call`` runs in the
+    caller's thread, without a time limit.
 
     Raises:
         Exception: the exception of ``call``, if it was raised in time.
     """
+    if sys.is_finalizing():
+        # Other threads do not run any more: Python 3.11 would wait for the start of one forever.
+        call()
+        return True
     raised: list[BaseException] = []
 
     def run() -> None:

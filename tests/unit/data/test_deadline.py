@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -59,6 +61,23 @@ def test_call_that_returns_in_time_ran_in_its_own_thread() -> None:
     assert part.thread is not threading.current_thread()
     assert part.thread is not None
     assert not part.thread.is_alive()
+
+
+def test_call_returns_when_the_interpreter_is_ending() -> None:
+    code = """
+from dingsdk.data.deadline import returns_within
+
+class Part:
+    within = staticmethod(returns_within)
+
+    def __del__(self):
+        print(self.within(60.0, lambda: print("closed")))
+
+part = Part()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["closed", "True"], done.stderr
 
 
 def test_call_that_does_not_return_is_left_in_a_daemon_thread(
