@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 CLOSE_S = 10.0
 """How long a part may take to close; longer than env managers need to end their processes."""
 _log = logging.getLogger(__name__)
+
+
+class Closing:
+    """Base of classes that are closed at the end of a ``with`` block."""
+
+    def close(self) -> object:
+        """Release what it holds; idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:
