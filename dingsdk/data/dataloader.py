@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from typing import Any
 
+from dingsdk.data.deadline import Closing
 from dingsdk.data.pytree import map_leaves
 from dingsdk.data.sample_batch import collate
 from dingsdk.data.spawn import spawn_context
@@ -26,7 +27,7 @@ _BROKEN = (
 )
 
 
-class AsyncDataLoader:
+class AsyncDataLoader(Closing):
     """Loads batches in advance; iterate over it, or call ``next``.
 
     Keeps at most ``2 * max(1, num_workers)`` batches ready. Several threads may take batches.
@@ -105,12 +106,6 @@ class AsyncDataLoader:
             self._ready.clear()
             self._change.notify_all()
         self._thread.join(PROCESSES_JOIN_S if self._num_workers else JOIN_S)
-
-    def __enter__(self) -> AsyncDataLoader:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _run(self) -> None:
         try:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,20 @@ def checked_timeout(timeout_s: Any) -> float:
     if timeout_s != timeout_s:
         raise ConfigError("timeout_s is nan; expected a number of seconds", path="timeout_s")
     return float(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+
+
+class Closing:
+    """Base of classes that are closed at the end of a ``with`` block."""
+
+    def close(self) -> object:
+        """Release what it holds; idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 def returns_within(timeout_s: float, call: Callable[[], object]) -> bool:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
     ClosedError,
     DataCorruptError,
@@ -167,7 +168,7 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
         raise folder_error("write", target, error) from error
 
 
-class Folder:
+class Folder(Closing):
     """An open folder. Symbolic links in it are never followed.
 
     Thread-safe. ``close`` returns at once; the descriptor is closed when the last call of another
@@ -395,12 +396,6 @@ class Folder:
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
             self._leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._is_closed:  # as a Python file object does

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable, NotNegative, PartSection, Whole
 from dingsdk.data.action_mask import nearest_legal
 from dingsdk.data.capture import capture
+from dingsdk.data.deadline import Closing
 from dingsdk.envs.guard import ABNORMAL, close_quietly
 from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.saving import set_attributes
@@ -142,7 +143,7 @@ class Capabilities:
     asynchronous: bool = False
 
 
-class EnvManager(Configurable, ABC):
+class EnvManager(Configurable, Closing, ABC):
     """N environments of one kind, stepped together; not safe for concurrent callers.
 
     A class registered under ``env_managers`` is built as ``cls(cfg, env_fns)``, where ``cfg``
@@ -198,12 +199,6 @@ class EnvManager(Configurable, ABC):
         # True where an env takes no actions: DONE, or waiting for a reset by the caller.
         self._parked = np.zeros(self._env_num, dtype=np.bool_)
         self._set_players(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     @property
     def env_num(self) -> int:

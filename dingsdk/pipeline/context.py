@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.plugins import ask
@@ -26,6 +28,7 @@ NO_LIMIT = 10**9
 """Default of the learner's ``train_iterations``; it is too large for any run to reach."""
 
 Mode = Literal["serial", "parallel"]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
 
 
@@ -52,10 +55,13 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class PlayerStatus:
-    """The progress of one of several players; fields as in ``RunResult``, None: not known yet."""
+    """The progress of one of several players; fields as in ``RunResult``, None: not known yet.
 
-    train_iter: int
-    env_steps: int
+    Like the next two, it is also read from ``status.json``, which another program may have changed.
+    """
+
+    train_iter: Count
+    env_steps: Count
     last_return: float | None
     best_return: float | None
 
@@ -88,10 +94,10 @@ class TaskStatus:
     task_id: str
     kind: str
     worker_id: str
-    progress: int
+    progress: Count
     per_s: float | None
     is_straggler: bool
-    attempt: int
+    attempt: Count
     waits_for: str
     player: str | None = None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from dingsdk.data.files import Folder
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
+from dingsdk.pipeline.context import Count, PlayerStatus, TaskStatus, WorkerStatus
 from dingsdk.pipeline.run_folder import RESULT_FORMAT, RESULT_NAME, STATUS_NAME
 
 STATUS_FORMAT = 1
@@ -17,7 +17,6 @@ STATUS_FORMAT = 1
 MAX_BYTES = 64 << 20
 """Largest file about a run that is read."""
 
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Scalar = bool | int | float | str | None
 RecordT = TypeVar("RecordT", bound="StatusRecord | ResultRecord")
 
@@ -36,37 +35,6 @@ class SamplesRecord(msgspec.Struct):
     trained: Count
     live: Count
     evicted: dict[str, Count]
-
-
-class TaskRecord(msgspec.Struct):
-    """As ``TaskStatus``."""
-
-    task_id: str
-    kind: str
-    worker_id: str
-    progress: Count
-    per_s: float | None
-    is_straggler: bool
-    attempt: Count
-    waits_for: str
-    player: str | None = None
-
-
-class WorkerRecord(msgspec.Struct):
-    """As ``WorkerStatus``."""
-
-    worker_id: str
-    role: str
-    lease_s: float
-
-
-class PlayerRecord(msgspec.Struct):
-    """As ``PlayerStatus``."""
-
-    train_iter: Count
-    env_steps: Count
-    last_return: float | None
-    best_return: float | None
 
 
 class StatusRecord(msgspec.Struct, kw_only=True):
@@ -91,15 +59,15 @@ class StatusRecord(msgspec.Struct, kw_only=True):
     elapsed_s: float
     held_up_by: str
     samples: SamplesRecord
-    tasks: list[TaskRecord]
-    connected: list[WorkerRecord]
+    tasks: list[TaskStatus]
+    connected: list[WorkerStatus]
     policy_lag: dict[str, Scalar] | None
     loss: float | None
     exploration: dict[str, Scalar]
     max_env_steps: Count | None
     max_train_iter: Count | None
     goal: float | None
-    players: dict[str, PlayerRecord] = {}
+    players: dict[str, PlayerStatus] = {}
     env_steps_per_s: float | None
     updates_per_s: float | None
     left_s: float | None

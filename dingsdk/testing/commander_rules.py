@@ -16,6 +16,7 @@ from dingsdk.testing.rule import (
     collect,
     needs,
 )
+from dingsdk.worker.comm.files import FilePolicyStore
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 
@@ -274,32 +275,11 @@ def rule_14_the_stop_value_ends_the_run(bench: CommanderBench) -> None:
     expect(commander.get_learner_task() is None, "a learner task after the end")
 
 
-class RuleStore(PolicyStore):
-    """A policy store that keeps policies in a dict."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, tuple[int, dict[str, Any]]] = {}
-
-    def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        if policy_id not in self.kept or version > self.kept[policy_id][0]:
-            self.kept[policy_id] = (version, dict(state))
-
-    def newest(
-        self, policy_id: str, newer_than: int | None = None
-    ) -> tuple[int, dict[str, Any]] | None:
-        found = self.kept.get(policy_id)
-        is_newer = found is not None and (newer_than is None or found[0] > newer_than)
-        return found if is_newer else None
-
-    def discard(self, policy_id: str) -> None:
-        self.kept.pop(policy_id, None)
-
-
-def _play(bench: CommanderBench) -> tuple[RuleStore, Task, list[Task]]:
+def _play(bench: CommanderBench) -> tuple[PolicyStore, Task, list[Task]]:
     """Train for two phases of a league; return the store, the learner task and other tasks."""
     cfg = bench.config()
     cfg.policy.other.league.update(one_phase_step=20, self_play=0.25)
-    commander, store = bench.commander(cfg), RuleStore()
+    commander, store = bench.commander(cfg), bench.keep(FilePolicyStore(bench.folder))
     commander.policy_store = store
     learner = commander.get_learner_task()
     assert learner is not None
@@ -354,9 +334,10 @@ def rule_16_past_players_stay_as_they_were(bench: CommanderBench) -> None:
         trained += not is_evaluation(task) and all(cfg["policy_update_flag"])
     expect_equal(len(past), 2, "players of the past, after two phases")
     expect(trained > 0, "no game of the trained player against itself")
-    versions = sorted(store.kept[path][0] for path in past)
-    expect_equal(versions, [20, 40], "the versions of the players of the past")
-    expect_equal(store.kept[learner["policy_id"]][0], 58, "the version of the trained player")
+    paths = (*past, learner["policy_id"])
+    *old, own = [(store.newest(path) or (-1, {}))[0] for path in paths]
+    expect_equal(sorted(old), [20, 40], "the versions of the players of the past")
+    expect_equal(own, 58, "the version of the trained player")
 
 
 COMMANDER_BOOK: Final = RuleBook(collect(__name__), COMMANDER_CAPABILITIES, CommanderBench)

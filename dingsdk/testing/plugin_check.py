@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 from dingsdk.config import config_type, deep_merge_dicts, defaults_of
 from dingsdk.errors import UnknownPluginError, listing, nearest_name, raised_at
 from dingsdk.plugins import KINDS, TEMPLATES, PluginManager, default_manager
-from dingsdk.plugins.discovery import Advert
 from dingsdk.plugins.interfaces import BASES, missing_methods
 from dingsdk.plugins.kinds import NAMES, OBSERVERS
 from dingsdk.plugins.switches import is_named
@@ -234,17 +233,13 @@ def _import(part: _Part) -> str:
         part.target = part.manager.named(part.key)
         return str(part.target.__module__)
     if part.kind == OBSERVERS:
-        advert = _advert(part)
+        advert = part.manager.adverts(part.kind, part.key)[0]
         part.manager.load(advert.module, advert.distribution, must_provide=True)
         part.target = importlib.import_module(advert.module)
         return str(advert)
     part.target = part.manager.get(part.kind, part.key)
     entry = part.manager.registry(part.kind).entry(part.key)
     return f"{_name(part.target)}, from {entry.owner if entry else 'unknown'}"
-
-
-def _advert(part: _Part) -> Advert:
-    return part.manager.adverts(part.kind, part.key)[0]
 
 
 # Kind -> (number of positional arguments, names of keyword arguments).
@@ -352,10 +347,6 @@ def _build(part: _Part) -> str:
     return f"with {given or 'its defaults'}"
 
 
-def _build_policy(part: _Part, folder: Path) -> Any:
-    return _policy_maker(part)[0](None, 0)
-
-
 def _hook_maker(part: _Part) -> Callable[..., Any]:
     def make(name: str, priority: float, *, position: str, ext_args: Mapping[str, Any]) -> Any:
         ext_args = {**part.given, **ext_args}
@@ -420,7 +411,7 @@ _BUILDS: Mapping[str, _Build] = {
     "evaluators": lambda part, folder: part.create({}, exp_name=str(folder)),
     "env_managers": lambda part, folder: _build_manager(part),
     "learner_hooks": _build_hook,
-    "policies": _build_policy,
+    "policies": lambda part, folder: _policy_maker(part)[0](None, 0),
     "env_wrappers": _build_wrapper,
 }
 

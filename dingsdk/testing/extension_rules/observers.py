@@ -14,7 +14,7 @@ import msgspec
 
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.hooks import DECISIONS
-from dingsdk.testing.bench import RuleBench, expect, expect_same_leaves
+from dingsdk.testing.bench import Call, RuleBench, expect, expect_same_leaves
 from dingsdk.testing.extension_rules.learner_hooks import small_learner
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.worker import SoloCommander
@@ -178,25 +178,15 @@ def rule_05_threads_may_call_at_once(bench: ObserverBench) -> None:
         else:
             calls.append((hook, facts))
     barrier = threading.Barrier(THREADS)
-    errors: list[BaseException] = []
 
     def work() -> None:
-        try:
-            barrier.wait(bench.patience_s)
-            for _ in range(50):
-                for hook, facts in calls:
-                    bench.call(hook, facts)
-        except BaseException as error:
-            errors.append(error)
+        barrier.wait(bench.patience_s)
+        for _ in range(50):
+            for hook, facts in calls:
+                bench.call(hook, facts)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(bench.patience_s)
-    expect(not any(thread.is_alive() for thread in threads), "a hook did not return")
-    if errors:
-        raise errors[0]
+    for call in [Call(work, "a hook") for _ in range(THREADS)]:
+        call.value(bench.patience_s)
 
 
 def rule_06_answers_have_their_form(bench: ObserverBench) -> None:

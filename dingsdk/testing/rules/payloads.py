@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from dingsdk.data import SampleBatch
+from dingsdk.data.columns import leaves
 from dingsdk.errors import ConflictError, DataMissingError
 from dingsdk.testing.bench import expect, expect_equal, raises
 from dingsdk.testing.rule import RuleBroken
@@ -35,7 +34,7 @@ def rule_24_payload_is_read_only(bench: Bench) -> None:
     """The arrays that ``get`` returns are read-only; a payload never changes."""
     bench.far.data_store().put("p", batch())
     store = bench.near.data_store()
-    for path, column in _columns(store.get("p")):
+    for path, column in leaves(store.get("p").columns):
         try:
             column[...] = 0
         except ValueError:
@@ -148,17 +147,3 @@ def rule_44_has_tells_what_is_there(bench: Bench) -> None:
     call = bench.timed(partial(store.has, "p0", _WAIT_S), f"has({_WAIT_S})")
     expect_equal(call.value(_WAIT_S + bench.patience_s), False, "has() of the deleted p0")
     expect(store.has("p1", 0.0), "has() does not see p1, which was not deleted")
-
-
-def _columns(found: SampleBatch) -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-
-    def walk(columns: object, path: str) -> None:
-        if isinstance(columns, dict):
-            for key, value in columns.items():
-                walk(value, f"{path}.{key}")
-        else:
-            pairs.append((path, columns))
-
-    walk(dict(found.columns), "")
-    return pairs

@@ -44,7 +44,7 @@ from dingsdk.worker.coordinator.journal import (
 )
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.roles import Role, TaskControl, create_roles
+from dingsdk.worker.coordinator.roles import Role, create_roles
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -97,7 +97,7 @@ class CoordinatorStatus:
         return self.samples.evicted
 
 
-class Coordinator(Configurable, TaskControl):
+class Coordinator(Configurable):
     """Requests tasks from the commander, assigns them to idle workers, and drives each in a job.
 
     It reaches workers and payloads only through the transport contract. One condition guards all
@@ -142,6 +142,7 @@ class Coordinator(Configurable, TaskControl):
         self._tick_s = tick_s
         self._is_served = (cfg["system"].get("replay") or {}).get("type") == "server"
         self.condition: Condition = self.scheduler.condition()
+        """Guards the coordinator's state; its waiters are notified at every change."""
         self.data_store = transport.data_store()
         self.policy_store = transport.policy_store()
         self.master = Master(
@@ -267,10 +268,12 @@ class Coordinator(Configurable, TaskControl):
 
     @property
     def is_ending(self) -> bool:
+        """Whether no more tasks are started and training tasks end now."""
         # Read by every driver at each step.
         return self._is_closed or self.failure is not None or self.system_shutdown_flag
 
     def must_end(self, state: TaskState) -> bool:
+        """Return whether to close the task now; an evaluation may outlive the training."""
         if state.is_evaluation:
             return self._is_halted
         return self.is_ending or self.clock() >= self._collectors_end_at
@@ -440,10 +443,22 @@ class Coordinator(Configurable, TaskControl):
             self._has_news = True
             self.condition.notify_all()
 
-    # TaskControl: called by the drivers of tasks.
+    # Called by the drivers of tasks, each in its own job, without holding the condition, unless the
+    # docstring says otherwise. So are `is_ending` and `must_end`.
     def ask(
         self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
     ) -> Mapping[str, Any]:
+        """Send a message to the task's worker and return its answer.
+
+        Args:
+            data: The message; its ``name`` selects the worker's function.
+            timeout_key: Key of ``system.coordinator`` with the longest wait.
+
+        Raises:
+            TaskFailedError: the worker's code raised.
+            WorkerLostError: the worker is lost.
+            TaskTimeoutError: there was no answer in time.
+        """
         assert state.worker is not None  # assigned before it is driven
         worker, timeout_s = state.worker, float(getattr(self.cfg, timeout_key))
         try:
@@ -454,9 +469,11 @@ class Coordinator(Configurable, TaskControl):
             ) from error
 
     def experience_of(self, state: TaskState) -> Experience | None:
+        """Return the experience that the task works for; call with the condition held."""
         return self._state.experiences.get(state.buffer_id)
 
     def open_experience(self, state: TaskState) -> None:
+        """Create the replay buffer that a learner task names, if it does not exist."""
         with self.condition:
             if self._record.open_experience(state):
                 self._note(Opened(state.task_id))
@@ -486,6 +503,10 @@ class Coordinator(Configurable, TaskControl):
         return open_experience(buffer, EpisodePace.of(self._cfg))
 
     def end_batch_leases(self, state: TaskState) -> None:
+        """Release the payloads of all batches that were leased to a task.
+
+        The coordinator also does this when the task has ended.
+        """
         with self.condition:
             self._end_leases(state)
 
@@ -502,10 +523,12 @@ class Coordinator(Configurable, TaskControl):
             self._note(LeaseEnded(state.task_id))
 
     def deal_with_task_started(self, state: TaskState) -> None:
+        """Record that the worker is ready to work on the task."""
         with self.condition:
             self._state.begin(state)
 
     def deal_with_collecting(self) -> None:
+        """Record that a collector steps its envs; the first call starts the clock of the run."""
         with self.condition:
             first, self._on_collecting = self._on_collecting, None
             self._record.begin_collecting()
@@ -514,14 +537,20 @@ class Coordinator(Configurable, TaskControl):
 
     @property
     def held_up_by(self) -> str:
+        """Why workers wait for free storage; empty while they do not."""
         return self._state.outage.text
 
     def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
+        """Store why a worker waits for free storage; empty if it does not wait."""
         if held_up_by or self.held_up_by:
             with self.condition:
                 self._state.outage.note(state.task_id, held_up_by)
 
     def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
+        """Acknowledge a payload; False if the buffer's limiter has no room for it now.
+
+        If the buffer is gone, the payload is deleted at once. A missing payload is skipped.
+        """
         data_id = str(meta["data_id"])
         if not self._is_served and not self.data_store.has(data_id):
             with self.condition:
@@ -554,11 +583,19 @@ class Coordinator(Configurable, TaskControl):
         return True
 
     def wants_end_of(self, state: TaskState) -> bool:
+        """Return whether a collector task is to end now, before its last episode.
+
+        Call with the condition held.
+        """
         if self._is_collecting_over and not state.is_evaluation:
             return True
         return self._state.commander.wants_end_of(state.task_id)
 
     def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
+        """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
+
+        Call with the condition held.
+        """
         setting = self._state.commander.get_collect_setting(state.task_id)
         if setting is None or setting == state.collect_setting:
             return {}
@@ -566,6 +603,7 @@ class Coordinator(Configurable, TaskControl):
         return {"collect_setting": setting}
 
     def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
+        """Process a progress report; return whether the collector is done."""
         with self.condition:
             experience = self.experience_of(state)
             admission = None if experience is None else experience.admission
@@ -601,6 +639,10 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_collector_finish_task(
         self, state: TaskState, finished: Mapping[str, Any]
     ) -> None:
+        """Process the result of a collector task.
+
+        An evaluation that was cut off has no result: only its short episodes had ended.
+        """
         if state.player is not None:
             finished = {**finished, "player": state.player}
         policy_id = finished.get("policy_id")
@@ -624,6 +666,7 @@ class Coordinator(Configurable, TaskControl):
     def deal_with_learner_get_data(
         self, state: TaskState, demand: Mapping[str, Any]
     ) -> dict[str, Any] | None:
+        """Lease batches to a learner; None while the buffer has no batch."""
         with self.condition:
             experience = self.experience_of(state)
             if experience is None or (self._keeper is not None and self._keeper.is_behind):
@@ -642,6 +685,7 @@ class Coordinator(Configurable, TaskControl):
             return {**leased, "env_steps": self._state.env_steps}
 
     def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
+        """End the lease of the batches that were trained on; store priorities and progress."""
         with self.condition:
             train_iter = int(info["learner_step"])
             self._record.note_iteration(state.task_id, train_iter)
@@ -669,18 +713,21 @@ class Coordinator(Configurable, TaskControl):
             self._give_up_missing(experience, state, info)
 
     def deal_with_learner_known(self, state: TaskState, known: Collection[int]) -> None:
+        """Record the payload numbers that an earlier coordinator sent to a learner."""
         with self.condition:
             experience = self.experience_of(state)
             if experience is not None:
                 experience.rejoin(state, map(int, known))
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
+        """Return whether the learner task is to end."""
         with self.condition:
             return bool(self._state.commander.judge_learner_finish(state.task_id, info))
 
     def deal_with_learner_finish_task(
         self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
     ) -> None:
+        """Process the result of a learner task, and close its buffer."""
         with self.condition:
             served = self.experience_of(state)
             if isinstance(served, ServedExperience):
@@ -887,6 +934,10 @@ class Coordinator(Configurable, TaskControl):
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         self._jobs = [job for job in self._jobs if not job.done]
         self._jobs.append(self.scheduler.spawn(function, name))
+
+
+TaskControl = Coordinator
+"""The coordinator, as the drivers of tasks call it."""
 
 
 def _is_paced(cfg: Mapping[str, Any]) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dingsdk.config import Configurable, PartSection, Whole
 from dingsdk.data import derive_seed
 from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.allowed_imports import named_modules
-from dingsdk.worker.comm.scheduler import Condition
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
@@ -23,118 +22,15 @@ from dingsdk.worker.inference.client import InferenceClient
 from dingsdk.worker.replay_server import ReplayClient
 from dingsdk.worker.replay_server.client import FOLDER
 
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.coordinator import TaskControl
+
 WAIT_S = 1.0
 """Longest wait of a task between two checks whether it can continue."""
 LAST_ANSWERS = 3
 """Answers taken from a collector that is done but has not ended, before it is closed."""
 REFUSED_PAUSE_S = 0.05
 """Pause before a buffer that refused to serve a batch is asked again."""
-
-
-class TaskControl(Protocol):
-    """The interface of the coordinator for the drivers of tasks.
-
-    Each driver runs on its own job. It calls these methods without holding the condition, unless
-    their docstring says otherwise.
-    """
-
-    condition: Condition
-    """Guards the coordinator's state; its waiters are notified at every change."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether no more tasks are started and training tasks end now."""
-
-    @property
-    def held_up_by(self) -> str:
-        """Why workers wait for free storage; empty while they do not."""
-
-    def must_end(self, state: TaskState) -> bool:
-        """Return whether to close the task now; an evaluation may outlive the training."""
-
-    def ask(
-        self, state: TaskState, data: Mapping[str, Any], timeout_key: str = "answer_timeout_s"
-    ) -> Mapping[str, Any]:
-        """Send a message to the task's worker and return its answer.
-
-        Args:
-            data: The message; its ``name`` selects the worker's function.
-            timeout_key: Key of ``system.coordinator`` with the longest wait.
-
-        Raises:
-            TaskFailedError: the worker's code raised.
-            WorkerLostError: the worker is lost.
-            TaskTimeoutError: there was no answer in time.
-        """
-
-    def experience_of(self, state: TaskState) -> Experience | None:
-        """Return the experience that the task works for; call with the condition held."""
-
-    def open_experience(self, state: TaskState) -> None:
-        """Create the replay buffer that a learner task names, if it does not exist."""
-
-    def end_batch_leases(self, state: TaskState) -> None:
-        """Release the payloads of all batches that were leased to a task.
-
-        The coordinator also does this when the task has ended.
-        """
-
-    def deal_with_task_started(self, state: TaskState) -> None:
-        """Record that the worker is ready to work on the task."""
-
-    def deal_with_storage(self, state: TaskState, held_up_by: str) -> None:
-        """Store why a worker waits for free storage; empty if it does not wait."""
-
-    def deal_with_collecting(self) -> None:
-        """Record that a collector steps its envs; the first call starts the clock of the run."""
-
-    def wants_end_of(self, state: TaskState) -> bool:
-        """Return whether a collector task is to end now, before its last episode.
-
-        Call with the condition held.
-        """
-
-    def new_collect_setting(self, state: TaskState) -> dict[str, Mapping[str, Any]]:
-        """Return ``{"collect_setting": ...}`` if the commander has a new one, else an empty dict.
-
-        Call with the condition held.
-        """
-
-    def deal_with_collector_send_data(self, state: TaskState, meta: Mapping[str, Any]) -> bool:
-        """Acknowledge a payload; False if the buffer's limiter has no room for it now.
-
-        If the buffer is gone, the payload is deleted at once. A missing payload is skipped.
-        """
-
-    def deal_with_collector_progress(self, state: TaskState, report: Mapping[str, Any]) -> bool:
-        """Process a progress report; return whether the collector is done."""
-
-    def deal_with_collector_finish_task(
-        self, state: TaskState, finished: Mapping[str, Any]
-    ) -> None:
-        """Process the result of a collector task.
-
-        An evaluation that was cut off has no result: only its short episodes had ended.
-        """
-
-    def deal_with_learner_get_data(
-        self, state: TaskState, demand: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        """Lease batches to a learner; None while the buffer has no batch."""
-
-    def deal_with_learner_send_info(self, state: TaskState, info: Mapping[str, Any]) -> None:
-        """End the lease of the batches that were trained on; store priorities and progress."""
-
-    def deal_with_learner_known(self, state: TaskState, known: Collection[int]) -> None:
-        """Record the payload numbers that an earlier coordinator sent to a learner."""
-
-    def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
-        """Return whether the learner task is to end."""
-
-    def deal_with_learner_finish_task(
-        self, state: TaskState, finished: Mapping[str, Any], *, has_trained_out: bool
-    ) -> None:
-        """Process the result of a learner task, and close its buffer."""
 
 
 class Role(Configurable, ABC):

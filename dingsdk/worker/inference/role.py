@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
 from dingsdk.config import to_plain
@@ -14,10 +14,13 @@ from dingsdk.worker.comm.slave import TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, CommWorker
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
-from dingsdk.worker.coordinator.roles import Role, TaskControl
+from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.inference.server import InferenceServer
 from dingsdk.worker.run_logger import build_logger
+
+if TYPE_CHECKING:
+    from dingsdk.worker.coordinator.coordinator import TaskControl
 
 
 class InferenceWorker(CommWorker):

@@ -22,7 +22,7 @@ import torch
 
 from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
-from dingsdk.data.deadline import set_patience
+from dingsdk.data.deadline import Closing, set_patience
 from dingsdk.data.seeding import derive_seed
 from dingsdk.data.spawn import check_guarded, spawn_context
 from dingsdk.envs.guard import ctrl_c_blocked
@@ -36,6 +36,7 @@ from dingsdk.worker.learner.remote_ranks import (
     RankPlace,
     RemoteRanks,
     dial,
+    rank_lost,
     torch_distributed,
 )
 
@@ -74,7 +75,7 @@ class _RankSpec:
     seed: int | None = None
 
 
-class LearnerAggregator:
+class LearnerAggregator(Closing):
     """Trains one policy on several processes, behind the interface of a learn mode.
 
     The caller's process is rank 0; it starts the others, unless they are ``remote``. Each rank
@@ -159,12 +160,6 @@ class LearnerAggregator:
                 self._is_broken = True
                 self.close()
                 raise
-
-    def __enter__(self) -> LearnerAggregator:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the other ranks; remote ones only leave the group. Idempotent, from any thread."""
@@ -309,12 +304,7 @@ class _Rank:
         return None
 
     def _lost(self, why: str, code: int | None = None, trace: str = "") -> WorkerCrashedError:
-        return WorkerCrashedError(
-            f"rank {self.number} of the learner {why}",
-            worker_id=f"rank-{self.number}",
-            exit_code=code,
-            traceback=trace,
-        )
+        return rank_lost(self.number, f"rank {self.number} of the learner {why}", code, trace)
 
 
 class _ChildRank(_Rank):

@@ -172,13 +172,9 @@ class RemoteRanks:
         with self._changed:
             self._changed.wait_for(lambda: wanted <= self._links.keys(), JOIN_S)
             if missing := sorted(wanted - self._links.keys()):
-                raise WorkerCrashedError(
-                    f"rank {', '.join(map(str, missing))} of the learner did not come within "
-                    f"{JOIN_S:.0f} s",
-                    worker_id=f"rank-{missing[0]}",
-                    exit_code=None,
-                    traceback="",
-                )
+                ranks = ", ".join(map(str, missing))
+                text = f"rank {ranks} of the learner did not come within {JOIN_S:.0f} s"
+                raise rank_lost(missing[0], text)
             return dict(self._links)
 
     def hang_up(self) -> None:
@@ -225,6 +221,13 @@ class RemoteRanks:
                 self._changed.notify_all()
 
 
+def rank_lost(
+    number: int, text: str, code: int | None = None, trace: str = ""
+) -> WorkerCrashedError:
+    """Return the error for a rank that is gone, or does not answer."""
+    return WorkerCrashedError(text, worker_id=f"rank-{number}", exit_code=code, traceback=trace)
+
+
 def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
     """Connect this rank with rank 0; returns None if ``stop`` is set before that.
 
@@ -244,13 +247,9 @@ def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
             return link
         except (OSError, EOFError, RuntimeError, AuthenticationError) as error:
             if time.monotonic() > deadline:
-                raise WorkerCrashedError(
-                    f"rank 0 of the learner, at {place.host}:{place.port}, did not answer within "
-                    f"{JOIN_S:.0f} s: {error}",
-                    worker_id="rank-0",
-                    exit_code=None,
-                    traceback="",
-                ) from error
+                text = f"did not answer within {JOIN_S:.0f} s: {error}"
+                at = f"{place.host}:{place.port}"
+                raise rank_lost(0, f"rank 0 of the learner, at {at}, {text}") from error
             stop.wait(RETRY_S)
     return None
 

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import mismatch
-from dingsdk.data.deadline import checked_timeout
+from dingsdk.data.deadline import Closing, checked_timeout
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
@@ -52,7 +52,7 @@ _ROWS_AT_ONCE = 1 << 16
 """Rows per piece when all stored rows are read."""
 
 
-class Table(IBuffer):
+class Table(IBuffer, Closing):
     """Storage, sampler, remover, limiter and row metadata behind one lock.
 
     After ``os.fork``, the child has a copy that works on its own; it is closed if a thread was
@@ -695,12 +695,6 @@ class Table(IBuffer):
             path="",
             found=type(self).__name__,
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @contextmanager
     def snapshot(self) -> Iterator[state.Snapshot]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dingsdk import errors
 from dingsdk.data import (
@@ -21,6 +21,7 @@ from dingsdk.data import (
     find_secret,
     named_secret,
 )
+from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
     AuthError,
     BufferFullError,
@@ -59,7 +60,7 @@ _LONGEST_S = 1e6
 """Longest time for an exchange; sockets cannot wait for more than 24 days."""
 
 
-class ReplayClient:
+class ReplayClient(Closing):
     """Inserts into a replay server and samples from it, over one connection.
 
     Thread-safe, but only one call runs at a time: a call that waits for rows blocks the calls of
@@ -202,12 +203,6 @@ class ReplayClient:
             link.shut_down()
         with self._lock:
             self._disconnect()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _call(
         self, request: Request, frame: Sequence[Buffer] = (), wait_s: float = 0.0

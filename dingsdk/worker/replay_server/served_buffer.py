@@ -18,13 +18,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
 
 from dingsdk.data import Folder, SampleBatch, decode_json, encode_json
 from dingsdk.data.container import checkpoint_errors
+from dingsdk.data.deadline import Closing
 from dingsdk.data.files import locked_folder, write_chunks
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -184,7 +185,7 @@ class _Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: dict[str, int]
 
 
-class ServedBuffer(RowListener):
+class ServedBuffer(RowListener, Closing):
     """A table whose inserts happen only once and survive the process. Thread-safe.
 
     An insert is acknowledged when it is in the table and, if there is a folder, in the log. It then
@@ -316,12 +317,6 @@ class ServedBuffer(RowListener):
         self.table.close()
         with self._saving:
             self._until_close.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _is_known(self, client: str, number: int) -> bool:
         return number <= self._numbers.get(client, 0)

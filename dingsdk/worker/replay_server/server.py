@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -24,6 +24,7 @@ from dingsdk.data import (
     find_secret,
     named_secret,
 )
+from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -80,7 +81,7 @@ class ReplayServerSection(Section, frozen=True, kw_only=True):
     save_every_s: Positive = 60.0
 
 
-class ReplayServer(Configurable):
+class ReplayServer(Configurable, Closing):
     """Serves one replay buffer; each connection has a thread.
 
     Example:
@@ -167,12 +168,6 @@ class ReplayServer(Configurable):
             deadline = time.monotonic() + CLOSE_S
             self._saver.join(CLOSE_S)
             self._connections.close(max(0.0, deadline - time.monotonic()))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _save(self, saved: int) -> None:
         due_s = time.monotonic() + self.cfg.save_every_s

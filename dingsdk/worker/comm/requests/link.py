@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+from dingsdk.data.connections import Peer
 from dingsdk.errors import ClosedError, DingError, ProtocolError, StaleEpochError
 
 _log = logging.getLogger(__name__)
@@ -56,17 +57,7 @@ class Link(Protocol[_Key]):
         """End the current request and every later one with LinkError."""
 
 
-class Channel(Protocol):
-    """An open connection of a ``ReconnectingLink``."""
-
-    def shut_down(self) -> None:
-        """End all waits on it in other threads."""
-
-    def close(self) -> None:
-        """Close its descriptor."""
-
-
-_Channel = TypeVar("_Channel", bound=Channel)
+_Channel = TypeVar("_Channel", bound=Peer)
 
 
 class ReconnectingLink(ABC, Generic[_Key, _Channel]):
