@@ -494,8 +494,15 @@ class SchedulerState:
         return [state for queue in self._queues.values() for state in queue]
 
     def take_garbage(self, experience: Experience) -> list[str]:
-        """Return ids of payloads to delete; the next batch informs the learners."""
-        return experience.take_garbage(self.running.values())
+        """Return ids of payloads to delete; the next batch informs the learners of the experience.
+
+        Each experience numbers its payloads from 0, so other learners must not be told.
+        """
+        experiences = self.experiences
+        states = self.running.values()
+        return experience.take_garbage(
+            state for state in states if experiences.get(state.buffer_id) is experience
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return commander, tasks and counts as plain data; experiences are saved separately."""

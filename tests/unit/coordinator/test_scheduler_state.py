@@ -877,3 +877,25 @@ def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
 def test_fact_of_an_unknown_task_is_refused() -> None:
     with pytest.raises(LookupError, match="there is no task t7"):
         Site().state.apply(Given("t7", 0, "p"))
+
+
+def test_learners_are_not_told_of_deleted_payloads_of_other_players(site: Site) -> None:
+    """Both players number their payloads from 0."""
+    learners = []
+    for name in "ab":
+        experience = site.open_buffer(name)
+        site.join(f"learner-{name}", "learner")
+        learners.append(site.assigned("learner", task_id=name, buffer_id=name))
+        experience.push({"data_id": f"{name}-0", "rows": 64, "policy_iter": 0}, 0)
+        assert experience.lease(learners[-1], 8, 1, 0) is not None
+        experience.settle(learners[-1])
+    first, second = site.state.experiences.values()
+    first.push({"data_id": "a-1", "rows": 64, "policy_iter": 0}, 64)
+
+    assert site.state.take_garbage(first) == ["a-0"]
+
+    told = [
+        each.lease(state, 8, 1, 0) for each, state in zip((first, second), learners, strict=True)
+    ]
+    assert [each and each["dropped"] for each in told] == [[0], []]
+    assert [each and each["payloads"] for each in told] == [{"a-1": 1}, {}]
