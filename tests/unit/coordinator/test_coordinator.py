@@ -662,6 +662,22 @@ def test_worker_without_a_matching_task_is_not_adopted(site: Site) -> None:
     assert site.coordinator._adopted(WorkerInfo("f", "learner", {"task": task})) is waiting
 
 
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_worker_continues_its_task_unless_the_run_ends(
+    site: Site, is_ending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = site.task("learner")
+    waiting.worker, waiting.payload_prefix = None, "p"
+    coordinator = site.coordinator
+    coordinator._state.running["t"] = waiting
+    continued: list[TaskState] = []
+    monkeypatch.setattr(coordinator, "_start", lambda state, goes_on: continued.append(state))
+    coordinator.system_shutdown_flag = is_ending
+    kept = {"task_id": "t", "payload_prefix": "p"}
+    coordinator._on_join(WorkerInfo("l", "learner", {"task": kept}))
+    assert continued == ([] if is_ending else [waiting])
+
+
 def test_learner_info_updates_the_status_and_the_commander(site: Site) -> None:
     learner = site.task("learner")
     site.coordinator._state.running[learner.task_id] = learner

@@ -60,9 +60,15 @@ def context_in(run_dir: Path) -> RunContext:
 
 
 def test_first_run_has_the_plain_name_and_later_ones_a_time_stamp(tmp_path: Path) -> None:
-    names = [make_run_folder(tmp_path / "runs", "exp", NOON).name for _ in range(4)]
+    folders = [make_run_folder(tmp_path / "runs", "exp", NOON) for _ in range(4)]
 
-    assert names == ["exp", "exp-300102-120000", "exp-300102-120000-2", "exp-300102-120000-3"]
+    assert all((each / "ckpt").is_dir() for each in folders)
+    assert [each.name for each in folders] == [
+        "exp",
+        "exp-300102-120000",
+        "exp-300102-120000-2",
+        "exp-300102-120000-3",
+    ]
 
 
 def test_run_folders_of_one_second_are_counted_up_to_a_limit(tmp_path: Path) -> None:
