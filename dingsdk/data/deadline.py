@@ -31,6 +31,8 @@ def checked_timeout(timeout_s: Any) -> float:
         ConfigTypeError: it is not a number.
         ConfigError: it is NaN (also a ValueError), with which a wait would never end.
     """
+    if type(timeout_s) is float and 0.0 <= timeout_s <= threading.TIMEOUT_MAX:
+        return timeout_s  # most waits; the checks below take longer than some of them
     is_number = isinstance(timeout_s, int | float | np.integer | np.floating)
     if not is_number or isinstance(timeout_s, bool):
         raise wrong_type("timeout_s", "a number of seconds", timeout_s)

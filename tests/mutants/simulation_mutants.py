@@ -309,7 +309,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a coordinator whose name is gone goes on",
             f"{_COORDINATOR}.journal:Journal._read_owner",
-            'return _Owner(0, "nobody")',
+            "return _NOBODY",
             "return _Owner(self.epoch, self._owner)",
         ),
     ],

@@ -177,7 +177,8 @@ class CommWorker(Configurable, Slave, ABC):
 
     def task_ids(self) -> dict[str, Any]:
         """Return ``task_id`` and ``buffer_id`` of the task, which every answer contains."""
-        return {key: self._task_info.get(key) for key in ("task_id", "buffer_id")}
+        info = self._task_info
+        return {"task_id": info.get("task_id"), "buffer_id": info.get("buffer_id")}
 
     def start_job(self, run: Callable[[], None], stop: Callable[[], None], name: str) -> None:
         """Run ``run`` as this worker's job; ``stop``, called from any thread, makes it return soon.

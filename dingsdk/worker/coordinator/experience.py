@@ -572,8 +572,6 @@ class Experience:
         kept = self.ledger.free_rows()
         if garbage or kept:
             for state in states:
-                if not state.announced:
-                    continue  # a collector
                 known = state.announced & garbage.keys()
                 state.announced -= known
                 state.dropped.extend(known)

@@ -75,9 +75,9 @@ class PaceBoard:
     def note(self, worker_id: str, kind: str, total: int) -> None:
         """Note a worker's progress since its task began."""
         runner = self._runners.get((worker_id, kind))
-        if runner is not None:
-            runner.amount += max(0, total - runner.total)
-            runner.total = max(total, runner.total)
+        if runner is not None and total > runner.total:
+            runner.amount += total - runner.total
+            runner.total = total
 
     def end(self, worker_id: str, kind: str) -> None:
         """Note that a worker's task is over."""

@@ -499,9 +499,10 @@ class SchedulerState:
         Each experience numbers its payloads from 0, so other learners must not be told.
         """
         experiences = self.experiences
-        states = self.running.values()
         return experience.take_garbage(
-            state for state in states if experiences.get(state.buffer_id) is experience
+            state
+            for state in self.running.values()
+            if state.announced and experiences.get(state.buffer_id) is experience
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -464,8 +464,7 @@ def join_ranks(
     if world_size == 1:
         return
     timeout = timedelta(seconds=timeout_s)
-    device = policy.get_attribute("device")
-    group = process_group(torch_distributed(), device, store, rank, world_size, timeout, address)
+    group: Any = None
 
     def average(tensor: torch.Tensor) -> None:
         try:
@@ -475,12 +474,15 @@ def join_ranks(
             raise ConnectionError(f"a rank was lost: {error}") from error
         tensor /= world_size
 
+    # Before they connect: a rank that is refused ends, and the others would only see that.
     try:
         policy.set_attribute("average_over_ranks", average)
     except NotImplementedError as error:
         raise ConfigError(
             f"this policy cannot train on {world_size} ranks: {error}", path="system.learner_num"
         ) from error
+    device = policy.get_attribute("device")
+    group = process_group(torch_distributed(), device, store, rank, world_size, timeout, address)
 
 
 def process_group(
