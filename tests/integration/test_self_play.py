@@ -191,6 +191,19 @@ def test_two_players_train_each_other(
 
 
 @pytest.mark.slow
+def test_players_keep_their_own_payloads_when_small_buffers_overwrite_many(tmp_path: Any) -> None:
+    sets = [
+        *TWO,
+        "policy.other.replay_buffer.replay_buffer_size=300",
+        "env.collector_episode_num=1",
+    ]
+    result = train("tictactoe-selfplay", "parallel", "in_memory", sets=sets, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 100)
+    assert result.samples.evicted["overwritten"] > 0
+
+
+@pytest.mark.slow
 def test_players_begin_with_the_same_weights_in_both_modes(tmp_path: Any) -> None:
     begun: list[list[float]] = []
 
