@@ -188,12 +188,17 @@ def test_publish_succeeds_if_older_versions_cannot_be_removed(
 
     for version in range(3):
         publisher.publish("p", weights(version), version)
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "unlink", refuse)
+        for version in (3, 4):
+            publisher.publish("p", weights(version), version)
+            assert is_whole(reader.newest("p"), version)
+    text = "cannot remove old versions of policy p: cannot delete "
+    assert caplog.messages == [f"{text}000000000000.ding"]
+    publisher.publish("p", weights(5), 5)  # removes them
     monkeypatch.setattr(Folder, "unlink", refuse)
-    for version in (3, 4):
-        publisher.publish("p", weights(version), version)
-        assert is_whole(reader.newest("p"), version)
-    text = "cannot remove old versions of policy p: cannot delete 000000000000.ding"
-    assert caplog.messages == [text]
+    publisher.publish("p", weights(6), 6)
+    assert caplog.messages[1:] == [f"{text}000000000003.ding"]
 
 
 def test_policy_that_restarts_in_the_same_folder_is_read(

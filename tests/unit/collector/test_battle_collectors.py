@@ -15,6 +15,7 @@ from dingsdk.policy import CollectMode, PPOPolicy
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
+from dingsdk.worker.collector.seat import Seat
 
 from .duel import DuelEnvs, Fighter
 
@@ -425,10 +426,12 @@ def test_player_that_leaves_has_the_return_up_to_then(make_battle) -> None:
     fighters[0].cfg["collect"]["added_columns"] = ["episode_return"]
     collector = make_battle("sample_1v1", ByTurns(leaves=3), fighters)
 
-    (_, second), _ = collector.collect(3, drop_extra=False)
+    second = [row for _ in range(4) for row in collector.collect(3, drop_extra=False)[0][1]]
 
-    # It gets 10 in each of three steps.
-    assert second[0]["episode_return"] == 30
+    # It gets 10 in each of three steps, in every game. Its other rows are from after it left.
+    found = [each["episode_return"] for each in second]
+    assert len(found) > 4
+    assert set(found[::2]) == {30}
 
 
 def test_turn_of_a_failed_game_is_dropped(make_battle) -> None:
@@ -487,6 +490,25 @@ def test_game_that_has_begun_keeps_its_writers() -> None:
     rollout.round(0, {})  # the game of env 0 ends; env 1 is in its second game
     assert [len(each.flush() or ()) for each in writers] == [3, 3]
     assert unfinished(writers) == [1, 0]
+
+
+def test_rows_have_the_version_of_the_player_that_acted() -> None:
+    seat = Seat(Fighter(0).mode()._replace(load_state_dict=lambda state: None))
+    envs = DuelEnvs(((3,), (1,)))
+    envs.launch()
+    writers = [RowsWriter(2, None, lambda _, piece: piece) for _ in range(2)]
+    rollout = BattleRollout(envs, Players([seat, Fighter(1).mode()]), writers)
+    seat.play("former", {}, 10)
+    rollout.round(11, {})  # the game of env 1 ends
+    seat.play("next", {}, 20)
+    for _ in range(2):
+        rollout.round(21, {})  # the game of env 0 ends
+
+    own, other = [
+        [(int(row["obs"][0]), row["collect_iter"]) for row in writer.flush()] for writer in writers
+    ]
+    assert sorted(own) == [(0, 10)] * 3 + [(1, 10), (1, 20), (1, 20)]
+    assert sorted(other) == [(0, 11), (0, 21), (0, 21), (1, 11), (1, 21), (1, 21)]
 
 
 def test_turn_that_has_begun_is_written_where_its_game_is() -> None:

@@ -397,6 +397,27 @@ def test_on_policy_payloads_come_from_one_policy_version(make_marine) -> None:
     assert store.asked.count("old") == 1
 
 
+def test_on_policy_rows_of_a_former_policy_are_not_sent(make_marine) -> None:
+    store = Store(new=weights(6), old=weights(4))
+    policy = {**POLICY, "on_policy": True}
+    env = {"collector_episode_num": 99, "kwargs": {"stones": 25}}
+    with closing(EnvPool()) as pool:
+        for task, (home, away) in enumerate([("new", "old"), ("old", "new"), ("new", "old")]):
+            store.told.clear()
+            store.payloads.clear()
+            store.versions |= {"new": 10 * (task + 1), "old": 5}
+            collector = make_marine(
+                store, [home, away], [True, False], policy=[policy] * 2, env=env, env_pool=pool
+            )
+            rest = iter([(14, store.versions[home])])  # seven rounds of two envs
+            collector.await_admission = lambda steps, rest=rest: next(rest, None)
+            collector.start()
+
+    # The games of the first task went on in the second one, with the policy of the first.
+    sent = {int(each) for batch in store.payloads for each in batch.columns["collect_iter"]}
+    assert sent == {30}
+
+
 def test_number_of_policies_must_match_the_number_of_players(make_marine) -> None:
     with pytest.raises(ConfigError, match="names 3 policies, and an env has 2 players"):
         make_marine(Store(), ["new"] * 3, [True] * 3)

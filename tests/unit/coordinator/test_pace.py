@@ -82,6 +82,16 @@ def test_time_after_the_end_of_a_task_does_not_count(race: Race) -> None:
     assert race.board.paces()["c0"].per_s == 5.0
 
 
+def test_older_report_of_progress_does_not_count(race: Race) -> None:
+    race.now += 10.0
+    for total in (50, 60, 20):
+        race.board.note("c0", "collector", total)
+    race.board.end("c0", "collector")
+    race.now += 5.0
+    assert race.board.look() == {}
+    assert race.board.paces()["c0"].per_s == 6.0
+
+
 def test_worker_without_any_progress_is_a_straggler(race: Race) -> None:
     race.run(60, {"c0": 100.0, "c2": 100.0})
     assert race.changes == ["c1"]
