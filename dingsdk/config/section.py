@@ -41,7 +41,9 @@ Finite = Annotated[float, Meta(gt=0, le=LARGEST_INT)]
 """A number above 0 that is not infinite."""
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A number in a message or a file, for which ``LARGEST_INT`` may be too small."""
+Seed = Number
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -14,6 +15,16 @@ _log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
 """Pause after a connection could not be accepted, for example without free descriptors."""
+
+
+def why_not_bound(error: Exception) -> str:
+    """Return why a server cannot listen on its address, and what to do about it."""
+    advice = {
+        errno.EADDRINUSE: "it is in use; choose another port, or 0 for any free one",
+        errno.EACCES: "only root may have it; choose a port above 1023",
+        errno.EADDRNOTAVAIL: "the host is not one of this machine's addresses",
+    }
+    return advice.get(getattr(error, "errno", None) or 0, str(error))
 
 
 class Peer(Protocol):

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec import Meta
-
+from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.plugins import ask
 from dingsdk.worker.commander.base import PlayerProgress
@@ -28,7 +27,6 @@ NO_LIMIT = 10**9
 """Default of the learner's ``train_iterations``; it is too large for any run to reach."""
 
 Mode = Literal["serial", "parallel"]
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Reason = Literal["stop_value", "limit", "stopped", "interrupted", "error"]
 
 
@@ -60,8 +58,8 @@ class PlayerStatus:
     Like the next two, it is also read from ``status.json``, which another program may have changed.
     """
 
-    train_iter: Count
-    env_steps: Count
+    train_iter: Number
+    env_steps: Number
     last_return: float | None
     best_return: float | None
 
@@ -94,10 +92,10 @@ class TaskStatus:
     task_id: str
     kind: str
     worker_id: str
-    progress: Count
+    progress: Number
     per_s: float | None
     is_straggler: bool
-    attempt: Count
+    attempt: Number
     waits_for: str
     player: str | None = None
 

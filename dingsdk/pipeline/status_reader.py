@@ -7,9 +7,10 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from dingsdk.config.section import Number
 from dingsdk.data.files import Folder
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
-from dingsdk.pipeline.context import Count, PlayerStatus, TaskStatus, WorkerStatus
+from dingsdk.pipeline.context import PlayerStatus, TaskStatus, WorkerStatus
 from dingsdk.pipeline.run_folder import RESULT_FORMAT, RESULT_NAME, STATUS_NAME
 
 STATUS_FORMAT = 1
@@ -30,11 +31,11 @@ class Version(msgspec.Struct):
 class SamplesRecord(msgspec.Struct):
     """As ``SampleCounts``."""
 
-    collected: Count
-    acknowledged: Count
-    trained: Count
-    live: Count
-    evicted: dict[str, Count]
+    collected: Number
+    acknowledged: Number
+    trained: Number
+    live: Number
+    evicted: dict[str, Number]
 
 
 class StatusRecord(msgspec.Struct, kw_only=True):
@@ -47,15 +48,15 @@ class StatusRecord(msgspec.Struct, kw_only=True):
     mode: str
     reason: str | None
     written_at: float
-    pid: Count
+    pid: Number
     host: str
-    env_steps: Count
-    train_iter: Count
+    env_steps: Number
+    train_iter: Number
     last_return: float | None
     best_return: float | None
-    buffer_fill: Count
-    buffer_capacity: Count
-    workers: Count
+    buffer_fill: Number
+    buffer_capacity: Number
+    workers: Number
     elapsed_s: float
     held_up_by: str
     samples: SamplesRecord
@@ -64,8 +65,8 @@ class StatusRecord(msgspec.Struct, kw_only=True):
     policy_lag: dict[str, Scalar] | None
     loss: float | None
     exploration: dict[str, Scalar]
-    max_env_steps: Count | None
-    max_train_iter: Count | None
+    max_env_steps: Number | None
+    max_train_iter: Number | None
     goal: float | None
     players: dict[str, PlayerStatus] = {}
     env_steps_per_s: float | None
@@ -83,8 +84,8 @@ class ResultRecord(msgspec.Struct, omit_defaults=True):
 
     reason: str | None = None
     evaluations: list[dict[str, Scalar]] = []
-    env_steps: Count | None = None
-    train_iter: Count | None = None
+    env_steps: Number | None = None
+    train_iter: Number | None = None
     elapsed_s: float | None = None
     last_return: float | None = None
     best_return: float | None = None

@@ -19,6 +19,8 @@ from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
+from dingsdk.data.deadline import Closing
+
 DELAY_S = 0.03
 REORDER_S = 0.05
 """How long a reordered exchange waits for another one to pass it."""
@@ -59,7 +61,7 @@ class _CutError(Exception):
     """The connection must be cut."""
 
 
-class FaultProxy:
+class FaultProxy(Closing):
     """Listens on a free port of the loopback interface, and forwards to ``target``.
 
     Args:
@@ -107,12 +109,6 @@ class FaultProxy:
         self._cut_all()
         for thread in list(self._threads):
             thread.join(5.0)
-
-    def __enter__(self) -> FaultProxy:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _accept(self) -> None:
         while not self._is_closed:

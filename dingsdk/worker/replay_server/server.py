@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import threading
@@ -23,6 +22,7 @@ from dingsdk.data import (
     create_secret,
     find_secret,
     named_secret,
+    why_not_bound,
 )
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
@@ -228,14 +228,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise PortInUseError(
-            f"cannot listen on {format_address(host, port)}: {_reason(error)}", port=port
+            f"cannot listen on {format_address(host, port)}: {why_not_bound(error)}", port=port
         ) from error
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:  # Python repeats the address in its text
-        return "it is in use; choose another port, or 0 for any free one"
-    return str(error.strerror)
 
 
 def _find_secret(path: str | Path | None) -> Secret | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import threading
@@ -16,6 +15,7 @@ from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
 from waitress.task import ThreadedTaskDispatcher  # type: ignore[import-untyped]
 
+from dingsdk.data import why_not_bound
 from dingsdk.errors import ConfigError, PortInUseError
 
 _log = logging.getLogger(__name__)
@@ -239,12 +239,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
-        code = error.errno if isinstance(error, OSError) else None
-        advice = {
-            errno.EADDRINUSE: "it is in use; choose another port, or 0 for any free one",
-            errno.EACCES: "only root may have it; choose a port above 1023",
-            errno.EADDRNOTAVAIL: "the host is not one of this machine's addresses",
-        }.get(code or 0, str(error))
-        raise PortInUseError(f"cannot listen on {where}: {advice}", host=host, port=port) from error
+        raise PortInUseError(
+            f"cannot listen on {where}: {why_not_bound(error)}", host=host, port=port
+        ) from error
     listener.setblocking(False)
     return listener

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from dingsdk.config.section import Number
 from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ProtocolError
 from dingsdk.worker.comm.transport import TaskAnswer, TaskMessage
@@ -32,7 +33,6 @@ OVERHEAD_BYTES = 4096
 
 _T = TypeVar("_T")
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
-Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Task(msgspec.Struct, frozen=True):
