@@ -51,6 +51,7 @@ class EnvpoolEnvManager(BaseVectorEnvManager):
                 found=first.wrappers,
             )
         self._env = first
+        self.make_vector_env()  # refuses an unknown env, and options that it does not take
 
     def make_vector_env(self) -> PooledEnvs:
         name = self._env.env_id.removeprefix(PREFIX)

@@ -151,9 +151,9 @@ def _envpool_spec(name: str, options: dict[str, Any]) -> Any:
     known = envpool.list_all_envs()
     if name not in known:
         nearest = nearest_name(name, known)
+        advice = f"did you mean {nearest!r}? " if nearest else ""
         raise UnknownEnvError(
-            f"env.env_id: envpool has no env {name!r}; did you mean {nearest!r}? "
-            "envpool.list_all_envs() names them",
+            f"env.env_id: envpool has no env {name!r}; {advice}envpool.list_all_envs() names them",
             path="env.env_id",
             env_id=name,
             nearest=nearest,

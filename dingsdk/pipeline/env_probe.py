@@ -138,7 +138,7 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         CheckpointError: the saved league whose players are opponents cannot be read.
         ConfigError: another value of the config does not fit the env.
     """
-    from dingsdk.envs import EnvFn
+    from dingsdk.envs import EnvFn, create_env_manager, make_env_fns
     from dingsdk.envs.guard import check_spaces, close_quietly
     from dingsdk.envs.players import player_num, space_of_player
     from dingsdk.envs.space_description import describe_space
@@ -149,6 +149,8 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         check_spaces(made)
         players = player_num(made)
         _check_players(compiled, classes, players, mode)
+        # A manager refuses envs that it cannot run when it is created; nothing is launched.
+        close_quietly(create_env_manager(compiled["env_manager"], make_env_fns(env, 1)))
         found = {name: getattr(made, name) for name in ("observation_space", "action_space")}
         if players > 1:
             found = {name: space_of_player(space, players) for name, space in found.items()}

@@ -81,7 +81,8 @@ class Adam:
         value, norm = torch.stack((loss.detach(), torch.linalg.vector_norm(gradient))).tolist()
         if not (math.isfinite(norm) and math.isfinite(value)):
             cause = (
-                "the values diverge: lower policy.learn.learning_rate, or look for NaN in the env"
+                "the values diverge: lower the learning rate in policy.learn, or look for NaN in "
+                "the env"
                 if torch.isfinite(self.flat).all()
                 else "the weights hold NaN or infinity: load an earlier checkpoint"
             )

@@ -391,8 +391,8 @@ class BasePolicy(Configurable, ABC):
         envs = [int(env_id) for env_id, finite in zip(ids, rows, strict=True) if not finite]
         finite_obs = all(np.isfinite(leaf).all() for _, leaf in flatten(obs))
         cause = (
-            "the observations are finite, so the weights diverged: lower "
-            "policy.learn.learning_rate, or load an earlier checkpoint"
+            "the observations are finite, so the weights diverged: lower the learning rate in "
+            "policy.learn, or load an earlier checkpoint"
             if finite_obs
             else "the observations hold NaN or infinity: look at the env"
         )

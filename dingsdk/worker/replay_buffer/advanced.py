@@ -147,7 +147,6 @@ class AdvancedReplayBuffer(Table):
             if self.max_use != math.inf and not self.max_use.is_integer():
                 raise ValueError(f"max_use is {self.max_use}; it counts samples, so it is whole")
 
-    sampler_family: ClassVar[type[Sampler]] = PrioritySampler
     clear_resets_push_count: ClassVar[bool] = False
 
     def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -159,6 +158,10 @@ class AdvancedReplayBuffer(Table):
         self._has_stale_rows = self._cfg.max_staleness < math.inf
         self._has_used_rows = self._cfg.max_use < math.inf
         self._skipped_updates = 0
+
+    @classmethod
+    def sampler_family(cls) -> type[Sampler]:
+        return PrioritySampler
 
     @classmethod
     def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -179,7 +182,12 @@ class AdvancedReplayBuffer(Table):
 
     @classmethod
     def check_config(cls, section: Mapping[str, Any], path: str) -> None:
-        """Raise ConfigError if both ``limiter`` and ``thruput_controller`` limit a rate."""
+        """Check the parts, and that not both ``limiter`` and ``thruput_controller`` limit a rate.
+
+        Raises:
+            ConfigError: a part does not fit, or both do.
+        """
+        super().check_config(section, path)
         kind = section["limiter"]["type"]
         if bounds_rates(section) and kind not in ("min_size", "push_sample_rate"):
             key = join_key(path, "thruput_controller.push_sample_rate_limit")

@@ -53,10 +53,13 @@ class NaiveReplayBuffer(Table):
 
         type: str = "naive"
 
-    sampler_family: ClassVar[type[Sampler]] = RowSampler
     ignores_priorities = True
 
     _warned_of_update = False
+
+    @classmethod
+    def sampler_family(cls) -> type[Sampler]:
+        return RowSampler
 
     def sample(
         self,
@@ -156,11 +159,12 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
 
     @classmethod
     def check_config(cls, section: Mapping[str, Any], path: str) -> None:
-        """Check the schedule of the window.
+        """Check the parts and the schedule of the window.
 
         Raises:
-            ConfigError: the setting is not a valid schedule.
+            ConfigError: a part does not fit, or the setting is not a valid schedule.
         """
+        super().check_config(section, path)
         _schedule(section["set_buffer_size"], f"{path}.set_buffer_size")
 
     @property
@@ -289,12 +293,12 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
     needs_fifo: ClassVar[bool] = True
     needs_order: ClassVar[Order] = "sequence"
 
-    def __init__(self, cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    @classmethod
+    def sampler_family(cls) -> type[Sampler]:
         # Imported here, because importing compiled code is slow and no other buffer needs it.
         from dingsdk.worker.replay_buffer.sampler.sequence import SequenceSampler
 
-        self.sampler_family = SequenceSampler  # type: ignore[misc]
-        super().__init__(cfg, *args, **kwargs)
+        return SequenceSampler
 
     def sample(  # type: ignore[override]
         self,

@@ -113,13 +113,8 @@ class Parts:
         """Make the sampler; raise ConfigError if it does not belong to the family."""
         section = self.full["sampler"]
         sampler = self._make("sampler", section, self.capacity, self._seed("sampler"))
-        if not isinstance(sampler, family):
-            raise ConfigError(
-                f"sampler.type {section['type']!r} is no {family.__name__}, which this type of "
-                "buffer draws with; choose another sampler or buffer type",
-                path=f"{_PATH}.sampler.type",
-            )
-        return sampler
+        check_family(type(sampler), family, section["type"], f"{_PATH}.sampler.type")
+        return cast("Sampler", sampler)
 
     def storage(self, kind: str | None = None) -> Storage:
         """Make a storage of the type ``kind``, or of the type in the config."""
@@ -129,12 +124,9 @@ class Parts:
 
     def check_order(self, needs_fifo: bool, remover: Remover, what: str) -> None:
         """Raise ConfigError if ``needs_fifo`` and the remover is not first in, first out."""
-        if needs_fifo and not remover.is_fifo:
-            raise ConfigError(
-                f"{what} needs rows to leave oldest first, and remover.type "
-                f"{self.full['remover']['type']!r} lets them leave in another order; choose fifo",
-                path=f"{_PATH}.remover.type",
-            )
+        if needs_fifo:
+            kind = self.full["remover"]["type"]
+            check_order(remover.is_fifo, what, kind, f"{_PATH}.remover.type")
 
     def _seed(self, part: str) -> int | None:
         seed = self.full["seed"]
@@ -142,3 +134,29 @@ class Parts:
 
     def _make(self, part: str, section: Mapping[str, Any], *args: Any) -> Any:
         return default_manager().create(f"{part}s", section, *args, config_path=f"{_PATH}.{part}")
+
+
+def check_family(sampler: Any, family: type[Sampler], kind: str, path: str) -> None:
+    """Raise ConfigError if ``sampler`` is a class that is not of the family.
+
+    ``path`` is that of its type key, ``kind``.
+    """
+    if isinstance(sampler, type) and not issubclass(sampler, family):
+        raise ConfigError(
+            f"{path} {kind!r} is no {family.__name__}, which this type of buffer draws with; "
+            "choose another sampler or buffer type",
+            path=path,
+        )
+
+
+def check_order(is_fifo: bool, what: str, kind: str, path: str) -> None:
+    """Raise ConfigError if a remover is not first in, first out, as ``what`` needs it.
+
+    ``path`` is that of its type key, ``kind``.
+    """
+    if not is_fifo:
+        raise ConfigError(
+            f"{what} needs rows to leave oldest first, and {path} {kind!r} lets them leave in "
+            "another order; choose fifo",
+            path=path,
+        )

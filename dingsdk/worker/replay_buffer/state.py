@@ -366,7 +366,7 @@ def _restore(
     remover, limiter, sampler = (
         parts.remover(),
         parts.limiter(),
-        parts.sampler(table.sampler_family),
+        parts.sampler(table.sampler_family()),
     )
     remover.load_state_dict(state["remover"])
     limiter.load_state_dict(state["limiter"])

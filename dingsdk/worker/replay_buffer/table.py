@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dingsdk.config import Section
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import mismatch
+from dingsdk.data.columns import join_key, mismatch
 from dingsdk.data.deadline import Closing, checked_timeout
 from dingsdk.errors import (
     BufferClosedError,
@@ -31,8 +31,14 @@ from dingsdk.errors import (
     NotSavableError,
     wrong_type,
 )
+from dingsdk.plugins import default_manager
 from dingsdk.worker.replay_buffer import persistence, state
-from dingsdk.worker.replay_buffer.config import BufferSection, Parts
+from dingsdk.worker.replay_buffer.config import (
+    BufferSection,
+    Parts,
+    check_family,
+    check_order,
+)
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
@@ -73,8 +79,6 @@ class Table(IBuffer, Closing):
 
     Config: ClassVar[type[Section]] = BufferSection
 
-    sampler_family: ClassVar[type[Sampler]] = Sampler
-    """The class that the sampler must be an instance of."""
     needs_fifo: ClassVar[bool] = False
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
@@ -114,7 +118,7 @@ class Table(IBuffer, Closing):
             self._metadata = self._new_metadata()
             self._remover = self._parts.remover()
             self._limiter = self._parts.limiter()
-            self._sampler = self._parts.sampler(self.sampler_family)
+            self._sampler = self._parts.sampler(self.sampler_family())
         except MemoryError as error:
             path = "policy.other.replay_buffer.replay_buffer_size"
             raise ConfigError(
@@ -133,6 +137,32 @@ class Table(IBuffer, Closing):
             self.used_data = UsedData(self._cfg.data_root)
             self.add_listener(self.used_data)
         _tables.add(self)
+
+    @classmethod
+    def sampler_family(cls) -> type[Sampler]:
+        """Return the class that the sampler must be an instance of."""
+        return Sampler
+
+    @classmethod
+    def check_config(cls, section: Mapping[str, Any], path: str) -> None:
+        """Check that the sampler and the remover fit this kind of buffer.
+
+        Raises:
+            ConfigError: they do not.
+        """
+
+        def found(part: str) -> tuple[Any, str, str]:
+            """Return the class, the type key and its path."""
+            given, kind = section[part], f"{part}s"
+            cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
+            return cls, given["type"], join_key(path, f"{part}.type")
+
+        sampler, *where = found("sampler")
+        check_family(sampler, cls.sampler_family(), *where)
+        if cls.needs_fifo:
+            remover, *where = found("remover")
+            # A function that makes a remover is checked when the remover was made.
+            check_order(getattr(remover, "is_fifo", True), f"type {section['type']}", *where)
 
     @classmethod
     def _configured(cls, cfg: Mapping[str, Any]) -> Mapping[str, Any]:

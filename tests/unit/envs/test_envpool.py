@@ -158,6 +158,7 @@ def test_atari_takes_envpool_options_and_runs_as_a_single_env() -> None:
     ("cfg", "error", "text"),
     [
         ({"env_id": "envpool:Pongg-v5"}, UnknownEnvError, "did you mean 'Pong-v5'"),
+        ({"env_id": "dingsdk.examples.digits:Digits"}, UnknownEnvError, "Digits.; envpool"),
         (
             {"env_id": "envpool:Pong-v5", "kwargs": {"stak": 2}},
             ConfigError,
@@ -170,7 +171,7 @@ def test_atari_takes_envpool_options_and_runs_as_a_single_env() -> None:
 @pytest.mark.usefixtures("envpool")
 def test_unsupported_envs_are_refused(cfg: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        launched(cfg, 2)
+        create_env_manager({"type": "envpool"}, make_env_fns(cfg, 2))
 
 
 @pytest.mark.usefixtures("envpool")

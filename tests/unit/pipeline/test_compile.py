@@ -41,6 +41,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.remover import FifoRemover
 
 MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
 
@@ -777,6 +778,61 @@ def test_priorities_are_refused_for_a_buffer_without_priorities(kind: str) -> No
         compile_config(changed(*sets))
 
     assert caught.value.path == "policy.priority"
+
+
+@pytest.mark.parametrize(
+    ("buffer", "sampler", "family"),
+    [
+        ("naive", "proportional", "RowSampler"),
+        ("elastic", "sequence", "RowSampler"),
+        ("episode", "rank", "RowSampler"),
+        ("advanced", "uniform", "PrioritySampler"),
+        ("sequence", "proportional", "SequenceSampler"),
+    ],
+)
+def test_sampler_that_the_buffer_cannot_draw_with_is_refused(
+    buffer: str, sampler: str, family: str
+) -> None:
+    section = {"type": buffer, "sampler": {"type": sampler}}
+    path = "policy.other.replay_buffer"
+    for given, where in (
+        (section, path),
+        ({"multi_buffer": True, "agent": section}, f"{path}.agent"),
+    ):
+        user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": given}}})
+
+        with pytest.raises(ConfigError, match=f"'{sampler}' is no {family}") as caught:
+            compile_config(user)
+
+        assert caught.value.path == f"{where}.sampler.type"
+
+
+def test_remover_that_breaks_the_order_of_a_sequence_buffer_is_refused() -> None:
+    class LooseFifo(FifoRemover):
+        is_fifo = False
+
+    buffer = {"type": "sequence", "remover": {"type": "loose"}}
+    user = deep_merge_dicts(MINIMAL, {"policy": {"other": {"replay_buffer": buffer}}})
+    with use_manager(PluginManager()) as manager:
+        manager.registry("removers").register("loose", LooseFifo)
+
+        with pytest.raises(ConfigError, match="type sequence needs rows to leave") as caught:
+            compile_config(user)
+        compile_config(
+            deep_merge_dicts(user, {"policy": {"other": {"replay_buffer": {"type": "naive"}}}})
+        )
+
+    assert caught.value.path == "policy.other.replay_buffer.remover.type"
+
+
+def test_env_manager_that_cannot_run_the_env_is_refused() -> None:
+    sets = ("env_manager.type=vector", "env_manager.vectorization_mode=native")
+    compile_config(changed(*sets))
+
+    with pytest.raises(ConfigError, match="Acrobot-v1 has no vector env of its own") as caught:
+        compile_config(changed(*sets, "env.env_id=Acrobot-v1"))
+
+    assert caught.value.path == "env_manager.vectorization_mode"
 
 
 def test_priorities_are_allowed_for_a_buffer_with_its_own_update() -> None:

@@ -65,7 +65,7 @@ from .scalar_writer import ScalarWriter
             ConfigError,
             "monitor.periodic_thruput.seconds",
         ),
-        ({"sampler": {"type": "uniform"}}, ConfigError, "policy.other.replay_buffer.sampler.type"),
+        ({"sampler": {"type": "uniform"}}, ConfigError, "sampler.type"),
     ],
 )
 def test_invalid_settings_are_refused(
