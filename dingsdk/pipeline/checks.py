@@ -216,6 +216,39 @@ def _check_buffer(run: _Run) -> str:
     )
 
 
+def _check_samples(run: _Run) -> str:
+    """The policy trains on what the replay buffer draws: rows, sequences or episodes."""
+    drawn = getattr(buffer_parts(run.cfg, run.classes).get(_BUFFER), "draws", "rows")
+    if drawn in run.fact("policy", "trains_on", (drawn,)):
+        return ""
+    return (
+        f"{_BUFFER}.type {run.buffer['type']!r} draws {drawn}, on which a policy of type "
+        f"{run.policy['type']!r} does not train; choose another buffer or policy"
+    )
+
+
+def _check_pace(run: _Run) -> str:
+    """In serial mode, the limiter admits the rows of each collect: no other thread samples.
+
+    Of the rows of an episode, only the run knows how many there are.
+    """
+    limiter, pushed = run.buffer.get("limiter") or {}, run.collect["n_sample"]
+    is_followed = run.mode == "serial" and not run.policy["on_policy"] and pushed
+    if not is_followed or limiter.get("type") != "samples_per_insert":
+        return ""
+    learn, length = run.policy["learn"], run.buffer.get("sequence_length", 1)
+    sampled = learn["update_per_collect"] * learn["batch_size"] * length / pushed
+    wanted = limiter["samples_per_insert"]
+    if limiter["error_buffer"] is not None or wanted <= sampled:
+        return ""
+    return (
+        f"{_BUFFER}.limiter.samples_per_insert is {wanted:g}, but a serial run samples only "
+        f"{sampled:g} rows for each row that it pushes (policy.learn.update_per_collect times "
+        "batch_size, divided by policy.collect.n_sample): its pushes would be refused; lower the "
+        "first, or raise update_per_collect"
+    )
+
+
 def _check_policy_lag(run: _Run) -> str:
     """The age of samples is limited only for on-policy training."""
     lag = run.policy["other"]["commander"].get("max_policy_lag")
@@ -337,6 +370,17 @@ def _check_on_policy(run: _Run) -> str:
     )
 
 
+def _check_storage(run: _Run) -> str:
+    """In parallel mode, the storage of the replay buffer stores columns."""
+    storage = (run.buffer.get("storage") or {}).get("type")
+    if run.policy["on_policy"] or storage != "object":
+        return ""
+    return (
+        f"{_BUFFER}.storage.type 'object' keeps objects row by row, but parallel mode moves "
+        "columns; choose auto, array or memmap, or --mode serial"
+    )
+
+
 def _check_memory_limit(run: _Run) -> str:
     """If workers are to be restarted above a memory limit, they are processes."""
     if run.system["worker_memory_limit"] is None or not run.runs_threads():
@@ -396,10 +440,12 @@ _ALWAYS = (
     _check_priority,
     _check_endless_envs,
     _check_buffer,
+    _check_samples,
+    _check_pace,
     _check_policy_lag,
     _check_device,
     _check_learners,
     _check_recording,
     _check_replay,
 )
-_IN_PARALLEL = (_check_on_policy, _check_memory_limit, _check_inference)
+_IN_PARALLEL = (_check_on_policy, _check_storage, _check_memory_limit, _check_inference)

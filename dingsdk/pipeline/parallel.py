@@ -284,9 +284,6 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
     they are too far ahead of the learner, and the learner does not train more than in serial mode.
     If a buffer of rows is filled with episodes, the coordinator does this without a limiter. A
     limiter that the config names is not changed.
-
-    Raises:
-        ConfigError: the storage of the replay buffer cannot store columns.
     """
     buffer_cfg, path = cfg.policy.other.replay_buffer, "policy.other.replay_buffer"
     learn, collect = cfg.policy.learn, cfg.policy.collect
@@ -296,13 +293,6 @@ def worker_config(cfg: Any, run_dir: Path) -> Any:
         own = {"replay_buffer_size": size, "limiter": {"type": "min_size"}}
         changes["policy"] = {"other": {"replay_buffer": own}}
         return to_easydict(deep_merge_dicts(cfg, changes))
-    storage = (buffer_cfg.get("storage") or {}).get("type")
-    if storage == "object":
-        raise ConfigError(
-            "storage.type 'object' keeps objects row by row, but parallel mode moves columns; "
-            "choose auto, array or memmap, or --mode serial",
-            path=f"{path}.storage.type",
-        )
     limiter = dict(buffer_cfg.get("limiter") or {})
     with closing_in_time(create_buffer(metadata_config(buffer_cfg)), path) as buffer:
         # The limiter of such a buffer counts episodes, whose number of rows is not known.

@@ -167,6 +167,9 @@ class BasePolicy(Configurable, ABC):
     """Whether several learners can train it together, each on a part of every batch, with averaged
     gradients. Needs losses that are means over the batch, and ``Adam`` objects of this package in
     ``state``."""
+    trains_on: ClassVar[frozenset[str]] = frozenset({"rows", "sequences"})
+    """What the samples of its replay buffer may consist of: ``rows``, ``sequences``, ``episodes``;
+    see ``IBuffer.draws``."""
     state_size: int = 0
     """Length of the recurrent state of an env, set by ``build``; 0 if the policy has none."""
 

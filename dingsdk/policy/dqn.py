@@ -178,6 +178,7 @@ class DQNPolicy(BasePolicy):
     Config: ClassVar[type[DQNSection]] = DQNSection
     section: DQNSection
     is_data_parallel = True
+    trains_on = frozenset({"rows"})
     monitored = ("cur_lr", "total_loss", "q_value", "target_q_value", "grad_norm")
     model_from_spaces = staticmethod(partial(discrete_model, "dqn"))
 

@@ -137,6 +137,7 @@ class R2D2Policy(DQNPolicy):
         "priority": True,
     }
     section: R2D2Section
+    trains_on = frozenset({"rows", "sequences"})
     model_from_spaces = staticmethod(partial(discrete_model, "r2d2"))
 
     def build(self) -> None:

@@ -291,6 +291,7 @@ class SACPolicy(BasePolicy):
     Config: ClassVar[type[SACSection]] = SACSection
     section: SACSection
     is_data_parallel = True
+    trains_on = frozenset({"rows"})
     monitored = (*_LOGGED, "grad_norm")
     model_from_spaces = staticmethod(partial(box_model, "sac"))
 

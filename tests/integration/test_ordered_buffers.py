@@ -31,6 +31,8 @@ BUFFER = "policy.other.replay_buffer"
 class SequencePolicy(DQNPolicy):
     """Trains on all steps of sequences, and checks that they follow each other."""
 
+    trains_on = frozenset({"sequences"})
+
     batches: ClassVar[int] = 0
 
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +49,8 @@ class SequencePolicy(DQNPolicy):
 
 class EpisodePolicy(DQNPolicy):
     """Trains on the steps of whole episodes, and checks that they are whole."""
+
+    trains_on = frozenset({"episodes"})
 
     batches: ClassVar[int] = 0
 

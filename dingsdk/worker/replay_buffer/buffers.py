@@ -15,7 +15,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.replay_buffer.config import BufferSection
-from dingsdk.worker.replay_buffer.interface import NoMetadata, Order
+from dingsdk.worker.replay_buffer.interface import Drawn, NoMetadata, Order
 from dingsdk.worker.replay_buffer.sampler import RowSampler, Sampler, check_ranks
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, suits_arrays
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
@@ -292,6 +292,7 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
 
     needs_fifo: ClassVar[bool] = True
     needs_order: ClassVar[Order] = "sequence"
+    draws: ClassVar[Drawn] = "sequences"
 
     @classmethod
     def sampler_family(cls) -> type[Sampler]:
@@ -413,6 +414,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         type: str = "episode"
 
     needs_order: ClassVar[Order] = "episode"
+    draws: ClassVar[Drawn] = "episodes"
 
     @property
     def episode_len(self) -> list[int]:

@@ -15,6 +15,7 @@ from dingsdk.data import SampleBatch
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 
 Order = Literal["none", "sequence", "episode"]
+Drawn = Literal["rows", "sequences", "episodes"]
 
 
 class Needs:
@@ -41,6 +42,10 @@ class IBuffer(Needs, Configurable, ABC):
     Safe for any number of pushing and sampling threads. Constructed as
     ``(cfg, tb_logger=None, exp_name="default_experiment", instance_name="buffer")``, which makes
     no file, folder or thread.
+    """
+
+    draws: ClassVar[Drawn] = "rows"
+    """What a sample consists of. A run refuses a buffer whose samples its policy cannot train on.
     """
 
     ignores_priorities: ClassVar[bool] = False

@@ -135,7 +135,8 @@ class SamplesPerInsertLimiter(Limiter):
     * a sample of ``n`` rows is admitted if the size is at least ``min_size`` and ``owed`` after
       the sample is at least ``start - samples_ahead``;
     * a push of ``n`` rows is admitted if the size is below ``min_size``, or ``owed`` after the
-      push is at most ``start + error_buffer``.
+      push is at most ``start + error_buffer``; without an ``error_buffer`` also if the size is
+      below the largest batch so far.
 
     Source: Reverb's ``SampleToInsertRatio``. Differences:
 
@@ -182,7 +183,9 @@ class SamplesPerInsertLimiter(Limiter):
 
     def can_insert(self, n: int) -> bool:
         self.largest_push = max(self.largest_push, n)
-        if self.size < self.min_size:
+        # A batch of more rows than are stored cannot be sampled, so both sides would wait.
+        least = self.largest_batch if self._error_buffer is None else 0
+        if self.size < max(self.min_size, least):
             return True
         owed = (self.inserts + n) * self._ratio - self.samples
         return owed <= self.min_size * self._ratio + self._slack()

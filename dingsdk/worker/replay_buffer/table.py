@@ -29,6 +29,8 @@ from dingsdk.errors import (
     CheckpointVersionError,
     ConfigError,
     NotSavableError,
+    PluginLoadError,
+    UnknownPluginError,
     wrong_type,
 )
 from dingsdk.plugins import default_manager
@@ -152,16 +154,17 @@ class Table(IBuffer, Closing):
         """
 
         def found(part: str) -> tuple[Any, str, str]:
-            """Return the class, the type key and its path."""
-            given, kind = section[part], f"{part}s"
-            cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
+            """Return the class, or None if it is not installed; the type key and its path."""
+            given, kind, cls = section[part], f"{part}s", None
+            with suppress(PluginLoadError, UnknownPluginError):
+                cls = default_manager().get(kind, given["type"], given.get("import_names", ()))
             return cls, given["type"], join_key(path, f"{part}.type")
 
         sampler, *where = found("sampler")
         check_family(sampler, cls.sampler_family(), *where)
         if cls.needs_fifo:
             remover, *where = found("remover")
-            # A function that makes a remover is checked when the remover was made.
+            # What a function makes is checked when it was made.
             check_order(getattr(remover, "is_fifo", True), f"type {section['type']}", *where)
 
     @classmethod

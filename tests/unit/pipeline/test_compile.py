@@ -178,11 +178,15 @@ def test_buffer_smaller_than_a_batch_or_a_collect_is_refused(section: str, key: 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_capacity_below_a_batch_of_sequences_is_refused(mode: Any) -> None:
+    class Unrolled(DQNPolicy):
+        trains_on = frozenset({"sequences"})
+
     path = "policy.other.replay_buffer"
     sets = (f"{path}.type=sequence", f"{path}.sequence_length=8", "policy.learn.batch_size=16")
+    compiled = functools.partial(compile_config, policy=Unrolled, mode=mode)
     with pytest.raises(ConfigError, match="batch_size 16 times sequence_length 8"):
-        compile_config(changed(*sets, f"{path}.replay_buffer_size=127"), mode=mode)
-    compile_config(changed(*sets, f"{path}.replay_buffer_size=128"), mode=mode)
+        compiled(changed(*sets, f"{path}.replay_buffer_size=127"))
+    compiled(changed(*sets, f"{path}.replay_buffer_size=128"))
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
@@ -309,10 +313,13 @@ def _game(*sets: str) -> dict[str, Any]:
 def test_traj_len_inf_is_set_for_games_with_ordered_buffers(
     mode: Any, collector: dict[str, Any], buffer: str
 ) -> None:
+    class Ordered(DQNPolicy):
+        trains_on = frozenset({"sequences", "episodes"})
+
     cfg = _game(f"policy.other.replay_buffer.type={buffer}", "policy.collect.n_episode=8")
     cfg["policy"]["collect"]["collector"] = collector
 
-    assert compile_config(cfg, mode=mode).policy.traj_len_inf is True
+    assert compile_config(cfg, policy=Ordered, mode=mode).policy.traj_len_inf is True
 
 
 @pytest.mark.parametrize(
@@ -823,6 +830,64 @@ def test_remover_that_breaks_the_order_of_a_sequence_buffer_is_refused() -> None
         )
 
     assert caught.value.path == "policy.other.replay_buffer.remover.type"
+
+
+@pytest.mark.parametrize(
+    ("policy", "buffer", "fits"),
+    [
+        ("dqn", "sequence", False),
+        ("sac", "sequence", False),
+        ("r2d2", "sequence", True),
+        ("r2d2", "episode", False),
+        ("dqn", "advanced", True),
+        ("dqn", "episode", False),
+    ],
+)
+def test_buffer_whose_samples_the_policy_cannot_train_on_is_refused(
+    policy: str, buffer: str, fits: bool
+) -> None:
+    env_id = "Pendulum-v1" if policy == "sac" else "CartPole-v1"
+    path = "policy.other.replay_buffer"
+    user = {
+        "env": {"env_id": env_id},
+        "policy": {"type": policy, "other": {"replay_buffer": {"type": buffer}}},
+    }
+    if fits:
+        compile_config_parallel(user)
+        return
+
+    with pytest.raises(
+        ConfigError, match=f"'{buffer}' draws {buffer}s, on which a policy of type '{policy}'"
+    ) as caught:
+        compile_config_parallel(user)
+
+    assert caught.value.path == f"{path}.type"
+
+
+def test_storage_of_objects_is_refused_in_parallel_mode() -> None:
+    path = "policy.other.replay_buffer.storage.type"
+    compile_config(changed(f"{path}=object"))
+
+    with pytest.raises(ConfigError, match="parallel mode moves columns") as caught:
+        compile_config_parallel(changed(f"{path}=object"))
+
+    assert caught.value.path == path
+
+
+def test_limiter_that_would_refuse_the_pushes_of_a_serial_run_is_refused() -> None:
+    # 4 updates with 32 rows for each collect of 16: 8 rows are sampled for each row pushed.
+    limiter = "policy.other.replay_buffer.limiter"
+    sets = (
+        *("policy.learn.update_per_collect=4", "policy.learn.batch_size=32"),
+        *("policy.collect.n_sample=16", f"{limiter}.type=samples_per_insert"),
+    )
+    compile_config(changed(*sets, f"{limiter}.samples_per_insert=8"))
+    compile_config_parallel(changed(*sets, f"{limiter}.samples_per_insert=9"))
+
+    with pytest.raises(ConfigError, match="is 9, but a serial run samples only 8 rows") as caught:
+        compile_config(changed(*sets, f"{limiter}.samples_per_insert=9"))
+
+    assert caught.value.path == f"{limiter}.samples_per_insert"
 
 
 def test_env_manager_that_cannot_run_the_env_is_refused() -> None:
