@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from dingsdk import hookimpl, train
 from dingsdk.errors import WorkerCrashedError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.testing import StopAndGo
+from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 from . import short_runs
@@ -95,6 +97,27 @@ def test_parallel_run_that_loses_a_rank_continues_from_the_checkpoint(
     result = train("cartpole-dqn", "parallel", sets=SETS, output=tmp_path)
     assert (result.reason, result.train_iter) == ("limit", 200)
     assert killer.iterations == list(range(200))
+    assert "rank 1 of the learner ended with exit code -9" in caplog.text
+
+
+def test_parallel_run_that_loses_a_rank_at_its_start_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connect, killed = aggregator.process_group, []
+
+    def connect_late(*args: Any) -> Any:
+        if not killed:
+            (rank,) = (p for p in multiprocessing.active_children() if "rank" in p.name)
+            rank.kill()
+            rank.join()
+            killed.append(rank)
+        return connect(*args)
+
+    monkeypatch.setattr(aggregator, "process_group", connect_late)
+    sets = (*SETS, "system.coordinator.lease_s=3")
+    result = train("cartpole-dqn", "parallel", sets=sets, output=tmp_path)
+
+    assert (result.reason, result.train_iter) == ("limit", 200)
     assert "rank 1 of the learner ended with exit code -9" in caplog.text
 
 

@@ -150,7 +150,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "the leases of an earlier coordinator never end",
             f"{_COORDINATOR}.coordinator:Coordinator._expire_orphans",
-            "self._state.expire_orphan(state)",
+            "self._expire_orphan(state)",
             "pass",
         ),
     ],

@@ -215,14 +215,19 @@ class BaseCommLearner(CommWorker):
         try:
             self._learner.start()
         except WorkerCrashedError as error:
-            if error.facts.get("traceback"):
-                raise  # its code raised an error, and would raise it again
-            self._learner.save_checkpoint()
-            raise WorkerLostError(
-                f"{error}; {self.info.worker_id} and its ranks begin again from the checkpoint of "
-                f"iteration {self._learner.train_iter}",
-                worker_id=self.info.worker_id,
+            if not error.facts.get("traceback"):
+                self._learner.save_checkpoint()
+            raise self._rank_lost(
+                error, f"from the checkpoint of iteration {self._learner.train_iter}"
             ) from error
+
+    def _rank_lost(self, error: WorkerCrashedError, start: str) -> Exception:
+        """Return the error for a rank that was lost: the task starts again, as ``start`` says."""
+        if error.facts.get("traceback"):
+            return error  # its code raised an error, and would raise it again
+        worker_id = self.info.worker_id
+        text = f"{error}; {worker_id} and its ranks begin again {start}"
+        return WorkerLostError(text, worker_id=worker_id)
 
     def deal_with_learner_go_on(self, task_id: str) -> Mapping[str, Any]:
         """Continue for a new coordinator, after training on the batches that the old one leased.
@@ -355,9 +360,12 @@ class BaseCommLearner(CommWorker):
         learner.policy = create_policy(policy_cfg, enable_field=["learn"], seed=seed).learn_mode
         if self.learner_num > 1:
             rank_s = self._joined().lease_s or RANK_S
-            self._ranks = LearnerAggregator(
-                learner.policy, policy_cfg, self.learner_num, rank_s, self.remote_ranks, seed
-            )
+            try:
+                self._ranks = LearnerAggregator(
+                    learner.policy, policy_cfg, self.learner_num, rank_s, self.remote_ranks, seed
+                )
+            except WorkerCrashedError as error:
+                raise self._rank_lost(error, "from the start of the task") from error
             learner.policy = self._ranks.learn_mode
         for hook in self.hooks4call:
             learner.register_hook(hook)

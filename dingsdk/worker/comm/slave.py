@@ -129,6 +129,13 @@ class Slave:
         """Return the ids of the task to continue after the master was lost; None for no task."""
         return None
 
+    def _ended_task(self) -> Mapping[str, Any] | None:
+        """Return the ids of the last task if its work is over; None for no task.
+
+        A restarted master may still wait for this worker to continue it.
+        """
+        return None
+
     def _stop_work(self) -> bool:
         """End the work after the master gave up this worker; return whether it may rejoin."""
         return True
@@ -186,6 +193,8 @@ class Slave:
             _log.error("%s %s; it stays away", self.info.worker_id, why)
             self.failure = lost
             return False
+        if task is None and (ended := self._ended_task()) is not None:
+            task = {**ended, "is_over": True}
         info = self.info
         if task is not None:
             info = replace(info, resource={**info.resource, "task": task})

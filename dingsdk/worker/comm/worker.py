@@ -303,6 +303,12 @@ class CommWorker(Configurable, Slave, ABC):
         if self._job is None or self.job_ended or self.is_stopping:
             return None
         self._has_kept_job = True
+        return self._assigned()
+
+    def _ended_task(self) -> Mapping[str, Any] | None:
+        return self._assigned() if self._task_info else None
+
+    def _assigned(self) -> Mapping[str, Any]:
         return {key: self._task_info.get(key) for key in ("task_id", "payload_prefix")}
 
     def _stop_work(self) -> bool:

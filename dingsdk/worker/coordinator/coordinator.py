@@ -434,8 +434,11 @@ class Coordinator(Configurable):
         if self.clock() < self._orphans_until and not self.is_ending:
             return
         for state in self._state.orphans:
-            self._take_back(state)
-            self._state.expire_orphan(state)
+            self._expire_orphan(state)
+
+    def _expire_orphan(self, state: TaskState) -> None:
+        self._take_back(state)
+        self._state.expire_orphan(state)
 
     def notify(self) -> None:
         """Wake all waiters so that they check again."""
@@ -775,7 +778,13 @@ class Coordinator(Configurable):
         role = self.roles.get(info.role)
         if role is None or not role.rejoins or not isinstance(task, Mapping):
             return None
-        return self._state.adopt(str(task.get("task_id")), str(task.get("payload_prefix")), info)
+        kept = str(task.get("task_id")), str(task.get("payload_prefix"))
+        if task.get("is_over"):
+            # Its last answer did not arrive, so another worker begins the task anew.
+            if (orphan := self._state.orphan(*kept, info)) is not None:
+                self._expire_orphan(orphan)
+            return None
+        return self._state.adopt(*kept, info)
 
     def _on_renew(self, worker_id: str) -> None:
         with self.condition:

@@ -554,14 +554,18 @@ class SchedulerState:
 
     def adopt(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
         """Assign its kept task to a worker that rejoins; None if the task is no longer its own."""
+        state = self.orphan(task_id, payload_prefix, worker)
+        if state is not None:
+            self.pool.take_one(worker)
+            state.worker = worker
+        return state
+
+    def orphan(self, task_id: str, payload_prefix: str, worker: WorkerInfo) -> TaskState | None:
+        """Return the task that waits for a worker to rejoin; None if it waits for another one."""
         state = self.running.get(task_id)
         if state is None or state.worker is not None or state.role != worker.role:
             return None
-        if state.payload_prefix != payload_prefix:
-            return None
-        self.pool.take_one(worker)
-        state.worker = worker
-        return state
+        return state if state.payload_prefix == payload_prefix else None
 
     def expire_orphan(self, state: TaskState) -> None:
         """Let another worker try a task whose worker did not rejoin."""

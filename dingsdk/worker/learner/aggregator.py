@@ -154,7 +154,10 @@ class LearnerAggregator(Closing):
                 deadline = time.monotonic() + START_S
                 for each in self._ranks:
                     each.answer(deadline)
-                join_ranks(learn_mode, store, 0, world_size, rank_s, address)
+                try:
+                    join_ranks(learn_mode, store, 0, world_size, rank_s, address)
+                except ConnectionError as error:
+                    raise self._find_lost(error) from error
                 self._call("load_state_dict", learn_mode.state_dict())
             except BaseException:
                 self._is_broken = True
@@ -186,7 +189,7 @@ class LearnerAggregator(Closing):
         self._is_broken = False
         return cast(dict[str, Any] | list[dict[str, Any]], merge_logs(found))
 
-    def _find_lost(self, cause: Exception) -> Exception:
+    def _find_lost(self, cause: Exception) -> WorkerCrashedError:
         """Return an error that names the lost rank that the others waited for."""
         errors: dict[_Rank, WorkerCrashedError] = {}
         waiting = list(self._ranks)
@@ -202,7 +205,8 @@ class LearnerAggregator(Closing):
                         return error
                 if rank not in errors or errors[rank].exit_code == 0:
                     waiting.remove(rank)
-        return next((errors[rank] for rank in waiting), cause)
+        # If all ranks are alive, only the connection between two of them was lost.
+        return next((errors[rank] for rank in waiting), rank_lost(0, str(cause)))
 
     def _get_attribute(self, key: str) -> Any:
         if key != _ACTING_STATE:
@@ -460,6 +464,7 @@ def join_ranks(
 
     Raises:
         ConfigError: the policy has no optimizer that averages its gradients.
+        ConnectionError: a rank was lost before all were connected.
     """
     if world_size == 1:
         return
@@ -481,8 +486,11 @@ def join_ranks(
         raise ConfigError(
             f"this policy cannot train on {world_size} ranks: {error}", path="system.learner_num"
         ) from error
-    device = policy.get_attribute("device")
-    group = process_group(torch_distributed(), device, store, rank, world_size, timeout, address)
+    device, dist = policy.get_attribute("device"), torch_distributed()
+    try:
+        group = process_group(dist, device, store, rank, world_size, timeout, address)
+    except RuntimeError as error:
+        raise ConnectionError(f"a rank was lost while the ranks connected: {error}") from error
 
 
 def process_group(

@@ -818,10 +818,27 @@ def test_job_is_kept_if_the_master_was_silent_or_restarted(
         patch.setattr(worker._joined(), "join", lambda *given: joined.append(given))
         assert worker._join_again(WorkerLostError("gone", **facts))
     ((info, timeout_s),) = joined
-    assert info.resource == {**worker.info.resource, **({"task": task} if is_kept else {})}
+    named = task if is_kept else {**task, "is_over": True}
+    assert info.resource == {**worker.info.resource, "task": named}
     assert (info.worker_id, timeout_s) == ("w0", 60.0)
     assert worker.has_job is is_kept
     over.set()
+
+
+def test_worker_that_rejoins_names_its_ended_task(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, joined = bench.worker(), list[Any]()
+    task = {"task_id": "t1", "payload_prefix": "p"}
+    restarted = WorkerLostError("gone", restarted=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._joined(), "join", lambda info, _: joined.append(info))
+        assert worker._join_again(restarted)  # it had no task yet
+        worker._task_info = task
+        worker.start_job(lambda: None, lambda: None, "job")
+        bench.wait(lambda: worker.job_ended)
+        assert worker._join_again(restarted)
+    assert [info.resource.get("task") for info in joined] == [None, {**task, "is_over": True}]
 
 
 def test_lost_worker_with_a_hanging_job_does_not_rejoin(

@@ -268,6 +268,22 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     assert same(after.look(), Life(tmp_path, transport, "naive").look())
 
 
+def test_task_of_a_worker_that_comes_back_without_it_is_given_to_others_at_once(
+    tmp_path: Path, transport: Any
+) -> None:
+    life = Life(tmp_path, transport, "naive")
+    learner, collector = life.begin(payloads=1)
+    after = Life(tmp_path, transport, "naive", rejoin_s=30.0)
+    over = {"task_id": collector.task_id, "payload_prefix": collector.payload_prefix}
+    for prefix, waiting in (("other", [learner, collector]), (collector.payload_prefix, [learner])):
+        task = {**over, "payload_prefix": prefix, "is_over": True}
+        after.coordinator._on_join(WorkerInfo("c0", "collector", {"task": task}, incarnation=2))
+        found = {each.task_id for each in after.scheduler.orphans}
+        assert found == {each.task_id for each in waiting}
+    assert after.give("collector").task_id == collector.task_id
+    assert after.coordinator.status().samples.live == ROWS
+
+
 def test_collector_of_an_earlier_coordinator_is_waited_for_until_the_rejoin_timeout(
     tmp_path: Path, transport: Any
 ) -> None:

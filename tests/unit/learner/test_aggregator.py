@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import Pipe
+from multiprocessing import Pipe, active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +267,46 @@ def test_error_names_the_rank_that_is_killed_or_hangs(how: signal.Signals) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_rank_that_is_lost_while_the_ranks_connect_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect = aggregator.process_group
+
+    def connect_late(*args: Any) -> Any:
+        (other,) = (p for p in active_children() if "learner-rank" in p.name)
+        other.kill()
+        other.join()
+        return connect(*args)
+
+    monkeypatch.setattr(aggregator, "process_group", connect_late)
+    with pytest.raises(WorkerCrashedError, match="rank 1 of the learner") as caught:
+        LearnerAggregator(policy(), CFG, 2, rank_s=3.0)
+    assert caught.value.exit_code == -signal.SIGKILL
+
+
+def tcp_connections() -> set[int]:
+    """Return the descriptors of this process that are connected TCP sockets."""
+    found = set()
+    for fd in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+            if own.family == socket.AF_INET and own.getpeername():
+                found.add(fd)
+    return found
+
+
+@pytest.mark.slow
+def test_lost_connection_between_ranks_that_are_alive_is_a_lost_rank() -> None:
+    before = tcp_connections()
+    with LearnerAggregator(policy(), CFG, 2, rank_s=3.0) as ranks:
+        for fd in tcp_connections() - before:
+            with socket.socket(fileno=os.dup(fd)) as own:
+                own.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(WorkerCrashedError, match="lost") as caught:
+            ranks.learn_mode.forward(next(batches(1)))
+    assert not caught.value.facts["traceback"]
+
+
 def test_all_ranks_refuse_an_update_that_is_not_finite_on_one_rank() -> None:
     together = policy()
     with LearnerAggregator(together, CFG, 2) as ranks:
