@@ -49,6 +49,18 @@ def test_each_game_keeps_its_player_until_the_env_is_reset() -> None:
     assert mode.resets == [[1], None]
 
 
+def test_player_whose_weights_are_loaded_acts_first() -> None:
+    mode = Mode()
+    seat = Seat(mode)
+    seat.play("a", {"weight": 1})
+    seat.forward({0: None})
+    seat.play("b", {"weight": 2})
+    for _ in range(4):
+        assert seat.forward({0: None, 1: None}) == {0: 1, 1: 2}
+
+    assert mode.loads == [1, 2, 1, 2, 1, 2]
+
+
 def test_samples_are_made_with_the_weights_of_the_player_of_their_game() -> None:
     seat = Seat(Mode())
     seat.play("a", {"weight": 1})
