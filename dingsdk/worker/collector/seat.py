@@ -91,6 +91,10 @@ class Seat:
         if name != self._acting:
             self._load(name, *self._players[name])
 
+    def clear(self, env_ids: Sequence[int]) -> None:
+        """Reset the mode for envs whose games go on with the same players."""
+        self._mode.reset(env_ids)
+
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """Reset the mode for envs whose game is over, or for all envs."""
         self._mode.reset(env_ids)

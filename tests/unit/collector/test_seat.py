@@ -73,6 +73,18 @@ def test_samples_are_made_with_the_weights_of_the_player_of_their_game() -> None
     assert seat.forward({0: None}) == {0: 1}
 
 
+def test_game_keeps_its_player_if_only_the_mode_is_reset() -> None:
+    mode = Mode()
+    seat = Seat(mode)
+    seat.play("a", {"weight": 1})
+    seat.forward({0: None})
+    seat.play("b", {"weight": 2})
+    seat.clear([0])
+
+    assert mode.resets == [[0]]
+    assert seat.forward({0: None}) == {0: 1}
+
+
 def test_newer_weights_are_used_in_games_that_have_begun() -> None:
     seat = Seat(Mode())
     seat.play("a", {"weight": 1}, 10)
