@@ -49,9 +49,11 @@ class _Turn(NamedTuple):
 class BattleRollout(DictRollout):
     """The rollout of envs whose obs, rewards and infos have one item per player.
 
-    The policies of all players are called in every step. If an info says that a player's action
-    was not used (``acted``) or will not be used in the next step (``acts_next``), its transition
-    spans from one of its turns to the next, with the sum of the rewards in between. The return of
+    If an info says that a player's action was not used (``acted``) or will not be used in the next
+    step (``acts_next``), its transition spans from one of its turns to the next, with the sum of
+    the rewards in between, and its policy is not called in between. So a recurrent policy sees the
+    turns of its player, as in training and in evaluations. In the first step of a game all policies
+    are called; those of players whose action was not used are reset after it. The return of
     an episode is that of player 0. The info of its record has the keys ``players``, with the last
     info of each player, and ``names``, with who played: the player of a ``Seat``, else None.
 
@@ -78,6 +80,8 @@ class BattleRollout(DictRollout):
         """By env id, the writers of the games that have begun."""
         self._turns: list[dict[int, _Turn]] = [{} for _ in writers]
         """For each player, the unfinished turns by env id."""
+        self._idle: list[set[int]] = [set() for _ in writers]
+        """For each player, the envs where its action will not be used in the next step."""
         self._returns: list[dict[int, float]] = [{} for _ in writers]
         """For each player, the sum of its rewards in the current game, by env id."""
 
@@ -104,9 +108,12 @@ class BattleRollout(DictRollout):
             self._writers_of.setdefault(env_id, self._writers)
         outputs = []
         for player, mode in enumerate(self._players):
-            seen = {env_id: part_of(each, player) for env_id, each in obs.items()}
-            outputs.append(mode.forward(self._seen(seen, mode), **policy_kwargs))
-            check_dicts(outputs[-1], list(obs))
+            idle = self._idle[player]
+            seen = {i: part_of(each, player) for i, each in obs.items() if i not in idle}
+            made = mode.forward(self._seen(seen, mode), **policy_kwargs) if seen else {}
+            check_dicts(made, list(seen))
+            # Any action will do for idle players, such as the last one.
+            outputs.append({i: made[i] if i in seen else self._output_pool[i][player] for i in obs})
         self._output_pool.update(outputs)
         return outputs
 
@@ -116,6 +123,19 @@ class BattleRollout(DictRollout):
             for env_id in output[0]
         }
         return self._env.step(actions)
+
+    def _record_one(
+        self, env_id: int, timestep: Timestep, train_iter: int, is_recorded: bool
+    ) -> None:
+        for player, info in enumerate(self._infos(timestep)):
+            if info.get("acts_next", True):
+                self._idle[player].discard(env_id)
+            else:
+                self._idle[player].add(env_id)
+            if self._lengths[env_id] == 0 and not info.get("acted", True):
+                mode = self._players[player]
+                (mode.clear if isinstance(mode, Seat) else mode.reset)([env_id])
+        super()._record_one(env_id, timestep, train_iter, is_recorded)
 
     @property
     def _rows_per_step(self) -> int:
@@ -191,8 +211,9 @@ class BattleRollout(DictRollout):
 
     def _end_game(self, env_id: int) -> Sequence[RowsWriter | None]:
         """Forget the game of an env; return its writers."""
-        for returns in self._returns:
+        for returns, idle in zip(self._returns, self._idle, strict=True):
             returns.pop(env_id, None)
+            idle.discard(env_id)
         return self._writers_of.pop(env_id, ())
 
 

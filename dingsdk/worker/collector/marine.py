@@ -16,7 +16,7 @@ from dingsdk.worker.collector.battle import (
 )
 from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
-from dingsdk.worker.collector.rows import RowsWriter, piece_only, return_of
+from dingsdk.worker.collector.rows import RowsWriter, return_of
 from dingsdk.worker.collector.seat import Seat
 from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallelCollector
 
@@ -108,8 +108,8 @@ class MarineParallelCollector(ZerglingParallelCollector):
                     writer.clear()
         if home not in self._all_writers:
             self._all_writers[home] = [
-                RowsWriter(self._env_num, traj_len, piece_only(mode.get_train_sample), copies)
-                for mode in self._modes
+                RowsWriter(self._env_num, traj_len, seat.train_samples, copies)
+                for seat in self._modes
             ]
             for writer in self._all_writers[home]:
                 writer.added_columns = added_columns(self.policy)

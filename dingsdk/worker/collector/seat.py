@@ -70,12 +70,30 @@ class Seat:
         """Call the mode with the weights of each player, for the envs where it plays."""
         names = {env_id: self._of_env.setdefault(env_id, self._name) for env_id in obs}
         outputs: dict[int, Any] = {}
-        for name in dict.fromkeys(names.values()):
-            if name != self._acting:
-                self._load(name, *self._players[name])
+        # The player whose weights are loaded comes first, which saves one load in each round.
+        for name in sorted(dict.fromkeys(names.values()), key=lambda name: name != self._acting):
+            self._act_as(name)
             seen = {env_id: each for env_id, each in obs.items() if names[env_id] == name}
             outputs |= self._mode.forward(seen, **setting)
         return outputs
+
+    def train_samples(self, env_id: int, piece: list[Any]) -> list[Any]:
+        """Make train samples of a piece of the current game of an env.
+
+        The mode gets the weights of the player of that game, because a policy may need them, for
+        example to bootstrap where the piece was cut.
+        """
+        self._act_as(self.player_of(env_id))
+        samples: list[Any] = self._mode.get_train_sample(piece)
+        return samples
+
+    def _act_as(self, name: str) -> None:
+        if name != self._acting:
+            self._load(name, *self._players[name])
+
+    def clear(self, env_ids: Sequence[int]) -> None:
+        """Reset the mode for envs whose games go on with the same players."""
+        self._mode.reset(env_ids)
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """Reset the mode for envs whose game is over, or for all envs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from dingsdk.data.seeding import derive_seed, player_seed
 from dingsdk.errors import CheckpointCorruptError, DataMissingError, StorageFullError
 from dingsdk.plugins import default_manager
 from dingsdk.worker.collector.battle import game_outcome, outcome_of
+from dingsdk.worker.collector.rollout import EpisodeRecord
 from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress, Task
 from dingsdk.worker.commander.league import OneVsOneLeague, Player
 from dingsdk.worker.commander.serial import BaseSerialCommander
@@ -427,6 +428,10 @@ class OneVsOneSerialCommander(BaseSerialCommander):
         self._is_first = True
         self._job: dict[str, Any] | None = None
         self._games = 0
+        self._counted: Sequence[EpisodeRecord] = ()
+        """Episodes of the newest collect whose games are counted."""
+        self._restored: list[list[str]] = []
+        """Games of a saved run that it had not counted, as in ``_uncounted``."""
         self._folder = Path(self._learner.exp_name) / LEAGUE_FOLDER
         self._past = policy_cfg["other"]["league"].get("load_path")
 
@@ -464,7 +469,11 @@ class OneVsOneSerialCommander(BaseSerialCommander):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the opponent; the first player's state also has the league and past players."""
-        found = {"job": json.dumps(self._job), "games": self._games}
+        found = {
+            "job": json.dumps(self._job),
+            "games": self._games,
+            "uncounted": json.dumps(self._uncounted()),
+        }
         if not self._is_first:
             return found
         league = json.dumps(self.league.state_dict())
@@ -473,6 +482,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of ``state_dict``; all envs begin new games."""
         self._job, self._games = json.loads(state["job"]), int(state["games"])
+        self._restored = json.loads(state["uncounted"])
         self._past = None
         if self._is_first:
             self.league.load_state_dict(json.loads(state["league"]))
@@ -480,13 +490,21 @@ class OneVsOneSerialCommander(BaseSerialCommander):
             self._snapshots.update(state["snapshots"])
 
     def _count_games(self) -> None:
+        games = self._uncounted()
+        # A player that has reached its limit takes further turns without a collect.
+        self._counted, self._restored = self._collector.last_episodes, []
         if self._job is None:
             return
-        for episode in self._collector.last_episodes:
-            away, outcome = episode.info["names"][1], game_outcome(episode.info["players"])
+        for away, outcome in games:
             self._games += away == self._job["player_id"][1]
-            players = [self.player_id, away]
-            self.league.finish_job({"player_id": players, "result": [outcome]})
+            self.league.finish_job({"player_id": [self.player_id, away], "result": [outcome]})
+
+    def _uncounted(self) -> list[list[str]]:
+        """Return ``[opponent, outcome]`` of each game that is over and not counted."""
+        episodes = self._collector.last_episodes
+        infos = [] if episodes is self._counted else [each.info for each in episodes]
+        games = [[each["names"][1], game_outcome(each["players"])] for each in infos]
+        return [*self._restored, *games]
 
     def _copy(self, source: str, target: str) -> None:
         ids = {player.checkpoint: player.player_id for player in self.league.players.values()}

@@ -434,6 +434,24 @@ def test_player_that_leaves_has_the_return_up_to_then(make_battle) -> None:
     assert set(found[::2]) == {30}
 
 
+@pytest.mark.parametrize("fails_at", [None, 3])
+def test_policy_is_called_only_in_turns_of_its_player(fails_at: int | None) -> None:
+    envs = ByTurns()
+    envs.fails = {(0, 0, fails_at)}  # (env, episode, time)
+    rollout, _, fighters = make_rollout(envs)
+    calls = []
+    for _ in range(6):
+        before = [len(each.seen) for each in fighters]
+        rollout.round(0, {})
+        calls.append([len(each.seen) - count for each, count in zip(fighters, before, strict=True)])
+
+    # At the start of a game it is not known whose turn it is.
+    game = [[1, 1], [0, 1], [1, 0], [0, 1], [1, 0]]
+    assert calls == ([*game, [1, 1]] if fails_at is None else [*game[:3], *game[:3]])
+    # Player 1 has not acted in the first step; then a game ends.
+    assert [each.resets for each in fighters] == [[[0]], [[0]] * 3]
+
+
 def test_turn_of_a_failed_game_is_dropped(make_battle) -> None:
     envs = ByTurns()
     envs.fails = {(0, 0, 3)}  # player 1 has acted, and waits for its next turn

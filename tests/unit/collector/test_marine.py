@@ -418,6 +418,87 @@ def test_on_policy_rows_of_a_former_policy_are_not_sent(make_marine) -> None:
     assert sent == {30}
 
 
+def test_cut_games_bootstrap_with_the_values_of_their_own_player(make_marine) -> None:
+    policy = {
+        **POLICY,
+        "type": "ppo",
+        "on_policy": True,
+        "discount_factor": 1.0,
+        "gae_lambda": 1.0,
+    }
+    model = create_policy(policy, enable_field=["collect"], seed=1).collect_mode.state_dict()
+
+    def valued(value: float) -> Any:
+        found = {name: np.zeros_like(each) for name, each in model["model"].items()}
+        found[[name for name, each in found.items() if each.shape == (1,)][-1]][:] = value
+        return found
+
+    store = Store(new=valued(7.0), old=valued(-100.0))
+    env = {"collector_env_num": 4, "collector_episode_num": 99, "kwargs": {"stones": 12}}
+    second_seat = 0
+    with closing(EnvPool()) as pool:
+        for task in range(12):
+            # Games of both kinds are under way when a task ends.
+            opponent = "old" if task % 2 else "new"
+            store.told.clear()
+            store.payloads.clear()
+            collector = make_marine(
+                store, ["new", opponent], [True, opponent == "new"], policy=[policy] * 2,
+                collect_setting={}, env=env, env_pool=pool,
+            )  # fmt: skip
+            rest = iter([(12, 3)])
+            collector.await_admission = lambda steps, rest=rest: next(rest, None)
+            collector.start()
+            names = {collector._modes[1].player_of(env_id) for env_id in range(4)}
+            second_seat += len(names) == len(store.payloads) == 2
+            # Without discount a return is the sum of the rewards, and 7 where the game was cut.
+            for batch in store.payloads:
+                assert set(batch.columns["return"].ravel().tolist()) <= {-1.0, 1.0, 7.0}
+    assert second_seat > 1
+
+
+def test_recurrent_policy_sees_only_the_turns_of_its_player(make_marine) -> None:
+    policy = {
+        **POLICY,
+        "type": "r2d2",
+        "traj_len_inf": True,
+        "learn": {"sequence_length": 40, "burn_in": 4},
+        "other": {
+            "replay_buffer": {
+                "type": "sequence",
+                "sequence_length": 40,
+                "sampler": {"type": "sequence", "burn_in": 4, "pad": True},
+            }
+        },
+    }
+    modes = [
+        create_policy(policy, enable_field=["collect"], seed=each).collect_mode for each in (6, 4)
+    ]
+    store = Store(
+        **dict(zip(("new", "old"), (each.state_dict()["model"] for each in modes), strict=True))
+    )
+    env = {"collector_env_num": 3, "collector_episode_num": 99, "kwargs": {"stones": 25}}
+    games = 0
+    with closing(EnvPool()) as pool:
+        for opponent in ("new", "old", "new"):
+            store.told.clear()
+            store.payloads.clear()
+            collector = make_marine(
+                store, ["new", opponent], [True, opponent == "new"], policy=[policy] * 2,
+                collect_setting={"eps": 0.5}, env=env, env_pool=pool,
+            )  # fmt: skip
+            end_after(collector, rounds=30)
+            collector.start()
+            for batch in store.payloads:
+                games += 1
+                modes[0].reset()
+                for row in batch:
+                    obs = {name: np.array(value)[None] for name, value in row["obs"].items()}
+                    made = modes[0].forward_batch(obs, [0])  # type: ignore[misc]
+                    np.testing.assert_allclose(row["state"], made["state"][0], atol=1e-5)
+    assert games > 6
+
+
 def test_number_of_policies_must_match_the_number_of_players(make_marine) -> None:
     with pytest.raises(ConfigError, match="names 3 policies, and an env has 2 players"):
         make_marine(Store(), ["new"] * 3, [True] * 3)

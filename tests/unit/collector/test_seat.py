@@ -14,10 +14,15 @@ class Mode:
 
     def __init__(self) -> None:
         self.weight = -1
+        self.loads: list[int] = []
         self.resets: list[Any] = []
 
     def load_state_dict(self, state: Any) -> None:
         self.weight = state["weight"]
+        self.loads.append(self.weight)
+
+    def get_train_sample(self, piece: list[Any]) -> list[Any]:
+        return [(row, self.weight) for row in piece]
 
     def forward(self, obs: Any, plus: int = 0) -> Any:
         return dict.fromkeys(obs, self.weight + plus)
@@ -42,6 +47,42 @@ def test_each_game_keeps_its_player_until_the_env_is_reset() -> None:
     seat.reset()
     assert seat.forward({0: None}) == {0: 2}
     assert mode.resets == [[1], None]
+
+
+def test_player_whose_weights_are_loaded_acts_first() -> None:
+    mode = Mode()
+    seat = Seat(mode)
+    seat.play("a", {"weight": 1})
+    seat.forward({0: None})
+    seat.play("b", {"weight": 2})
+    for _ in range(4):
+        assert seat.forward({0: None, 1: None}) == {0: 1, 1: 2}
+
+    assert mode.loads == [1, 2, 1, 2, 1, 2]
+
+
+def test_samples_are_made_with_the_weights_of_the_player_of_their_game() -> None:
+    seat = Seat(Mode())
+    seat.play("a", {"weight": 1})
+    seat.forward({0: None})
+    seat.play("b", {"weight": 2})
+    seat.forward({1: None})
+
+    assert seat.train_samples(0, ["row"]) == [("row", 1)]
+    assert seat.train_samples(1, ["row"]) == [("row", 2)]
+    assert seat.forward({0: None}) == {0: 1}
+
+
+def test_game_keeps_its_player_if_only_the_mode_is_reset() -> None:
+    mode = Mode()
+    seat = Seat(mode)
+    seat.play("a", {"weight": 1})
+    seat.forward({0: None})
+    seat.play("b", {"weight": 2})
+    seat.clear([0])
+
+    assert mode.resets == [[0]]
+    assert seat.forward({0: None}) == {0: 1}
 
 
 def test_newer_weights_are_used_in_games_that_have_begun() -> None:

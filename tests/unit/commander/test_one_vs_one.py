@@ -722,8 +722,10 @@ def test_serial_players_of_one_league_play_each_other(tmp_path: Any) -> None:
     second.step(20)
     assert {first.step(10) for _ in range(20)} == {10, 20}
     assert {second.step(20) for _ in range(20)} == {10, 20}
-    assert first.commander.state_dict().keys() == {"job", "games", "league", "snapshots"}
-    assert second.commander.state_dict().keys() == {"job", "games"}
+    assert first.commander.state_dict().keys() == {
+        *("job", "games", "uncounted", "league", "snapshots")
+    }
+    assert second.commander.state_dict().keys() == {"job", "games", "uncounted"}
     second.commander.load_state_dict(second.commander.state_dict())
     assert list(second.commander.league.players) == ["player_0", "player_1"]
 
@@ -850,3 +852,32 @@ def test_serial_league_continues_from_its_saved_state(tmp_path: Any) -> None:
     for train_iter in range(140, 400, 20):
         assert other.step(train_iter, *games) == run.step(train_iter, *games)
     assert other.commander.league.state_dict() == run.commander.league.state_dict()
+
+
+def test_games_of_the_last_collect_before_a_save_are_counted_once(tmp_path: Any) -> None:
+    league = {**TWO, "decay": 1.0}
+    runs = [SerialRun(tmp_path / name, league=league, games_per_opponent=99) for name in "ab"]
+    first, second = runs
+    second.commander.join(first.commander, "player_1")
+    for each, away in zip(runs, ("player_1", "player_0"), strict=True):
+        paths = {"player_id": [each.commander.player_id, away], "checkpoint_path": ["", ""]}
+        each.commander._job = paths
+        each.step(0)
+    players = [{"eval_episode_return": each} for each in (1, -1)]
+    for each in runs:
+        info = {"players": players, "names": [None, each.seat.player_of(0)]}
+        each.collector.last_episodes = (EpisodeRecord(0, 1.0, 3, info),)
+
+    saved = [each.commander.state_dict() for each in runs]
+    resumed = [SerialRun(tmp_path / name, league=league, games_per_opponent=99) for name in "cd"]
+    resumed[1].commander.join(resumed[0].commander, "player_1")
+    for each, state in zip(resumed, saved, strict=True):
+        each.commander.load_state_dict(state)
+    for pair in (runs, resumed):
+        for _ in range(3):  # no further collect
+            for each in pair:
+                each.commander.step()
+        # Each player has won one game at home.
+        assert pair[0].commander.league.payoff.games("player_0", "player_1") == 2
+        assert [each.commander.state_dict()["games"] for each in pair] == [1, 1]
+        assert [each.commander.state_dict()["uncounted"] for each in pair] == ["[]", "[]"]
