@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gymnasium
+import gymnasium.envs.classic_control
 import pytest
 
 from dingsdk import hookimpl
-from dingsdk.errors import ConfigError, TaskFailedError
+from dingsdk.errors import ConfigError, DingError, TaskFailedError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
@@ -30,6 +30,20 @@ def run(tmp_path: Path, *sets: str, concurrency: str = "greenlets", **kwargs: An
     cfg = compile_run("cartpole-dqn", mode="parallel", transport="in_memory", sets=sets, seed=3)
     context = RunContext(cfg=cfg, run_dir=tmp_path, **kwargs)
     return parallel_pipeline(context)
+
+
+class Panic(BaseException):
+    """What an env that is written in Rust raises when it panics: it is no ``Exception``."""
+
+
+class PanickingEnv(gymnasium.envs.classic_control.CartPoleEnv):  # type: ignore[misc]
+    def step(self, action: Any) -> Any:
+        raise Panic("index out of bounds")
+
+
+def test_run_whose_env_panics_ends_with_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DingError, match=r"collector-\d ended with Panic: index out of bounds"):
+        run(tmp_path, f"env.env_id={__name__}:PanickingEnv", concurrency="threads")
 
 
 @pytest.mark.parametrize("concurrency", ["greenlets", "threads"])

@@ -170,6 +170,11 @@ class Slave:
                 _log.debug("%s serves no more", self.info.worker_id, exc_info=True)
                 self.failure = error
                 return
+            except BaseException as error:
+                # Such as a panic of an env that is written in Rust.
+                self.failure = DingError(f"{self.info.worker_id} ended with {error_text(error)}")
+                self.failure.__cause__ = error
+                raise
 
     def _answer(self, answer: TaskAnswer) -> None:
         if self._is_closed:
