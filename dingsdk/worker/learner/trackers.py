@@ -89,7 +89,29 @@ def _log_folder(engine: BaseLearner) -> Path:
 
 
 class _FileTracker(Tracker):
+    """Appends lines to a file. A run that continues from iteration n replaces those from n on."""
+
+    _name: ClassVar[str]
     _file: Any = None
+    _has_begun = False
+
+    @abstractmethod
+    def _iteration_of(self, line: str) -> int:
+        """Return the iteration of a line of the file; -1 if it has none."""
+
+    def _begin(self, engine: BaseLearner) -> Path:
+        """Return the path of the file, after the first call without the lines to replace."""
+        path, iteration = _log_folder(engine) / self._name, engine.train_iter
+        # A killed run has lines of iterations after its last save, which are trained again. Lines
+        # before a learner that begins at 0 are of another run.
+        if not self._has_begun and iteration and path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if self._iteration_of(line) < iteration]
+            if len(kept) < len(lines):
+                with Folder(path.parent) as folder:
+                    folder.write_atomic(path.name, ["".join(kept).encode()])
+        self._has_begun = True
+        return path
 
     def close(self) -> None:
         if self._file is not None:
@@ -113,10 +135,18 @@ class JsonlHook(_FileTracker):
     Infinities and NaN, which JSON does not have, are written as null.
     """
 
+    _name = "metrics.jsonl"
+
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         row = self._row(engine, values)
         plain = {name: value if math.isfinite(value) else None for name, value in row.items()}
-        self._append(_log_folder(engine) / "metrics.jsonl", json.dumps(plain) + "\n")
+        self._append(self._begin(engine), json.dumps(plain) + "\n")
+
+    def _iteration_of(self, line: str) -> int:
+        try:
+            return int(json.loads(line)["iteration"])
+        except (ValueError, TypeError, KeyError):
+            return -1
 
 
 class CsvHook(_FileTracker):
@@ -126,10 +156,11 @@ class CsvHook(_FileTracker):
     lines; the file is rewritten for it.
     """
 
+    _name = "metrics.csv"
     _columns: Sequence[str] = ()
 
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
-        path, row = _log_folder(engine) / "metrics.csv", self._row(engine, values)
+        path, row = self._begin(engine), self._row(engine, values)
         if self._file is None and path.is_file():
             with path.open(encoding="utf-8", newline="") as file:
                 self._columns = next(csv.reader(file), [])
@@ -137,6 +168,10 @@ class CsvHook(_FileTracker):
         if new:
             self._add_columns(path, new)
         self._append(path, _csv([row], self._columns, header=False))
+
+    def _iteration_of(self, line: str) -> int:
+        first = line.partition(",")[0]
+        return int(first) if first.isdecimal() else -1
 
     def _add_columns(self, path: Path, names: list[str]) -> None:
         self.close()

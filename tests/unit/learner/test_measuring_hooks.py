@@ -347,6 +347,41 @@ class TestFiles:
             ("", "0.25"),
         ]
 
+    def test_iterations_that_are_trained_again_replace_their_lines(
+        self, scripted, make_learner, tmp_path
+    ):
+        args = {"ext_args": {"freq": 2}}
+        saved = {}
+        for values in (losses(*range(6)), losses(*range(30, 36))):
+            learner = make_learner(scripted(values), hooked(jsonl_log=args, csv_log=args))
+            if saved:
+                learner.load_state_dict(saved)
+            for _ in range(6):
+                if learner.train_iter == 3 and not saved:
+                    saved = learner.state_dict()
+                learner.train([{}])
+            learner.close()
+
+        folder = tmp_path / "run" / "log" / "learner"
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        with (folder / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        expected = [(0, 0.0), (2, 2.0), (4, 31.0), (6, 33.0), (8, 35.0)]
+        assert [(line["iteration"], line["loss"]) for line in lines] == expected
+        assert [(int(row["iteration"]), float(row["loss"])) for row in rows] == expected
+
+    def test_new_learner_keeps_the_lines_of_an_earlier_one(self, scripted, make_learner, tmp_path):
+        args = {"ext_args": {"freq": 1}}
+        for _ in range(2):
+            learner = make_learner(scripted(losses(1.0, 2.0)), hooked(jsonl_log=args, csv_log=args))
+            learner.train([{}])
+            learner.train([{}])
+            learner.close()
+
+        folder = tmp_path / "run" / "log" / "learner"
+        counts = [len((folder / f"metrics.{kind}").read_text().splitlines()) for kind in EACH_KIND]
+        assert counts == [4, 5]  # csv has a header line
+
     def test_full_disk_ends_the_log_but_not_the_training(
         self, scripted, make_learner, tmp_path, caplog
     ):
