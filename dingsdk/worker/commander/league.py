@@ -133,7 +133,8 @@ class OneVsOneLeague(Configurable):
                 historical players, once there are any.
             decay: Factor by which each game reduces the weight of earlier games of the same two
                 players.
-            min_win_rate_games: Two players with fewer games than this count as equally strong.
+            min_win_rate_games: Two players count as equally strong if the weight of their games,
+                1 for the newest, is less than this. With a ``decay`` d it stays below 1 / (1 - d).
             path_policy: Prefix of the names of all players' checkpoints.
             load_path: Folder ``league`` of an earlier run; the run begins with its past players and
                 results. None: begin without past players.
@@ -148,6 +149,16 @@ class OneVsOneLeague(Configurable):
         min_win_rate_games: Count = 8
         path_policy: str = "league"
         load_path: str | None = None
+
+        def __post_init__(self) -> None:
+            least = self.min_win_rate_games
+            if least > 1 and least * (1 - self.decay) >= 1:
+                raise ValueError(
+                    f"decay is {self.decay:g}, so the weight of all games of two players stays "
+                    f"below {1 / (1 - self.decay):g}, and min_win_rate_games is "
+                    f"{least}: every win rate would stay 0.5; raise the first "
+                    "or lower the second"
+                )
 
     def __init__(
         self,

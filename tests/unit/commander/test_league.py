@@ -161,6 +161,26 @@ def test_loaded_results_replace_earlier_ones() -> None:
     assert (payoff.games("a", "b"), payoff.games("a", "c")) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("decay", "least", "is_reached"),
+    # 1 + 1/2 + 1/4 and so on stays below 2, and with 3/4 below 4.
+    [(0.0, 1, True), (0.0, 2, False), (0.5, 2, False), (0.75, 3, True), (0.75, 4, False)],
+)
+def test_number_of_games_that_decayed_games_never_reach_is_refused(
+    decay: float, least: int, is_reached: bool
+) -> None:
+    payoff = Payoff(decay, least)
+    for _ in range(30):
+        payoff.add("a", "b", "wins")
+    assert (payoff.win_rate("a", "b") == 1.0) == is_reached
+
+    if is_reached:
+        make_league(decay=decay, min_win_rate_games=least)
+    else:
+        with pytest.raises(ConfigError, match="every win rate would stay"):
+            make_league(decay=decay, min_win_rate_games=least)
+
+
 @settings(max_examples=50)
 @given(st.lists(st.sampled_from(["wins", "draws", "losses"])), st.floats(0.1, 1.0))
 def test_win_rates_of_two_players_add_up_to_one(outcomes: list[Any], decay: float) -> None:
