@@ -134,7 +134,7 @@ def template_page(kind: str) -> str:
     template = TEMPLATES[kind]
     commands = [
         f"dingsdk new plugin {kind} {name}",
-        f"pip install ./{folder}",
+        f"pip install './{folder}[test]'",
         f"pytest {folder}",
         f"dingsdk check {folder}",
         f"dingsdk train {folder}/example.yaml --mode {template.mode}",

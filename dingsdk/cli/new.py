@@ -45,7 +45,7 @@ def plugin(kind: str, name: str, into: Path) -> None:
     folder = new_plugin(kind, name, into)
     click.echo(
         f"{folder} holds a {kind} that works; change it to what you need.\n\n"
-        f"  pip install -e {folder}\n"
+        f"  pip install -e '{folder}[test]'\n"
         f"  pytest {folder}\n"
         f"  dingsdk check {folder.name}\n"
         f"  dingsdk train {folder / 'example.yaml'}"

@@ -74,6 +74,9 @@ class Hook(ABC):
 class LearnerHook(Hook):
     """A hook of a learner.
 
+    A hook with a state defines ``state_dict`` and ``load_state_dict``: a serial run that is resumed
+    restores it. The state is plain data, arrays and tensors.
+
     Args:
         position: When it runs; one of ``positions``.
         ext_args: Options from the config. If the class declares a section ``Args``, they are

@@ -162,7 +162,7 @@ def test_command_prints_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFix
 
     out = capsys.readouterr().out
     assert code == 0
-    assert f"pip install -e {tmp_path}/dingsdk-rl-my-own" in out
+    assert f"pip install -e '{tmp_path}/dingsdk-rl-my-own[test]'" in out
     assert "dingsdk check dingsdk-rl-my-own" in out
     assert (
         'registry.register("my_own", MyOwnPolicy)'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dingsdk import hookimpl
@@ -41,6 +42,14 @@ class PluginNameHook(LearnerHook):
         before = float(value) if self.average is None else self.average
         self.average = self.args.weight * before + (1 - self.args.weight) * float(value)
         engine.add_log_vars({f"{self.args.variable}_smooth": self.average})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to continue the average."""
+        return {"average": self.average}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that ``state_dict`` returned."""
+        self.average = state["average"]
 
 
 @hookimpl

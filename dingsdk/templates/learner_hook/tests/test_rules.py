@@ -51,6 +51,23 @@ def test_hook_follows_the_loss_of_a_learner(tmp_path: Path) -> None:
     assert hook.average == pytest.approx(0.25 * losses[0] + 0.25 * losses[1] + 0.5 * losses[2])
 
 
+def test_resumed_hook_continues_its_average(tmp_path: Path) -> None:
+    policy = DQNPolicy({"model": {"obs_shape": 2, "action_shape": 2}}, seed=0).learn_mode
+    hooks, state = [], None
+    for _ in range(2):
+        learner = BaseLearner({}, policy, exp_name=str(tmp_path))
+        hooks.append(PluginNameHook("smooth", 10, position="after_iter", ext_args={}))
+        learner.register_hook(hooks[-1])
+        if state is None:
+            learner.train(batch(), 0)
+            state = learner.state_dict()
+        else:
+            learner.load_state_dict(state)
+        learner.close()
+
+    assert hooks[1].average == hooks[0].average
+
+
 def test_misspelt_argument_is_refused() -> None:
     with pytest.raises(UnknownKeyError, match="wieght"):
         PluginNameHook("smooth", 10, position="after_iter", ext_args={"wieght": 0.5})
