@@ -440,12 +440,12 @@ _ALWAYS = (
     _check_priority,
     _check_endless_envs,
     _check_buffer,
-    _check_samples,
     _check_pace,
     _check_policy_lag,
     _check_device,
     _check_learners,
     _check_recording,
     _check_replay,
+    _check_samples,
 )
 _IN_PARALLEL = (_check_on_policy, _check_storage, _check_memory_limit, _check_inference)

@@ -397,6 +397,8 @@ def test_envs_that_cannot_be_saved_are_named_and_restart(
 class StepsInARow(DQNPolicy):
     """Trains on sequences, and checks that their steps follow each other."""
 
+    trains_on = frozenset({"sequences"})
+
     def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
         assert torch.equal(batch["next_obs"][:, :-1], batch["obs"][:, 1:])
         return super().learn({key: column.flatten(0, 1) for key, column in batch.items()})

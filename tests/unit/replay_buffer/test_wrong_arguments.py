@@ -72,7 +72,7 @@ def test_a_huge_timeout_waits(timeout_s: Any) -> None:
 
 @pytest.mark.parametrize("timeout_s", [-1, -math.inf, np.int8(0)])
 def test_a_timeout_that_is_over_does_not_wait(timeout_s: Any) -> None:
-    limiter = {"type": "samples_per_insert", "samples_per_insert": 1, "min_size": 1}
+    limiter = {"type": "samples_per_insert", "samples_per_insert": 1, "error_buffer": 3}
     buffer = filled(rows=1, limiter=limiter)
     assert buffer.sample(5, 0, timeout_s=timeout_s) is None
     with pytest.raises(BufferFullError, match="waited 0 s"):
