@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dingsdk import hookimpl, train
@@ -116,8 +117,10 @@ def test_parallel_run_that_loses_a_rank_at_its_start_begins_again(
     monkeypatch.setattr(aggregator, "process_group", connect_late)
     sets = (*SETS, "system.coordinator.lease_s=3")
     result = train("cartpole-dqn", "parallel", sets=sets, output=tmp_path)
+    open_files = [file.path for file in psutil.Process().open_files()]
 
     assert (result.reason, result.train_iter) == ("limit", 200)
+    assert [path for path in open_files if path.startswith(str(tmp_path))] == []
     assert "rank 1 of the learner ended with exit code -9" in caplog.text
 
 

@@ -193,15 +193,14 @@ class BaseCommLearner(CommWorker):
 
     def deal_with_learner_start(self, task_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Build the task's learner and run it; raises as ``building``."""
+        buffer_cfg = task_info["replay_buffer_cfg"]
+        capacity, storage_cfg = buffer_cfg["replay_buffer_size"], buffer_cfg.get("storage", {})
         with self.building(task_info):
             self._is_on_policy = bool(task_info["policy"].get("on_policy"))
             self._begin()
+            self._close_rows()
+            self._rows = RowStore(int(capacity), storage_cfg, self._load_payload)
             self._learner = self._create_learner(task_info)
-        buffer_cfg = task_info["replay_buffer_cfg"]
-        self._close_rows()
-        self._rows = RowStore(
-            int(buffer_cfg["replay_buffer_size"]), buffer_cfg.get("storage", {}), self._load_payload
-        )
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
 
@@ -350,6 +349,15 @@ class BaseCommLearner(CommWorker):
             _log.warning(text, self.info.worker_id, checkpoints)
         self._to_take = left
         learner: Any = create_learner(cfg, exp_name=str(folder))
+        try:
+            self._connect(learner, task_info, left)
+        except BaseException:
+            learner.close()
+            raise
+        return learner
+
+    def _connect(self, learner: Any, task_info: Mapping[str, Any], left: int) -> None:
+        """Give a new learner its policy, and connect it with this worker and the other ranks."""
         learner.hook_close_s = HOOK_CLOSE_S
         if left < 1:
             learner.train_iterations = 0  # not allowed in a config
@@ -370,7 +378,6 @@ class BaseCommLearner(CommWorker):
         for hook in self.hooks4call:
             learner.register_hook(hook)
         learner.setup_dataloader()
-        return learner
 
     @property
     def data_source(self) -> Callable[[int], Any]:
