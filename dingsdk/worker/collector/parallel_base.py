@@ -74,6 +74,7 @@ class BaseParallelCollector(Configurable, ABC):
         self._has_started = False
         self._env_pool: EnvPool | None = cfg.get("env_pool")
         self._are_envs_usable = self._is_released = False
+        self._release_lock = threading.Lock()
         self._left: Unfinished | None = None
         """Unfinished episodes for the next task; None if it must start new ones."""
         self.policy: Any = None
@@ -125,7 +126,7 @@ class BaseParallelCollector(Configurable, ABC):
         finally:
             self._duration_s = time.perf_counter() - started
             self._join_thread()
-            self._release()
+            self._release_once()
 
     def close(self) -> None:
         """Ask ``start`` to return after the current round; does not wait, idempotent.
@@ -134,18 +135,24 @@ class BaseParallelCollector(Configurable, ABC):
         """
         self._close_flag.set()
         if not self._has_started:
-            self._release()
+            self._release_once()
 
     def end_soon(self) -> None:
         """Let ``start`` end the task after the current round, as if it were the last one."""
         self._ends_soon = True
 
+    def _release_once(self) -> None:
+        # `start` may begin in the moment in which another thread calls `close`.
+        with self._release_lock:
+            was_released, self._is_released = self._is_released, True
+        if not was_released:
+            self._release()
+
     def _release(self) -> None:
-        if self._env_manager is not None and not self._is_released:
+        if self._env_manager is not None:
             (self._env_pool or EnvPool()).give_back(
                 self._env_manager, is_usable=self._are_envs_usable, left=self._left
             )
-        self._is_released = True
         self._logger.close()
 
     def _take_envs(self, kind: EnvKind, policy_cfg: Any = None) -> Any:

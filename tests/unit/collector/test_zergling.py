@@ -838,6 +838,20 @@ def test_close_of_a_collector_that_never_started_closes_its_envs_once(make_zergl
     assert collector.env_manager.closed
 
 
+def test_start_during_a_close_leaves_the_envs_to_the_close(make_zergling) -> None:
+    class Pool(EnvPool):
+        def give_back(self, *args: Any, **kwargs: Any) -> None:
+            returned.append(args)
+            super().give_back(*args, **kwargs)
+            if len(returned) == 1:
+                collector.start()
+
+    returned: list[Any] = []
+    collector = make_zergling(env_pool=Pool())
+    collector.close()
+    assert len(returned) == 1
+
+
 def test_close_of_a_running_collector_lets_it_close_its_envs(make_zergling) -> None:
     collector = make_zergling(wire=Wire())
     was_closed = []
