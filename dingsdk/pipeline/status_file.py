@@ -3,7 +3,7 @@
 ``status.json`` is written every ``INTERVAL_S``, more often in the first seconds, and once at the
 end. It is replaced in one step, so readers never see a partial file. Some values of it are also
 appended to ``progress.jsonl`` as a line, for curves; the interval of these lines is at least
-``1 / LINES`` of the run's time.
+``1 / LINES`` of the run's time. A resumed run first removes the lines that are later than its save.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from dingsdk.data.files import atomic_write_json, folder_error, open_private
-from dingsdk.errors import RunFolderError
+from dingsdk.data.files import Folder, atomic_write_json, folder_error, open_private
+from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Mode, RunContext
 from dingsdk.pipeline.progress import RunRates
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
@@ -72,6 +73,7 @@ class StatusFile:
         self._has_failed = False
         self._rates = RunRates()
         self._line_at_s = -math.inf
+        self._repeats = context.resumed is not None
         self.reason: str | None = None
         """How the run ended; None while it is running."""
 
@@ -106,7 +108,7 @@ class StatusFile:
         try:
             atomic_write_json(context.run_dir / STATUS_NAME, finite(record))
             self._add_line(finite(record))
-        except RunFolderError as error:
+        except DingError as error:
             if not self._has_failed:
                 _log.warning("the status of the run cannot be written: %s", error)
             self._has_failed = True
@@ -122,6 +124,9 @@ class StatusFile:
         path = self._context.run_dir / PROGRESS_NAME
         line = json.dumps({name: record[name] for name in CURVES}) + "\n"
         try:
+            if self._repeats:
+                _remove_later_lines(path, elapsed_s)
+                self._repeats = False
             with open(path, "a", encoding="utf-8", opener=open_private) as file:
                 file.write(line)
         except OSError as error:
@@ -134,6 +139,21 @@ class StatusFile:
         while not self._done.wait(min(INTERVAL_S, max(FIRST_INTERVAL_S, recorder.elapsed_s / 20))):
             if self._context.has_begun:
                 self.write()
+
+
+def _remove_later_lines(path: Path, elapsed_s: float) -> None:
+    """Remove the lines that a resumed run repeats, and a line that was not written completely."""
+
+    def is_kept(line: str) -> bool:
+        try:
+            return bool(json.loads(line)["elapsed_s"] < elapsed_s)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return False
+
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        with Folder(path.parent) as folder:
+            folder.write_atomic(path.name, ["".join(filter(is_kept, lines)).encode()])
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Run:
         self._lock = threading.Lock()
         self._rows: list[dict[str, Any]] = []
         self._offset = 0
+        self._last_line = b""
         with self._open() as folder:
             if not {STATUS, RESULT, CONFIG} & set(folder.names()):
                 raise RunFolderError(
@@ -140,10 +141,12 @@ class Run:
                 content = folder.read(PROGRESS, MAX_BYTES)
         except (DataMissingError, DataCorruptError, RunFolderError):
             return
-        if len(content) < self._offset:  # another run has taken the folder
+        if not content[: self._offset].endswith(self._last_line):
+            # Another run has taken the folder, or a resumed run has removed lines.
             self._rows, self._offset = [], 0
         end = content.rfind(b"\n") + 1
-        for line in bytes(content[self._offset : end]).splitlines():
+        lines = bytes(content[self._offset : end]).splitlines()
+        for line in lines:
             try:
                 row = msgspec.json.decode(line, type=dict[str, Scalar | dict[str, Scalar]])
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -155,7 +158,8 @@ class Run:
             while self._rows and self._rows[-1]["elapsed_s"] >= elapsed_s:
                 self._rows.pop()
             self._rows.append(row)
-        self._offset = end
+        if lines:
+            self._offset, self._last_line = end, lines[-1] + b"\n"
 
 
 def _thinned(rows: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:

@@ -152,6 +152,16 @@ def test_curves_start_again_if_another_run_takes_the_folder(run_folder: Path) ->
     assert run.curves()["env_steps"] == [5]
 
 
+def test_curves_are_read_again_after_lines_were_removed(run_folder: Path) -> None:
+    run, path = Run(run_folder), run_folder / "progress.jsonl"
+    run.curves()
+    first, second, _ = path.read_text().splitlines(keepends=True)
+    more = [f'{{"elapsed_s": {second_s}.5, "env_steps": {second_s}}}\n' for second_s in range(1, 9)]
+    path.write_text("".join([first, second, *more]))
+
+    assert run.curves()["env_steps"] == [0, 100, *range(1, 9)]
+
+
 def test_long_curves_are_thinned_evenly_with_both_ends(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "run", lines=1000))
 

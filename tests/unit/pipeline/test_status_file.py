@@ -17,6 +17,7 @@ from dingsdk.cli.status import SILENT_S, _lines, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
+from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, held
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.pipeline.status_reader import read_status
@@ -264,6 +265,24 @@ def test_interval_between_curve_lines_grows_with_the_length_of_the_run(tmp_path:
     found = [line["elapsed_s"] for line in lines_of(tmp_path)]
     assert found == [0.0, 0.5, 2.0, 4.0, 5000.0, 5010.1, 5012.0]
     assert read_status(tmp_path)["env_steps"] == 5012
+
+
+def test_resumed_run_removes_the_curve_lines_after_its_save(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    for resumed, seconds in (
+        (None, (1.0, 2.0, 3.0, 4.0)),
+        (JournaledRun(tmp_path, {}), (2.5, 3.5)),
+    ):
+        context.resumed = resumed
+        written = StatusFile(context, "parallel")
+        for elapsed_s in seconds:
+            context.status = lambda now=elapsed_s: RunStatus(elapsed_s=now)
+            written.write()
+        if resumed is None:
+            with (tmp_path / PROGRESS_NAME).open("a") as file:
+                file.write('{"elapsed_s": 0.5, "env_')  # the process was killed
+
+    assert [line["elapsed_s"] for line in lines_of(tmp_path)] == [1.0, 2.0, 2.5, 3.5]
 
 
 def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: Path) -> None:
