@@ -257,7 +257,10 @@ def run_pipeline(
                 )
             signals.doing = "the run is over, and its results are being written"
             status_file.reason = result.reason
-            records.append(_write(context, result, None))
+            if context.has_begun or context.resumed is None:
+                records.append(_write(context, result, None))
+            else:
+                _log.warning("the run was not resumed yet; its files have not changed")
             return result
 
         context.break_after, context.conclude = signals.break_after, conclude
@@ -277,7 +280,8 @@ def run_pipeline(
             records.clear()
         if not records:
             result = conclude(result)
-        observe().run_finished(run_dir=context.run_dir, result=records[0])
+        if records:
+            observe().run_finished(run_dir=context.run_dir, result=records[0])
         return result
 
 

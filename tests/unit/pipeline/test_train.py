@@ -36,6 +36,7 @@ from dingsdk.pipeline.train import (
     _write,
     compile_run,
     run_coordinator,
+    run_pipeline,
     train,
 )
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
@@ -492,6 +493,24 @@ def test_interrupt_after_the_result_was_written_changes_the_result(
     assert (result.reason, result.signal) == ("interrupted", signal.SIGINT)
     written = json.loads((result.run_dir / "result.json").read_text())
     assert written["reason"] == "interrupted"
+
+
+def test_resume_that_is_interrupted_before_it_begins_keeps_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(context: RunContext) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return context.finish("interrupted", "parallel")
+
+    monkeypatch.setattr("dingsdk.pipeline.train._pipeline", lambda mode, context: interrupted)
+    (tmp_path / "result.json").write_text("{}")
+    cfg = compile_run("cartpole-dqn", seed=0)
+    context = RunContext(cfg=cfg, run_dir=tmp_path, resumed=JournaledRun(tmp_path, {}))
+    result = run_pipeline(context, "parallel")
+
+    assert (result.reason, result.signal) == ("interrupted", signal.SIGTERM)
+    assert (tmp_path / "result.json").read_text() == "{}"
+    assert any("its files have not changed" in message for message in caplog.messages)
 
 
 def test_error_of_the_run_is_kept_if_its_result_cannot_be_written(tmp_path: Path) -> None:
