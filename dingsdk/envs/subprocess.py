@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.util import is_exiting
 from typing import Any
 
 import numpy as np
@@ -392,9 +393,13 @@ class SubprocessEnvManager(EnvManager):
         """Start a lost process again; its envs begin new episodes.
 
         Raises:
-            EnvError: it was lost too often in a row.
+            EnvError: it was lost too often in a row, or the program ends.
         """
         text = f"{type(error).__name__}: {error}"
+        if is_exiting():
+            # multiprocessing ends its processes, and this is a thread that was left behind.
+            self.close()
+            raise EnvError(f"{error}, because the program ends", env_id=None) from error
         while True:
             self._failure_count += len(group.env_ids)
             group.failures_in_row += 1
@@ -536,7 +541,8 @@ class _Group:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
-        self.process.close()
+        # The process object is not closed: multiprocessing joins it at the exit of this process, if
+        # a daemon thread is here at that moment.
         self.connection.close()
         self.process = None
 

@@ -395,6 +395,24 @@ def test_killed_process_ends_the_episodes_of_its_envs(launch: Launch) -> None:
         assert manager.failure_count == 2
 
 
+def test_lost_process_is_not_replaced_while_the_program_ends(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with launch(SYNC, 1) as manager:
+        os.kill(pid_of(manager, 0), signal.SIGTERM)
+        monkeypatch.setattr(subprocess_envs, "is_exiting", lambda: True)
+        with pytest.raises(EnvError, match="code -15, because the program ends"):
+            manager.step_batch(np.array([STEP]))
+        assert manager.closed
+
+
+def test_process_of_a_closed_manager_can_be_joined_by_multiprocessing(launch: Launch) -> None:
+    with launch(SYNC, 1):
+        (process,) = multiprocessing.active_children()
+    process.join()  # as it does at the exit of the program, which another thread may reach first
+    assert process.exitcode == 0
+
+
 def test_process_that_is_lost_too_often_ends_the_run(launch: Launch) -> None:
     with launch({**SYNC, "max_retry": 1}, 1) as manager:
         assert manager.step_batch(np.array([EXIT])).abnormal.tolist() == [True]  # type: ignore[union-attr]
