@@ -234,9 +234,10 @@ class _Member:
 
     def kill(self, why: str = "") -> None:
         if self.process is not None and self.process.exit_code is None:
-            if why:
+            failure = {"text": f"killed because it {why}"}
+            if why and self.failure != failure:  # else it was told, and takes a moment to end
                 _log.warning("worker %s %s; its process is killed", self.worker_id, why)
-                self.failure = {"text": f"killed because it {why}"}
+                self.failure = failure
             self.process.kill()
 
     def close(self) -> None:

@@ -368,6 +368,19 @@ def test_process_lost_by_the_master_for_too_long_is_killed(
     assert site.count("collector-0") == 2
 
 
+def test_killed_process_that_takes_a_moment_to_end_is_logged_once(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = site.newest("collector-0")
+    process.join_run()
+    site.pass_s(0.0)
+    process.kill = lambda: None  # type: ignore[method-assign]
+    site.workers.clear()
+    for _ in range(3):
+        site.pass_s(site.group.lost_limit_s + 0.1)
+    assert caplog.text.count("its process is killed") == 1
+
+
 def test_process_that_rejoins_in_time_is_not_killed(site: Site) -> None:
     process = site.newest("collector-0")
     process.join_run()
