@@ -396,11 +396,11 @@ class SubprocessEnvManager(EnvManager):
             EnvError: it was lost too often in a row, or the program ends.
         """
         text = f"{type(error).__name__}: {error}"
-        if is_exiting():
-            # multiprocessing ends its processes, and this is a thread that was left behind.
-            self.close()
-            raise EnvError(f"{error}, because the program ends", env_id=None) from error
         while True:
+            if is_exiting():
+                # multiprocessing ends its processes, and this is a thread that was left behind.
+                self.close()
+                raise EnvError(f"{error}, because the program ends", env_id=None) from error
             self._failure_count += len(group.env_ids)
             group.failures_in_row += 1
             self._end([group], 0.0)
