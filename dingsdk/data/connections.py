@@ -17,6 +17,23 @@ PAUSE_S = 0.1
 """Pause after a connection could not be accepted, for example without free descriptors."""
 
 
+def ip_of(host: str, port: int, kind: socket.SocketKind) -> tuple[int, tuple[str, int]]:
+    """Return the address family, and address and port, of a host: IPv4 if it has both.
+
+    Raises:
+        OSError: the name of the host is not known.
+    """
+    found = socket.getaddrinfo(host, port, type=kind)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, (str(address[0]), int(address[1]))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a host's address; errors as ``ip_of`` and ``bind``."""
+    family, address = ip_of(host, port, socket.SOCK_STREAM)
+    return socket.create_server(address, family=family, backlog=128)
+
+
 def why_not_bound(error: Exception) -> str:
     """Return why a server cannot listen on its address, and what to do about it."""
     advice = {

@@ -17,6 +17,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
+from dingsdk.data.connections import ip_of, listen
 from dingsdk.data.deadline import set_patience
 from dingsdk.errors import ConfigError, WorkerCrashedError
 
@@ -112,8 +113,9 @@ class RankPlace:
 
     def own_address(self) -> str:
         """Return the address of this host that it uses to reach rank 0."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((self.host, self.port))  # sends nothing
+        family, address = ip_of(self.host, self.port, socket.SOCK_DGRAM)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
             return str(probe.getsockname()[0])
 
     def store(self, timeout_s: float) -> Any:
@@ -127,8 +129,7 @@ class RankPlace:
         options: dict[str, Any] = {"wait_for_workers": False}
         if is_master:
             # By default it would listen on all addresses.
-            listening = socket.create_server((self.own_address(), self.port))
-            options["master_listen_fd"] = listening.detach()
+            options["master_listen_fd"] = listen(self.own_address(), self.port).detach()
         made = torch_distributed().TCPStore(
             self.host, self.port, None, is_master, timeout, **options
         )
@@ -150,7 +151,7 @@ class RemoteRanks:
         self._links: dict[int, Connection] = {}
         self._changed = threading.Condition()
         self._key = secrets.token_bytes(32)
-        self._server = socket.create_server((place.own_address(), 0))
+        self._server = listen(place.own_address(), 0)
         host, port = self._server.getsockname()[:2]
         front = {"host": host, "port": port, "key": self._key.hex()}
         self.store.set(_FRONT, json.dumps(front))

@@ -24,6 +24,7 @@ from dingsdk.data import (
     named_secret,
     why_not_bound,
 )
+from dingsdk.data.connections import listen
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
     AuthError,
@@ -223,9 +224,8 @@ class ReplayServer(Configurable, Closing):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=128)
+        return listen(host, port)
     except OSError as error:
         raise PortInUseError(
             f"cannot listen on {format_address(host, port)}: {why_not_bound(error)}", port=port

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dingsdk.data import Connections, connections
+from dingsdk.data.connections import listen
 
 PATIENCE_S = 10.0
 
@@ -166,3 +167,26 @@ def test_peer_is_closed_when_serving_it_raises(site: Site, monkeypatch: pytest.M
         assert ask(client, b"!") == b""
     thread.join(PATIENCE_S)  # the exception hook runs after the connection is closed
     assert seen == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [(["::1"], "::1"), (["::1", "127.0.0.1"], "127.0.0.1")],
+    ids=["only IPv6", "both"],
+)
+def test_server_listens_on_the_address_of_a_host_name(
+    found: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **given: [
+            each
+            for address in (found if host == "node" else [host])
+            for each in real(address, *args, **given)
+        ],
+    )
+    with listen("node", 0) as listener:
+        assert listener.getsockname()[0] == expected
+        socket.create_connection(listener.getsockname()[:2], timeout=5).close()

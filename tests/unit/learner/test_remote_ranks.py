@@ -369,7 +369,8 @@ def test_place_is_read_from_the_environment() -> None:
     torchrun["LOCAL_RANK"] = "0"
     assert RankPlace.of({**PLACE, **torchrun}) == RankPlace(1, 3, "alpha", 29500, True, "2", 0)
     RankPlace(1, 3, "alpha", 29500).check(3)
-    assert RankPlace(1, 3, "127.0.0.1", 29500).own_address() == "127.0.0.1"
+    for address in ("127.0.0.1", "::1"):
+        assert RankPlace(1, 3, address, 29500).own_address() == address
     assert RankPlace(1, 3, "alpha", 29500).local_rank == 0  # the first GPU of its host
 
 
