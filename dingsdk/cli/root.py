@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -152,6 +153,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         advice = "This is a defect of dingsdk or of a plugin, not of your config."
         if isinstance(error, MemoryError):
             advice = "Lower the sizes in the config: envs, batch, replay buffer, network."
+        elif isinstance(error, OSError) and error.errno == errno.EMFILE:
+            advice = "Raise the limit of open files (ulimit -n)."
         click.echo(f"\nError: {error_text(error)}\n{advice}", err=True)
         return FAILED
     return code if isinstance(code, int) else 0

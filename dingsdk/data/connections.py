@@ -111,13 +111,16 @@ class Connections(Generic[_Peer]):
         return not any(thread.is_alive() for thread in threads)
 
     def _accept(self) -> None:
+        has_failed = False
         while not self._stop.is_set():
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
-                if not self._stop.wait(PAUSE_S):
-                    _log.warning("a connection could not be accepted: %s", error)
+                if not self._stop.wait(PAUSE_S) and not has_failed:
+                    _log.warning("connections cannot be accepted for now: %s", error)
+                    has_failed = True
                 continue
+            has_failed = False
             peer = self._connect(sock)
             thread = threading.Thread(
                 target=self._run, args=(peer,), name=f"{self._name}-connection", daemon=True

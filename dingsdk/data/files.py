@@ -44,7 +44,7 @@ _ADVICE = {
     errno.EACCES: "choose a folder that you may write to, or change its permissions",
     errno.EPERM: "choose a folder that you may write to, or change its permissions",
     errno.EROFS: "choose a folder on a file system that is mounted for writing",
-    errno.ENOENT: "create the folder first",
+    errno.ENOENT: "create the folder first, and keep it as long as it is in use",
     errno.ENOTDIR: "a part of the path is a file; choose another path",
     errno.EEXIST: "a file has that name; choose another path or remove it",
     errno.EISDIR: "a folder has that name; choose another path or remove it",
@@ -676,6 +676,7 @@ def file_error(action: str, path: Path, error: OSError, full: Collection[int] = 
     """Return StorageFullError if the error number is in ``full``, else ``folder_error``."""
     if error.errno in full:
         reason = errno.errorcode[error.errno or 0]
-        text = f"cannot {action} {path}: {error.strerror} ({reason}); it may work again later"
+        advice = _ADVICE.get(error.errno or 0, "it may work again later")
+        text = f"cannot {action} {path}: {error.strerror} ({reason}); {advice}"
         return StorageFullError(text, path=str(path), reason=reason)
     return folder_error(action, path, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -188,6 +189,7 @@ def test_other_failures_show_a_traceback_and_exit_with_1(
         (ValueError("odd"), "a defect of dingsdk or of a plugin"),
         (SystemExit(0), "a defect of dingsdk or of a plugin"),
         (MemoryError("all"), "Lower the sizes in the config"),
+        (OSError(errno.EMFILE, "too many open files"), "Raise the limit of open files"),
     ],
 )
 def test_unexpected_error_shows_a_traceback_and_exits_with_1(

@@ -391,6 +391,25 @@ def test_whichever_call_fails_the_file_is_old_or_new(
     assert at > 5
 
 
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [
+        (errno.ENOENT, RunFolderError, "keep it as long as it is in use"),
+        (errno.EMFILE, StorageFullError, "raise the limit of open files"),
+        (errno.EIO, StorageFullError, "may work again later"),
+    ],
+)
+def test_error_of_a_call_says_what_to_do(
+    tmp_path: Path, number: int, kind: type[Exception], advice: str
+) -> None:
+    with (
+        PrivateDir(tmp_path / "run") as folder,
+        failing_calls(CALLS, 1, number),
+        pytest.raises(kind, match=advice),
+    ):
+        folder.write_atomic("a", [b"new"])
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
 def test_whichever_call_fails_opening_leaves_no_descriptor(tmp_path: Path, number: int) -> None:
     open_before = open_files(collect=True)
