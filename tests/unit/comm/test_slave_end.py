@@ -15,7 +15,8 @@ import pytest
 from dingsdk.errors import ClosedError, DingError, ProtocolError, WorkerLostError
 from dingsdk.worker.comm.requests import Answer, LinkError, RequestHandler, RequestSlaveEnd
 from dingsdk.worker.comm.requests.link import answer_of
-from dingsdk.worker.comm.requests.messages import Request, decode_request
+from dingsdk.worker.comm.requests.messages import Request, decode_request, encode_request
+from dingsdk.worker.comm.requests.slave_end import _content as content_of
 from dingsdk.worker.comm.scheduler import ThreadScheduler
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
@@ -378,3 +379,17 @@ def test_request_is_retried_after_a_5xx_answer_and_not_after_a_4xx_answer(site: 
     for call in (lambda: site.end.renew(5), site.end.check):
         with pytest.raises(ClosedError, match="the run is over"):
             call()
+
+
+def test_worker_of_another_version_gets_an_error_for_its_user() -> None:
+    request = Request("", 0, "worker", 0, 1, "i", "join")
+    sent = encode_request(request, b"{}").replace(b'"v":1', b'"v":2')
+    with pytest.raises(ProtocolError) as refused:
+        decode_request(sent, "join", MAX_BYTES)
+    with pytest.raises(ProtocolError, match="use the same version of dingsdk") as caught:
+        content_of(answer_of(refused.value), request, MAX_BYTES)
+    assert caught.value.is_user_mistake
+    other = ProtocolError("no", where="$")
+    with pytest.raises(ProtocolError) as caught:
+        content_of(answer_of(other), request, MAX_BYTES)
+    assert not caught.value.is_user_mistake

@@ -150,7 +150,8 @@ def decode_request(data: bytes, kind: str, max_bytes: int) -> Request:
     version = fields.get("v") if isinstance(fields, dict) else None
     if type(version) is int and version != VERSION:
         raise ProtocolError(
-            f"version {version} is not spoken here; supported: [{VERSION}]",
+            f"version {version} of the messages is not supported, only [{VERSION}]; use the same "
+            "version of dingsdk for the coordinator and all workers",
             where="$.v",
             supported=[VERSION],
         )

@@ -428,9 +428,11 @@ def _content(answer: Answer, request: Request, max_bytes: int) -> dict[str, Any]
         raise ClosedError(message, what="master")
     if answer.status >= 500:
         raise LinkError(f"the master failed to serve a {request.type} request: {message}")
-    raise ProtocolError(
+    error = ProtocolError(
         f"the master refused a {request.type} request ({answer.status}): {message}",
         where=request.type,
         status=answer.status,
         request_id=content.get("request_id"),
     )
+    error.is_user_mistake = "supported" in content  # another version of dingsdk
+    raise error
