@@ -50,6 +50,7 @@ _ADVICE = {
     errno.EISDIR: "a folder has that name; choose another path or remove it",
     errno.ELOOP: "a part of the path is a symbolic link that leads nowhere; remove it",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM))

@@ -395,6 +395,7 @@ def test_whichever_call_fails_the_file_is_old_or_new(
     ("number", "kind", "advice"),
     [
         (errno.ENOENT, RunFolderError, "keep it as long as it is in use"),
+        (errno.EFBIG, RunFolderError, "raise the limit of the size of files"),
         (errno.EMFILE, StorageFullError, "raise the limit of open files"),
         (errno.EIO, StorageFullError, "may work again later"),
     ],
