@@ -501,7 +501,8 @@ def write_collected(
     if returns:
         statistics["avg_episode_per_sec"] = len(returns) / seconds
         statistics["avg_sample_per_episode"] = samples / len(returns)
-        statistics["avg_envstep_per_episode"] = steps / len(returns)
+        length = finished.get("avg_step_per_episode", steps / len(returns))
+        statistics["avg_envstep_per_episode"] = length
         if "player_returns" in finished:
             outcomes = [outcome for env in finished.get("game_result", ()) for outcome in env]
             statistics |= game_statistics(finished["player_returns"], outcomes)
