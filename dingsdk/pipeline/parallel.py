@@ -169,6 +169,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             # The conditions that end other runs could be met at another time in a replay.
             while not (replayed.wait(POLL_S) or context.stop.is_set()):
                 workers.poll()
+            replayed.set()  # the record has no turns for a run that ends here
         reason = _watch(context, coordinator, workers, tb_logger)
         if reason == "limit":
             reason = _train_out(context, coordinator, workers)
