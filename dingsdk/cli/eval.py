@@ -13,7 +13,8 @@ import click
 @click.option(
     "--checkpoint",
     metavar="best|latest|PATH",
-    help="Which checkpoint of a run folder to evaluate.  [default: best]",
+    help="Which checkpoint of a run folder to evaluate; also a name in its folder ckpt, such as "
+    "iteration_10.  [default: best]",
 )
 @click.option("--episodes", type=click.IntRange(min=1), help="Overrides env.n_evaluator_episode.")
 @click.option("--seed", type=click.IntRange(min=0), help="Overrides the run's seed.")

@@ -65,8 +65,8 @@ def evaluate(
 
     Args:
         run_dir: A run folder, or the file of a checkpoint in one.
-        checkpoint: ``best``, ``latest``, or the path of a checkpoint. Only with a run folder,
-            for which None means ``best``.
+        checkpoint: ``best``, ``latest``, or the path or name of a checkpoint, as for
+            ``load_policy``. Only with a run folder, for which None means ``best``.
         episodes: Number of episodes, >= 1; None for the run's ``env.n_evaluator_episode``.
         seed: In place of the run's seed. The same seed plays the same episodes.
         policy: The class that was passed to ``train``, if that was in another process.

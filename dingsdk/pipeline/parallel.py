@@ -169,6 +169,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             # The conditions that end other runs could be met at another time in a replay.
             while not (replayed.wait(POLL_S) or context.stop.is_set()):
                 workers.poll()
+            replayed.set()  # the record has no turns for a run that ends here
         reason = _watch(context, coordinator, workers, tb_logger)
         if reason == "limit":
             reason = _train_out(context, coordinator, workers)
@@ -501,7 +502,8 @@ def write_collected(
     if returns:
         statistics["avg_episode_per_sec"] = len(returns) / seconds
         statistics["avg_sample_per_episode"] = samples / len(returns)
-        statistics["avg_envstep_per_episode"] = steps / len(returns)
+        length = finished.get("avg_step_per_episode", steps / len(returns))
+        statistics["avg_envstep_per_episode"] = length
         if "player_returns" in finished:
             outcomes = [outcome for env in finished.get("game_result", ()) for outcome in env]
             statistics |= game_statistics(finished["player_returns"], outcomes)

@@ -46,7 +46,9 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
     given = run_path(run)
     if (given / CONFIG_NAME).is_file():
         which = which or "best"
-        asked = given / CHECKPOINT_FOLDER / _STEMS[which] if which in _STEMS else Path(which)
+        asked = Path(which)
+        if which in _STEMS or (asked.name == which and not asked.exists()):
+            asked = given / CHECKPOINT_FOLDER / _STEMS.get(which, which)
         return given, load_checkpoint(asked)
     if not given.is_file():
         raise CheckpointMissingError(
@@ -115,8 +117,8 @@ def load_policy(
 
     Args:
         run: A run folder, or the file of a checkpoint in one.
-        which: ``best``, ``latest``, or the path of a checkpoint. Only with a run folder, for which
-            None means ``best``.
+        which: ``best``, ``latest``, or the path of a checkpoint or, if it is in the run folder, its
+            name, such as ``iteration_10``. Only with a run folder, for which None means ``best``.
         policy: The class that was passed to ``train``, if that was in another process.
 
     Returns:

@@ -205,8 +205,9 @@ def dingsdk_after_episode(source: str, env_id: int, episode_return: float, lengt
 def dingsdk_after_collect(source: str, sample_count: int, envstep: int, train_iter: int) -> None:
     """A collector has collected ``sample_count`` train samples.
 
-    ``envstep`` is the number of env steps of this collector so far, ``train_iter`` the iteration of
-    the policy that it used. Called in the collector's process and thread.
+    ``envstep`` is the number of env steps of this collector so far, of its current task in parallel
+    mode; ``train_iter`` is the iteration of the policy that it used. Called in the collector's
+    process and thread.
     """
 
 

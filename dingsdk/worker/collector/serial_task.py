@@ -155,6 +155,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         else:
             ended = self._serial.last_episodes
             returns = [each.episode_return for each in ended or ()]
+            self._lengths.extend(each.length for each in ended or ())
             # Collectors that do not set `last_episodes` play the episodes that the policy asks for.
             asked = self._cfg["policy"]["collect"].get("n_episode") or 0
             self._unsent_episodes += asked if ended is None else len(returns)

@@ -89,6 +89,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._are_updated: list[bool] = list(are_updated)
         self._last_update = -math.inf
         self._returns: deque[float] = deque(maxlen=MAX_RETURNS_KEPT)
+        self._lengths: deque[int] = deque(maxlen=MAX_RETURNS_KEPT)
         self._infos: list[Mapping[str, Any]] = []  # infos of an evaluation's episodes
         self._episode_count = 0
         self._sample_count = 0
@@ -120,6 +121,8 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         duration = self._duration_s or max(time.time() - self._start_time, 0.0)
         episodes, samples, steps = self._counts().values()
         returns = list(self._returns)
+        # Steps of a task also belong to episodes that an earlier task began or a later one ends.
+        length = np.mean(self._lengths) if self._lengths else steps / max(1, episodes)
         info = {
             "eval_flag": self._eval_flag,
             "env_num": self._env_num,
@@ -133,7 +136,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             "avg_time_per_episode": duration / max(1, episodes),
             "avg_time_per_step": duration / max(1, steps),
             "avg_time_per_train_sample": duration / max(1, samples),
-            "avg_step_per_episode": steps / max(1, episodes),
+            "avg_step_per_episode": float(length),
             "avg_sample_per_episode": samples / max(1, episodes),
             "reward_mean": float(np.mean(returns)) if returns else 0.0,
             "reward_std": float(np.std(returns)) if returns else 0.0,
@@ -259,7 +262,9 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         """Count finished episodes."""
         self._episode_count += len(episodes)
         self._unsent_episodes += len(episodes)
-        self._returns.extend(each.episode_return for each in episodes if self._is_own(each))
+        own = [each for each in episodes if self._is_own(each)]
+        self._returns.extend(each.episode_return for each in own)
+        self._lengths.extend(each.length for each in own)
         if self._eval_flag:
             self._infos.extend(info_of(each) for each in episodes)
         tell_observers(self._instance_name, episodes)

@@ -75,7 +75,10 @@ class Scheduler(ABC):
         raise _no_turns(self)
 
     def replay(self, path: Path) -> threading.Event:
-        """Run jobs in the recorded order; the event is set at its end. Errors as ``record``."""
+        """Run jobs in the recorded order; the event is set at its end. Errors as ``record``.
+
+        If the caller sets the event, the remaining order is not followed.
+        """
         raise _no_turns(self)
 
     def held(self) -> AbstractContextManager[object]:

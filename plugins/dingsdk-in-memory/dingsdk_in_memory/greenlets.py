@@ -154,7 +154,8 @@ class GreenletScheduler(Scheduler):
         """Run jobs with the turns and times of a file; call it before the first job.
 
         Returns:
-            An event that is set after the last turn, or when a turn cannot be repeated.
+            An event that is set after the last turn, or when a turn cannot be repeated. If the
+            caller sets it, the other turns of the file are not repeated.
 
         Raises:
             CheckpointCorruptError: the file is damaged.
@@ -275,7 +276,7 @@ class GreenletScheduler(Scheduler):
     def _run_replayed(self) -> None:
         """Run the turns of the schedule, until one of its jobs is missing or has ended."""
         jobs: list[GreenletJob] = []
-        while self._events and not self._is_aborted:
+        while self._events and not self._ends_replay():
             name, number, ms = self._events[0]
             if name:
                 found = self._wait_for_new(name)
@@ -293,9 +294,12 @@ class GreenletScheduler(Scheduler):
                 self._switch(job)
             self._events.popleft()
 
+    def _ends_replay(self) -> bool:
+        return self._is_aborted or (self._replayed is not None and self._replayed.is_set())
+
     def _wait_for_new(self, name: str) -> GreenletJob | None:
         deadline = time.monotonic() + REPLAY_WAIT_S
-        while time.monotonic() < deadline and not self._is_aborted:
+        while time.monotonic() < deadline and not self._ends_replay():
             with self._lock:
                 for job in self._new:
                     if _stable(job.name) == name:

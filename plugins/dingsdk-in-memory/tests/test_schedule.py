@@ -216,3 +216,16 @@ def test_close_ends_a_replay_that_waits_for_a_job(
     spawn_yielding(scheduler, a=0)
     scheduler.close(0.0)
     assert done.wait(20.0)
+
+
+def test_replay_that_its_caller_ends_does_not_wait_for_jobs_of_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dingsdk_in_memory.greenlets.REPLAY_WAIT_S", 600.0)
+    recorded(tmp_path / "schedule.bin", a=2, b=2)
+    scheduler = GreenletScheduler()
+    done = scheduler.replay(tmp_path / "schedule.bin")
+    told = spawn_yielding(scheduler, a=2)
+    done.set()
+    assert scheduler.close(20.0) == []
+    assert told == ["a", "a"]

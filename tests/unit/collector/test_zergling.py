@@ -245,6 +245,8 @@ def test_short_tasks_play_the_same_episodes_as_a_long_task(
         )
         collector.start()
         info = collector.get_finish_info()
+        # Reward 1 per step: the length of an episode is its return, also if earlier tasks began it.
+        assert info["avg_step_per_episode"] == pytest.approx(info["reward_mean"])
         return info["reward_raw"], info["step_count"]
 
     with closing(EnvPool()) as pool:

@@ -96,6 +96,7 @@ def test_latest_checkpoint_or_a_checkpoint_file_can_be_loaded(run_dir: Path) -> 
     for found in (
         load_policy(run_dir, "latest"),
         load_policy(run_dir, str(path)),
+        load_policy(run_dir, "iteration_9"),
         load_policy(path),
     ):
         assert found.predict(batch)[0].tolist() == expected
