@@ -187,6 +187,8 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     A step is one action of that player. In a turn-based env it includes the opponent's turns up to
     the player's next turn; the first step also has the rewards from before the player's first turn.
+    The last info of an episode has ``points`` in ``episode_info``: 1 if the return of the player is
+    higher than those of all others (a win), 0.5 if it is as high as the highest of them, else 0.
 
     Args:
         env: An env of several players.
@@ -203,6 +205,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
         self.action_space = space_of_player(env.action_space, self._count)
         self._rng = np.random.default_rng()
         self._earlier = 0.0  # rewards before the first turn
+        self._returns = np.zeros(self._count)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -213,6 +216,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._all_obs, info = self.env.reset(seed=seed, options=options)
         self._players = _player_infos(info, self._count)
         self._earlier = 0.0
+        self._returns[:] = 0.0
         while not self._players[0].get("acts_next", True):
             reward, terminated, truncated, info = self._step_all(self.action_space.sample())
             self._earlier += reward
@@ -230,7 +234,17 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
                 break  # the others may continue without the player
             reward, terminated, truncated, info = self._step_all(self.action_space.sample())
             total += reward
-        return part_of(self._all_obs, 0), total, terminated, truncated, self._own(info)
+        own = self._own(info)
+        if terminated or truncated:
+            own["episode_info"] = {**own.get("episode_info", {}), "points": self._points()}
+        return part_of(self._all_obs, 0), total, terminated, truncated, own
+
+    def _points(self) -> float:
+        returns = [
+            float(np.sum(info.get("eval_episode_return", gained)))
+            for info, gained in zip(self._players, self._returns, strict=True)
+        ]
+        return (1.0 + float(np.sign(returns[0] - max(returns[1:])))) / 2
 
     def _step_all(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         actions = [action]
@@ -245,6 +259,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
         step: Any = self.env.step(_stack(actions))
         self._all_obs, rewards, terminated, truncated, info = step
         self._players = _player_infos(info, self._count)
+        self._returns += rewards
         return float(rewards[0]), bool(terminated), bool(truncated), info
 
     def _own(self, info: Mapping[str, Any]) -> dict[str, Any]:

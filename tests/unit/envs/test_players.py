@@ -483,7 +483,8 @@ def test_opponent_acts_if_no_info_says_who_acts() -> None:
     obs, info = env.reset()
     assert (obs["seat"].tolist(), info) == ([0], {})
     obs, reward, terminated, truncated, info = env.step(7)
-    assert (reward, terminated, truncated, info) == (74.0, True, False, {})
+    ended = {"episode_info": {"points": 1.0}}
+    assert (reward, terminated, truncated, info) == (74.0, True, False, ended)
 
 
 class Late(gym.Env[Any, Any]):
@@ -508,6 +509,36 @@ def test_first_step_has_the_rewards_from_before_the_first_turn() -> None:
     for _ in range(2):
         env.reset()
         assert [env.step(0)[1] for _ in range(2)] == [5, 1]
+
+
+class Shares(gym.Env[Any, Any]):
+    """Three players share a win of 3 in two steps, by the shares that ``reset`` is told."""
+
+    player_num = 3
+    observation_space = gym.spaces.Box(0, 9, (3, 1), np.float32)
+    action_space = gym.spaces.MultiDiscrete([2, 2, 2])
+
+    def reset(self, *, options: Any = None, **_: Any) -> Any:
+        self._shares, self._time = np.array(options["shares"], np.float32), 0
+        return np.zeros((3, 1), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        info = {"episode_info": {"length": 2}} if self._time == 2 else {}
+        return np.zeros((3, 1), np.float32), self._shares, self._time == 2, False, info
+
+
+@pytest.mark.parametrize(
+    ("shares", "points"), [((2, 0, 1), 1.0), ((1.5, 0, 1.5), 0.5), ((1, 0.5, 1.5), 0.0)]
+)
+def test_points_of_an_episode_compare_the_returns_of_all_players(
+    shares: Any, points: float
+) -> None:
+    env = OpponentEnv(Shares(), "random")
+    for _ in range(2):
+        env.reset(options={"shares": shares})
+        assert "episode_info" not in env.step(0)[4]
+        assert env.step(0)[4]["episode_info"] == {"length": 2, "points": points}
 
 
 def test_reset_repeats_until_the_player_has_a_turn() -> None:
