@@ -22,7 +22,7 @@ from dingsdk.envs.players import (
     find_opponent,
     space_of_player,
 )
-from dingsdk.errors import ConfigError, EnvError
+from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 from dingsdk.worker.collector.rollout import episode_quota
 
 from .games import Nim, Sums, take_one
@@ -485,6 +485,27 @@ def test_opponent_acts_if_no_info_says_who_acts() -> None:
     obs, reward, terminated, truncated, info = env.step(7)
     ended = {"episode_info": {"points": 1.0}}
     assert (reward, terminated, truncated, info) == (74.0, True, False, ended)
+
+
+def take_nothing(*_: Any) -> Any:
+    return None
+
+
+def take_five(*_: Any) -> int:
+    return 5
+
+
+def test_opponent_that_chooses_no_legal_action_is_refused() -> None:
+    with pytest.raises(PolicyOutputError, match=r"take_nothing' chose .* None, and legal are"):
+        open_and_step(OpponentEnv(Plain(), f"{__name__}:take_nothing"))
+    masked = OpponentEnv(Ticks([False, True, True, False]), f"{__name__}:take_five")
+    with pytest.raises(PolicyOutputError, match=r"take_five' chose .* 5, and legal are \[6, 7\]"):
+        open_and_step(masked)
+
+
+def open_and_step(env: Any) -> None:
+    env.reset(seed=0)
+    env.step(7)
 
 
 class Late(gym.Env[Any, Any]):
