@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.pytree import part_of
-from dingsdk.errors import ConfigError, EnvError
+from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 from dingsdk.plugins.named import find_function
 
 PLAYERS = "players"
@@ -187,10 +187,14 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     A step is one action of that player. In a turn-based env it includes the opponent's turns up to
     the player's next turn; the first step also has the rewards from before the player's first turn.
+    The last info of an episode has ``points`` in ``episode_info``: 1 if the return of the player is
+    higher than those of all others (a win), 0.5 if it is as high as the highest of them, else 0.
 
     Args:
         env: An env of several players.
-        opponent: See ``find_opponent``.
+        opponent: See ``find_opponent``. ``step`` and ``reset`` raise PolicyOutputError if it
+            chooses a discrete action that does not exist or that its mask forbids: many games end
+            at once after such an action, and the evaluation would mean nothing.
     """
 
     player_num = 1
@@ -198,11 +202,12 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], opponent: str) -> None:
         super().__init__(env)
         self._count = player_num(env)
-        self._opponent = find_opponent(opponent)
+        self._opponent, self._name = find_opponent(opponent), opponent
         self.observation_space = space_of_player(env.observation_space, self._count)
         self.action_space = space_of_player(env.action_space, self._count)
         self._rng = np.random.default_rng()
         self._earlier = 0.0  # rewards before the first turn
+        self._returns = np.zeros(self._count)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -213,6 +218,7 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._all_obs, info = self.env.reset(seed=seed, options=options)
         self._players = _player_infos(info, self._count)
         self._earlier = 0.0
+        self._returns[:] = 0.0
         while not self._players[0].get("acts_next", True):
             reward, terminated, truncated, info = self._step_all(self.action_space.sample())
             self._earlier += reward
@@ -230,7 +236,17 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
                 break  # the others may continue without the player
             reward, terminated, truncated, info = self._step_all(self.action_space.sample())
             total += reward
-        return part_of(self._all_obs, 0), total, terminated, truncated, self._own(info)
+        own = self._own(info)
+        if terminated or truncated:
+            own["episode_info"] = {**own.get("episode_info", {}), "points": self._points()}
+        return part_of(self._all_obs, 0), total, terminated, truncated, own
+
+    def _points(self) -> float:
+        returns = [
+            float(np.sum(info.get("eval_episode_return", gained)))
+            for info, gained in zip(self._players, self._returns, strict=True)
+        ]
+        return (1.0 + float(np.sign(returns[0] - max(returns[1:])))) / 2
 
     def _step_all(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         actions = [action]
@@ -241,11 +257,29 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
             obs, legal = part_of(self._all_obs, player), None
             if isinstance(obs, Mapping) and ACTION_MASK in obs:
                 legal = np.asarray(obs[ACTION_MASK], np.bool_)
-            actions.append(self._opponent(obs, self.action_space, legal, self._rng))
+            action = self._opponent(obs, self.action_space, legal, self._rng)
+            self._check(action, legal)
+            actions.append(action)
         step: Any = self.env.step(_stack(actions))
         self._all_obs, rewards, terminated, truncated, info = step
         self._players = _player_infos(info, self._count)
+        self._returns += rewards
         return float(rewards[0]), bool(terminated), bool(truncated), info
+
+    def _check(self, action: Any, legal: NDArray[np.bool_] | None) -> None:
+        space = self.action_space
+        if not isinstance(space, gym.spaces.Discrete):
+            return
+        known = np.arange(space.n) if legal is None or not legal.any() else np.flatnonzero(legal)
+        allowed = (space.start + known).tolist()
+        if np.asarray(action)[()] not in allowed:
+            raise PolicyOutputError(
+                f"env.eval_opponents: {self._name!r} chose the action {action!r}, and legal are "
+                f"{allowed}; return one of them, which action_mask marks if the env has masks",
+                key="action",
+                expected=allowed,
+                found=action,
+            )
 
     def _own(self, info: Mapping[str, Any]) -> dict[str, Any]:
         shared = {key: value for key, value in info.items() if key != PLAYERS}

@@ -39,6 +39,7 @@ class Evaluation:
         env_steps: Env steps collected for training before the evaluation.
         train_iter: Iterations that the evaluated policy was trained for.
         player: The evaluated player; None for the first player, or the only one.
+        opponent: Who played the others, of ``env.eval_opponents``; None if no games were played.
     """
 
     elapsed_s: float
@@ -49,6 +50,7 @@ class Evaluation:
     max: float
     episodes: int
     player: str | None = None
+    opponent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,12 @@ class RunRecorder:
             self._on_evaluation(evaluation)
 
     def add_evaluation(
-        self, returns: list[float], env_steps: int, train_iter: int, player: str | None = None
+        self,
+        returns: list[float],
+        env_steps: int,
+        train_iter: int,
+        player: str | None = None,
+        opponent: str | None = None,
     ) -> Evaluation:
         """Record one evaluation from its returns: one per episode, at least one."""
         evaluation = Evaluation(
@@ -206,6 +213,7 @@ class RunRecorder:
             max=max(returns),
             episodes=len(returns),
             player=player,
+            opponent=opponent,
         )
         self.take(evaluation)
         return evaluation
@@ -233,13 +241,15 @@ class RunRecorder:
         return PlayerStatus(train_iter, env_steps, last_return, None if best is None else best.mean)
 
 
-def best_of(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+def best_of(evaluations: Sequence[Evaluation]) -> Evaluation | None:
     """Return the evaluation with the highest mean, or None if there are none.
 
     Among equal means, the earliest counts. An evaluation of an untrained policy is returned only
-    if there is no other.
+    if there is no other. Only evaluations against the newest opponent count: returns against
+    different opponents cannot be compared.
     """
-    return max(evaluations, key=lambda each: (each.train_iter > 0, each.mean), default=None)
+    same = [each for each in evaluations if each.opponent == evaluations[-1].opponent]
+    return max(same, key=lambda each: (each.train_iter > 0, each.mean), default=None)
 
 
 def _names_of(players: Iterable[str]) -> dict[str, str | None]:

@@ -428,7 +428,7 @@ class _Results:
         env_steps = _status_of(player, self.coordinator.status()).env_steps
         tb_logger = self.tb_logger(player)
         evaluation = self._context.recorder.add_evaluation(
-            returns, env_steps, int(info["train_iter"]), player
+            returns, env_steps, int(info["train_iter"]), player, info.get("opponent")
         )
         self.coordinator.note_evaluation(dataclasses.asdict(evaluation))
         write_statistics(

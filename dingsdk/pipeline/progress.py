@@ -146,8 +146,9 @@ class ConsoleProgress:
         if evaluation.player is None:
             self._returns.append(evaluation.mean)
         of = "" if evaluation.player is None else f" of {evaluation.player}"
+        against = "" if evaluation.opponent is None else f" against {evaluation.opponent}"
         self._console.print(
-            f"[{self._time(evaluation.elapsed_s)}] evaluation{of}: "
+            f"[{self._time(evaluation.elapsed_s)}] evaluation{of}{against}: "
             f"mean return {evaluation.mean:.1f} "
             f"({evaluation.min:.0f} to {evaluation.max:.0f}, {evaluation.episodes} episodes) "
             f"after {evaluation.env_steps:,} env steps, iteration {evaluation.train_iter:,}",

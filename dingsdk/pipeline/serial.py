@@ -301,7 +301,9 @@ def _evaluate(context: RunContext, workers: Workers) -> bool:
     train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
     save = workers.learner.save_checkpoint
     is_reached, info = evaluation_of(workers.evaluator, save, train_iter, envstep)
-    context.recorder.add_evaluation(returns_of(info), envstep, train_iter, workers.player)
+    plays = workers.player_num > 1 and getattr(workers.evaluator, "plays", True)
+    opponent = context.cfg.env.eval_opponents[-1] if plays else None
+    context.recorder.add_evaluation(returns_of(info), envstep, train_iter, workers.player, opponent)
     return bool(is_reached) and workers.player is None
 
 

@@ -126,6 +126,50 @@ def test_parallel_run_plays_against_itself_and_past_players(transport: str, tmp_
     assert load_policy(result.run_dir).predict(obs)[0] == 5
 
 
+class Shared(gym.Env[Any, Any]):
+    """The second player's action decides who gets more; nobody gets less than 0."""
+
+    player_num = 2
+    observation_space = gym.spaces.Box(0, 1, (2, 3), np.float32)
+    action_space = gym.spaces.MultiDiscrete([2, 2])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((2, 3), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        reward = np.array([[1, 0], [0.25, 0.75]][action[1]], np.float32)
+        return np.zeros((2, 3), np.float32), reward, True, False, {}
+
+
+def weak(*_: Any) -> int:
+    return 0
+
+
+def strong(*_: Any) -> int:
+    return 1
+
+
+@pytest.mark.parametrize("mode", ["parallel", "serial"])
+def test_best_policy_is_the_best_against_the_newest_opponent(mode: Any, tmp_path: Any) -> None:
+    opponents = [f"{__name__}:weak", f"{__name__}:strong"]
+    sets = (
+        *SHORT, f"env.env_id={__name__}:Shared", "env.wrappers=[]",
+        f"env.eval_opponents=[{', '.join(opponents)}]", "policy.eval.evaluator.eval_freq=20",
+    )  # fmt: skip
+    transport = "in_memory" if mode == "parallel" else None
+    result = train("tictactoe-selfplay", mode, transport, sets, output=tmp_path)
+
+    # A return above 0 is no win: the strong opponent gets more.
+    assert (result.reason, result.best_return) == ("limit", 0.25)
+    found = [each.opponent for each in result.evaluations if each.train_iter > 0]
+    assert set(found) == set(opponents if mode == "parallel" else opponents[1:])
+    assert found == sorted(found, key=opponents.index)
+    first = next(each for each in result.evaluations if each.train_iter and each.mean == 0.25)
+    assert load_checkpoint(result.checkpoints["best"]).iteration == first.train_iter
+    if mode == "parallel":
+        assert "evaluator_iter/points_mean" in curves_of(result.run_dir)
+
+
 TWO = (
     *SHORT,
     "policy.other.league.active_player_num=2",

@@ -57,7 +57,8 @@ class MarineParallelCollector(ZerglingParallelCollector):
 
         ``player_returns`` of a collect task has one list per player, with the returns of its
         episodes. ``game_result`` has one list per env, with ``wins``, ``draws`` or ``losses`` for
-        each game of player 0. In an evaluation, the sign of the return decides.
+        each game of player 0. In an evaluation, ``points`` of its ``episode_info`` decide, or the
+        sign of the return if it has none.
         ``earlier_games`` are the games that earlier tasks began with other players, each as
         ``[paths of the policies, outcome]``; the returns are only of games with this player 0.
         """
@@ -137,7 +138,9 @@ class MarineParallelCollector(ZerglingParallelCollector):
         super()._note_episodes(episodes)
         for each in episodes:
             if self._eval_flag:
-                self._results[each.env_id].append(outcome_of(each.episode_return, 0.0))
+                points = each.info.get("points")
+                ended = (each.episode_return, 0.0) if points is None else (points, 0.5)
+                self._results[each.env_id].append(outcome_of(*ended))
                 continue
             outcome, names = game_outcome(each.info["players"]), each.info["names"]
             if names == self._paths:

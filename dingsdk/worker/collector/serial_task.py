@@ -128,6 +128,10 @@ class SerialTaskCollector(ZerglingParallelCollector):
             section.seed = derive_seed(seed, "collector")
         return create_serial_collector(section, **parts)
 
+    @property
+    def _opponent(self) -> str | None:
+        return super()._opponent if getattr(self._serial, "plays", True) else None
+
     def _episode_info(self) -> Mapping[str, Any]:
         return self._evaluated
 

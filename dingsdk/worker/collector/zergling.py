@@ -145,9 +145,16 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         }
         if self._eval_flag:
             info["episode_info"] = numbers_of(self._episode_info())
+            info["opponent"] = self._opponent
         else:
             info["collect_setting"] = dict(self.collect_setting)
         return info
+
+    @property
+    def _opponent(self) -> str | None:
+        """The opponent that plays the other players of the env in an evaluation."""
+        opponent: str | None = self._cfg["env"].get("eval_opponent")
+        return opponent
 
     def _episode_info(self) -> Mapping[str, Any]:
         """Return the merged infos of the episodes of an evaluation."""

@@ -191,9 +191,11 @@ class PlayerCommander(SoloCommander):
         return task
 
     def _ends_run(self, result: Mapping[str, Any]) -> bool:
-        games = [outcome_of(each, 0.0) for each in result["reward_raw"]]
-        points = games.count("wins") + games.count("draws") / 2
-        if not games or points / len(games) <= self._own.eval_win_rate:
+        points = result.get("episode_info", {}).get("points_mean")
+        if points is None:  # the evaluator played no games: the signs of its results decide
+            games = [outcome_of(each, 0.0) for each in result["reward_raw"]]
+            points = (games.count("wins") + games.count("draws") / 2) / max(1, len(games))
+        if points <= self._own.eval_win_rate:
             return False
         if self._difficulty + 1 < len(self._opponents):
             self._difficulty += 1

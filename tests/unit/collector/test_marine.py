@@ -224,6 +224,7 @@ def test_evaluation_plays_against_the_eval_opponent_of_the_env(make_marine) -> N
     played = [play([actor(6), lambda seat, stones: 0], shift)[1] for shift in (0, 1)]
     first, second = ("wins" if each == 1 else "losses" for each in played)
     assert info["game_result"] == [[first, second, first], [second, first, second]]
+    assert info["opponent"] == env["eval_opponent"]
     assert (info["real_episode_count"], store.payloads) == (6, [])
     assert sorted(info["reward_raw"]) == sorted(played * 3)
 

@@ -235,6 +235,20 @@ def test_evaluations_use_stronger_opponents_in_turn_and_the_last_one_ends_the_ru
     assert commander.get_collector_task() is None
 
 
+def test_points_of_an_evaluation_decide_and_not_the_signs_of_its_returns(
+    make_commander: Any,
+) -> None:
+    commander = make_commander(("a:weak", "a:strong"))
+    learner = start(commander)
+    info = {"train_iter": 5, "reward_mean": 2.0, "reward_raw": [2.0] * 4, "eval_flag": True}
+
+    for iteration, points, opponent in ((20, 0.7, 0), (40, 0.75, 1)):
+        task = next_evaluation(commander, learner, iteration)
+        result = {**info, "episode_info": {"points_mean": points}}
+        assert commander.finish_collector_task(task["task_id"], result) is False
+        assert commander.statistics()["eval_opponent"] == opponent
+
+
 def test_win_of_an_untrained_player_changes_nothing(make_commander: Any) -> None:
     commander = make_commander(("a:weak", "a:strong"))
     commander.get_learner_task()

@@ -22,7 +22,7 @@ from dingsdk.envs.players import (
     find_opponent,
     space_of_player,
 )
-from dingsdk.errors import ConfigError, EnvError
+from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
 from dingsdk.worker.collector.rollout import episode_quota
 
 from .games import Nim, Sums, take_one
@@ -483,7 +483,29 @@ def test_opponent_acts_if_no_info_says_who_acts() -> None:
     obs, info = env.reset()
     assert (obs["seat"].tolist(), info) == ([0], {})
     obs, reward, terminated, truncated, info = env.step(7)
-    assert (reward, terminated, truncated, info) == (74.0, True, False, {})
+    ended = {"episode_info": {"points": 1.0}}
+    assert (reward, terminated, truncated, info) == (74.0, True, False, ended)
+
+
+def take_nothing(*_: Any) -> Any:
+    return None
+
+
+def take_five(*_: Any) -> int:
+    return 5
+
+
+def test_opponent_that_chooses_no_legal_action_is_refused() -> None:
+    with pytest.raises(PolicyOutputError, match=r"take_nothing' chose .* None, and legal are"):
+        open_and_step(OpponentEnv(Plain(), f"{__name__}:take_nothing"))
+    masked = OpponentEnv(Ticks([False, True, True, False]), f"{__name__}:take_five")
+    with pytest.raises(PolicyOutputError, match=r"take_five' chose .* 5, and legal are \[6, 7\]"):
+        open_and_step(masked)
+
+
+def open_and_step(env: Any) -> None:
+    env.reset(seed=0)
+    env.step(7)
 
 
 class Late(gym.Env[Any, Any]):
@@ -508,6 +530,36 @@ def test_first_step_has_the_rewards_from_before_the_first_turn() -> None:
     for _ in range(2):
         env.reset()
         assert [env.step(0)[1] for _ in range(2)] == [5, 1]
+
+
+class Shares(gym.Env[Any, Any]):
+    """Three players share a win of 3 in two steps, by the shares that ``reset`` is told."""
+
+    player_num = 3
+    observation_space = gym.spaces.Box(0, 9, (3, 1), np.float32)
+    action_space = gym.spaces.MultiDiscrete([2, 2, 2])
+
+    def reset(self, *, options: Any = None, **_: Any) -> Any:
+        self._shares, self._time = np.array(options["shares"], np.float32), 0
+        return np.zeros((3, 1), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        info = {"episode_info": {"length": 2}} if self._time == 2 else {}
+        return np.zeros((3, 1), np.float32), self._shares, self._time == 2, False, info
+
+
+@pytest.mark.parametrize(
+    ("shares", "points"), [((2, 0, 1), 1.0), ((1.5, 0, 1.5), 0.5), ((1, 0.5, 1.5), 0.0)]
+)
+def test_points_of_an_episode_compare_the_returns_of_all_players(
+    shares: Any, points: float
+) -> None:
+    env = OpponentEnv(Shares(), "random")
+    for _ in range(2):
+        env.reset(options={"shares": shares})
+        assert "episode_info" not in env.step(0)[4]
+        assert env.step(0)[4]["episode_info"] == {"length": 2, "points": points}
 
 
 def test_reset_repeats_until_the_player_has_a_turn() -> None:

@@ -99,12 +99,15 @@ def test_evaluation_line_names_its_player_and_only_the_main_player_is_drawn() ->
     progress = ConsoleProgress(console, lambda: STATUS, 500.0)
     progress.on_evaluation(Evaluation(61.25, 12_000, 3_000, 20.04, 9.6, 31.2, 5))
     progress.on_evaluation(Evaluation(7.0, 10, 2, -1.0, -1.0, -1.0, 1, player="player_1"))
+    progress.on_evaluation(Evaluation(8.0, 10, 2, 1.0, 1.0, 1.0, 1, "player_1", "random"))
 
     assert out.getvalue().splitlines() == [
         "[  61.2 s] evaluation: mean return 20.0 (10 to 31, 5 episodes) after 12,000 env steps, "
         "iteration 3,000",
         "[   7.0 s] evaluation of player_1: mean return -1.0 (-1 to -1, 1 episodes) after "
         "10 env steps, iteration 2",
+        "[   8.0 s] evaluation of player_1 against random: mean return 1.0 (1 to 1, 1 episodes) "
+        "after 10 env steps, iteration 2",
     ]
     assert list(progress._returns) == [20.04]
 

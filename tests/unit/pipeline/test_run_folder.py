@@ -232,6 +232,15 @@ def test_untrained_policy_is_best_only_if_there_is_no_other_evaluation() -> None
         assert best_of(recorder.evaluations) is recorder.evaluations[1]
 
 
+def test_best_evaluation_is_against_the_newest_opponent() -> None:
+    recorder = RunRecorder()
+    for mean, opponent in ((0.9, "random"), (1.0, "random"), (0.2, "strong"), (0.1, "strong")):
+        recorder.add_evaluation([mean], env_steps=1, train_iter=1, opponent=opponent)
+
+    assert best_of(recorder.evaluations) is recorder.evaluations[2]
+    assert recorder.progress_of(None, 1, 1).best_return == 0.2
+
+
 def test_curve_is_a_png_and_needs_an_evaluation(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
 

@@ -106,6 +106,7 @@ class Saver:
 def parts(tmp_path: Path) -> Parts:
     cfg = {
         "system": {"max_env_steps": 8, "validate_state": False},
+        "env": {"eval_opponents": ["random"]},
         "policy": {"learn": {"learner": {"train_iterations": 100}}},
     }
     return Parts(RunContext(cfg=to_easydict(cfg), run_dir=tmp_path))
