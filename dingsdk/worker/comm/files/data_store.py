@@ -165,18 +165,6 @@ class FileDataStore(WaitingDataStore):
             ]
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Store a payload; storing the same payload again changes nothing.
-
-        Returns:
-            Size and digest, with which a reader can verify the file.
-
-        Raises:
-            ProtocolError: the id is not valid.
-            ConflictError: another payload has this id; it stays.
-            StorageFullError: no room now; nothing was stored, and the call may be repeated.
-            ConfigError: the payload is larger than any reader takes.
-            SchemaMismatchError: a container cannot hold the batch.
-        """
         folder, name = self._place_of(data_id)
         buffers, info = encode_batch(batch, algorithm=self._algorithm)
         if info.size_bytes > self._max_bytes:
@@ -216,7 +204,6 @@ class FileDataStore(WaitingDataStore):
             ) from error
 
     def is_there(self, data_id: str) -> bool:
-        """Return whether the file exists, damaged or not."""
         folder, name = self._place_of(data_id)
         return folder.stat(name) is not None
 

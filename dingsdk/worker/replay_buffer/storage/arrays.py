@@ -95,7 +95,6 @@ class ArrayStorage(Storage):
         self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        """Return columns that fit the stored ones; see :meth:`Storage.accept`."""
         schema = self._schema
         if type(rows) is SampleBatch:
             columns = rows.columns
