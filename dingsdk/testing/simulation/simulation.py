@@ -777,16 +777,14 @@ class Simulation:
         now = self.world.now
         tasks = sorted(each.task_id for each in self.coordinator.running_tasks())
         progress = status.env_steps, status.train_iter, tasks
-        if progress != self._moved[0] or status.held_up_by or self._is_disturbed("coordinator"):
+        is_disturbed = "coordinator" in self._unreachable_since
+        if progress != self._moved[0] or status.held_up_by or is_disturbed:
             self._moved = progress, now
             self.quiet_said_at = -1.0
         elif now - self._moved[1] > QUIET_S and self.quiet_said_at < self._moved[1]:
             self.fail(f"nothing happens since {self._moved[1]:.0f} s, and nobody says so")
 
     quiet_said_at = -1.0
-
-    def _is_disturbed(self, name: str) -> bool:
-        return name in self._unreachable_since
 
     def _restart_workers(self) -> None:
         """Restart the processes of workers that have ended, as a real run does."""
@@ -983,4 +981,4 @@ def shrink(error: SimulationError, make: Callable[..., Simulation]) -> list[Simu
             faults = fewer
         else:
             index += 1
-    return [replace(fault) for fault in faults]
+    return faults

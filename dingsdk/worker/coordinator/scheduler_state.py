@@ -620,14 +620,12 @@ class SchedulerState:
         owners = {state.payload_prefix for state in self.running.values()}
         return lambda data_id: data_id in known or data_id.partition("-")[0] in owners
 
-    def samples_in_buffers(self) -> SampleCounts:
-        """Return the counts of the acknowledged samples of all buffers."""
-        return sum((each.counts() for each in self.experiences.values()), self._ended_counts)
-
     def samples(self) -> SampleCounts:
         """Return the counts of all samples of the run."""
         waiting = sum(sum(each.waiting.values()) for each in self.running.values() if each.waiting)
-        return self.samples_in_buffers() + SampleCounts(waiting + self.unacknowledged_rows)
+        counts = (each.counts() for each in self.experiences.values())
+        acknowledged = sum(counts, self._ended_counts)
+        return acknowledged + SampleCounts(waiting + self.unacknowledged_rows)
 
     @property
     def env_steps(self) -> int:
