@@ -11,11 +11,7 @@ import numpy as np
 
 from dingsdk.config import to_easydict, to_plain
 from dingsdk.testing.bench import RuleBench, expect, expect_equal
-from dingsdk.testing.rule import (
-    RuleBook,
-    collect,
-    needs,
-)
+from dingsdk.testing.rule import RuleBook, collect, needs
 from dingsdk.worker.comm.files import FilePolicyStore
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.commander.base import BaseParallelCommander, Task

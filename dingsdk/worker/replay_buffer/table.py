@@ -35,12 +35,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.worker.replay_buffer import persistence, state
-from dingsdk.worker.replay_buffer.config import (
-    BufferSection,
-    Parts,
-    check_family,
-    check_order,
-)
+from dingsdk.worker.replay_buffer.config import BufferSection, Parts, check_family, check_order
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor

@@ -25,13 +25,7 @@ from dingsdk.data import (
     why_not_bound,
 )
 from dingsdk.data.deadline import Closing
-from dingsdk.errors import (
-    AuthError,
-    BufferClosedError,
-    DingError,
-    PortInUseError,
-    ProtocolError,
-)
+from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
 from dingsdk.worker.replay_server.client import ADDRESS_NAME
 from dingsdk.worker.replay_server.link import (
     INFO_KIND,
