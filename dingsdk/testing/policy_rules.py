@@ -280,7 +280,7 @@ def rule_11_reset_takes_all_envs_or_some(bench: PolicyBench) -> None:
     reset.eval_mode.reset([first[0]])
     others = dict(rest)
     expect_equal(
-        bench.greedy(reset, others), bench.greedy(kept, others), "actions of envs that go on"
+        bench.greedy(reset, others), bench.greedy(kept, others), "actions of the other envs"
     )
     begun = dict([first])
     expect_equal(

@@ -657,7 +657,7 @@ class Simulation:
     def _retire(self, old: Coordinator, process: SimulatedProcess) -> None:
         """Check that a replaced coordinator has noticed it, and end its process."""
         if not process.is_dead and not isinstance(old.failure, RunDirLockedError):
-            self.fail(f"a coordinator that was replaced goes on: {old.failure}")
+            self.fail(f"a coordinator that was replaced has not noticed it: {old.failure}")
         process.kill()
 
     def _kill(self, process: SimulatedProcess, until: float) -> None:
@@ -727,7 +727,7 @@ class Simulation:
     def lost(self, info: WorkerInfo, reason: str) -> None:
         """Check that there was a reason to give up a worker."""
         if self._close_began is None and not self._may_be_lost(info.worker_id):
-            self.fail(f"{info.worker_id} was given up for nothing: {reason}")
+            self.fail(f"{info.worker_id} was given up without a reason: {reason}")
         if "replaced" not in reason:
             self._joins[info.worker_id] += 1  # a join that was interrupted is repeated
         is_poisoned = info.worker_id == self._poisoned
@@ -782,7 +782,7 @@ class Simulation:
             self._moved = progress, now
             self.quiet_said_at = -1.0
         elif now - self._moved[1] > QUIET_S and self.quiet_said_at < self._moved[1]:
-            self.fail(f"nothing happens since {self._moved[1]:.0f} s, and nobody says so")
+            self.fail(f"there is no progress since {self._moved[1]:.0f} s, and no warning of it")
 
     quiet_said_at = -1.0
 
@@ -844,7 +844,7 @@ class Simulation:
         for process in self.processes.values():
             left = [job.name for job in process.jobs if not job.done]
             if left:
-                self.fail(f"still at work after the close: {left}")
+                self.fail(f"jobs that did not end after the close: {left}")
         self._raise()
 
 
