@@ -195,7 +195,7 @@ def _plugins() -> Iterator[Finding]:
         try:
             import_plugin(row)
         except Exception as error:
-            fix = f"mend it, or pip uninstall {row.distribution}"
+            fix = f"repair it, or pip uninstall {row.distribution}"
             yield Finding("fail", what, f"{owner}: {error}", fix)
         else:
             yield Finding("pass", what, owner)

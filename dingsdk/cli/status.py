@@ -34,7 +34,7 @@ def status(run: Path, as_json: bool) -> None:
         return
     for label, text in _lines(found, time.time() - found["written_at"], is_gone):
         if label == "run" and is_held and (is_gone or found["reason"] is not None):
-            text += "; a process is at work in its folder"
+            text += "; a process is using its folder"
         # Control characters of a damaged file would reach the terminal.
         printable = "".join(each if each.isprintable() else "?" for each in text)
         click.echo(f"{label:<13} {printable}")

@@ -190,7 +190,7 @@ class _Walk:
             if name in fields:  # given values were checked above, so it is a default
                 wrong = _not_valid(path, error, fields[name], full[name])
                 author = f"{section.__module__}:{section.__qualname__}"
-                text = f"{wrong}; that is its default in {author}, to be mended there"
+                text = f"{wrong}; that is its default in {author}; correct it there"
                 raise ConfigError(text, path=join_key(path, name)) from error
             raise _contradiction(str(error), fields, path) from error
         return full

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dingsdk.data.files import Folder as Folder
     from dingsdk.data.files import PrivateDir as PrivateDir
     from dingsdk.data.files import check_id as check_id
+    from dingsdk.data.files import is_locked as is_locked
     from dingsdk.data.files import open_private as open_private
     from dingsdk.data.locks import LockContext as LockContext
     from dingsdk.data.locks import LockContextType as LockContextType

@@ -8,14 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.config import (
-    Field,
-    Part,
-    Section,
-    config_type,
-    documentation_of,
-    fields_of,
-)
+from dingsdk.config import Field, Part, Section, config_type, documentation_of, fields_of
 from dingsdk.pipeline.sections import RunSection
 from dingsdk.plugins import default_manager
 

@@ -247,7 +247,7 @@ def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
         return None
     path = ensure_dir(context.run_dir / JOURNAL_FOLDER)
     try:
-        stack.enter_context(locked_folder(path, f"a coordinator is at work in {path}"))
+        stack.enter_context(locked_folder(path, f"a coordinator is running in {path}"))
     except RunFolderError as error:
         raise RunDirLockedError(
             f"{error}: {Journal(Folder(path)).owner_text()}; wait for its end, or stop it",

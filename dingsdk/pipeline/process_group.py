@@ -183,7 +183,6 @@ class WorkerProcess(LinkedProcess, WorkerHandle):
             ) from error
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Return the messages of the worker; see ``WorkerHandle``."""
         return map(json.loads, self.received())
 
     def send_address(self, address: str) -> None:
@@ -191,7 +190,6 @@ class WorkerProcess(LinkedProcess, WorkerHandle):
         self.send(ADDRESS + address.encode())
 
     def send_stop(self) -> None:
-        """Tell the worker to end."""
         self.send(b"stop")
 
 

@@ -35,13 +35,7 @@ from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
 from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
-from dingsdk.plugins.registry import (
-    Registry,
-    Transaction,
-    place_of,
-    transaction,
-    unknown,
-)
+from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
 from dingsdk.plugins.switches import Switches, is_named
 
 _logger = logging.getLogger(__name__)

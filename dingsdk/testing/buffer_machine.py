@@ -12,13 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import InvalidPriorityError, SchemaMismatchError

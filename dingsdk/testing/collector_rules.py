@@ -401,8 +401,10 @@ def rule_13_observers_are_told(bench: CollectorBench) -> None:
     bench.collect(collector, count, train_iter=5)
     count *= 2 if bench.has("players") else 1
     told = sorted(bench.observer.episodes)
-    expect_equal(told, [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)], "episodes that were told")
-    expect_equal(bench.observer.collects, [(count, 8, 5)], "collects that were told")
+    expect_equal(
+        told, [(0, 3.0, 2), (0, 3.0, 2), (1, 10.0, 4)], "episodes reported to the observer"
+    )
+    expect_equal(bench.observer.collects, [(count, 8, 5)], "collects reported to the observer")
 
 
 def rule_14_close_closes_the_envs(bench: CollectorBench) -> None:

@@ -11,18 +11,14 @@ import numpy as np
 
 from dingsdk.config import to_easydict, to_plain
 from dingsdk.testing.bench import RuleBench, expect, expect_equal
-from dingsdk.testing.rule import (
-    RuleBook,
-    collect,
-    needs,
-)
+from dingsdk.testing.rule import RuleBook, collect, needs
 from dingsdk.worker.comm.files import FilePolicyStore
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 
 COMMANDER_CAPABILITIES: Final[Mapping[str, str]] = {
-    "evaluates": "It hands out evaluations, and ends the run at `env.stop_value`.",
-    "waits": "It hands out no collector task before a learner task.",
+    "evaluates": "It issues evaluations, and ends the run at `env.stop_value`.",
+    "waits": "It issues no collector task before a learner task.",
     "plays": "Its collector tasks are games of several players, of which the first is trained.",
 }
 """The optional capabilities of a commander, and what each promises."""
@@ -63,7 +59,7 @@ class CommanderBench(RuleBench[MakeCommander]):
         return self._make(self.config() if cfg is None else cfg)
 
     def started(self) -> tuple[BaseParallelCommander, Task]:
-        """Return a commander that has handed out its learner task, and that task."""
+        """Return a commander that has issued its learner task, and that task."""
         commander = self.commander()
         task = commander.get_learner_task()
         expect(task is not None, "the first get_learner_task() returned None")
@@ -141,7 +137,7 @@ def rule_04_a_finished_task_frees_its_place_once(bench: CommanderBench) -> None:
     tasks = bench.drain(commander)
     for _ in range(3):
         bench.finish(commander, tasks[0])
-    expect_equal(len(bench.drain(commander)), 1, "tasks after one finish, told three times")
+    expect_equal(len(bench.drain(commander)), 1, "tasks after one finish, reported three times")
 
 
 def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
@@ -150,12 +146,12 @@ def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
     tasks = bench.drain(commander)
     for _ in range(2):
         commander.notify_fail_collector_task(tasks[1])
-    expect_equal(len(bench.drain(commander)), 1, "tasks after one failure, told twice")
+    expect_equal(len(bench.drain(commander)), 1, "tasks after one failure, reported twice")
     for _ in range(2):
         commander.notify_fail_learner_task(learner)
     again = commander.get_learner_task()
     expect(again is not None, "no learner task after the first one failed")
-    expect(commander.get_learner_task() is None, "a failure told twice freed two places")
+    expect(commander.get_learner_task() is None, "a failure reported twice freed two places")
 
 
 def rule_06_places_can_be_added_and_taken(bench: CommanderBench) -> None:
@@ -241,14 +237,14 @@ def rule_12_collectors_wait_for_a_learner(bench: CommanderBench) -> None:
 
 @needs("evaluates")
 def rule_13_one_evaluation_at_a_time(bench: CommanderBench) -> None:
-    """The first collector task is an evaluation; an evaluation that failed is handed out again."""
+    """The first collector task is an evaluation; an evaluation that failed is issued again."""
     commander, _ = bench.started()
     first, *others = bench.drain(commander)
     expect(is_evaluation(first), "the first collector task is no evaluation")
     expect(not any(map(is_evaluation, others)), "a second evaluation while one is out")
     commander.notify_fail_collector_task(first)
     (again,) = bench.drain(commander)
-    expect(is_evaluation(again), "an evaluation that failed was not handed out again")
+    expect(is_evaluation(again), "an evaluation that failed was not issued again")
 
 
 @needs("evaluates")

@@ -26,9 +26,9 @@ ENV_CAPABILITIES: Final[Mapping[str, str]] = {
     "per_env_reset": "`reset({i: kwargs})` resets only env i.",
     "partial_step": "`step` and `step_batch` may name some of the envs.",
     "guarded": "Only the env that fails is rebuilt.",
-    "asynchronous": "`step` returns whatever env has ended its step.",
+    "asynchronous": "`step` returns the envs that have ended their step.",
     "players": "Its envs may have several players.",
-    "saves": "`get_state` tells where the envs are, and `set_state` brings others there.",
+    "saves": "`get_state` returns the state of the envs, and `set_state` restores it in others.",
 }
 """The optional capabilities of an env manager, and what each promises."""
 

@@ -149,7 +149,7 @@ def rule_12_env_and_policy_may_come_later(bench: EvaluatorBench) -> None:
 def rule_13_observers_are_told(bench: EvaluatorBench) -> None:
     """Observer hooks are called for each evaluation with its mean, iteration and env steps."""
     bench.ready(((2,), (3,)), n_episode=2).eval(train_iter=4, envstep=40)
-    expect_equal(bench.observer.evaluations, [(4.5, 4, 40)], "evaluations that were told")
+    expect_equal(bench.observer.evaluations, [(4.5, 4, 40)], "evaluations reported to the observer")
 
 
 def rule_14_close_closes_the_envs(bench: EvaluatorBench) -> None:

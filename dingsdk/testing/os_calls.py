@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 
 @contextmanager
@@ -44,13 +45,10 @@ def failing_calls(
 
         return call
 
-    for name in names:
-        setattr(os, name, shim(name))
-    try:
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(os, name, shim(name)))
         yield lambda: count
-    finally:
-        for name, function in real.items():
-            setattr(os, name, function)
 
 
 @dataclass
@@ -99,13 +97,10 @@ def recorded_writes() -> Iterator[WriteLog]:
 
         return recorded
 
-    for name in real:
-        setattr(os, name, call(name))
-    try:
+    with ExitStack() as stack:
+        for name in real:
+            stack.enter_context(mock.patch.object(os, name, call(name)))
         yield log
-    finally:
-        for name, function in real.items():
-            setattr(os, name, function)
 
 
 def open_files(*, collect: bool = False) -> int:

@@ -112,12 +112,8 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
 
     def greedy(self, policy: Policy, obs: Mapping[int, Any]) -> list[Any]:
         """Return the actions of the eval mode."""
-        return [_as_arrays(each["action"]).tolist() for each in _ordered(policy, obs)]
-
-
-def _ordered(policy: Policy, obs: Mapping[int, Any]) -> list[Any]:
-    found = policy.eval_mode.forward(obs)
-    return [found[env_id] for env_id in obs]
+        found = policy.eval_mode.forward(obs)
+        return [_as_arrays(found[env_id]["action"]).tolist() for env_id in obs]
 
 
 def rule_01_modes_are_the_contracts_tuples(bench: PolicyBench) -> None:
@@ -284,7 +280,7 @@ def rule_11_reset_takes_all_envs_or_some(bench: PolicyBench) -> None:
     reset.eval_mode.reset([first[0]])
     others = dict(rest)
     expect_equal(
-        bench.greedy(reset, others), bench.greedy(kept, others), "actions of envs that go on"
+        bench.greedy(reset, others), bench.greedy(kept, others), "actions of the other envs"
     )
     begun = dict([first])
     expect_equal(

@@ -70,8 +70,8 @@ class Recorder(MasterListener):
             found = self._of(kind, worker_id)
         if len(found) < count:
             raise RuleBroken(
-                f"the master heard {len(found)} time(s) that {worker_id} {kind}, not {count}; "
-                f"all it heard: {[event[0] for event in self.events]}"
+                f"the master got {len(found)} report(s) that {worker_id} {kind}, not {count}; all "
+                f"reports: {[event[0] for event in self.events]}"
             )
         return found
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
         BattleSampleSerialCollector as BattleSampleSerialCollector,
     )
     from dingsdk.worker.collector.episode import EpisodeSerialCollector as EpisodeSerialCollector
-    from dingsdk.worker.collector.marine import (
-        MarineParallelCollector as MarineParallelCollector,
-    )
+    from dingsdk.worker.collector.marine import MarineParallelCollector as MarineParallelCollector
     from dingsdk.worker.collector.parallel_base import (
         BaseParallelCollector as BaseParallelCollector,
     )

@@ -55,7 +55,7 @@ def test_run_begins_when_there_is_room(tmp_path: Path, caplog: pytest.LogCapture
         assert coordinator.status().held_up_by == ""
         coordinator.validate_state()
         cluster.close()
-    assert caplog.text.count("the run holds back") == 1
+    assert caplog.text.count("there is no room in the storage") == 1
     assert caplog.text.count("there is room in the storage again") == 1
 
 

@@ -72,6 +72,6 @@ def test_commander_that_hands_out_no_task_is_named(tmp_path: Path, manager: Any)
 
     assert result.reason == "interrupted"
     (said,) = ears.found
-    assert "commander 'lazy' has handed out no task to an idle collector" in said
+    assert "commander 'lazy' has issued no task for an idle collector" in said
     assert "learner learner-0 waits for a batch of" in said
     assert "the replay buffer holds 0 rows" in said

@@ -144,7 +144,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a sample is acknowledged that is not in the journal",
             f"{_COORDINATOR}.journal:Keeper.acknowledge",
-            "self._journal.append(fact)",
+            "self.journal.append(fact)",
             "str(fact)",
         ),
         Mutant(
@@ -301,7 +301,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "a coordinator that was replaced goes on",
             f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
-            "self._keeper.check_owner()",
+            "self._keeper.journal.check_owner()",
             "pass",
         ),
     ],

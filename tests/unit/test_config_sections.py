@@ -383,7 +383,7 @@ def test_error_for_a_wrong_default_names_its_class() -> None:
     assert caught.value.facts["path"] == "policy.learn.depth"
     assert str(caught.value) == (
         "policy.learn.depth: expected a whole number, found 'three' (str); that is its default in "
-        f"{__name__}:WrongDefault, to be mended there"
+        f"{__name__}:WrongDefault; correct it there"
     )
     assert complete(WrongDefault, {"depth": 3})["depth"] == 3
 

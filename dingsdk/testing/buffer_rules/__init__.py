@@ -13,7 +13,7 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
     "columns": "Rows are dicts of numbers and arrays, kept in columns, and sampled as SampleBatch.",
     "objects": "A row may be any object. Batches are lists.",
     "fifo": "The oldest rows leave first; without it any row may make room for a new one.",
-    "distinct": "Rows are drawn alike; one comes twice in a batch only with `replace=True`.",
+    "distinct": "Rows are equally likely; a row repeats in a batch only with `replace=True`.",
     "ages": "`sample` takes `sample_range`, a slice over the rows by age.",
     "priorities": (
         "Rows are drawn by priority, which `update` changes; `alpha`, `beta`, `anneal_step`, "

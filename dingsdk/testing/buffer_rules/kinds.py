@@ -53,7 +53,7 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
                     steps = all(after == one + 1 for one, after in pairwise(numbers))
                     expect(steps, f"rows {numbers} are no sequence")
                     across = ends.intersection(numbers[:-1])
-                    expect(not across, f"sequence {numbers} goes on after the end at {across}")
+                    expect(not across, f"sequence {numbers} continues after the end at {across}")
     buffer = bench.buffer(replay_buffer_size=_ROWS)
     for first in range(0, 12, 3):
         buffer.push([make_row(number, done=False) for number in range(first, first + 3)], 0)
@@ -61,7 +61,7 @@ def rule_41_sequences_are_unbroken(bench: BufferBench) -> None:
     for _ in range(25):
         for one, after in _sequences(bench, buffer, 2, 2):
             is_within = after == one + 1 and after % 3 > 0
-            expect(is_within, f"sequence {[one, after]} goes on after end_trajectory()")
+            expect(is_within, f"sequence {[one, after]} continues after end_trajectory()")
 
 
 @needs("sequences")
@@ -383,7 +383,7 @@ def rule_55_rows_leave_after_their_last_use(bench: BufferBench) -> None:
     expect_equal(bench.sample(buffer, 1), None, "a sample after a late update")
     bench.push(buffer, 20, 21)
     expect_equal(buffer.count(), 2, "count() after another push")
-    expect_equal(set(numbers_of(_rows(buffer, 2))) - {20, 21}, set(), "strange rows")
+    expect_equal(set(numbers_of(_rows(buffer, 2))) - {20, 21}, set(), "unexpected rows")
 
 
 @needs("priorities")

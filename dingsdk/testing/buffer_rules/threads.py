@@ -43,7 +43,7 @@ def rule_31_sample_waits_for_rows(bench: BufferBench) -> None:
     bench.push(buffer, 1)
     expect(not call.has_ended(_WAIT_S), "a wait for 2 rows ended with the first")
     bench.push(buffer, 2)
-    expect_equal(set(numbers_of(call.value(bench.patience_s))) - {1, 2}, set(), "strange rows")
+    expect_equal(set(numbers_of(call.value(bench.patience_s))) - {1, 2}, set(), "unexpected rows")
 
 
 @needs("parts")
@@ -53,7 +53,7 @@ def rule_32_wait_ends_at_its_deadline(bench: BufferBench) -> None:
     for timeout_s in (0.0, _WAIT_S):
         call = Call(lambda t=timeout_s: bench.sample(buffer, 2, timeout_s=t), "sample()")  # type: ignore[misc]
         expect_equal(call.value(timeout_s + bench.patience_s), None, "a wait for nothing")
-        expect(call.took_s >= timeout_s - _EARLY_S, f"sample() gave up after {call.took_s:.3f} s")
+        expect(call.took_s >= timeout_s - _EARLY_S, f"sample() returned after {call.took_s:.3f} s")
 
 
 @needs("parts")
@@ -96,7 +96,7 @@ def rule_35_refused_push_raises_and_loses_nothing(bench: BufferBench) -> None:
         with raises(f"a refused push, timeout_s={timeout_s}", BufferFullError):
             _push(bench, buffer, timeout_s)
         took_s = time.monotonic() - started
-        expect(took_s >= (timeout_s or 0.0) - _EARLY_S, f"push() gave up after {took_s:.3f} s")
+        expect(took_s >= (timeout_s or 0.0) - _EARLY_S, f"push() raised after {took_s:.3f} s")
         expect_equal(bench.contents(buffer), [1, 2, 3], "rows after a refused push")
         expect_equal(buffer.push_count, 3, "push_count after a refused push")
     call = Call(lambda: _push(bench, buffer, 20 * bench.patience_s), "push()")
@@ -300,7 +300,7 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
 
     def check(numbers: list[int], what: str) -> None:
         strange = [n for n in numbers if not 0 <= n % 10_000 < 5 * _TURNS or n >= 30_000]
-        expect(not strange, f"rows {strange} were {what}, which nobody pushed")
+        expect(not strange, f"rows {strange} were {what}, which were never pushed")
 
     with _frequent_switches():
         pushes = [partial(push, which) for which in range(3)]
@@ -312,8 +312,8 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
         stats = buffer.stats()
         expect_equal(stats.pushed, 3 * 5 * _TURNS + capacity, "rows pushed in all")
         expect_equal(stats.pushed, stats.left + stats.count, "rows in all")
-        expect_equal(len(gone), stats.left, "rows that listeners heard of")
-        expect_equal(len(set(gone)), len(gone), "different rows that listeners heard of")
+        expect_equal(len(gone), stats.left, "rows that listeners were called with")
+        expect_equal(len(set(gone)), len(gone), "different rows that listeners were called with")
 
 
 @needs("fifo")

@@ -24,8 +24,8 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
     "sampler": RuleBook(
         collect(samplers),
         {
-            "rows": "A `RowSampler`: it draws single rows that are all alike.",
-            "distinct": "Any two rows come together in a batch as often as any other two.",
+            "rows": "A `RowSampler`: it draws single rows, all equally likely.",
+            "distinct": "All pairs of rows are equally likely to be in a batch.",
             "priorities": "A `PrioritySampler`: it draws single rows by their priority.",
             "proportional": "A row's share of the draws is `priority ** alpha`.",
             "sequences": "A `SequenceSampler`: it draws runs of consecutive rows.",
@@ -36,7 +36,7 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
         collect(removers),
         {
             "fifo": "The oldest rows leave first, and their positions are used in that order.",
-            "ages": "`newer` tells how many rows came after others.",
+            "ages": "`newer` returns how many rows were added after others.",
             "random": "Which rows leave depends on the seed.",
         },
         PartBench,

@@ -67,7 +67,10 @@ def rule_03_rows_leave_oldest_first(bench: PartBench) -> None:
         _, leaving = table.remover.allot(n)
         left = [] if leaving is None else as_list(leaving)
         expect_equal(left, [p for p in before if p in left], "leaving rows by age")
-        expect(leaving is None or len(left) > 0, "no row left, which is told by None")
+        expect(
+            leaving is None or len(left) > 0,
+            "no row left, and allot() did not return None for them",
+        )
         table.oldest_first = table.by_age()
 
 
@@ -140,7 +143,7 @@ def rule_08_oldest_rows_leave_first(bench: PartBench) -> None:
     for n in _SIZES:
         before = list(table.oldest_first)
         taken, left = table.push(n)
-        expect_equal(left, before[: len(left)], "rows that left, the oldest being")
+        expect_equal(left, before[: len(left)], "rows that left, oldest first")
         expect_equal(taken, [(newest + i) % CAPACITY for i in range(n)], f"positions of {n} rows")
         newest += n
 
@@ -161,5 +164,5 @@ def rule_10_seed_decides_which_rows_leave(bench: PartBench) -> None:
     removers = [_Table(bench.part(seed=seed)) for seed in (5, 5, 6)]
     one, two, other = ([table.push(n) for n in _SIZES * 4] for table in removers)
     expect_equal(two, one, "positions with one seed")
-    expect(other != one, "another seed let the same rows leave")
+    expect(other != one, "another seed removed the same rows")
     expect(not type(removers[0].remover).is_fifo, "is_fifo is True")

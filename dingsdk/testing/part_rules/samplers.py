@@ -268,7 +268,7 @@ def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
                 steps = all(b == a + 1 for a, b in pairwise(numbers))
                 expect(steps and len(numbers) == length, f"rows {numbers} are no sequence")
                 across = set(_ENDS) & set(numbers[:-1])
-                expect(not across, f"sequence {numbers} goes on after the end at {across}")
+                expect(not across, f"sequence {numbers} continues after the end at {across}")
     sampler, loaded = bench.part(seed=0), bench.part(seed=0)
     _insert(sampler, 0, 1)
     sampler.end_trajectory()

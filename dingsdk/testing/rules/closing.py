@@ -25,7 +25,7 @@ def rule_17_next_task_ends_at_its_deadline(bench: Bench) -> None:
         expect_equal(call.value(timeout_s + bench.patience_s), None, f"next_task({timeout_s})")
         expect(
             call.took_s >= timeout_s - _EARLY_S,
-            f"next_task({timeout_s}) gave up after {call.took_s:.3f} s",
+            f"next_task({timeout_s}) returned after {call.took_s:.3f} s",
         )
     bench.send("w0", "t1")
     expect_equal(bench.receive_ids(end, 1), ["t1"], "the task after empty waits")
@@ -41,7 +41,7 @@ def rule_18_join_ends_at_its_deadline(bench: Bench) -> None:
         call = bench.timed(lambda: end.join(WorkerInfo("w0", "collector"), _WAIT_S), "join()")
         with raises("join() without a master", WorkerLostError):
             call.value(_WAIT_S + bench.patience_s)
-        expect(call.took_s >= _WAIT_S - _EARLY_S, f"join() gave up after {call.took_s:.3f} s")
+        expect(call.took_s >= _WAIT_S - _EARLY_S, f"join() returned after {call.took_s:.3f} s")
 
 
 def rule_19_close_of_an_end_wakes_its_waiters(bench: Bench) -> None:

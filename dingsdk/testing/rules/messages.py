@@ -216,6 +216,6 @@ def _worker_of(event: tuple[object, ...]) -> object:
 
 def _facts(answer: TaskAnswer) -> tuple[object, ...]:
     if not isinstance(answer, TaskAnswer):
-        raise RuleBroken(f"the master heard {answer!r:.100}, which is no TaskAnswer")
+        raise RuleBroken(f"the master's listener got {answer!r:.100}, which is not a TaskAnswer")
     a = answer
     return (a.task_id, a.completed, dict(a.result), a.message, a.traceback)

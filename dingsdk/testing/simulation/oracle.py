@@ -60,7 +60,7 @@ class SampleOracle:
     def entered(self, data_id: str, rows: int) -> None:
         """Record that the rows of a payload entered the buffer; raise if they had before."""
         if data_id in self.live:
-            raise SamplesLostError(f"payload {data_id!r} came into the buffer twice")
+            raise SamplesLostError(f"payload {data_id!r} entered the buffer twice")
         if rows != len(self.announced[data_id]):
             raise SamplesLostError(f"payload {data_id!r} came with {rows} rows")
         self.live[data_id] = set(range(rows))
@@ -97,7 +97,7 @@ class SampleOracle:
             self.acknowledged.add(data_id)
             if data_id not in self.live:
                 raise SamplesLostError(
-                    f"payload {data_id!r} was acknowledged, and never came into the buffer",
+                    f"payload {data_id!r} was acknowledged, and never entered the buffer",
                     payload=data_id,
                 )
 
@@ -157,7 +157,7 @@ class SampleOracle:
             if max_use is not None and uses > max_use:
                 raise SamplesLostError(f"sample {sample} is trained on {uses} times")
             if sample not in self._known:
-                raise SamplesLostError(f"a learner trains on {sample}, which nobody announced")
+                raise SamplesLostError(f"a learner trains on {sample}, which was never announced")
             lag = train_iter - self._policy_iters[sample]
             self.largest_lag = max(self.largest_lag, lag)
             if max_lag is not None and lag > max_lag:

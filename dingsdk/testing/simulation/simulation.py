@@ -657,7 +657,7 @@ class Simulation:
     def _retire(self, old: Coordinator, process: SimulatedProcess) -> None:
         """Check that a replaced coordinator has noticed it, and end its process."""
         if not process.is_dead and not isinstance(old.failure, RunDirLockedError):
-            self.fail(f"a coordinator that was replaced goes on: {old.failure}")
+            self.fail(f"a coordinator that was replaced has not noticed it: {old.failure}")
         process.kill()
 
     def _kill(self, process: SimulatedProcess, until: float) -> None:
@@ -727,7 +727,7 @@ class Simulation:
     def lost(self, info: WorkerInfo, reason: str) -> None:
         """Check that there was a reason to give up a worker."""
         if self._close_began is None and not self._may_be_lost(info.worker_id):
-            self.fail(f"{info.worker_id} was given up for nothing: {reason}")
+            self.fail(f"{info.worker_id} was given up without a reason: {reason}")
         if "replaced" not in reason:
             self._joins[info.worker_id] += 1  # a join that was interrupted is repeated
         is_poisoned = info.worker_id == self._poisoned
@@ -777,16 +777,14 @@ class Simulation:
         now = self.world.now
         tasks = sorted(each.task_id for each in self.coordinator.running_tasks())
         progress = status.env_steps, status.train_iter, tasks
-        if progress != self._moved[0] or status.held_up_by or self._is_disturbed("coordinator"):
+        is_disturbed = "coordinator" in self._unreachable_since
+        if progress != self._moved[0] or status.held_up_by or is_disturbed:
             self._moved = progress, now
             self.quiet_said_at = -1.0
         elif now - self._moved[1] > QUIET_S and self.quiet_said_at < self._moved[1]:
-            self.fail(f"nothing happens since {self._moved[1]:.0f} s, and nobody says so")
+            self.fail(f"there is no progress since {self._moved[1]:.0f} s, and no warning of it")
 
     quiet_said_at = -1.0
-
-    def _is_disturbed(self, name: str) -> bool:
-        return name in self._unreachable_since
 
     def _restart_workers(self) -> None:
         """Restart the processes of workers that have ended, as a real run does."""
@@ -846,7 +844,7 @@ class Simulation:
         for process in self.processes.values():
             left = [job.name for job in process.jobs if not job.done]
             if left:
-                self.fail(f"still at work after the close: {left}")
+                self.fail(f"jobs that did not end after the close: {left}")
         self._raise()
 
 
@@ -983,4 +981,4 @@ def shrink(error: SimulationError, make: Callable[..., Simulation]) -> list[Simu
             faults = fewer
         else:
             index += 1
-    return [replace(fault) for fault in faults]
+    return faults

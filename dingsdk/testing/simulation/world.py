@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -52,7 +53,7 @@ class World:
         """How often jobs still take locks until other jobs run first."""
         self.servers: dict[str, tuple[SimulatedProcess, Callable[[Any], Any]]] = {}
         self.network = Network(self)
-        self._hub = getcurrent()
+        self.hub = getcurrent()
         self._due: list[tuple[float, float, int, Callable[[], object], SimulatedJob | None]] = []
         """Heap of (time, random number, sequence number, action, job of the action or None)."""
         self._chance = self.random.random
@@ -111,10 +112,6 @@ class World:
         job.switch()
         self.current = None
 
-    def new_greenlet(self, run: Callable[[], None]) -> greenlet:
-        """Return a greenlet whose parent is the hub."""
-        return greenlet(run, parent=self._hub)
-
     def park(self) -> None:
         """Let other events happen; returns when the current job is to run again."""
         job = self.current
@@ -125,11 +122,11 @@ class World:
         try:
             following = self._next(is_hub=False)
         except BaseException as error:
-            self._hub.throw(error)
+            self.hub.throw(error)
         else:
             self.current = following
             if following is None:
-                self._hub.switch()
+                self.hub.switch()
             elif following is not job:
                 following.switch()
         if job.process.is_dead:
@@ -163,7 +160,7 @@ class SimulatedJob(Job):
         self._function = function
         self._done = False
         self._ended = SimulatedCondition(process)
-        self.switch = process.world.new_greenlet(self._run).switch
+        self.switch = greenlet(self._run, parent=process.world.hub).switch
 
     @property
     def done(self) -> bool:
@@ -400,14 +397,6 @@ class SimulatedProcess:
         """Answer requests to an address: each is handled by ``handle(message)`` in a new job."""
         self.world.servers[address] = (self, handle)
 
-    def request(self, address: str, message: Any, timeout_s: float, link: SimulatedLink) -> Any:
-        """Send a request and return its answer.
-
-        Raises:
-            NoAnswerError: no answer came in time.
-        """
-        return self.world.network.request(self, address, message, timeout_s, link)
-
 
 class SimulatedLink:
     """A connection of a simulated process; one request at a time."""
@@ -429,7 +418,8 @@ class SimulatedLink:
             self._is_busy = True
         try:
             left_s = max(0.0, deadline - clock())
-            return self._process.request(self._address, message, left_s, self)
+            network = self._process.world.network
+            return network.request(self._process, self._address, message, left_s, self)
         finally:
             self._is_busy = False
             self.condition.notify_all()
@@ -461,7 +451,7 @@ class Network:
         timeout_s: float,
         link: SimulatedLink,
     ) -> Any:
-        """Send a request and return its answer, as ``SimulatedProcess.request``."""
+        """Send a request and return its answer; raises NoAnswerError if none comes in time."""
         world = self._world
         answers: list[tuple[Any, NoAnswerError | None]] = []
 
@@ -506,6 +496,7 @@ class Network:
             world.at(world.now + world.random.uniform(least_s, most_s), deliver)
 
 
+@dataclass(slots=True)
 class LinkFaults:
     """The faults of a connection.
 
@@ -516,8 +507,7 @@ class LinkFaults:
         late_s: The largest extra delay of a message.
     """
 
-    def __init__(self) -> None:
-        self.is_cut = False
-        self.lost_share = 0.0
-        self.doubled_share = 0.0
-        self.late_s = 0.0
+    is_cut: bool = False
+    lost_share: float = 0.0
+    doubled_share: float = 0.0
+    late_s: float = 0.0

@@ -31,7 +31,6 @@ class WholeEpisodeCollector(ISerialCollector):
         return {**super()._statistics(), **self._times()}
 
     def reset_env(self, _env: EnvManager | None = None) -> None:
-        """As ``SerialWorker.reset_env``."""
         super().reset_env(_env)
         self._is_at_start = True
 

@@ -8,12 +8,7 @@ from typing import Any, Self
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
-from dingsdk.worker.collector.battle import (
-    BattleRollout,
-    Players,
-    game_outcome,
-    outcome_of,
-)
+from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome, outcome_of
 from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter, return_of

@@ -289,7 +289,6 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         return self._is_admitted(self._paths[0], self._rollout.env_steps)
 
     def _send_all(self) -> None:
-        """Cut all trajectories now, and send the collected samples."""
         for writer in self._writers:
             writer.cut_unfinished()
             if writer.pending_rows:

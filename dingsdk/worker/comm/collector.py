@@ -26,12 +26,7 @@ from dingsdk.worker.collector.env_pool import EnvPool
 from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import (
-    ANSWER_WITHIN_S,
-    REPLAY_PAUSE_S,
-    REPLAY_WAIT_S,
-    CommWorker,
-)
+from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
 from dingsdk.worker.factory import create_parallel_collector
 from dingsdk.worker.inference.client import InferenceClient
 from dingsdk.worker.replay_server import ReplayClient

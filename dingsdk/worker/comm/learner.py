@@ -30,12 +30,7 @@ from dingsdk.worker.comm.publisher import PolicyPublisher
 from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
-from dingsdk.worker.comm.worker import (
-    ANSWER_WITHIN_S,
-    REPLAY_PAUSE_S,
-    REPLAY_WAIT_S,
-    CommWorker,
-)
+from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
 from dingsdk.worker.factory import create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint, save_pause

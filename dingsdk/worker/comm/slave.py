@@ -12,13 +12,7 @@ from dingsdk.errors import ClosedError, DingError, ProtocolError, TaskFail, Work
 from dingsdk.plugins import observe
 from dingsdk.plugins.blame import error_text
 from dingsdk.worker.comm.scheduler import Job
-from dingsdk.worker.comm.transport import (
-    SlaveEnd,
-    TaskAnswer,
-    TaskMessage,
-    Transport,
-    WorkerInfo,
-)
+from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, Transport, WorkerInfo
 
 _log = logging.getLogger(__name__)
 

@@ -195,10 +195,19 @@ class StepDataStore(ABC):
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
         """Store a payload; the caller must not write to it afterwards.
 
+        Storing the same payload again changes nothing.
+
         Returns:
             Size and digest of the payload, if others can write to the store's data; else None.
             They are sent with the payload's announcement, and readers pass the digest to
             ``get_verified``.
+
+        Raises:
+            ProtocolError: the id is not valid.
+            ConflictError: another payload has this id; it stays.
+            StorageFullError: no room now; nothing was stored, and the call may be repeated.
+            ConfigError: the payload is larger than readers accept.
+            SchemaMismatchError: a container cannot hold the batch.
         """
 
     def put_soon(self, data_id: str, batch: SampleBatch) -> FrameInfo | None:
@@ -279,13 +288,28 @@ class PolicyStore(ABC):
 
     @abstractmethod
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        """Make a version the newest one; ``state`` may change afterwards without effect."""
+        """Make a version the newest one; ``state`` may change afterwards without effect.
+
+        A version that is not newer than the newest one is ignored.
+
+        Raises:
+            ProtocolError: the id or the version is not valid.
+            SchemaMismatchError: the state is not a flat mapping of tensors or arrays.
+            StorageFullError: no room now; the newest version does not change.
+            ConfigError: it is larger than readers accept.
+        """
 
     @abstractmethod
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, state), or None if there is no version newer than ``newer_than``."""
+        """Return (version, state), or None if there is no version newer than ``newer_than``.
+
+        If the newest version is damaged, the one before it is returned.
+
+        Raises:
+            DataCorruptError: all published versions are damaged.
+        """
 
     @abstractmethod
     def discard(self, policy_id: str) -> None:

@@ -396,7 +396,7 @@ class Coordinator(Configurable):
 
     def _recover(self, keeper: Keeper) -> None:
         """Restore the run from the journal."""
-        recovered = keeper.open()
+        recovered = keeper.journal.open()
         with self.condition:
             garbage = self._record.recover(recovered)
             self._state.change_limit(self._cfg["policy"]["learn"]["learner"])
@@ -863,7 +863,7 @@ class Coordinator(Configurable):
         if self._keeper is None or self.clock() - self._owned_at < self.cfg.lease_s / RENEWALS:
             return
         self._owned_at = self.clock()
-        self._keeper.check_owner()
+        self._keeper.journal.check_owner()
 
     def _sweep_orphans(self) -> None:
         """Delete unannounced payloads of dead workers, twice in each ``orphan_grace_s``."""

@@ -524,20 +524,12 @@ class Keeper:
         hold_up: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._journal = journal
+        self.journal = journal
         self._state_of = state_of
         self._hold_up = hold_up
         self._clock = clock
         self._try_at = -float("inf")
         self.is_behind = False
-
-    def open(self) -> Recovered:
-        """Take over the journal; errors as ``Journal.open``."""
-        return self._journal.open()
-
-    def check_owner(self) -> None:
-        """Raise RunDirLockedError if another coordinator has taken the journal."""
-        self._journal.check_owner()
 
     def acknowledge(self, fact: Fact) -> bool:
         """Write a fact before it becomes true; False (no room) means that it must not become true.
@@ -548,7 +540,7 @@ class Keeper:
         if self.is_behind:
             return False
         try:
-            self._journal.append(fact)
+            self.journal.append(fact)
         except StorageFullError as error:
             self._hold_up(str(error))
             return False
@@ -563,13 +555,13 @@ class Keeper:
     @property
     def is_state_due(self) -> bool:
         """Whether to write the state now."""
-        is_due = self.is_behind or self._journal.is_state_due
+        is_due = self.is_behind or self.journal.is_state_due
         return is_due and self._clock() >= self._try_at
 
     def begin_state(self) -> tuple[int, Mapping[str, Any]] | None:
         """Begin a new file; return arguments for ``write_state``, or None if there is no room."""
         try:
-            return self._journal.rotate(), self._state_of()
+            return self.journal.rotate(), self._state_of()
         except StorageFullError as error:
             self._fail(error)
             return None
@@ -577,7 +569,7 @@ class Keeper:
     def write_state(self, number: int, state: Mapping[str, Any]) -> bool:
         """Write a state; return whether there was room. Call it without the lock."""
         try:
-            self._journal.save(number, state)
+            self.journal.save(number, state)
         except StorageFullError as error:
             self._fail(error)
             return False

@@ -144,7 +144,7 @@ class StorageOutage:
             self._waiting.pop(task_id, None)
         if self._waiting and not had:
             self._since = self._still_since = now
-            text = "no room in the storage, the run holds back for up to %.0f s: %s"
+            text = "there is no room in the storage, so the run waits for up to %.0f s: %s"
             _log.warning(text, self._limit_s, why)
         elif had and not self._waiting:
             _log.warning("there is room in the storage again, after %.1f s", now - self._since)
@@ -331,7 +331,7 @@ class SchedulerState:
             elif self.pool.has_idle(name) and not self._queues[name]:
                 commander = self.commander
                 kind = getattr(commander, "config", {}).get("type", type(commander).__name__)
-                causes.append(f"commander {kind!r} has handed out no task to an idle {name}")
+                causes.append(f"commander {kind!r} has issued no task for an idle {name}")
         for state in running:
             worker_id = "" if state.worker is None else state.worker.worker_id
             what = f"waits for {state.waits_for}" if state.waits_for else "has reported no progress"
@@ -620,14 +620,12 @@ class SchedulerState:
         owners = {state.payload_prefix for state in self.running.values()}
         return lambda data_id: data_id in known or data_id.partition("-")[0] in owners
 
-    def samples_in_buffers(self) -> SampleCounts:
-        """Return the counts of the acknowledged samples of all buffers."""
-        return sum((each.counts() for each in self.experiences.values()), self._ended_counts)
-
     def samples(self) -> SampleCounts:
         """Return the counts of all samples of the run."""
         waiting = sum(sum(each.waiting.values()) for each in self.running.values() if each.waiting)
-        return self.samples_in_buffers() + SampleCounts(waiting + self.unacknowledged_rows)
+        counts = (each.counts() for each in self.experiences.values())
+        acknowledged = sum(counts, self._ended_counts)
+        return acknowledged + SampleCounts(waiting + self.unacknowledged_rows)
 
     @property
     def env_steps(self) -> int:

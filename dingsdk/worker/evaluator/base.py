@@ -85,7 +85,6 @@ class ISerialEvaluator(SerialWorker):
         return {**super().state_dict(), "schedule": self._schedule.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As ``Savable``."""
         super().load_state_dict(state)
         self._schedule.load_state_dict(state["schedule"])
 

@@ -21,15 +21,7 @@ from dingsdk.plugins.blame import error_text
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.comm.transport import PolicyStore
-from dingsdk.worker.inference.client import (
-    FOLDER,
-    KIND,
-    MAX_BYTES,
-    SUFFIX,
-    Act,
-    Acted,
-    NotActed,
-)
+from dingsdk.worker.inference.client import FOLDER, KIND, MAX_BYTES, SUFFIX, Act, Acted, NotActed
 from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, format_address
 
 GREETING_S = 5.0

@@ -22,13 +22,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dingsdk import __version__
-from dingsdk.data import (
-    Folder,
-    decode_json,
-    decode_safetensors,
-    encode_json,
-    encode_safetensors,
-)
+from dingsdk.data import Folder, decode_json, decode_safetensors, encode_json, encode_safetensors
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,

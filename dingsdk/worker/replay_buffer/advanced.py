@@ -17,12 +17,7 @@ from dingsdk.errors import CheckpointCorruptError, ConfigError, InvalidPriorityE
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts, bounds_rates
 from dingsdk.worker.replay_buffer.interface import NoMetadata
 from dingsdk.worker.replay_buffer.metrics import SampleMonitor
-from dingsdk.worker.replay_buffer.row_metadata import (
-    NO_ROW,
-    RowMetadata,
-    read_ids,
-    read_priorities,
-)
+from dingsdk.worker.replay_buffer.row_metadata import NO_ROW, RowMetadata, read_ids, read_priorities
 from dingsdk.worker.replay_buffer.sampler import Sampler
 from dingsdk.worker.replay_buffer.sampler.priority import LEAST_PRIORITY, PrioritySampler
 from dingsdk.worker.replay_buffer.table import Table, check_range, checked_size

@@ -35,12 +35,7 @@ from dingsdk.errors import (
 )
 from dingsdk.plugins import default_manager
 from dingsdk.worker.replay_buffer import persistence, state
-from dingsdk.worker.replay_buffer.config import (
-    BufferSection,
-    Parts,
-    check_family,
-    check_order,
-)
+from dingsdk.worker.replay_buffer.config import BufferSection, Parts, check_family, check_order
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
@@ -240,7 +235,6 @@ class Table(IBuffer, Closing):
 
     @property
     def replay_buffer_size(self) -> int:
-        """The capacity in rows."""
         return self._capacity
 
     @property
@@ -289,7 +283,6 @@ class Table(IBuffer, Closing):
             return self._limiter.can_sample(n) and n <= self._count
 
     def columns_needed(self) -> tuple[str, ...]:
-        """Return the columns of samples that this buffer, its sampler or its remover reads."""
         parts = self._sampler.columns_needed() + self._remover.needs_columns
         return tuple(dict.fromkeys(self.needs_columns + parts))
 
@@ -485,14 +478,6 @@ class Table(IBuffer, Closing):
             self._remove(used_up, "used_up")
 
     def end_trajectory(self) -> None:
-        """End the trajectory of the newest row: the row that is pushed next does not continue it.
-
-        Call it if rows in between were dropped, or if the next rows come from elsewhere. A buffer
-        that does not sample sequences does nothing.
-
-        Raises:
-            BufferClosedError: the buffer is closed.
-        """
         with self._lock:
             self._check_open()
             self.end_newest_trajectory()

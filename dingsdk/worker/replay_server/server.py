@@ -26,13 +26,7 @@ from dingsdk.data import (
 )
 from dingsdk.data.connections import listen
 from dingsdk.data.deadline import Closing
-from dingsdk.errors import (
-    AuthError,
-    BufferClosedError,
-    DingError,
-    PortInUseError,
-    ProtocolError,
-)
+from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
 from dingsdk.worker.replay_server.client import ADDRESS_NAME
 from dingsdk.worker.replay_server.link import (
     INFO_KIND,

@@ -19,12 +19,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.response import assert_header_parsing
 
-from dingsdk.worker.comm.requests import (
-    Answer,
-    ForeignAnswerError,
-    LinkError,
-    ReconnectingLink,
-)
+from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError, ReconnectingLink
 from dingsdk_flask_fs.auth import MAC_HEADER, SKEW_S, Signer
 
 CONNECT_TIMEOUT_S = 2.0

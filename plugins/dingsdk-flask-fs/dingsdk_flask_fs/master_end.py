@@ -1,4 +1,4 @@
-"""The coordinator's end: a request handler, and the server that workers connect to."""
+"""The coordinator's end: a request handler, its Flask application, and the server for both."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import flask
+from werkzeug.exceptions import HTTPException
+
 from dingsdk.data import PrivateDir, check_reach, is_loopback
 from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
+    BODIES,
     RequestHandler,
     RequestMasterEnd,
+    answer_of,
     begin_epoch,
     create_secret,
+    decode_request,
+    error_answer,
 )
-from dingsdk_flask_fs.app import create_app
-from dingsdk_flask_fs.auth import Verifier
+from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
-from dingsdk_flask_fs.guard import Guard, Throttle, ip_address_of
+from dingsdk_flask_fs.guard import HEALTH, Guard, Refusal, Throttle, ip_address_of
 from dingsdk_flask_fs.server import HttpServer
 
 if TYPE_CHECKING:
@@ -28,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 MIN_FREE_THREADS = 4
 """Fewest threads that are reserved for requests that do not wait."""
+_NONCE = "dingsdk.nonce"
 
 
 class HttpMasterEnd(RequestMasterEnd):
@@ -104,3 +111,56 @@ def _own_names(host: str) -> set[str]:
 def _is_wildcard(host: str) -> bool:
     address = ip_address_of(host)
     return host == "" if address is None else address.is_unspecified
+
+
+def create_app(
+    handler: RequestHandler, guard: Guard, verifier: Verifier, max_bytes: int
+) -> flask.Flask:
+    """Return the WSGI application of a master.
+
+    Answers to requests that passed the guard are signed. Errors are
+    ``{code, message, request_id}``; the id is also in the log.
+    """
+    app = flask.Flask(__name__, static_folder=None)
+
+    def admit() -> None:
+        environ = flask.request.environ
+        environ[_NONCE] = guard.check(environ)
+
+    def serve() -> flask.Response:
+        # The kind is the route's name, so that a request cannot name another kind.
+        kind = str(flask.request.endpoint)
+        body = flask.request.environ["dingsdk.body"]
+        return _response(200, handler.handle(decode_request(body, kind, max_bytes)))
+
+    def sign(response: flask.Response) -> flask.Response:
+        nonce = flask.request.environ.get(_NONCE)
+        if nonce is not None:
+            mac = verifier.sign_answer(nonce, response.status_code, response.get_data())
+            response.headers[MAC_HEADER] = mac
+        return response
+
+    app.before_request(admit)
+    app.after_request(sign)
+    app.register_error_handler(Refusal, _refused)
+    app.register_error_handler(HTTPException, _not_found)
+    app.register_error_handler(Exception, lambda error: _response(*answer_of(error)))
+    for kind in BODIES:
+        app.add_url_rule(f"/v1/{kind}", kind, serve, methods=["POST"])
+    app.add_url_rule(HEALTH, "health", lambda: flask.Response(status=204), methods=["GET"])
+    return app
+
+
+def _refused(refusal: Refusal) -> flask.Response:
+    response = _response(refusal.status, refusal.body)
+    if refusal.retry_after_s:
+        response.headers["Retry-After"] = str(refusal.retry_after_s)
+    return response
+
+
+def _not_found(error: HTTPException) -> flask.Response:
+    return _response(*error_answer(error.code or 500, "ProtocolError", error.name))
+
+
+def _response(status: int, body: bytes) -> flask.Response:
+    return flask.Response(body, status, content_type="application/json")

@@ -18,8 +18,7 @@ from dingsdk.errors import (
     DataMissingError,
     StorageFullError,
 )
-from dingsdk.worker.comm.files.data_store import FileDataStore, check_free
-from dingsdk.worker.comm.files.pool import FilePool
+from dingsdk.worker.comm.files.data_store import FileDataStore, FilePool, check_free
 
 from .payloads import file_of, large, mapped, piece
 

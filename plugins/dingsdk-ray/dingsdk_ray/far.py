@@ -168,11 +168,6 @@ class FarLink(Link[bool]):
         self._is_closed = False
 
     def post(self, target: str, body: bytes, key: bool, deadline: float) -> Answer:
-        """Send a request, return its answer.
-
-        Raises:
-            LinkError: no answer before the deadline, or this connection closed.
-        """
         if self._is_closed:
             raise LinkError("this connection is closed")
         timeout_s = max(0.0, deadline - time.monotonic())
@@ -186,13 +181,14 @@ class FarLink(Link[bool]):
         return Answer(*answer)
 
     def close(self) -> None:
-        """End the request in progress, and every later one, with LinkError."""
         self._is_closed = True
         self._calls.cancel(self)
 
 
 class FarDataStore(StepDataStore):
     """Payloads on the coordinator's node. Safe for use from many threads.
+
+    Calls that write raise WorkerLostError if the gateway does not answer.
 
     Args:
         calls: Calls of the gateway.
@@ -220,16 +216,6 @@ class FarDataStore(StepDataStore):
         self._unsent_bytes = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Store a payload; storing the same again changes nothing.
-
-        Raises:
-            ProtocolError: the id is not valid.
-            ConflictError: another payload has this id; it stays.
-            StorageFullError: there is no room on this node or on the coordinator's node.
-            WorkerLostError: the gateway does not answer.
-            ConfigError: the payload is larger than readers accept.
-            SchemaMismatchError: a container cannot hold the batch.
-        """
         frame, info = self._encode(data_id, batch)
         self._send({data_id: frame})
         return info
@@ -325,6 +311,8 @@ class FarDataStore(StepDataStore):
 class FarPolicyStore(PolicyStore):
     """Policies on the coordinator's node. Safe for use from many threads.
 
+    All calls raise WorkerLostError if the gateway does not answer.
+
     Args:
         calls: Calls of the gateway.
         timeout_s: How long the gateway may take to answer, or to be started again.
@@ -335,14 +323,6 @@ class FarPolicyStore(PolicyStore):
         self._timeout_s = timeout_s
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        """Publish a version; no effect if a newer one is published.
-
-        Raises:
-            ProtocolError: the id is not valid.
-            SchemaMismatchError: the state is not a mapping of tensors or arrays.
-            StorageFullError: there is no room on this node or on the coordinator's node.
-            WorkerLostError: the gateway does not answer.
-        """
         check_id(policy_id, "policy_id")
         buffers, info = encode_frame(POLICY, dict(state))
         frame = joined(buffers, info.size_bytes)
@@ -351,11 +331,6 @@ class FarPolicyStore(PolicyStore):
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, state), or None if there is none newer.
-
-        Raises:
-            WorkerLostError: the gateway does not answer.
-        """
         check_id(policy_id, "policy_id")
         found = _ask(self._calls, "newest", policy_id, newer_than, timeout_s=self._timeout_s)
         if found is None:

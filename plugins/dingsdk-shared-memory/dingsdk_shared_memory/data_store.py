@@ -60,15 +60,6 @@ class SharedDataStore(WaitingDataStore):
         self._damaged_frames = 0
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
-        """Store a payload; storing the same again changes nothing.
-
-        Raises:
-            ProtocolError: the id is not valid.
-            ConflictError: another payload has this id; it stays.
-            StorageFullError: no room now; nothing was stored, and the call may be repeated.
-            ConfigError: the payload is larger than readers accept.
-            SchemaMismatchError: a container cannot hold the batch.
-        """
         check_id(data_id, "data_id")
         buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
         found = self.segments.read(data_id, is_new=True)

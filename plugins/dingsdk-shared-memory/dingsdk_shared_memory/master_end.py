@@ -92,7 +92,7 @@ class SocketMasterEnd(RequestMasterEnd):
         except BlockingIOError as error:
             os.close(descriptor)
             raise RunDirLockedError(
-                f"another coordinator of the run is at work in {self._memory.path}",
+                f"another coordinator of the run is using {self._memory.path}",
                 path=str(self._memory.path),
             ) from error
         return descriptor

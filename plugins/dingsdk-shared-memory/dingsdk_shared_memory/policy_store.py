@@ -65,13 +65,6 @@ class SharedPolicyStore(PolicyStore):
         self._damaged: set[str] = set()
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        """Publish a version; no effect if it is not newer than the newest one.
-
-        Raises:
-            ProtocolError, SchemaMismatchError: it is not a valid policy.
-            StorageFullError: no room now; the newest version does not change.
-            ConfigError: it is larger than readers accept.
-        """
         check_policy(policy_id, state, version)
         with self._publishing:
             there = self._versions(policy_id)
@@ -90,13 +83,6 @@ class SharedPolicyStore(PolicyStore):
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, tensors that are a copy), or None if there is none newer.
-
-        If the newest version is damaged, it is counted, and the one before it is returned.
-
-        Raises:
-            DataCorruptError: all published versions are damaged.
-        """
         check_id(policy_id, "policy_id")
         for _ in range(_MOVED_ON_TRIES):
             seen = self._returned.newest(policy_id)

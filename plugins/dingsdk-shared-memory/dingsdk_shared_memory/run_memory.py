@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from dingsdk.data import Folder, PrivateDir, decode_json, encode_json, open_private
+from dingsdk.data import Folder, PrivateDir, decode_json, encode_json, is_locked, open_private
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -273,17 +273,7 @@ def _is_run_held(path: Path) -> bool:
 
 def is_held(run_dir: Path) -> bool:
     """Whether an active run holds the folder ``run_dir``."""
-    try:
-        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return run_dir.is_dir() and is_locked(run_dir)
 
 
 def _owner_of(folder: PrivateDir) -> _Owner:

@@ -68,7 +68,7 @@ def test_doctor_distinguishes_importable_and_broken_plugins(broken: None) -> Non
     found = {each.what: each for each in doctor_module._plugins()}
 
     state, _, detail, fix = found["buffers broken"]
-    assert (state, fix) == ("fail", "mend it, or pip uninstall acme-broken")
+    assert (state, fix) == ("fail", "repair it, or pip uninstall acme-broken")
     assert detail.startswith("acme-broken 1.0: ")
     version = metadata.version("dingsdk-rl-in-memory")
     good = ("pass", "transports in_memory", f"dingsdk-rl-in-memory {version}", "")

@@ -40,7 +40,7 @@ class Site:
         self.keeper = Keeper(
             Journal(self.disk), lambda: {"version": 7}, self._hold_up, lambda: self.now
         )
-        self.keeper.open()
+        self.keeper.journal.open()
 
     def _hold_up(self, reason: str) -> None:
         self.held_up = reason

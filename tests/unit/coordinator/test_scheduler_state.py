@@ -735,7 +735,7 @@ def test_run_without_progress_says_once_what_it_waits_for() -> None:
     assert site.state.why_quiet() == ""
     site.now += 0.1
     said = site.state.why_quiet()
-    assert "commander 'Commander' has handed out no task to an idle learner" in said
+    assert "commander 'Commander' has issued no task for an idle learner" in said
     assert "no collector has joined" in said
     assert "the replay buffer holds 0 rows" in said
     for _ in range(3):
@@ -756,7 +756,7 @@ def test_quiet_run_does_not_blame_the_commander_for_busy_workers_and_waiting_tas
     site.state.why_quiet()
     site.now += 30
     said = site.state.why_quiet()
-    assert "handed out no task" not in said
+    assert "issued no task" not in said
     assert "collector c0 has reported no progress" in said
 
 

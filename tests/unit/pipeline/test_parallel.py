@@ -348,7 +348,7 @@ def test_journal_can_be_opened_by_only_one_coordinator(tmp_path: Path) -> None:
         journal = open_journal(context, first)
         assert journal is not None
         journal.open()
-        with pytest.raises(RunDirLockedError, match="a coordinator is at work in") as caught:
+        with pytest.raises(RunDirLockedError, match="a coordinator is running in") as caught:
             open_journal(context, second)
         assert caught.value.path == str(tmp_path / "journal")
     with ExitStack() as stack:

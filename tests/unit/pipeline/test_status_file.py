@@ -158,14 +158,14 @@ def test_status_of_an_earlier_process_mentions_that_the_run_is_being_resumed(
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": gone.pid}))
-    at_work = "; a process is at work in its folder"
+    in_use = "; a process is using its folder"
     with held(tmp_path):
         line = shown(tmp_path).splitlines()[0]
         assert text in line
-        assert line.endswith(at_work)
+        assert line.endswith(in_use)
     line = shown(tmp_path).splitlines()[0]
     assert text in line
-    assert at_work not in line
+    assert in_use not in line
 
 
 def test_lock_is_ignored_for_a_status_from_another_host(tmp_path: Path) -> None:

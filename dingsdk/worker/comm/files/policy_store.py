@@ -137,16 +137,7 @@ class FilePolicyStore(PolicyStore):
             self._policies = root.sub(POLICY_FOLDER)
 
     def publish(self, policy_id: str, state: Mapping[str, Any], version: int) -> None:
-        """Publish a version; a version that is not newer than the newest one is ignored.
-
-        The newest version can be published again if ``newest`` of this store found it damaged.
-
-        Raises:
-            ProtocolError: the id is not valid, or the version not in [0, 10**12).
-            SchemaMismatchError: the state is not a flat mapping of tensors or arrays.
-            StorageFullError: no room now; the newest version is unchanged.
-            ConfigError: it is larger than any reader accepts.
-        """
+        # The newest version can be published again if `newest` of this store found it damaged.
         check_policy(policy_id, state, version)
         with self._publishing, self._policies.sub(policy_id) as folder:
             newest, life = _published(folder)
@@ -165,13 +156,6 @@ class FilePolicyStore(PolicyStore):
     def newest(
         self, policy_id: str, newer_than: int | None = None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Return (version, new tensors), or None if there is no newer version.
-
-        If the newest version is damaged, the previous one is returned, and the damage is counted.
-
-        Raises:
-            DataCorruptError: all published versions are damaged.
-        """
         check_id(policy_id, "policy_id")
         for _ in range(_MOVED_ON_TRIES):
             try:

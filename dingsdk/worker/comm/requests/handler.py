@@ -22,13 +22,7 @@ from dingsdk.worker.comm.requests.messages import (
     numbered_answers,
 )
 from dingsdk.worker.comm.scheduler import Condition, Scheduler
-from dingsdk.worker.comm.transport import (
-    LEFT,
-    MasterListener,
-    TaskAnswer,
-    TaskMessage,
-    WorkerInfo,
-)
+from dingsdk.worker.comm.transport import LEFT, MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 JOINS_KEPT = 1024
 """Number of recent joins that are recognised if they are sent again."""

@@ -155,8 +155,7 @@ class SequenceSampler(Sampler):
         first = state.get("first_since")
         if type(first) is not int or not 0 <= first < 2**31:
             raise CheckpointCorruptError(f"first_since is {first!r}; expected a number >= 0")
-        # A state of an earlier version has no such entry.
-        ends = np.asarray(state.get("early_ends", np.empty(0, np.int64)))
+        ends = np.asarray(state.get("early_ends"))
         is_ascending = ends.ndim == 1 and ends.dtype.kind in "iu" and (np.diff(ends) > 0).all()
         if not is_ascending or (len(ends) and ends[0] < 0):
             raise CheckpointCorruptError(f"early_ends is {ends}; expected ascending numbers >= 0")

@@ -17,12 +17,7 @@ from dingsdk.data.columns import leaves, map_columns
 from dingsdk.data.sample_batch import take_rows
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where
-from dingsdk.worker.replay_buffer.storage.schema import (
-    check_pair,
-    convert,
-    read_schema,
-    row_bytes,
-)
+from dingsdk.worker.replay_buffer.storage.schema import check_pair, convert, read_schema, row_bytes
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.storage.compression import Codec
@@ -95,7 +90,6 @@ class ArrayStorage(Storage):
         self._following: NextOf | None = None
 
     def accept(self, rows: SampleBatch | Sequence[Any]) -> dict[str, Any]:
-        """Return columns that fit the stored ones; see :meth:`Storage.accept`."""
         schema = self._schema
         if type(rows) is SampleBatch:
             columns = rows.columns
