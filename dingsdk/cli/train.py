@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import shutil
 import subprocess
@@ -191,9 +192,12 @@ def console_progress(mode: str) -> ProgressFactory:
 
     def progress(context: RunContext) -> ConsoleProgress:
         env, kind = context.cfg.env, context.cfg.policy.type
+        goal = ""
+        if math.isfinite(env.stop_value):
+            goal = f", until a mean return of {env.stop_value:g}"
         console.print(
-            f"training {kind} on {env.env_id}, {mode}, seed {context.cfg.seed}, "
-            f"until a mean return of {env.stop_value:g}; run folder {context.run_dir}",
+            f"training {kind} on {env.env_id}, {mode}, seed {context.cfg.seed}{goal}; "
+            f"run folder {context.run_dir}",
             highlight=False,
             markup=False,
         )

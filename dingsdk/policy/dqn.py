@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from msgspec import Meta
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dingsdk.config import Count, Finite, Positive, read_section
 from dingsdk.data import SampleBatch
@@ -183,7 +183,7 @@ class DQNPolicy(BasePolicy):
     model_from_spaces = staticmethod(partial(discrete_model, "dqn"))
 
     def build(self) -> None:
-        self._network = self._make_network().to(self.device)
+        self._network = self.make_network().to(self.device)
         self._exploration = EpsilonGreedy(self.section.model.action_count)
         if self.learns:
             learn = self.section.learn
@@ -192,7 +192,11 @@ class DQNPolicy(BasePolicy):
             self._target_flat = flatten_parameters(self._target)
         self._acting_network = frozen(self._network)
 
-    def _make_network(self) -> Any:
+    def make_network(self) -> nn.Module:
+        """Return a new network: ``forward(obs)`` gives action values float32[n, actions].
+
+        Subclasses may return another module. ``obs`` is what ``self.tensor`` returns.
+        """
         model = self.section.model
         return QNetwork(
             model.observation,

@@ -110,19 +110,23 @@ class PPOPolicy(BasePolicy):
     _network: ActorCritic | RecurrentActorCritic
 
     def build(self) -> None:
-        model, learn = self.section.model, self.section.learn
-        sizes = model.observation, make_distribution(model), model.encoder_hidden_size_list
-        if model.recurrent is None:
-            self._network = ActorCritic(*sizes)
-        else:
-            self._network = RecurrentActorCritic(*sizes, model.recurrent, model.recurrent_size)
+        learn = self.section.learn
+        self._network = self.make_network().to(self.device)
+        if isinstance(self._network, RecurrentActorCritic):
             self.state_size = self._network.state_size
-        self._network.to(self.device)
         if self.learns:
             self._optimizer = Adam(
                 self._network, learn.learning_rate, learn.grad_clip_norm, eps=1e-5
             )
         self._acting_network = frozen(self._network)
+
+    def make_network(self) -> ActorCritic | RecurrentActorCritic:
+        """Return a new network; a subclass may return its own subclass of one of the two."""
+        model = self.section.model
+        sizes = model.observation, make_distribution(model), model.encoder_hidden_size_list
+        if model.recurrent is None:
+            return ActorCritic(*sizes)
+        return RecurrentActorCritic(*sizes, model.recurrent, model.recurrent_size)
 
     def state(self) -> Mapping[str, Stateful]:
         found: dict[str, Stateful] = {"model": self._network}

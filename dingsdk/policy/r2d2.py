@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dingsdk.config import Count, Held, Part, Share, Whole, preset
 from dingsdk.data import SampleBatch
@@ -140,11 +140,14 @@ class R2D2Policy(DQNPolicy):
     trains_on = frozenset({"rows", "sequences"})
     model_from_spaces = staticmethod(partial(discrete_model, "r2d2"))
 
+    _network: RecurrentQNetwork
+
     def build(self) -> None:
         super().build()
         self.state_size = self._network.state_size
 
-    def _make_network(self) -> RecurrentQNetwork:
+    def make_network(self) -> RecurrentQNetwork:
+        """Return a new network, called as ``RecurrentQNetwork``; subclasses may return another."""
         model = self.section.model
         return RecurrentQNetwork(
             model.observation,
@@ -198,7 +201,7 @@ class R2D2Policy(DQNPolicy):
         first = mask.float().argmax(1)
         state = batch["state"][torch.arange(len(first), device=self.device), first].float()
 
-        def values_of(network: RecurrentQNetwork, warm: RecurrentQNetwork) -> Tensor:
+        def values_of(network: nn.Module, warm: nn.Module) -> Tensor:
             """Return action values ``[n, time - burn_in + 1, actions]``."""
             begin = warm.forward(before, state, mask[:, :burn_in])[1] if burn_in else state
             values: Tensor = network.forward(after, begin)[0]

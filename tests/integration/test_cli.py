@@ -84,6 +84,8 @@ def test_train_prints_progress_run_folder_and_next_commands(trained: tuple[Path,
     cwd, out = trained
     lines = out.splitlines()
 
+    begin = "training dqn on CartPole-v1, serial, seed 0"
+    assert lines[0].startswith(f"{begin}, until a mean return of 475; run folder runs/")
     assert any("evaluation: mean return" in line for line in lines)
     assert "\x1b" not in out
     assert lines[-5].startswith("  run folder  runs/cartpole-dqn")
@@ -93,6 +95,12 @@ def test_train_prints_progress_run_folder_and_next_commands(trained: tuple[Path,
     assert lines[-2].endswith("dingsdk train --resume runs/cartpole-dqn")
     assert "tensorboard --logdir runs/cartpole-dqn" in lines[-1]
     assert (cwd / "runs" / "cartpole-dqn" / "result.json").is_file()
+
+
+def test_train_names_no_goal_if_there_is_none(shell: Shell, tmp_path: Path) -> None:
+    sets = [*SMALL, "--set", "env.stop_value=.inf", "--set", "system.max_env_steps=64"]
+    assert shell.run("train", "cartpole-dqn", *sets, cwd=tmp_path) == 0
+    assert shell.out.startswith("training dqn on CartPole-v1, serial, seed 0; run folder runs/")
 
 
 def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -> None:
