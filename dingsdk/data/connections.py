@@ -29,8 +29,14 @@ def ip_of(host: str, port: int, kind: socket.SocketKind) -> tuple[int, tuple[str
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a host's address; errors as ``ip_of`` and ``bind``."""
-    family, address = ip_of(host, port, socket.SOCK_STREAM)
+    """Return a socket that listens on an address of a host, IPv4 if it has both.
+
+    An empty host stands for all IPv4 addresses of this machine, as in ``socket.create_server``.
+
+    Raises:
+        OSError: the name of the host is not known, or its address cannot be used.
+    """
+    family, address = ip_of(host or "0.0.0.0", port, socket.SOCK_STREAM)
     return socket.create_server(address, family=family, backlog=128)
 
 

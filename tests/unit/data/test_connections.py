@@ -190,3 +190,8 @@ def test_server_listens_on_the_address_of_a_host_name(
     with listen("node", 0) as listener:
         assert listener.getsockname()[0] == expected
         socket.create_connection(listener.getsockname()[:2], timeout=5).close()
+
+
+def test_empty_host_listens_on_all_addresses() -> None:
+    with listen("", 0) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
