@@ -591,6 +591,21 @@ class PrivateDir(Folder):
         return "" if found.st_uid == os.geteuid() else f"it belongs to user {found.st_uid}"
 
 
+def keep_lines(path: Path, is_kept: Callable[[str], bool]) -> None:
+    """Remove all other lines of a text file, in one step; nothing happens if it does not exist.
+
+    Raises:
+        OSError, RunFolderError, StorageFullError: it cannot be read or written.
+    """
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(keepends=True)
+    kept = list(filter(is_kept, lines))
+    if len(kept) < len(lines):
+        with Folder(path.parent) as folder:
+            folder.write_atomic(path.name, ["".join(kept).encode("utf-8", "surrogateescape")])
+
+
 def close_reader(descriptor: int) -> None:
     """Close a descriptor that was not used for writing; errors are ignored, as no data is lost."""
     with contextlib.suppress(OSError):

@@ -271,8 +271,8 @@ class OpponentEnv(gym.Wrapper[Any, Any, Any, Any]):
         if not isinstance(space, gym.spaces.Discrete):
             return
         known = np.arange(space.n) if legal is None or not legal.any() else np.flatnonzero(legal)
-        allowed = (space.start + known).tolist()
-        if np.asarray(action)[()] not in allowed:
+        if not (space.start + known == np.asarray(action)).any():
+            allowed = (space.start + known).tolist()
             raise PolicyOutputError(
                 f"env.eval_opponents: {self._name!r} chose the action {action!r}, and legal are "
                 f"{allowed}; return one of them, which action_mask marks if the env has masks",

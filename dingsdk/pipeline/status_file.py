@@ -17,10 +17,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from dingsdk.data.files import Folder, atomic_write_json, folder_error, open_private
+from dingsdk.data.files import atomic_write_json, folder_error, keep_lines, open_private
 from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Mode, RunContext
 from dingsdk.pipeline.progress import RunRates
@@ -125,7 +124,8 @@ class StatusFile:
         line = json.dumps({name: record[name] for name in CURVES}) + "\n"
         try:
             if self._repeats:
-                _remove_later_lines(path, elapsed_s)
+                # A line that was not written completely is removed too.
+                keep_lines(path, lambda line: _elapsed_s(line) < elapsed_s)
                 self._repeats = False
             with open(path, "a", encoding="utf-8", opener=open_private) as file:
                 file.write(line)
@@ -141,19 +141,12 @@ class StatusFile:
                 self.write()
 
 
-def _remove_later_lines(path: Path, elapsed_s: float) -> None:
-    """Remove the lines that a resumed run repeats, and a line that was not written completely."""
-
-    def is_kept(line: str) -> bool:
-        try:
-            return bool(json.loads(line)["elapsed_s"] < elapsed_s)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return False
-
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        with Folder(path.parent) as folder:
-            folder.write_atomic(path.name, ["".join(filter(is_kept, lines)).encode()])
+def _elapsed_s(line: str) -> float:
+    """Return the time of a line of ``progress.jsonl``; inf if it has none."""
+    try:
+        return float(json.loads(line)["elapsed_s"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return math.inf
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:

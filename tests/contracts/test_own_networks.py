@@ -1,19 +1,16 @@
-"""Built-in policies whose network is replaced by a subclass."""
+"""Built-in policies pass the contract with the network of a subclass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
-from gymnasium import spaces
 from torch import nn
 
 from dingsdk.policy import MLP, BasePolicy, DQNPolicy, PPOPolicy, R2D2Policy, RecurrentQNetwork
-from dingsdk.testing import PolicyContract
 
-MODEL = {"obs_shape": 4, "action_shape": 2}
+from .test_policies import MODEL, Discrete
 
 
 class NormDQN(DQNPolicy):
@@ -34,12 +31,9 @@ class SmallR2D2(R2D2Policy):
         return RecurrentQNetwork(4, self.section.model.action_count, [8], 6)
 
 
-class OwnNetwork(PolicyContract):
-    observation_space: ClassVar = spaces.Box(-1, 1, (4,), np.float32)
-    action_space: ClassVar = spaces.Discrete(2)
+class OwnNetwork(Discrete):
     capabilities: ClassVar[Collection[str]] = {"seeded", "batched"}
     policy_class: ClassVar[type[BasePolicy]]
-    cfg: ClassVar[Mapping[str, Any]] = {}
 
     def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> BasePolicy:
         cfg = {"model": MODEL, **self.cfg}

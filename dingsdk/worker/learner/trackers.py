@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dingsdk.config import Count, Section
-from dingsdk.data.files import Folder, open_private
+from dingsdk.data.files import Folder, keep_lines, open_private
 from dingsdk.errors import HookError
 from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.worker.learner.hooks import LearnerHook, PeriodArgs
@@ -104,12 +104,8 @@ class _FileTracker(Tracker):
         path, iteration = _log_folder(engine) / self._name, engine.train_iter
         # A killed run has lines of iterations after its last save, which are trained again. Lines
         # before a learner that begins at 0 are of another run.
-        if not self._has_begun and iteration and path.is_file():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if self._iteration_of(line) < iteration]
-            if len(kept) < len(lines):
-                with Folder(path.parent) as folder:
-                    folder.write_atomic(path.name, ["".join(kept).encode()])
+        if not self._has_begun and iteration:
+            keep_lines(path, lambda line: self._iteration_of(line) < iteration)
         self._has_begun = True
         return path
 

@@ -21,10 +21,10 @@ from dingsdk.data import (
     check_reach,
     create_secret,
     find_secret,
+    listen,
     named_secret,
     why_not_bound,
 )
-from dingsdk.data.connections import listen
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
 from dingsdk.worker.replay_server.client import ADDRESS_NAME

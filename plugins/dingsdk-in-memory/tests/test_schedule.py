@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from dingsdk_in_memory.schedule import ScheduleWriter, read_schedule
 
 from dingsdk.errors import CheckpointCorruptError, ConfigError
 from dingsdk.worker.comm import ThreadScheduler
+
+Replaying = Callable[[float], tuple[GreenletScheduler, threading.Event]]
 
 
 def write(path: Path, turns: int) -> list[tuple[str, int, int]]:
@@ -191,14 +194,24 @@ def test_replay_continues_without_the_record_if_a_job_ends_earlier(
     assert "the replay ends at a, which has ended" in caplog.messages
 
 
+@pytest.fixture
+def replaying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replaying:
+    """Begins a replay of two jobs, a and b, that waits for each so many seconds."""
+
+    def begin(wait_s: float) -> tuple[GreenletScheduler, threading.Event]:
+        monkeypatch.setattr("dingsdk_in_memory.greenlets.REPLAY_WAIT_S", wait_s)
+        recorded(tmp_path / "schedule.bin", a=2, b=2)
+        scheduler = GreenletScheduler()
+        return scheduler, scheduler.replay(tmp_path / "schedule.bin")
+
+    return begin
+
+
 def test_replay_continues_without_the_record_if_a_job_is_not_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    replaying: Replaying, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "dingsdk_in_memory")
-    monkeypatch.setattr("dingsdk_in_memory.greenlets.REPLAY_WAIT_S", 0.02)
-    recorded(tmp_path / "schedule.bin", a=2, b=2)
-    scheduler = GreenletScheduler()
-    done = scheduler.replay(tmp_path / "schedule.bin")
+    scheduler, done = replaying(0.02)
     told = spawn_yielding(scheduler, a=2)
     assert done.wait(20.0)
     assert scheduler.close(20.0) == []
@@ -206,25 +219,17 @@ def test_replay_continues_without_the_record_if_a_job_is_not_started(
     assert "the replay ends before the job b, which nobody starts" in caplog.messages
 
 
-def test_close_ends_a_replay_that_waits_for_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dingsdk_in_memory.greenlets.REPLAY_WAIT_S", 600.0)
-    recorded(tmp_path / "schedule.bin", a=2, b=2)
-    scheduler = GreenletScheduler()
-    done = scheduler.replay(tmp_path / "schedule.bin")
+def test_close_ends_a_replay_that_waits_for_a_job(replaying: Replaying) -> None:
+    scheduler, done = replaying(600.0)
     spawn_yielding(scheduler, a=0)
     scheduler.close(0.0)
     assert done.wait(20.0)
 
 
 def test_replay_that_its_caller_ends_does_not_wait_for_jobs_of_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replaying: Replaying,
 ) -> None:
-    monkeypatch.setattr("dingsdk_in_memory.greenlets.REPLAY_WAIT_S", 600.0)
-    recorded(tmp_path / "schedule.bin", a=2, b=2)
-    scheduler = GreenletScheduler()
-    done = scheduler.replay(tmp_path / "schedule.bin")
+    scheduler, done = replaying(600.0)
     told = spawn_yielding(scheduler, a=2)
     done.set()
     assert scheduler.close(20.0) == []

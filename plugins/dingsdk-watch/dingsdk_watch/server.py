@@ -11,6 +11,7 @@ from typing import Any
 from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import create_server  # type: ignore[import-untyped]
 
+from dingsdk.data import listen
 from dingsdk.errors import PortInUseError
 from dingsdk_watch.app import create_app
 from dingsdk_watch.guard import TOKEN_PARAMETER, Guard, allowed_hosts
@@ -121,9 +122,8 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return listen(host, port)
     except OSError as error:
         raise PortInUseError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port",
