@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dingsdk_in_memory.greenlets import GreenletScheduler
 
 from dingsdk import hookimpl, train
 from dingsdk.cli import main
 from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, ConfigError
+from dingsdk.pipeline import parallel
 from dingsdk.pipeline.context import RunResult
 from dingsdk.pipeline.replay import ReplayResult, _Watch, replay
 from dingsdk.plugins import PluginManager, use_manager
@@ -62,6 +64,27 @@ def test_replay_trains_the_same_weights(tmp_path: Path, case: str) -> None:
     assert found.is_same
     assert found.iteration >= 40
     assert contents(run.run_dir) == before
+
+
+def test_replay_that_is_stopped_takes_no_more_turns_of_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(tmp_path, *CASES[QUICK])
+    is_set = []
+    replay_schedule, watch = GreenletScheduler.replay, parallel._watch
+
+    def replays(self: GreenletScheduler, path: Path) -> threading.Event:
+        is_set.append((replayed := replay_schedule(self, path)).is_set)
+        return replayed
+
+    def watches(*args: Any) -> Any:
+        is_set.append(is_set.pop()())
+        return watch(*args)
+
+    monkeypatch.setattr(GreenletScheduler, "replay", replays)
+    monkeypatch.setattr(parallel, "_watch", watches)
+    replay(run.run_dir)
+    assert is_set == [True]
 
 
 def test_replay_stops_after_the_iteration_to_compare() -> None:

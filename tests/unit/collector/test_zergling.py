@@ -338,6 +338,23 @@ def test_serial_evaluation_counts_the_steps_of_its_episodes(
     assert info["step_count"] == sum(info["reward_raw"]) == wire.progress[-1]["cur_step"]
 
 
+@pytest.mark.parametrize(("plays", "opponent"), [(True, "random"), (False, None)])
+def test_serial_evaluation_names_the_opponent_if_it_plays_games(
+    make_zergling, plays: bool, opponent: str | None
+) -> None:
+    policy = {**POLICY, "eval": {"evaluator": {"type": "interaction", "n_episode": 1}}}
+    task = make_zergling(
+        kind=SerialTaskCollector,
+        eval_flag=True,
+        wire=Wire(),
+        policy=policy,
+        env={"evaluator_env_num": 1, "eval_opponent": "random"},
+    )
+    task._serial.plays = plays
+    task.start()
+    assert task.get_finish_info()["opponent"] == opponent
+
+
 class Given(ISerialCollector):
     """Returns the next of the prepared results. Each call counts 5 env steps."""
 

@@ -562,6 +562,16 @@ def test_points_of_an_episode_compare_the_returns_of_all_players(
         assert env.step(0)[4]["episode_info"] == {"length": 2, "points": points}
 
 
+def test_points_of_an_episode_do_not_depend_on_the_episode_before() -> None:
+    env = OpponentEnv(Shares(), "random")
+    points = []
+    for shares in ((3, 0, 0), (1, 0, 2)):
+        env.reset(options={"shares": shares})
+        env.step(0)
+        points.append(env.step(0)[4]["episode_info"]["points"])
+    assert points == [1.0, 0.0]
+
+
 def test_reset_repeats_until_the_player_has_a_turn() -> None:
     env = OpponentEnv(Plain(lost=2), "random")
     obs, _ = env.reset(seed=1)

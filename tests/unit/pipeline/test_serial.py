@@ -25,6 +25,7 @@ from dingsdk.pipeline.serial import (
     _build,
     _call_last_hooks,
     _close,
+    _evaluate,
     _run,
 )
 from dingsdk.pipeline.train import compile_run
@@ -45,6 +46,7 @@ class Parts:
         self.batches_left = 10**6
         self.eval_due: set[int] = set()
         self.goal_at = 10**6
+        self.plays = True
         self.on_call: Callable[[str], None] = lambda name: None
         self.save_checkpoint = object()
 
@@ -204,6 +206,20 @@ def test_evaluation_that_reaches_the_goal_ends_the_run(parts: Parts) -> None:
     recorded = parts.context.recorder.evaluations
     assert [(each.env_steps, each.train_iter) for each in recorded] == [(0, 0), (4, 2)]
     assert (recorded[0].mean, recorded[0].min, recorded[0].max) == (2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("player_num", "plays", "opponent"), [(1, True, None), (2, True, "strong"), (2, False, None)]
+)
+def test_evaluation_names_the_opponent_if_it_plays_games(
+    parts: Parts, player_num: int, plays: bool, opponent: str | None
+) -> None:
+    parts.context.cfg.env.eval_opponents = ["random", "strong"]
+    parts.plays = plays
+    workers = workers_of(parts)
+    workers.player_num = player_num
+    _evaluate(parts.context, workers)
+    assert [each.opponent for each in parts.context.recorder.evaluations] == [opponent]
 
 
 def test_last_policy_at_the_limit_is_evaluated_only_once(parts: Parts) -> None:

@@ -267,11 +267,21 @@ def test_interval_between_curve_lines_grows_with_the_length_of_the_run(tmp_path:
     assert read_status(tmp_path)["env_steps"] == 5012
 
 
-def test_resumed_run_removes_the_curve_lines_after_its_save(tmp_path: Path) -> None:
+def test_resumed_run_removes_the_curve_lines_after_its_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims = []
+
+    def keep_lines(*args: Any) -> None:
+        trims.append(args[0])
+        real_keep_lines(*args)
+
+    real_keep_lines = status_file.keep_lines
+    monkeypatch.setattr(status_file, "keep_lines", keep_lines)
     context = context_of(tmp_path)
     for resumed, seconds in (
         (None, (1.0, 2.0, 3.0, 4.0)),
-        (JournaledRun(tmp_path, {}), (2.5, 3.5)),
+        (JournaledRun(tmp_path, {}), (3.0, 3.5)),
     ):
         context.resumed = resumed
         written = StatusFile(context, "parallel")
@@ -282,7 +292,8 @@ def test_resumed_run_removes_the_curve_lines_after_its_save(tmp_path: Path) -> N
             with (tmp_path / PROGRESS_NAME).open("a") as file:
                 file.write('{"elapsed_s": 0.5, "env_')  # the process was killed
 
-    assert [line["elapsed_s"] for line in lines_of(tmp_path)] == [1.0, 2.0, 2.5, 3.5]
+    assert [line["elapsed_s"] for line in lines_of(tmp_path)] == [1.0, 2.0, 3.0, 3.5]
+    assert trims == [tmp_path / PROGRESS_NAME]
 
 
 def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: Path) -> None:
