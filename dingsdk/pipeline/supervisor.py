@@ -308,8 +308,3 @@ class Supervisor:
         if report and not message.notes:
             error.add_note(f"raised by the worker:\n{report}")
         return error
-
-
-def supervised_pipeline(context: RunContext) -> RunResult:
-    """Do what ``parallel_pipeline`` does, with the coordinator in a process that is supervised."""
-    return Supervisor(context).run()
