@@ -204,7 +204,3 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
             error = self.ended(job, job.name)
             if error is not None:
                 raise error
-
-    def timed(self, function: Callable[[], _T], what: str) -> Call[_T]:
-        """Start a call in a new thread."""
-        return Call(function, what)

@@ -85,7 +85,7 @@ def rule_39_silence_hangs_nobody(bench: Bench) -> None:
         proxy = _proxy(bench, [])
         end = bench.join(f"w{number}", address=proxy.address)
         proxy.silence()
-        call = bench.timed(partial(end.next_task, 0.1), "next_task() in silence")
+        call = Call(partial(end.next_task, 0.1), "next_task() in silence")
         try:
             expect_equal(call.value(0.1 + bench.patience_s), None, "next_task() in silence")
         except WorkerLostError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from dingsdk.errors import WorkerLostError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.bench import Call, expect, expect_equal, raises
 from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import TaskAnswer, TaskMessage
 
@@ -18,7 +18,7 @@ def rule_12_dropped_worker_is_told(bench: Bench) -> None:
     """
     end = bench.join()
     job = bench.spawn(lambda: _discard(end.next_task(20 * bench.patience_s)), "waits for a task")
-    bench.timed(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
+    Call(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
     bench.drop("w0")
     error = bench.ended(job, "the wait of a dropped worker")
     expect(isinstance(error, WorkerLostError), f"the wait of a dropped worker ended with {error!r}")

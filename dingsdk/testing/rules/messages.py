@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from dingsdk.errors import ProtocolError, WorkerLostError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.bench import Call, expect, expect_equal, raises
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.testing.samples import expect_same, plain_message
 from dingsdk.testing.transport_bench import Bench
@@ -58,7 +58,7 @@ def rule_03_waiting_worker_gets_a_task_at_once(bench: Bench) -> None:
     end = bench.join()
     found: list[TaskMessage | None] = []
     job = bench.spawn(lambda: found.append(end.next_task(20 * bench.patience_s)), "waits")
-    call = bench.timed(lambda: end.renew(1), "renew() beside a wait for tasks")
+    call = Call(lambda: end.renew(1), "renew() beside a wait for tasks")
     call.value(bench.patience_s)
     bench.send("w0", "t1")
     bench.done(job)
