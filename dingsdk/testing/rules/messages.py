@@ -32,7 +32,7 @@ def rule_01_join_is_announced_once(bench: Bench) -> None:
         expect(isinstance(found, WorkerInfo), f"the join of {info.worker_id} was not announced")
         expect_equal(found.role, info.role, "role")
         expect_same(dict(found.resource), dict(info.resource), "resource")
-        kinds = [e[0] for e in bench.listener.events if _worker_of(e) == info.worker_id]
+        kinds = bench.listener.kinds(info.worker_id)
         expect_equal(kinds, ["joined", "renewed"], f"reports of {info.worker_id}")
 
 
@@ -208,10 +208,6 @@ def rule_11_threads_share_an_end(bench: Bench) -> None:
         expected = [(f"{name}-{n}", {"by": name, "n": n}) for n in range(count)]
         expect_equal([(a.task_id, dict(a.result)) for a in answers], expected, f"{name}'s answers")
         expect_equal(bench.listener.expect("renewed", name, 5), [1, 2, 3, 4, 5], "renewals")
-
-
-def _worker_of(event: tuple[object, ...]) -> object:
-    return event[1].worker_id if isinstance(event[1], WorkerInfo) else event[1]
 
 
 def _facts(answer: TaskAnswer) -> tuple[object, ...]:
