@@ -22,7 +22,7 @@ SILENT_S = 30.0
 def status(run: Path, as_json: bool) -> None:
     """Show the state of the run in folder RUN, or how it ended. Changes nothing."""
     from dingsdk.data.files import is_locked
-    from dingsdk.pipeline.status_reader import read_status
+    from dingsdk.pipeline.status_file import read_status
 
     found = read_status(run)
     # The lock may not work for a run on another host.

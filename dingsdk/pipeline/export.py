@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dingsdk.data.files import folder_error
 from dingsdk.data.pytree import map_leaves, named_leaves
 from dingsdk.envs.spaces import ObservationSchema
-from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, RunFolderError, listing
+from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, listing
 from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.policy import BasePolicy
 
@@ -78,7 +79,7 @@ def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path
         try:
             shutil.copyfile(made, target)
         except OSError as error:
-            raise RunFolderError(f"cannot write {target}: {error}", path=str(target)) from error
+            raise folder_error("write", target, error) from error
     return target
 
 

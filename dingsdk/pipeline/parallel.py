@@ -38,6 +38,7 @@ from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
     WorkerGroup,
+    leave_data,
     make_transport,
     place_of,
     transport_class,
@@ -113,15 +114,6 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             with Folder(context.run_dir) as folder:
                 folder.remove_tree(JOURNAL_FOLDER)
 
-    def end_data() -> None:
-        try:
-            if is_kept():
-                transport.keep_data()
-            else:
-                transport.remove_data()
-        except DingError as error:
-            _log.warning("files of the run remain: %s", error)
-
     with ExitStack() as stack:
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         if context.workers is None and context.on_address is None:
@@ -135,7 +127,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             replayed = transport.scheduler.replay(context.replays)
         elif context.cfg.system.record_schedule:
             transport.scheduler.record(context.run_dir / SCHEDULE_NAME)
-        stack.callback(end_data)
+        stack.callback(lambda: leave_data(transport, is_kept=is_kept()))
         stack.callback(lambda: transport.close(time_to_close(2)))
         results = _Results(context, stack)
         tb_logger = results.tb_logger()

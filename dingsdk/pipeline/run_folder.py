@@ -294,9 +294,7 @@ def write_curve(
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:
-        raise RunFolderError(
-            f"cannot write the learning curve {path}: {error}", path=str(path)
-        ) from error
+        raise folder_error("write", path, error) from error
     return True
 
 

@@ -37,7 +37,7 @@ from dingsdk.worker import (
 )
 from dingsdk.worker.collector.seat import Seat
 from dingsdk.worker.commander.base import PlayerProgress
-from dingsdk.worker.evaluator.base import returns_of
+from dingsdk.worker.evaluator.base import plays_episodes, returns_of
 from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
@@ -301,7 +301,7 @@ def _evaluate(context: RunContext, workers: Workers) -> bool:
     train_iter, envstep = workers.learner.train_iter, workers.collector.envstep
     save = workers.learner.save_checkpoint
     is_reached, info = evaluation_of(workers.evaluator, save, train_iter, envstep)
-    plays = workers.player_num > 1 and getattr(workers.evaluator, "plays", True)
+    plays = workers.player_num > 1 and plays_episodes(workers.evaluator)
     opponent = context.cfg.env.eval_opponents[-1] if plays else None
     context.recorder.add_evaluation(returns_of(info), envstep, train_iter, workers.player, opponent)
     return bool(is_reached) and workers.player is None
@@ -428,7 +428,7 @@ def _make_env_manager(cfg: Any, role: str, count: int) -> EnvManager:
 
 def make_eval_envs(cfg: Any, role: str, count: int) -> EnvManager | None:
     """Build the envs of an evaluator, not launched yet; None if it plays no episodes."""
-    plays = getattr(get_serial_evaluator_cls(cfg.policy.eval.evaluator), "plays", True)
+    plays = plays_episodes(get_serial_evaluator_cls(cfg.policy.eval.evaluator))
     return _make_env_manager(cfg, role, count) if plays else None
 
 

@@ -1,9 +1,11 @@
-"""Writes the status of a run to files in the run folder, for other programs.
+"""Writes the status of a run to files in the run folder, and reads it and the result again.
 
 ``status.json`` is written every ``INTERVAL_S``, more often in the first seconds, and once at the
 end. It is replaced in one step, so readers never see a partial file. Some values of it are also
 appended to ``progress.jsonl`` as a line, for curves; the interval of these lines is at least
 ``1 / LINES`` of the run's time. A resumed run first removes the lines that are later than its save.
+
+Readers check what they find: another program may have written or damaged a file.
 """
 
 from __future__ import annotations
@@ -17,14 +19,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
-from dingsdk.data.files import atomic_write_json, folder_error, keep_lines, open_private
-from dingsdk.errors import DingError
-from dingsdk.pipeline.context import Mode, RunContext
+import msgspec
+
+from dingsdk.config.section import Number
+from dingsdk.data.files import Folder, atomic_write_json, folder_error, keep_lines, open_private
+from dingsdk.errors import DataCorruptError, DataMissingError, DingError, RunFolderError
+from dingsdk.pipeline.context import Mode, PlayerStatus, RunContext, TaskStatus, WorkerStatus
 from dingsdk.pipeline.progress import RunRates
-from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, finite
-from dingsdk.pipeline.status_reader import STATUS_FORMAT
+from dingsdk.pipeline.run_folder import (
+    PROGRESS_NAME,
+    RESULT_FORMAT,
+    RESULT_NAME,
+    STATUS_NAME,
+    finite,
+)
 from dingsdk.plugins import ask
 
 INTERVAL_S = 2.0
@@ -47,6 +58,12 @@ CURVES = (
     "columns",
 )
 """The fields of the status that are in a line of ``progress.jsonl``."""
+STATUS_FORMAT = 1
+"""Version of the file that holds a run's status."""
+MAX_BYTES = 64 << 20
+"""Largest file about a run that is read."""
+Scalar = bool | int | float | str | None
+RecordT = TypeVar("RecordT", bound="StatusRecord | ResultRecord")
 _log = logging.getLogger(__name__)
 
 
@@ -153,3 +170,117 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of plugins in a form that JSON can store."""
     kept = (bool, int, float, str, type(None))
     return {name: each if isinstance(each, kept) else str(each) for name, each in columns.items()}
+
+
+class Version(msgspec.Struct):
+    """The format of a file; of a file in another format, nothing else is read."""
+
+    format: int
+
+
+class SamplesRecord(msgspec.Struct):
+    """As ``SampleCounts``."""
+
+    collected: Number
+    acknowledged: Number
+    trained: Number
+    live: Number
+    evicted: dict[str, Number]
+
+
+class StatusRecord(msgspec.Struct, kw_only=True):
+    """What ``status.json`` contains; None in place of a number that is not finite."""
+
+    NAME: ClassVar[str] = STATUS_NAME
+    FORMAT: ClassVar[int] = STATUS_FORMAT
+
+    format: int
+    mode: str
+    reason: str | None
+    written_at: float
+    pid: Number
+    host: str
+    env_steps: Number
+    train_iter: Number
+    last_return: float | None
+    best_return: float | None
+    buffer_fill: Number
+    buffer_capacity: Number
+    workers: Number
+    elapsed_s: float
+    held_up_by: str
+    samples: SamplesRecord
+    tasks: list[TaskStatus]
+    connected: list[WorkerStatus]
+    policy_lag: dict[str, Scalar] | None
+    loss: float | None
+    exploration: dict[str, Scalar]
+    max_env_steps: Number | None
+    max_train_iter: Number | None
+    goal: float | None
+    players: dict[str, PlayerStatus] = {}
+    env_steps_per_s: float | None
+    updates_per_s: float | None
+    left_s: float | None
+    columns: dict[str, Scalar]
+    evaluations: list[dict[str, Scalar]]
+
+
+class ResultRecord(msgspec.Struct, omit_defaults=True):
+    """What ``result.json`` contains, as far as it is shown."""
+
+    NAME: ClassVar[str] = RESULT_NAME
+    FORMAT: ClassVar[int] = RESULT_FORMAT
+
+    reason: str | None = None
+    evaluations: list[dict[str, Scalar]] = []
+    env_steps: Number | None = None
+    train_iter: Number | None = None
+    elapsed_s: float | None = None
+    last_return: float | None = None
+    best_return: float | None = None
+    mode: str | None = None
+    samples: SamplesRecord | None = None
+
+
+def read_record(folder: Folder, kind: type[RecordT]) -> RecordT:
+    """Return the content of the status or the result of a run.
+
+    Args:
+        folder: The run folder.
+        kind: ``StatusRecord`` or ``ResultRecord``.
+
+    Raises:
+        DataMissingError: there is no such file.
+        DataCorruptError: it is no regular file, too large, in another format, or lacks a field.
+    """
+    content = folder.read(kind.NAME, MAX_BYTES)
+    try:
+        found = msgspec.json.decode(content, type=Version).format
+        if found == kind.FORMAT:
+            return msgspec.json.decode(content, type=kind)
+        problem = f"it is of format {found}; this version of dingsdk reads {kind.FORMAT}"
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        problem = str(error)
+    raise DataCorruptError(f"{folder.path / kind.NAME} cannot be read: {problem}", where=kind.NAME)
+
+
+def read_status(run: Path) -> dict[str, Any]:
+    """Return the newest status of a run, which may be running or have ended.
+
+    Raises:
+        RunFolderError: the folder has no status, or one that cannot be read.
+    """
+    path = run / STATUS_NAME
+    missing = f"{run} holds no {STATUS_NAME}: it is no run folder, or the run has not begun"
+    if not run.is_dir():
+        raise RunFolderError(missing, path=str(path))
+    try:
+        with Folder(run, create=False) as folder:
+            record = read_record(folder, StatusRecord)
+    except DataMissingError:
+        raise RunFolderError(missing, path=str(path)) from None
+    except DataCorruptError as error:
+        raise RunFolderError(str(error), path=str(path)) from error
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    return found

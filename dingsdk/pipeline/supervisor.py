@@ -49,7 +49,7 @@ from dingsdk.pipeline.process_group import (
     take_crash_report,
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
-from dingsdk.pipeline.worker import make_transport, transport_class, worker_ids
+from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
 from dingsdk.worker.comm.transport import Transport
 
@@ -292,10 +292,7 @@ class Supervisor:
         with suppress(DingError):
             transport = make_transport(self._cfg, self._context.run_dir)
             transport.close()
-            if (self._context.run_dir / JOURNAL_FOLDER).is_dir():
-                transport.keep_data()
-            else:
-                transport.remove_data()
+            leave_data(transport, is_kept=(self._context.run_dir / JOURNAL_FOLDER).is_dir())
 
     def _error_of(self, message: Failed) -> DingError:
         kind = getattr(errors, message.code, DingError)
@@ -308,8 +305,3 @@ class Supervisor:
         if report and not message.notes:
             error.add_note(f"raised by the worker:\n{report}")
         return error
-
-
-def supervised_pipeline(context: RunContext) -> RunResult:
-    """Do what ``parallel_pipeline`` does, with the coordinator in a process that is supervised."""
-    return Supervisor(context).run()

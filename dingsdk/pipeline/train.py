@@ -406,9 +406,9 @@ def _pipeline(mode: Mode, context: RunContext) -> Callable[[RunContext], RunResu
         from dingsdk.pipeline.parallel import keeps_journal
 
         if keeps_journal(context):
-            from dingsdk.pipeline.supervisor import supervised_pipeline
+            from dingsdk.pipeline.supervisor import Supervisor
 
-            return supervised_pipeline
+            return lambda context: Supervisor(context).run()
     from dingsdk.pipeline.parallel import parallel_pipeline
 
     return parallel_pipeline

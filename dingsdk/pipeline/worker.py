@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from dingsdk.envs.subprocess import SubprocessEnvManager
-from dingsdk.errors import ClosedError, ConfigError, TaskTimeoutError, WorkerLostError
+from dingsdk.errors import (
+    ClosedError,
+    ConfigError,
+    DingError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
@@ -54,6 +60,14 @@ def worker_ids(cfg: Any) -> list[tuple[str, str]]:
         for name, role in create_roles(cfg).items()
         for index in range(role.worker_num)
     ]
+
+
+def leave_data(transport: Transport, *, is_kept: bool) -> None:
+    """Keep the transport's files of a run that can be resumed, or remove them."""
+    try:
+        (transport.keep_data if is_kept else transport.remove_data)()
+    except DingError as error:
+        _log.warning("files of the run remain: %s", error)
 
 
 def place_of(

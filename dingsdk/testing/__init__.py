@@ -1,19 +1,14 @@
 """The conformance kit: rules that check the parts of dingsdk and of its plugins.
 
-``check_transport`` checks a transport against every rule and needs no test framework;
-``TransportContract`` makes a pytest test of each rule. ``check_buffer`` and ``BufferContract`` do
-the same for replay buffers; ``BufferMachine`` compares a buffer with a simple model in random
-sequences of calls. ``check_part`` and ``StorageContract``, ``SamplerContract``,
-``RemoverContract`` and ``LimiterContract`` check the parts of a buffer without a buffer.
-``check_policy`` and ``PolicyContract`` are for policies, ``check_env_manager`` and
-``EnvManagerContract`` for env managers, ``check_commander`` and ``CommanderContract`` for
-commanders. ``check_extension`` and ``LearnerHookContract``, ``EnvWrapperContract``,
-``CommandContract`` and ``ObserverContract`` are for the other kinds of extensions. The rules
-are listed in ``docs/reference``. ``FaultProxy`` simulates a bad network in front of an endpoint,
-and ``failing_calls`` a bad disk. ``recorded_writes`` records which files were synced to disk, and
-``open_files`` counts the open files.
-``Simulation`` runs a whole parallel run in virtual time, with faults that a seed determines.
+``check_<kind>`` checks a part against every rule of its kind and needs no test framework;
+``<Kind>Contract`` makes a pytest test of each rule. The rules are listed in ``docs/reference``.
 ``check_plugin`` checks everything that an installed plugin provides, as ``dingsdk check`` does.
+
+``BufferMachine`` compares a buffer with a simple model in random sequences of calls, and
+``StopAndGo`` an interrupted run with a whole one. ``FaultProxy`` simulates a bad network in front
+of an endpoint, and ``failing_calls`` a bad disk. ``recorded_writes`` records which files were
+synced to disk, and ``open_files`` counts the open files. ``Simulation`` runs a whole parallel run
+in virtual time, with faults that a seed determines.
 
 Names are imported when they are first used: the contract classes need pytest, the machine needs
 Hypothesis, simulations need greenlet, and the others none of these.

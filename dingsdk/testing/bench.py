@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from dingsdk.data.pytree import different_leaves, flatten
 from dingsdk.errors import DingError
 from dingsdk.testing.os_calls import open_files
 from dingsdk.testing.rule import RuleBroken
@@ -126,12 +125,6 @@ def expect_equal(found: Any, expected: Any, what: str) -> None:
     """Raise ``RuleBroken`` unless both are equal."""
     if found != expected:
         raise RuleBroken(f"{what}: found {found!r:.300}, expected {expected!r:.300}")
-
-
-def expect_same_leaves(found: Any, expected: Any, what: str) -> None:
-    """Expect two nested values to be equal, arrays and tensors bit by bit."""
-    different = different_leaves(dict(flatten(found)), dict(flatten(expected)))
-    expect(not different, f"{what} differs in {', '.join(different[:5])}")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from dingsdk.data.deadline import returns_within
 from dingsdk.errors import DingError
 
 PATIENCE_S = 5.0
@@ -194,24 +194,15 @@ class RuleBook(Generic[_Make]):
             RuleBroken: the rule is broken, or its check did not end.
             Exception: an error that the part should not have raised.
         """
-        errors: list[BaseException] = []
 
         def run() -> None:
-            try:
-                with self.bench(make, folder, capabilities, patience_s) as bench:
-                    rule.check(bench)
-            except BaseException as error:
-                errors.append(error)
+            with self.bench(make, folder, capabilities, patience_s) as bench:
+                rule.check(bench)
 
         # In a separate thread, so that a part that hangs does not hang the caller too.
-        thread = threading.Thread(target=run, name=rule.name, daemon=True)
-        thread.start()
         limit_s = _LIMIT * patience_s
-        thread.join(limit_s)
-        if thread.is_alive():
+        if not returns_within(limit_s, run):
             raise RuleBroken(f"a call hung: the check did not end within {limit_s:.0f} s")
-        if errors:
-            raise errors[0]
 
 
 def check_capabilities(capabilities: Collection[str], known: Mapping[str, str]) -> None:

@@ -66,8 +66,8 @@ def expect_same(found: Any, expected: Any, where: str) -> None:
             raise RuleBroken(f"{where}: found {found!r:.200}, expected keys {sorted(expected)}")
         for key, value in expected.items():
             expect_same(found[key], value, f"{where}.{key}")
-    elif isinstance(expected, list):
-        if not isinstance(found, list) or len(found) != len(expected):
+    elif isinstance(expected, list | tuple):
+        if type(found) is not type(expected) or len(found) != len(expected):
             raise RuleBroken(f"{where}: found {found!r:.200}, expected {expected!r:.200}")
         for index, value in enumerate(expected):
             expect_same(found[index], value, f"{where}[{index}]")

@@ -26,26 +26,25 @@ from dingsdk.worker.comm import (
 )
 
 _T = TypeVar("_T")
-Event = tuple[Any, ...]
 
 
 class Recorder(MasterListener):
     """A master's listener that records its calls.
 
-    ``events`` has ("joined", WorkerInfo), ("renewed", worker_id, progress),
-    ("left", worker_id, reason) and ("answered", worker_id, TaskAnswer), in the order of the calls.
+    ``events`` has (kind, worker_id, fact) in the order of the calls. The facts are a WorkerInfo
+    (``joined``), the progress (``renewed``), a reason (``left``) or a TaskAnswer (``answered``).
     ``incarnations`` has the last incarnation of each worker id.
     """
 
     def __init__(self, condition: Condition, patience_s: float) -> None:
-        self.events: list[Event] = []
+        self.events: list[tuple[str, str, Any]] = []
         self.incarnations: dict[str, int] = {}
         self._condition = condition
         self._patience_s = patience_s
 
     def worker_joined(self, info: WorkerInfo) -> None:
         self.incarnations[info.worker_id] = info.incarnation
-        self._note("joined", info)
+        self._note("joined", info.worker_id, info)
 
     def worker_renewed(self, worker_id: str, progress: int) -> None:
         self._note("renewed", worker_id, progress)
@@ -60,6 +59,11 @@ class Recorder(MasterListener):
         """Return the reports of a kind about a worker: infos, progress, reasons or answers."""
         with self._condition:
             return self._of(kind, worker_id)
+
+    def kinds(self, worker_id: str) -> list[str]:
+        """Return the kinds of all reports about a worker, in order."""
+        with self._condition:
+            return [kind for kind, name, _ in self.events if name == worker_id]
 
     def expect(self, kind: str, worker_id: str, count: int = 1) -> list[Any]:
         """Wait until there are ``count`` reports of a kind; return all of that kind."""
@@ -76,14 +80,11 @@ class Recorder(MasterListener):
         return found
 
     def _of(self, kind: str, worker_id: str) -> list[Any]:
-        found = [event for event in self.events if event[0] == kind]
-        if kind == "joined":
-            return [info for _, info in found if info.worker_id == worker_id]
-        return [fact for _, name, fact in found if name == worker_id]
+        return [fact for each, name, fact in self.events if (each, name) == (kind, worker_id)]
 
-    def _note(self, *event: Any) -> None:
+    def _note(self, kind: str, worker_id: str, fact: Any) -> None:
         with self._condition:
-            self.events.append(event)
+            self.events.append((kind, worker_id, fact))
             self._condition.notify_all()
 
 
@@ -204,7 +205,3 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
             error = self.ended(job, job.name)
             if error is not None:
                 raise error
-
-    def timed(self, function: Callable[[], _T], what: str) -> Call[_T]:
-        """Start a call in a new thread."""
-        return Call(function, what)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dingsdk.data.files import ensure_dir, open_private
+from dingsdk.data.files import ensure_dir, folder_error, open_private
 from dingsdk.errors import ClosedError, RunFolderError
 
 MAX_TEXT_BYTES = 8 << 20
@@ -53,11 +53,7 @@ class RunLogger(logging.Logger):
             try:
                 self._file_handler = _TextFile(file)
             except OSError as error:
-                raise RunFolderError(
-                    f"cannot write the log file {file}: {error.strerror or error}. "
-                    "Check the permissions and free space of the run folder.",
-                    path=str(file),
-                ) from error
+                raise folder_error("write", file, error) from error
             self.addHandler(self._file_handler)
 
     def get_tabulate_vars(self, variables: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from dingsdk import ReplayServer, resume, train
 from dingsdk.errors import AuthError, ConfigError, ServerLostError, TaskFailedError
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
-from dingsdk.pipeline.supervisor import supervised_pipeline
+from dingsdk.pipeline.supervisor import Supervisor
 from dingsdk.pipeline.train import compile_run, run_pipeline
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
@@ -217,7 +217,7 @@ def _run_with_a_death(tmp_path: Path, name: str, *sets: str) -> tuple[RunResult,
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        result = supervised_pipeline(context)
+        result = Supervisor(context).run()
     finally:
         is_over.set()
         thread.join()

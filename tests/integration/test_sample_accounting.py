@@ -10,7 +10,7 @@ import pytest
 
 from dingsdk import resume, train
 from dingsdk.errors import SamplesLostError
-from dingsdk.pipeline.status_reader import read_status
+from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker.coordinator.experience import PayloadLedger
 

@@ -11,8 +11,9 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, HookError
 from dingsdk.policy import create_policy
-from dingsdk.testing.bench import RuleBench, expect, expect_equal, expect_same_leaves, raises
+from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
 from dingsdk.testing.rule import needs
+from dingsdk.testing.samples import expect_same
 from dingsdk.worker import BaseLearner, LearnerHook
 
 MakeHook = Callable[..., LearnerHook]
@@ -124,7 +125,7 @@ def rule_05_leaves_training_as_it_is(bench: HookBench) -> None:
     expected, _ = bench.train("without", [])
     for position in bench.positions():
         found, _ = bench.train(position, [bench.hook(position)])
-        expect_same_leaves(found, expected, f"the policy trained with the hook {position}")
+        expect_same(found, expected, f"the policy trained with the hook {position}")
 
 
 @needs("repeatable")

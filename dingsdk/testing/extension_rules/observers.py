@@ -14,9 +14,10 @@ import msgspec
 
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.hooks import DECISIONS
-from dingsdk.testing.bench import Call, RuleBench, expect, expect_same_leaves
+from dingsdk.testing.bench import Call, RuleBench, expect
 from dingsdk.testing.extension_rules.learner_hooks import small_learner
 from dingsdk.testing.rule import RuleBroken
+from dingsdk.testing.samples import expect_same
 from dingsdk.worker import SoloCommander
 from dingsdk.worker.comm.transport import TaskAnswer
 from dingsdk.worker.learner.checkpoint import SUFFIX, checkpoint_contents, save_checkpoint
@@ -149,7 +150,7 @@ def rule_02_changes_nothing(bench: ObserverBench) -> None:
         given = {name: value for name, value in facts.items() if name not in _OBJECTS}
         before = copy.deepcopy(given)
         bench.call(hook, facts)
-        expect_same_leaves(given, before, f"what {hook} was given, after it,")
+        expect_same(given, before, f"what {hook} was given, after it,")
 
 
 def rule_03_serves_one_run_after_another(bench: ObserverBench) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from dingsdk.data.pytree import flatten
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import DingError
-from dingsdk.testing.bench import RuleBench, expect, expect_equal, expect_same_leaves
+from dingsdk.testing.bench import RuleBench, expect, expect_equal
 from dingsdk.testing.rule import RuleBroken, needs
+from dingsdk.testing.samples import expect_same
 
 Env = gymnasium.Env[Any, Any]
 MakeWrapped = Callable[[Callable[[Env], Env]], Env]
@@ -105,7 +106,7 @@ def rule_03_rewards_are_finite(bench: WrapperBench) -> None:
 @needs("repeatable")
 def rule_04_same_seed_gives_the_same_episode(bench: WrapperBench) -> None:
     """Two envs with the same seed and the same actions give the same episode."""
-    expect_same_leaves(
+    expect_same(
         bench.episode(bench.env()), bench.episode(bench.env()), "the episode of the same seed"
     )
 
@@ -118,7 +119,7 @@ def rule_05_reset_begins_anew(bench: WrapperBench) -> None:
     env.reset(seed=1)
     for action in bench.actions(env)[:5]:
         env.step(action)
-    expect_same_leaves(bench.episode(env), expected, "the episode after a reset")
+    expect_same(bench.episode(env), expected, "the episode after a reset")
 
 
 @needs("repeatable")
@@ -134,7 +135,7 @@ def rule_06_envs_share_nothing(bench: WrapperBench) -> None:
         _, _, terminated, truncated, _ = other.step(action)
         if terminated or truncated:
             other.reset(seed=5)
-    expect_same_leaves(rows, expected, "the episode beside another env")
+    expect_same(rows, expected, "the episode beside another env")
 
 
 def rule_07_reset_reaches_the_env(bench: WrapperBench) -> None:

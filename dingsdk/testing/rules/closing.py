@@ -21,7 +21,7 @@ def rule_17_next_task_ends_at_its_deadline(bench: Bench) -> None:
     end = bench.join()
     # Long enough to detect a wait of half the time, also on a busy machine.
     for timeout_s in (0.0, 2.5 * _WAIT_S):
-        call = bench.timed(partial(end.next_task, timeout_s), f"next_task({timeout_s})")
+        call = Call(partial(end.next_task, timeout_s), f"next_task({timeout_s})")
         expect_equal(call.value(timeout_s + bench.patience_s), None, f"next_task({timeout_s})")
         expect(
             call.took_s >= timeout_s - _EARLY_S,
@@ -38,7 +38,7 @@ def rule_18_join_ends_at_its_deadline(bench: Bench) -> None:
     end = alone.slave_end(bench.address)
     bench.master.close(bench.patience_s)
     for _ in range(2):
-        call = bench.timed(lambda: end.join(WorkerInfo("w0", "collector"), _WAIT_S), "join()")
+        call = Call(lambda: end.join(WorkerInfo("w0", "collector"), _WAIT_S), "join()")
         with raises("join() without a master", WorkerLostError):
             call.value(_WAIT_S + bench.patience_s)
         expect(call.took_s >= _WAIT_S - _EARLY_S, f"join() returned after {call.took_s:.3f} s")
@@ -48,8 +48,8 @@ def rule_19_close_of_an_end_wakes_its_waiters(bench: Bench) -> None:
     """Closing a slave end ends its waiting calls with ClosedError; later calls raise it too."""
     end = bench.join()
     job = bench.spawn(lambda: _wait(end, 20 * bench.patience_s), "waits for a task")
-    bench.timed(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
-    bench.timed(lambda: end.close(bench.patience_s), "close()").value(2 * bench.patience_s)
+    Call(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
+    Call(lambda: end.close(bench.patience_s), "close()").value(2 * bench.patience_s)
     error = bench.ended(job, "the wait on a closed end")
     expect(isinstance(error, ClosedError), f"the wait on a closed end ended with {error!r}")
     bench.expect_refused(end, "a closed end", ClosedError)
@@ -65,9 +65,9 @@ def rule_20_close_of_the_transport_wakes_everybody(bench: Bench) -> None:
     """
     end = bench.join()
     long_s = 20 * bench.patience_s
-    wait = bench.timed(lambda: end.next_task(long_s), "the wait for a task")
+    wait = Call(lambda: end.next_task(long_s), "the wait for a task")
     store = bench.far.data_store()
-    get = bench.timed(lambda: store.get("never", long_s), "the wait for a payload")
+    get = Call(lambda: store.get("never", long_s), "the wait for a payload")
     end.renew(1)
     # If there are several processes, the master is in another one and still runs.
     Call(partial(bench.far.close, bench.patience_s), "close()").value(2 * bench.patience_s)

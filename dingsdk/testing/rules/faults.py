@@ -35,7 +35,7 @@ def rule_36_join_survives_faults(bench: Bench) -> None:
         expect_equal(bench.receive_ids(end, 1), ["t1"], "tasks")
         end.renew(1)
         bench.listener.expect("renewed", worker_id)
-        kinds = [kind for kind, who, *_ in bench.listener.events if _name(who) == worker_id]
+        kinds = bench.listener.kinds(worker_id)
         expect_equal(kinds, ["joined", "renewed"], f"reports of {worker_id}")
 
 
@@ -85,7 +85,7 @@ def rule_39_silence_hangs_nobody(bench: Bench) -> None:
         proxy = _proxy(bench, [])
         end = bench.join(f"w{number}", address=proxy.address)
         proxy.silence()
-        call = bench.timed(partial(end.next_task, 0.1), "next_task() in silence")
+        call = Call(partial(end.next_task, 0.1), "next_task() in silence")
         try:
             expect_equal(call.value(0.1 + bench.patience_s), None, "next_task() in silence")
         except WorkerLostError:
@@ -128,7 +128,3 @@ def _proxy(bench: Bench, faults: list[Fault]) -> FaultProxy:
 
 def _seeded(seed: int) -> list[Fault]:
     return _HEALTHY + seeded_faults(seed, 40)
-
-
-def _name(who: object) -> object:
-    return who.worker_id if isinstance(who, WorkerInfo) else who

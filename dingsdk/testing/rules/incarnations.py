@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from dingsdk.errors import WorkerLostError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.bench import Call, expect, expect_equal, raises
 from dingsdk.testing.transport_bench import Bench
 from dingsdk.worker.comm import TaskAnswer, TaskMessage
 
@@ -18,7 +18,7 @@ def rule_12_dropped_worker_is_told(bench: Bench) -> None:
     """
     end = bench.join()
     job = bench.spawn(lambda: _discard(end.next_task(20 * bench.patience_s)), "waits for a task")
-    bench.timed(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
+    Call(lambda: end.renew(1), "renew() beside a wait").value(bench.patience_s)
     bench.drop("w0")
     error = bench.ended(job, "the wait of a dropped worker")
     expect(isinstance(error, WorkerLostError), f"the wait of a dropped worker ended with {error!r}")
@@ -71,7 +71,7 @@ def rule_15_second_join_replaces_the_first(bench: Bench) -> None:
     """
     first = bench.join()
     second = bench.join()
-    kinds = [event[0] for event in bench.listener.events]
+    kinds = bench.listener.kinds("w0")
     expect_equal(kinds, ["joined", "left", "joined"], "reports to the master")
     with contextlib.suppress(WorkerLostError):
         first.answer(TaskAnswer("stale", True))
@@ -99,7 +99,7 @@ def rule_16_leaving_is_reported_once(bench: Bench) -> None:
     end.close(bench.patience_s)
     end.close(bench.patience_s)
     bench.listener.expect("left", "w0")
-    kinds = [e[0] for e in bench.listener.events if e[1] == "w0"]
+    kinds = [kind for kind in bench.listener.kinds("w0") if kind != "joined"]
     expect_equal(kinds, ["answered", "left"], "reports to the master about it")
     with raises("send() to a worker that left", WorkerLostError):
         bench.send("w0", "t2")

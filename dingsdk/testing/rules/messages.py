@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from dingsdk.errors import ProtocolError, WorkerLostError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.bench import Call, expect, expect_equal, raises
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.testing.samples import expect_same, plain_message
 from dingsdk.testing.transport_bench import Bench
@@ -32,7 +32,7 @@ def rule_01_join_is_announced_once(bench: Bench) -> None:
         expect(isinstance(found, WorkerInfo), f"the join of {info.worker_id} was not announced")
         expect_equal(found.role, info.role, "role")
         expect_same(dict(found.resource), dict(info.resource), "resource")
-        kinds = [e[0] for e in bench.listener.events if _worker_of(e) == info.worker_id]
+        kinds = bench.listener.kinds(info.worker_id)
         expect_equal(kinds, ["joined", "renewed"], f"reports of {info.worker_id}")
 
 
@@ -58,7 +58,7 @@ def rule_03_waiting_worker_gets_a_task_at_once(bench: Bench) -> None:
     end = bench.join()
     found: list[TaskMessage | None] = []
     job = bench.spawn(lambda: found.append(end.next_task(20 * bench.patience_s)), "waits")
-    call = bench.timed(lambda: end.renew(1), "renew() beside a wait for tasks")
+    call = Call(lambda: end.renew(1), "renew() beside a wait for tasks")
     call.value(bench.patience_s)
     bench.send("w0", "t1")
     bench.done(job)
@@ -208,10 +208,6 @@ def rule_11_threads_share_an_end(bench: Bench) -> None:
         expected = [(f"{name}-{n}", {"by": name, "n": n}) for n in range(count)]
         expect_equal([(a.task_id, dict(a.result)) for a in answers], expected, f"{name}'s answers")
         expect_equal(bench.listener.expect("renewed", name, 5), [1, 2, 3, 4, 5], "renewals")
-
-
-def _worker_of(event: tuple[object, ...]) -> object:
-    return event[1].worker_id if isinstance(event[1], WorkerInfo) else event[1]
 
 
 def _facts(answer: TaskAnswer) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from dingsdk.data.columns import leaves
 from dingsdk.errors import ConflictError, DataMissingError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.bench import Call, expect, expect_equal, raises
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.testing.samples import batch, expect_same
 from dingsdk.testing.transport_bench import Bench
@@ -67,7 +67,7 @@ def rule_26_missing_payload_is_reported(bench: Bench) -> None:
     store = bench.near.data_store()
     store.put("other", batch())
     for timeout_s in (0.0, _WAIT_S):
-        call = bench.timed(partial(store.get, "missing", timeout_s), f"get({timeout_s})")
+        call = Call(partial(store.get, "missing", timeout_s), f"get({timeout_s})")
         with raises("get() of a missing payload", DataMissingError):
             call.value(timeout_s + bench.patience_s)
     error = call.error
@@ -113,7 +113,7 @@ def rule_28_payloads_cross_side_by_side(bench: Bench) -> None:
             if number % 2:
                 reader.delete([data_id])
 
-    calls = [bench.timed(partial(work, f"w{n}", 100 * n), f"writer {n}") for n in range(workers)]
+    calls = [Call(partial(work, f"w{n}", 100 * n), f"writer {n}") for n in range(workers)]
     for call in calls:
         call.value(4 * bench.patience_s)
     expect_equal(len(reader), workers * count // 2, "payloads left")
@@ -144,6 +144,6 @@ def rule_44_has_tells_what_is_there(bench: Bench) -> None:
     for name in ("p0", "p1"):
         expect(store.has(name, 0.0), f"has() does not see {name}")
     store.delete(["p0"])
-    call = bench.timed(partial(store.has, "p0", _WAIT_S), f"has({_WAIT_S})")
+    call = Call(partial(store.has, "p0", _WAIT_S), f"has({_WAIT_S})")
     expect_equal(call.value(_WAIT_S + bench.patience_s), False, "has() of the deleted p0")
     expect(store.has("p1", 0.0), "has() does not see p1, which was not deleted")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dingsdk.testing.bench import expect, expect_equal
+from dingsdk.testing.bench import Call, expect, expect_equal
 from dingsdk.testing.rule import RuleBroken
 from dingsdk.testing.samples import expect_same, policy
 from dingsdk.testing.transport_bench import Bench
@@ -68,8 +68,8 @@ def rule_31_policy_is_whole_while_others_are_published(bench: Bench) -> None:
             last = found[0]
             expect_policy(found, last, float(last))
 
-    calls = [bench.timed(publish, "the publisher")]
-    calls += [bench.timed(read, f"reader {number}") for number in range(3)]
+    calls = [Call(publish, "the publisher")]
+    calls += [Call(read, f"reader {number}") for number in range(3)]
     for call in calls:
         call.value(4 * bench.patience_s)
 

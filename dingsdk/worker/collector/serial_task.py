@@ -16,7 +16,7 @@ from dingsdk.errors import ClosedError, ConfigError
 from dingsdk.worker.collector.env_pool import EnvKind
 from dingsdk.worker.collector.rollout import Rollout
 from dingsdk.worker.collector.zergling import ZerglingParallelCollector
-from dingsdk.worker.evaluator.base import returns_of
+from dingsdk.worker.evaluator.base import plays_episodes, returns_of
 from dingsdk.worker.factory import (
     create_serial_collector,
     create_serial_evaluator,
@@ -118,7 +118,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
         }
         if self._eval_flag:
             section = to_easydict(policy_cfg["eval"]["evaluator"])
-            if not getattr(get_serial_evaluator_cls(section), "plays", True):
+            if not plays_episodes(get_serial_evaluator_cls(section)):
                 parts["env"] = None
             evaluator: Any = create_serial_evaluator(section, **parts)
             evaluator.tells_observers = False  # the coordinator calls them for all evaluations
@@ -130,7 +130,7 @@ class SerialTaskCollector(ZerglingParallelCollector):
 
     @property
     def _opponent(self) -> str | None:
-        return super()._opponent if getattr(self._serial, "plays", True) else None
+        return super()._opponent if plays_episodes(self._serial) else None
 
     def _episode_info(self) -> Mapping[str, Any]:
         return self._evaluated

@@ -59,6 +59,14 @@ class Job(ABC):
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the job; return whether it ended in time."""
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Call the job's function; store its exception in ``error``."""
+        try:
+            function()
+        except BaseException as error:
+            self.error = error
+            _log.debug("job %s raised", self.name, exc_info=True)
+
 
 class Scheduler(ABC):
     """Runs jobs and gives them what they need to wait for each other."""
@@ -123,16 +131,8 @@ class ThreadJob(Job):
 
     def __init__(self, function: Callable[[], None], name: str) -> None:
         self.name = name
-        self._function = function
         # Daemon: a job that ignores its close flag must not keep the process alive.
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            self._function()
-        except BaseException as error:
-            self.error = error
-            _log.debug("job %s raised", self.name, exc_info=True)
+        self.thread = threading.Thread(target=self.call, args=(function,), name=name, daemon=True)
 
     @property
     def done(self) -> bool:

@@ -24,6 +24,7 @@ from dingsdk.worker.coordinator.experience import (
     EpisodePace,
     Experience,
     PolicyLag,
+    ServedExperience,
     episodes_of,
     metadata_config,
     open_experience,
@@ -48,7 +49,6 @@ from dingsdk.worker.coordinator.roles import Role, create_roles
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
-from dingsdk.worker.coordinator.served import ServedExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
 from dingsdk.worker.sample_counts import SampleCounts

@@ -15,6 +15,11 @@ from dingsdk.worker.run_logger import write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
 
 
+def plays_episodes(evaluator: object) -> bool:
+    """Return ``plays`` of an evaluator or its class; True for one without it."""
+    return bool(getattr(evaluator, "plays", True))
+
+
 class ISerialEvaluator(SerialWorker):
     """An evaluator in the caller's thread; arguments as ``SerialWorker``."""
 

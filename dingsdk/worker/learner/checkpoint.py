@@ -52,6 +52,7 @@ _POINTER_BYTES = 4096
 """Largest file that names the newest checkpoint."""
 _REFERENCE_ENDINGS = (".pth.tar", ".pth", ".pt", ".ckpt")
 _STEM = r"[A-Za-z0-9_-]{1,128}"
+_NUMBERED = re.compile(rf"iteration_(\d+){re.escape(SUFFIX)}")
 _PICKLES = (b"PK\x03\x04", b"\x80")
 """First bytes of files of torch.save, and of pickles of protocol 2 and later."""
 _logger = logging.getLogger(__name__)
@@ -221,10 +222,8 @@ def can_resume(directory: Path) -> bool:
     return directory.is_dir() and any(_number_of(path.name) >= 0 for path in directory.iterdir())
 
 
-def prune_checkpoints(
-    directory: str | Path | Folder, keep_last: int, prefix: str = "iteration_"
-) -> None:
-    """Remove all but the ``keep_last`` checkpoints written last whose name is prefix + number.
+def prune_checkpoints(directory: str | Path | Folder, keep_last: int) -> None:
+    """Remove all but the ``keep_last`` checkpoints ``iteration_<n>`` that were written last.
 
     The checkpoint that ``latest`` names is kept, and so are all other names (``ckpt_best``).
     """
@@ -235,12 +234,12 @@ def prune_checkpoints(
             newest = None
         written: list[tuple[int, int, str]] = []
         for name in folder.names():
-            number = _number_of(name, prefix)
+            number = _number_of(name)
             found = folder.stat(name) if number >= 0 and name != newest else None
             if found is not None:
                 # By time, not number: a run resumed from an old checkpoint uses numbers again.
                 written.append((found.st_mtime_ns, number, name))
-        is_newest_numbered = newest is not None and _number_of(newest, prefix) >= 0
+        is_newest_numbered = newest is not None and _number_of(newest) >= 0
         written.sort(reverse=True)
         for _, _, name in written[max(keep_last - is_newest_numbered, 0) :]:
             try:
@@ -354,10 +353,10 @@ def _stem_of(name: str) -> str:
     return name
 
 
-def _number_of(name: str, prefix: str = "iteration_") -> int:
+def _number_of(name: str) -> int:
     """Return the number in the name of a numbered checkpoint, -1 for other names."""
-    number = name.removeprefix(prefix).removesuffix(SUFFIX)
-    return int(number) if name == f"{prefix}{number}{SUFFIX}" and number.isdecimal() else -1
+    found = _NUMBERED.fullmatch(name)
+    return int(found[1]) if found else -1
 
 
 def _foreign(path: Path) -> CheckpointCorruptError:

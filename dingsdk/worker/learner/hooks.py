@@ -18,11 +18,11 @@ from dingsdk.config import Count, Section, read_section, to_easydict
 from dingsdk.errors import (
     CheckpointError,
     ConfigError,
-    ConfigTypeError,
     HookError,
     StorageFullError,
     UnknownKeyError,
     nearest_name,
+    wrong_type,
 )
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.interfaces import check_interface
@@ -224,7 +224,7 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
         # Checked after the rest, so that a misspelt key is named as such.
         for required in ("type", "position"):
             if not getattr(entry, required):
-                raise _wrong_type(f"{path}.{required}", "str", value.get(required))
+                raise wrong_type(f"{path}.{required}", "str", value.get(required))
         add_learner_hook(hooks, _create(entry, path))
     return hooks
 
@@ -258,7 +258,7 @@ def _simplified_args(key: str, value: Any, path: str) -> dict[str, Any]:
     if expected is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, expected):
-        raise _wrong_type(path, expected.__name__, value)
+        raise wrong_type(path, expected.__name__, value)
     return {"priority": priority, "ext_args": argument and {argument: expected(value)}}
 
 
@@ -280,15 +280,6 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
         )
         raise
     return hook
-
-
-def _wrong_type(path: str, expected: str, found: Any) -> ConfigTypeError:
-    return ConfigTypeError(
-        f"{path} is {found!r}, expected {expected}",
-        path=path,
-        expected=expected,
-        found=type(found).__name__,
-    )
 
 
 def _unknown(key: str, path: str) -> UnknownKeyError:

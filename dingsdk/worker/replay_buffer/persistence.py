@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.columns import leaves
 from dingsdk.data.container import (
     checkpoint_errors,
     decode_frame,
@@ -280,7 +279,7 @@ class _Save:
         if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):
             # Objects may have changed since they were saved.
             return min(rows_each, _OBJECT_ROWS), {}
-        size = sum(map(_size_of, [probe] if isinstance(probe, SampleBatch) else probe))
+        size = sum(each.nbytes for each in ([probe] if isinstance(probe, SampleBatch) else probe))
         while rows_each > 1 and rows_each * size > self._segment_bytes * len(probe):
             rows_each //= 2
         try:
@@ -330,10 +329,6 @@ class _Save:
             # A file that stays is never read, and the next save removes it.
             with contextlib.suppress(RunFolderError, StorageFullError):
                 self._folder.unlink(name)
-
-
-def _size_of(batch: SampleBatch) -> int:
-    return sum(array.nbytes for _, array in leaves(batch.columns))
 
 
 class SavedRows:

@@ -91,12 +91,8 @@ class GreenletJob(Job):
         self.deadline = 0.0
 
     def run(self) -> None:
-        """Call the function; store its exception in ``error``."""
-        try:
-            self._function()
-        except BaseException as error:
-            self.error = error
-            _log.debug("job %s raised", self.name, exc_info=True)
+        """Call the function, and end."""
+        self.call(self._function)
         self._end()
 
     def cancel(self, error: BaseException) -> None:

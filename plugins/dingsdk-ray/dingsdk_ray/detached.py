@@ -7,13 +7,14 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from dingsdk.errors import ConfigError, DingError
 from dingsdk_ray import cluster
@@ -98,30 +99,37 @@ def stop(name: str) -> None:
         raise ConfigError(f"no command {name!r} runs in this cluster", path=name) from error
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m dingsdk_ray.detached", description=__doc__)
-    parser.add_argument("--address", default="auto", help="as system.transport.address")
-    parser.add_argument("--allow-insecure-ray", action="store_true")
-    parser.add_argument("action", choices=("start", "stop"))
-    parser.add_argument("name")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    args = parser.parse_args(arguments)
+@click.command(
+    "python -m dingsdk_ray.detached", context_settings={"allow_interspersed_args": False}
+)
+@click.option("--address", default="auto", help="As system.transport.address.")
+@click.option(
+    "--allow-insecure-ray",
+    "allow_insecure",
+    is_flag=True,
+    help="As system.transport.allow_insecure_ray.",
+)
+@click.argument("action", type=click.Choice(["start", "stop"]))
+@click.argument("name")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def main(
+    address: str, allow_insecure: bool, action: str, name: str, command: tuple[str, ...]
+) -> None:
+    """Start a command of dingsdk in a detached actor called NAME, or stop it."""
     try:
-        cluster.connect(args.address, allow_insecure=args.allow_insecure_ray)
+        cluster.connect(address, allow_insecure=allow_insecure)
         try:
-            if args.action == "stop":
-                stop(args.name)
+            if action == "stop":
+                stop(name)
             else:
-                log = start(args.name, args.command, Path.cwd())
-                sys.stdout.write(f"{args.name} runs in the cluster; its output is in {log}\n")
+                log = start(name, command, Path.cwd())
+                click.echo(f"{name} runs in the cluster; its output is in {log}")
         finally:
             cluster.disconnect()
     except DingError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
+        click.echo(str(error), err=True)
+        raise click.exceptions.Exit(2) from error
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

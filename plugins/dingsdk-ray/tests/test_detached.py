@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from click.testing import CliRunner, Result
 from dingsdk_ray import cluster, detached
 
 from dingsdk.errors import ConfigError
@@ -59,6 +60,11 @@ class Ray:
         self.killing.set()
 
 
+def called(*arguments: str) -> Result:
+    """Run the command line."""
+    return CliRunner().invoke(detached.main, arguments)
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return Ray(monkeypatch)
@@ -82,13 +88,13 @@ def test_command_is_started_on_this_node_and_its_log_is_named(
     joined: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     flags: list[str],
     address: str,
     is_allowed: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert detached.main([*flags, "start", "pong", "train", "x.yaml", "--seed", "1"]) == 0
+    done = called(*flags, "start", "pong", "train", "x.yaml", "--seed", "1")
+    assert done.exit_code == 0
     assert joined == [(address, {"allow_insecure": is_allowed}), "left"]
     log = tmp_path / "pong.log"
     assert fake.made == [(["train", "x.yaml", "--seed", "1"], tmp_path, log)]
@@ -101,7 +107,7 @@ def test_command_is_started_on_this_node_and_its_log_is_named(
         "num_cpus": 0,
     }
     assert fake.got == [("ready", detached.ANSWER_S)]
-    assert str(log) in capsys.readouterr().out
+    assert str(log) in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -112,33 +118,32 @@ def test_command_is_started_on_this_node_and_its_log_is_named(
     ],
 )
 def test_command_that_cannot_be_started_is_a_one_line_error(
-    fake: Ray, joined: list[Any], error: Exception, capsys: pytest.CaptureFixture[str]
+    fake: Ray, joined: list[Any], error: Exception
 ) -> None:
     fake.error = error
-    assert detached.main(["start", "pong", "train"]) == 2
+    done = called("start", "pong", "train")
+    assert done.exit_code == 2
     assert joined[1:] == ["left"]
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("'pong' cannot be started: ")
-    assert told.err.count("\n") == 1
-    assert len(told.err) <= len("'pong' cannot be started: \n") + 300
+    assert done.stdout == ""
+    assert done.stderr.startswith("'pong' cannot be started: ")
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) <= len("'pong' cannot be started: \n") + 300
     with pytest.raises(ConfigError) as caught:
         detached.start("pong", [], Path())
     assert caught.value.path == "pong"
 
 
-def test_command_is_stopped_by_its_name(
-    fake: Ray, joined: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_is_stopped_by_its_name(fake: Ray, joined: list[Any]) -> None:
     asked: list[str] = []
     actor = SimpleNamespace(stop=SimpleNamespace(remote=lambda: asked.append("stop") or "stopped"))
     fake.there["run-pong", cluster.NAMESPACE] = actor
-    assert detached.main(["stop", "pong"]) == 0
+    assert called("stop", "pong").exit_code == 0
     assert (asked, fake.got, fake.made) == (["stop"], [("stopped", detached.ANSWER_S)], [])
     assert joined == [("auto", {"allow_insecure": False}), "left"]
     fake.error = ValueError("no such actor")
-    assert detached.main(["stop", "pong"]) == 2
-    assert "no command 'pong' runs" in capsys.readouterr().err
+    done = called("stop", "pong")
+    assert done.exit_code == 2
+    assert "no command 'pong' runs" in done.stderr
 
 
 def a_command(folder: Path, source: str) -> None:
@@ -184,8 +189,8 @@ def test_command_is_stopped_as_by_ctrl_c(fake: Ray, tmp_path: Path) -> None:
     assert run._process.returncode == 40 + signal.SIGINT
 
 
-def test_wrong_action_is_refused(joined: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        detached.main(["restart", "pong"])
+def test_wrong_action_is_refused(joined: list[Any]) -> None:
+    done = called("restart", "pong")
+    assert done.exit_code == 2
     assert joined == []
-    assert "restart" in capsys.readouterr().err
+    assert "restart" in done.stderr

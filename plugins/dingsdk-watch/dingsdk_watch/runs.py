@@ -151,13 +151,8 @@ class Run:
                 row = msgspec.json.decode(line, type=dict[str, Scalar | dict[str, Scalar]])
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
                 continue
-            elapsed_s = row.get("elapsed_s")
-            if not isinstance(elapsed_s, int | float):
-                continue
-            # A run that was resumed from a save repeats the rows after that save.
-            while self._rows and self._rows[-1]["elapsed_s"] >= elapsed_s:
-                self._rows.pop()
-            self._rows.append(row)
+            if isinstance(row.get("elapsed_s"), int | float):
+                self._rows.append(row)
         if lines:
             self._offset, self._last_line = end, lines[-1] + b"\n"
 

@@ -135,15 +135,6 @@ def test_lines_that_were_read_are_not_read_again(run_folder: Path) -> None:
         assert run.curves()["env_steps"] == [0, 100, 200, *steps]
 
 
-def test_resumed_run_replaces_repeated_points(run_folder: Path) -> None:
-    run = Run(run_folder)
-    run.curves()
-    with (run_folder / "progress.jsonl").open("a") as file:
-        file.write('{"elapsed_s": 0.5, "env_steps": 40}\n{"elapsed_s": 0.5, "env_steps": 41}\n')
-
-    assert run.curves()["env_steps"] == [0, 41]
-
-
 def test_curves_start_again_if_another_run_takes_the_folder(run_folder: Path) -> None:
     run = Run(run_folder)
     run.curves()

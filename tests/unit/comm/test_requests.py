@@ -22,7 +22,6 @@ from dingsdk.errors import (
     ProtocolError,
     StaleEpochError,
 )
-from dingsdk.worker.comm.requests.epoch import begin_epoch
 from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import (
@@ -36,7 +35,7 @@ from dingsdk.worker.comm.requests.messages import (
     encode_item,
     first_that_fit,
 )
-from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport
+from dingsdk.worker.comm.requests.transport import RequestMasterEnd, RequestTransport, begin_epoch
 from dingsdk.worker.comm.transport import MasterListener, TaskAnswer, TaskMessage, WorkerInfo
 
 LOG = "dingsdk.worker.comm.requests.link"

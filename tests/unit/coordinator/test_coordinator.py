@@ -31,9 +31,9 @@ from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import Slave, WorkerInfo
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST, _report_pace
+from dingsdk.worker.coordinator.experience import ServedExperience
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.coordinator.served import ServedExperience
 
 GRACE_S = 10.0
 

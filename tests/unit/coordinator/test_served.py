@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dingsdk.errors import SamplesLostError
-from dingsdk.worker.coordinator.served import ServedExperience
+from dingsdk.worker.coordinator.experience import ServedExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.sample_counts import SampleCounts
 

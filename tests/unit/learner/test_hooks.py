@@ -148,10 +148,10 @@ class TestBuild:
         assert caught.value.facts["path"] == path
 
     def test_error_for_a_missing_field_names_its_type(self):
-        with pytest.raises(ConfigTypeError, match=r"a\.position is '', expected str") as caught:
+        with pytest.raises(ConfigTypeError, match=r"a\.position: expected str, found ''") as caught:
             build_learner_hook_by_cfg({"a": {"type": "log_show", "position": ""}})
 
-        assert (caught.value.facts["expected"], caught.value.facts["found"]) == ("str", "str")
+        assert (caught.value.facts["expected"], caught.value.facts["found"]) == ("str", "")
 
     @pytest.mark.parametrize(
         ("key", "nearest"), [("save_ckpt_after_itr", "save_ckpt_after_iter"), ("paint", None)]

@@ -19,8 +19,7 @@ from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
 from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, held
-from dingsdk.pipeline.status_file import StatusFile
-from dingsdk.pipeline.status_reader import read_status
+from dingsdk.pipeline.status_file import StatusFile, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.sample_counts import SampleCounts

@@ -41,7 +41,6 @@ from dingsdk.pipeline.supervisor import (
     INTERRUPTED_CLOSE_S,
     POLL_S,
     Supervisor,
-    supervised_pipeline,
 )
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import worker_ids
@@ -466,7 +465,7 @@ def test_status_of_a_run_is_the_last_one_that_its_coordinator_sent(idle: Site) -
 def test_coordinator_of_a_resumed_run_reads_the_journal(idle: Site) -> None:
     idle.context.resumed = JournaledRun(idle.context.run_dir, {})
     idle.script = [Opened(ADDRESS, [EVALUATION], 12.0), Over("limit", RunStatus())]
-    assert supervised_pipeline(idle.context).evaluations == (EVALUATION,)
+    assert Supervisor(idle.context).run().evaluations == (EVALUATION,)
     assert (idle.newest.spec.is_resumed, idle.newest.spec.rejoin_s) == (True, 0.0)
     assert idle.context.recorder.all_evaluations == (EVALUATION,)
     assert idle.context.recorder.elapsed_s == 12.0

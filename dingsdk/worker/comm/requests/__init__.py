@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dingsdk.data.secret import create_secret as create_secret
     from dingsdk.data.secret import find_secret as find_secret
     from dingsdk.data.secret import named_secret as named_secret
-    from dingsdk.worker.comm.requests.epoch import EPOCH_FILE as EPOCH_FILE
-    from dingsdk.worker.comm.requests.epoch import begin_epoch as begin_epoch
     from dingsdk.worker.comm.requests.handler import RequestHandler as RequestHandler
     from dingsdk.worker.comm.requests.link import Answer as Answer
     from dingsdk.worker.comm.requests.link import ForeignAnswerError as ForeignAnswerError
@@ -32,8 +30,10 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.requests.messages import Request as Request
     from dingsdk.worker.comm.requests.messages import decode_request as decode_request
     from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd as RequestSlaveEnd
+    from dingsdk.worker.comm.requests.transport import EPOCH_FILE as EPOCH_FILE
     from dingsdk.worker.comm.requests.transport import RequestMasterEnd as RequestMasterEnd
     from dingsdk.worker.comm.requests.transport import RequestTransport as RequestTransport
     from dingsdk.worker.comm.requests.transport import Server as Server
+    from dingsdk.worker.comm.requests.transport import begin_epoch as begin_epoch
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)
