@@ -296,10 +296,10 @@ def _cli_page() -> str:
         if kind in ("commands", "roles"):
             command = root.get_command(click.Context(root), key)
             assert command is not None
-            blocks.append((f"dingsdk {key}", _help(command, f"dingsdk {key}")))
+            blocks.append((f"dingsdk {key}", _own_help(command, f"dingsdk {key}")))
             inner = command.commands if isinstance(command, click.Group) else {}
             for name, each in inner.items():
-                blocks.append((f"dingsdk {key} {name}", _help(each, f"dingsdk {key} {name}")))
+                blocks.append((f"dingsdk {key} {name}", _own_help(each, f"dingsdk {key} {name}")))
     body = "\n\n".join(f"## `{name}`\n\n```text\n{text}\n```" for name, text in blocks)
     codes = (
         "Exit codes: 0 done; 1 failed; 2 a mistake in the command, the config or a file; "
@@ -324,7 +324,10 @@ def _cli_page() -> str:
         "A plugin is named by its distribution or by its module. A name that is neither an "
         "installed plugin nor a module is an error, and so is a misspelled variable."
     )
-    intro = f"`python -m dingsdk` is the same program as `dingsdk`. {codes} {watch}"
+    intro = (
+        "`python -m dingsdk` is the same program as `dingsdk`. All commands have its options "
+        f"`--debug` and `--help`. {codes} {watch}"
+    )
     return _page(
         "Command line",
         f"{intro}\n\n{body}\n\n## Environment variables\n\n{variables}\n\n{names}"
@@ -701,6 +704,12 @@ def _help(command: click.Command, name: str) -> str:
     command = copy.copy(command)
     command._help_option = None
     return command.get_help(context).rstrip()
+
+
+def _own_help(command: click.Command, name: str) -> str:
+    """Return the help of a command without the options that all commands have."""
+    text = re.sub(r"(?s)\n  --debug .*?\n  -h, --help[^\n]*", "", _help(command, name))
+    return re.sub(r"\n\nOptions:(?=\n\n|$)", "", text)
 
 
 def _section_table(

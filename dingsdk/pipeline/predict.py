@@ -128,9 +128,9 @@ def load_policy(
     """Load the policy of a run, to choose actions with it; starts no env and no workers.
 
     Args:
-        run: A run folder, or the file of a checkpoint in one.
-        which: ``best``, ``latest``, or the path of a checkpoint or, if it is in the run folder, its
-            name, such as ``iteration_10``. Only with a run folder, for which None means ``best``.
+        run: A run folder, or a checkpoint file in one.
+        which: ``best``, ``latest``, the name of a checkpoint in the run folder, such as
+            ``iteration_10``, or the path of any other. Only with a run folder; None means ``best``.
         policy: The class that was passed to ``train``, if that was in another process.
 
     Returns:
