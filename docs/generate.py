@@ -148,8 +148,8 @@ def template_page(kind: str) -> str:
     noun = kind.replace("-", " ")
     parts = [
         notes.strip(),
-        "The commands write a package that works, install it, run its tests, hold it to the rules "
-        "of its kind,\nand train with it. Then change it to what you need.",
+        "These commands write a working package, install it, run its tests, check it against the "
+        "rules of its\nkind, and train with it. Then change its code.",
         "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```",
         *(
             f"## {title}\n\n```{language} file={folder}/{path}\n{files[path]}```"
@@ -296,10 +296,10 @@ def _cli_page() -> str:
         if kind in ("commands", "roles"):
             command = root.get_command(click.Context(root), key)
             assert command is not None
-            blocks.append((f"dingsdk {key}", _help(command, f"dingsdk {key}")))
+            blocks.append((f"dingsdk {key}", _own_help(command, f"dingsdk {key}")))
             inner = command.commands if isinstance(command, click.Group) else {}
             for name, each in inner.items():
-                blocks.append((f"dingsdk {key} {name}", _help(each, f"dingsdk {key} {name}")))
+                blocks.append((f"dingsdk {key} {name}", _own_help(each, f"dingsdk {key} {name}")))
     body = "\n\n".join(f"## `{name}`\n\n```text\n{text}\n```" for name, text in blocks)
     codes = (
         "Exit codes: 0 done; 1 failed; 2 a mistake in the command, the config or a file; "
@@ -324,7 +324,10 @@ def _cli_page() -> str:
         "A plugin is named by its distribution or by its module. A name that is neither an "
         "installed plugin nor a module is an error, and so is a misspelled variable."
     )
-    intro = f"`python -m dingsdk` is the same program as `dingsdk`. {codes} {watch}"
+    intro = (
+        "`python -m dingsdk` is the same program as `dingsdk`. All commands have its options "
+        f"`--debug` and `--help`. {codes} {watch}"
+    )
     return _page(
         "Command line",
         f"{intro}\n\n{body}\n\n## Environment variables\n\n{variables}\n\n{names}"
@@ -336,10 +339,11 @@ def config_page() -> str:
     """Return every config key with its range, default and meaning."""
     parts = [
         "One dict (YAML, JSON, or a Python module in DI-engine's shape). A section that names a "
-        "`type` has the keys of that type; the tables list those of dingsdk and of its "
-        "transports. A key that ends with `_s` or `timeout` is in seconds, one that ends with "
-        "`_bytes` in bytes. `null` is what the texts call None. Unknown keys are "
-        "errors. `dingsdk config schema` prints the same as JSON Schema.",
+        "`type` has the keys of that type. The tables list the types of dingsdk and of its "
+        "transports: first the keys that all types of a section share, then those of each type. "
+        "A key that ends with `_s` or `timeout` is in seconds, one that ends with `_bytes` in "
+        "bytes. `null` is what the texts call None. Unknown keys are errors. `dingsdk config "
+        "schema` prints the same as JSON Schema.",
         _section_table("Top level", RunSection),
         _section_table("`env`", EnvSection, "env."),
         _section_table("`system`", SystemSection, "system."),
@@ -350,11 +354,12 @@ def config_page() -> str:
         if (path, kind) in seen:
             continue
         seen.add((path, kind))
+        types = []
         for key, cls in _parts_of_repository(kind):
             section = config_type(cls, PolicySection if kind == "policies" else PartSection)
-            title = f"`{path}`, type `{key}`\n\n{_first(cls)}"
-            parts.append(_section_table(title, section, f"{path}."))
+            types.append((key, _first(cls), _rows(section, f"{path}.")))
             waiting += _parts_in(section, f"{path}.")
+        parts += _type_tables(path, types)
     parts += [
         *_hook_tables("policy.learn.learner.hook"),
         _section_table(
@@ -701,13 +706,31 @@ def _help(command: click.Command, name: str) -> str:
     return command.get_help(context).rstrip()
 
 
+def _own_help(command: click.Command, name: str) -> str:
+    """Return the help of a command without the options that all commands have."""
+    text = re.sub(r"(?s)\n  --debug .*?\n  -h, --help[^\n]*", "", _help(command, name))
+    return re.sub(r"\n\nOptions:(?=\n\n|$)", "", text)
+
+
 def _section_table(
     title: str,
     section: type[Section],
     prefix: str = "",
     leaves_out: Sequence[str] = ("type", "import_names"),
 ) -> str:
-    rows = ["| key | takes | default | meaning |", "|---|---|---|---|"]
+    return _table(title, _rows(section, prefix, leaves_out))
+
+
+def _table(title: str, rows: Sequence[str]) -> str:
+    return "\n".join(
+        [f"## {title}", "", "| key | takes | default | meaning |", "|---|---|---|---|", *rows]
+    )
+
+
+def _rows(
+    section: type[Section], prefix: str, leaves_out: Sequence[str] = ("type", "import_names")
+) -> list[str]:
+    rows = []
     for name, field, meaning in _leaves(section):
         if name.split(".")[-1] in leaves_out and prefix:
             continue  # common to all parts
@@ -715,7 +738,29 @@ def _section_table(
         if field.section is not None and not field.required:
             shown = "see below"
         rows.append(f"| `{prefix}{name}` | {_takes(field)} | {shown} | {meaning} |")
-    return f"## {title}\n\n" + "\n".join(rows)
+    return rows
+
+
+def _type_tables(path: str, types: Sequence[tuple[str, str, list[str]]]) -> Iterator[str]:
+    """Yield the table of the keys that all types have, and the tables of the others.
+
+    Args:
+        path: Where a config names one of the types.
+        types: Type key, description and rows of each. Equal types share a table.
+    """
+    common = [row for row in types[0][2] if all(row in rows for _, _, rows in types)]
+    if len(types) == 1:
+        common = []
+    if common:
+        yield _table(f"`{path}`, all types", common)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for key, text, rows in types:
+        alike.setdefault((text, *(row for row in rows if row not in common)), []).append(key)
+    for (text, *rows), keys in alike.items():
+        names = " or ".join(f"`{key}`" for key in keys)
+        title = f"`{path}`, type {names}\n\n{text}"
+        none = "It has no other keys." if common else "It has no keys."
+        yield _table(title, rows) if rows else f"## {title} {none}"
 
 
 def _leaves(section: type[Section], path: str = "") -> Iterator[tuple[str, Field, str]]:

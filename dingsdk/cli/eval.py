@@ -34,7 +34,9 @@ def evaluate(
     from rich.console import Console
     from rich.table import Table
 
-    click.echo(f"{found.env_id}, {found.checkpoint}, iteration {found.train_iter:,}")
+    # A count: the file iteration_0 is written after the first iteration.
+    trained = f"{found.train_iter:,} iteration{'' if found.train_iter == 1 else 's'}"
+    click.echo(f"{found.env_id}, {found.checkpoint}, trained for {trained}")
     table = Table()
     for heading in ("episodes", "mean return", "std", "min", "max"):
         table.add_column(heading, justify="right")

@@ -40,7 +40,7 @@ def plugins(kind: str | None, is_check: bool, as_json: bool) -> None:
                 )
                 for row in rows
             ),
-            ("kind", "type", "distribution", "version", "state", "why not"),
+            ("kind", "type", "distribution", "version", "state", "problem"),
         )
     if is_check and any(row.state == "broken" for row in rows):
         raise click.exceptions.Exit(1)

@@ -22,9 +22,10 @@ SILENT_S = 30.0
 def status(run: Path, as_json: bool) -> None:
     """Show the state of the run in folder RUN, or how it ended. Changes nothing."""
     from dingsdk.data.files import is_locked
+    from dingsdk.pipeline.run_folder import run_path
     from dingsdk.pipeline.status_file import read_status
 
-    found = read_status(run)
+    found = read_status(run_path(run))
     # The lock may not work for a run on another host.
     is_here = found["host"] == socket.gethostname()
     is_held = is_here and is_locked(run)

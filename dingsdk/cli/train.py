@@ -92,13 +92,14 @@ def train(
         )
     if resume is not None:
         from dingsdk.pipeline.resume import has_journal
+        from dingsdk.pipeline.run_folder import run_path
 
         others = ("config", "mode", "transport", "seed", "output")
         if (name := given_of(click.get_current_context(), others)) is not None:
             raise click.UsageError(
                 f"--resume takes the run's own {name}; beside it there are --set and --quiet."
             )
-        mode = "parallel" if has_journal(resume) else "serial"
+        mode = "parallel" if has_journal(run_path(resume)) else "serial"
     progress = None if quiet else console_progress(mode)
     with ExitStack() as stack:
         page = stack.enter_context(LivePage()) if is_watched else None

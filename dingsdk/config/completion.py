@@ -165,8 +165,9 @@ class _Walk:
             if field.section is not None:
                 full[name] = self.section(field.section, given.get(name), where)
             elif name not in given and field.required:
-                text = documentation_of(section)[name] or f"set it, as in --set {where}=VALUE"
-                raise ConfigError(f"{where} is missing: {text}", path=where)
+                text = documentation_of(section)[name] or f"Set it, as in --set {where}=VALUE."
+                text = text.replace("``", "`")
+                raise ConfigError(f"{where} is missing. {text}", path=where)
             elif field.part is not None and field.part.many:
                 full[name] = self._parts(field.part, given.get(name), where)
             elif field.part is not None:
@@ -279,7 +280,8 @@ def _not_valid(
 ) -> ConfigTypeError:
     what, _, inside = str(error).partition(" - at `$")
     if what.startswith("Invalid enum value"):
-        expected = f"one of {', '.join(map(str, _choices(field.type)))}"
+        choices = ", ".join(map(str, _choices(field.type)))
+        expected = f"one of {choices}" if "," in choices else choices
     else:
         kinds, is_regex, _ = (
             what.removeprefix("Expected ").partition(", got")[0].partition(" matching regex ")
@@ -318,7 +320,10 @@ _WORDS = {
 
 
 def _in_words(code: re.Match[str]) -> str:
-    return " or ".join(_WORDS.get(name, name) for name in code[1].split(" | "))
+    names = code[1].split(" | ")
+    if "float" in names:  # a whole number is a number
+        names = [name for name in names if name != "int"]
+    return " or ".join(_WORDS.get(name, name) for name in names)
 
 
 def _wrong(path: str, expected: str, found: Any) -> ConfigTypeError:

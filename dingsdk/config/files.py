@@ -175,8 +175,8 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{where}: {problem}", path=str(path), line=line) from error
     if not isinstance(loaded, Mapping):
         raise ConfigTypeError(
-            f"{path} holds {'nothing' if loaded is None else type(loaded).__name__}, "
-            "a config is a mapping of sections",
+            f"{path} {'is empty' if loaded is None else f'is a {type(loaded).__name__}'}; a config "
+            "is a mapping of sections, such as env and policy",
             path=str(path),
             expected="mapping",
             found=type(loaded).__name__,
@@ -306,8 +306,8 @@ def _run_python(path: Path) -> dict[str, Any]:
     missing = [f"{short}_config" for short in _PYTHON_SECTIONS[:2] if short not in sections]
     if missing:
         raise ConfigError(
-            f"{path} does not define {' and '.join(missing)}; a config module holds main_config "
-            "and create_config",
+            f"{path} does not define {' and '.join(missing)}; a config in Python "
+            "defines main_config and create_config",
             path=str(path),
             missing=missing,
         )

@@ -9,11 +9,14 @@ from contextlib import closing
 from math import inf
 from typing import Any
 
+import numpy as np
+
 from dingsdk.config import to_easydict
 from dingsdk.config.plain import find
 from dingsdk.data import SampleBatch
 from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.list_samples import pack_samples
+from dingsdk.data.pytree import flatten
 from dingsdk.pipeline.checks import buffer_parts, refusal
 
 _log = logging.getLogger(__name__)
@@ -131,7 +134,8 @@ def _check_evaluation_env(env: Mapping[str, Any], made: Any) -> None:
 def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
     """Make one env, check the config against it, and close it.
 
-    Sets the spaces of the env and the None values of ``policy.model`` in ``compiled``.
+    Sets the spaces of the env and the None values of ``policy.model`` in ``compiled``, and checks
+    whether a full replay buffer of its observations fits into memory.
 
     Raises:
         UnknownEnvError: gymnasium does not know the env, or cannot make it.
@@ -163,6 +167,8 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
         close_quietly(made)
     _fill_in(env, {name: describe_space(space) for name, space in found.items()}, env, "env")
     _fill_in(compiled["policy"]["model"], shapes, env, "policy.model")
+    if mode != "eval":
+        _check_memory(compiled, classes, found["observation_space"], mode)
     unroll_len = compiled["policy"]["collect"]["unroll_len"]
     if max_steps is not None and unroll_len > max_steps:
         raise refusal(
@@ -180,6 +186,35 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
             "not take; leave it out and add the wrapper record_video to env.wrappers, or use "
             "--mode serial"
         )
+
+
+def _check_memory(
+    cfg: Mapping[str, Any], classes: Mapping[str, Any], observation_space: Any, mode: str
+) -> None:
+    """Check that the memory of a full replay buffer can be allocated; none of it is used.
+
+    Only the observations are counted, or in parallel mode the payload numbers, so a larger row may
+    still be refused at the first push.
+    """
+    path = "policy.other.replay_buffer"
+    section = cfg["policy"]["other"]["replay_buffer"]
+    cls = buffer_parts(cfg, classes).get(path)
+    if getattr(cls, "draws", "") not in ("rows", "sequences"):  # episodes get their rows later
+        return
+    if mode == "serial" and section.get("storage", {}).get("type") not in ("auto", "array"):
+        return
+    one = {"obs": observation_space.sample()} if mode == "serial" else {"payload": 0}
+    row = [np.asarray(leaf) for _, leaf in flatten(one)]
+    capacity, row_bytes = section["replay_buffer_size"], sum(leaf.nbytes for leaf in row)
+    try:
+        # Unlike a comparison with the memory of the host, this respects the limits of the process.
+        allocated = [np.empty((capacity, *leaf.shape), leaf.dtype) for leaf in row]
+    except (MemoryError, ValueError) as error:
+        raise refusal(
+            f"{path}.replay_buffer_size is {capacity}: {row_bytes} bytes for each row are "
+            f"{capacity * row_bytes / 1e9:,.0f} GB, which cannot be allocated; choose a smaller one"
+        ) from error
+    del allocated
 
 
 _PLAYING = {

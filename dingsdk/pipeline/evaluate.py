@@ -64,7 +64,7 @@ def evaluate(
     """Play episodes with a checkpoint of a run; the run folder is not changed.
 
     Args:
-        run_dir: A run folder, or the file of a checkpoint in one.
+        run_dir: A run folder, or a checkpoint file in one.
         checkpoint: ``best``, ``latest``, or the path or name of a checkpoint, as for
             ``load_policy``. Only with a run folder, for which None means ``best``.
         episodes: Number of episodes, >= 1; None for the run's ``env.n_evaluator_episode``.

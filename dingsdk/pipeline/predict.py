@@ -25,12 +25,13 @@ from dingsdk.errors import (
     CheckpointMissingError,
     ConfigError,
     SchemaMismatchError,
+    listing,
 )
 from dingsdk.pipeline.given import name_policy
-from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, run_path
+from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, no_run_text, run_path
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
-from dingsdk.worker.learner.checkpoint import LATEST, Checkpoint, load_checkpoint
+from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint
 
 _STEMS = {"best": "ckpt_best", "latest": LATEST}
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
@@ -44,21 +45,21 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
         CheckpointError: the run or the checkpoint does not exist, or cannot be read.
     """
     given = run_path(run)
-    if (given / CONFIG_NAME).is_file():
+    text = no_run_text(given)
+    if text is None:
         which = which or "best"
         asked = Path(which)
         if which in _STEMS or (asked.name == which and not asked.exists()):
-            asked = given / CHECKPOINT_FOLDER / _STEMS.get(which, which)
+            return given, _load_by_name(given, which)
         return given, load_checkpoint(asked)
     if not given.is_file():
-        raise CheckpointMissingError(
-            f"{given} is no run folder: it has no {CONFIG_NAME}; name a folder that "
-            "`dingsdk train` left, such as runs/<name>",
-            path=str(given),
-        )
+        given = Path(f"{given}{SUFFIX}")
+    if not given.is_file():
+        raise CheckpointMissingError(text, path=str(run))
     if which is not None:
         raise ConfigError(
-            f"{given} is a checkpoint, and {which} another one; give the run folder, or no other",
+            f"{given} is a checkpoint, so {which!r} cannot be chosen too; name the run folder, or "
+            "leave the choice out",
             path="checkpoint",
         )
     found = load_checkpoint(given)
@@ -66,10 +67,21 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
         if (folder / CONFIG_NAME).is_file():
             return folder, found
     raise CheckpointMissingError(
-        f"neither the folder of {given} nor the one above it has a {CONFIG_NAME}, which says what "
-        "policy the checkpoint is of; put the run's config.yaml beside the checkpoint",
+        f"{given} has no {CONFIG_NAME} beside it or in the folder above, so its policy is "
+        f"unknown; put the run's {CONFIG_NAME} beside the checkpoint",
         path=str(given),
     )
+
+
+def _load_by_name(run: Path, name: str) -> Checkpoint:
+    """Load ``best``, ``latest`` or a file of the run's checkpoints; the error lists the files."""
+    folder = run / CHECKPOINT_FOLDER
+    try:
+        return load_checkpoint(folder / _STEMS.get(name, name))
+    except CheckpointMissingError as error:
+        text = f"{run} has no checkpoint {name!r}. Known: "
+        text += listing(path.stem for path in folder.glob(f"*{SUFFIX}"))
+        raise CheckpointMissingError(text, path=str(folder)) from error
 
 
 def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
@@ -116,9 +128,9 @@ def load_policy(
     """Load the policy of a run, to choose actions with it; starts no env and no workers.
 
     Args:
-        run: A run folder, or the file of a checkpoint in one.
-        which: ``best``, ``latest``, or the path of a checkpoint or, if it is in the run folder, its
-            name, such as ``iteration_10``. Only with a run folder, for which None means ``best``.
+        run: A run folder, or a checkpoint file in one.
+        which: ``best``, ``latest``, the name of a checkpoint in the run folder, such as
+            ``iteration_10``, or the path of any other. Only with a run folder; None means ``best``.
         policy: The class that was passed to ``train``, if that was in another process.
 
     Returns:

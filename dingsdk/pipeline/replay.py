@@ -18,7 +18,7 @@ from dingsdk.errors import CheckpointMissingError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.given import callbacks_registered
 from dingsdk.pipeline.parallel import SCHEDULE_NAME
-from dingsdk.pipeline.run_folder import CONFIG_NAME, run_path
+from dingsdk.pipeline.run_folder import CONFIG_NAME, no_run_text, run_path
 from dingsdk.pipeline.train import compile_run, run_pipeline
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
@@ -60,11 +60,13 @@ def replay(
         DingError: a part failed, as in ``train``.
     """
     folder = run_path(run)
+    if (text := no_run_text(folder)) is not None:
+        raise CheckpointMissingError(text, path=str(folder))
     schedule = folder / SCHEDULE_NAME
     if not schedule.is_file():
         raise CheckpointMissingError(
-            f"{folder} has no {SCHEDULE_NAME}: runs of parallel mode with "
-            "system.record_schedule=true have one",
+            f"{folder} has no {SCHEDULE_NAME}: only a run in parallel mode with "
+            "--set system.record_schedule=true writes one, and not if it is killed",
             path=str(schedule),
         )
     final = load_checkpoint(folder / "ckpt")

@@ -49,7 +49,13 @@ from dingsdk.errors import (
     nearest_name,
 )
 from dingsdk.pipeline.context import Evaluation, RunContext
-from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER, check_run_folder, versions
+from dingsdk.pipeline.run_folder import (
+    CONFIG_NAME,
+    JOURNAL_FOLDER,
+    check_run_folder,
+    no_run_text,
+    versions,
+)
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
@@ -200,9 +206,10 @@ def find_save(run: Path) -> Save:
     found = _saves(run / RESUME_FOLDER)
     if not found:
         raise CheckpointMissingError(
-            f"{run} holds nothing to resume from: it is no run folder, the run had no "
-            "system.save_every (in parallel mode: no system.journal, as with in_memory), it "
-            "ended before it saved, or it is in parallel mode and reached its stop value",
+            no_run_text(run)
+            or f"{run} cannot be resumed: it has no save and no journal. A serial run has none if "
+            "it ended before its first save, or if system.save_every is null; a parallel run has "
+            "none if it reached its stop value, or if system.journal is off (as with in_memory)",
             path=str(run),
         )
     return _of_its_run(_read(found[-1]))
@@ -262,11 +269,15 @@ def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, 
     for assignment in check_sets(sets):
         path = assignment.partition("=")[0].strip()
         if path not in CHANGEABLE:
+            nearest = nearest_name(path, CHANGEABLE)
+            is_typo = nearest is not None and path not in flatten(config)
+            advice = f" Did you mean {nearest!r}?" if is_typo else ""
             raise ConfigError(
-                f"{path} cannot change when a run is resumed; {', '.join(CHANGEABLE)} can",
+                f"{path} cannot change when a run is resumed.{advice} Keys that can: "
+                f"{', '.join(CHANGEABLE)}",
                 path=path,
                 known=list(CHANGEABLE),
-                nearest=nearest_name(path, CHANGEABLE),
+                nearest=nearest,
             )
         apply_set(changed, assignment)
         if path == "env.stop_value":

@@ -44,7 +44,7 @@ from dingsdk.data.files import (
     locked_folder,
     open_private,
 )
-from dingsdk.errors import CheckpointMissingError, RunFolderError
+from dingsdk.errors import CheckpointMissingError, RunFolderError, nearest_name
 from dingsdk.plugins import ask
 from dingsdk.plugins.discovery import version_of
 
@@ -144,10 +144,28 @@ def run_path(run: str | os.PathLike[str]) -> Path:
     except (TypeError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointMissingError(
-            f"{run!r:.80} is no run folder: {reason}; name a folder that `dingsdk train` left",
+            f"{str(run)!r:.80} is not a run folder: {reason}; name a folder that "
+            "`dingsdk train` wrote",
             path=f"{run!r:.80}",
         ) from error
     return path
+
+
+def no_run_text(path: Path) -> str | None:
+    """Return what to tell the user who named ``path`` as a run folder; None if it is one."""
+    if (path / CONFIG_NAME).is_file():
+        return None
+    if path.exists():
+        problem = f"{path} is not a run folder: it has no {CONFIG_NAME}"
+        is_inside = (path.parent / CONFIG_NAME).is_file() and path.parent != Path()
+        nearest = path.parent if is_inside else None
+    else:
+        problem = f"there is no run folder {path}"
+        runs = (config.parent.name for config in path.parent.glob(f"*/{CONFIG_NAME}"))
+        name = nearest_name(path.name, runs)
+        nearest = None if name is None else path.parent / name
+    advice = "name a folder that `dingsdk train` wrote, such as runs/<name>"
+    return f"{problem}; {f'did you mean {nearest}?' if nearest else advice}"
 
 
 def check_text(folder: Path) -> None:

@@ -35,6 +35,7 @@ from dingsdk.pipeline.run_folder import (
     RESULT_NAME,
     STATUS_NAME,
     finite,
+    no_run_text,
 )
 from dingsdk.plugins import ask
 
@@ -272,14 +273,17 @@ def read_status(run: Path) -> dict[str, Any]:
         RunFolderError: the folder has no status, or one that cannot be read.
     """
     path = run / STATUS_NAME
-    missing = f"{run} holds no {STATUS_NAME}: it is no run folder, or the run has not begun"
-    if not run.is_dir():
-        raise RunFolderError(missing, path=str(path))
     try:
+        if not run.is_dir():
+            raise DataMissingError("no folder")
         with Folder(run, create=False) as folder:
             record = read_record(folder, StatusRecord)
     except DataMissingError:
-        raise RunFolderError(missing, path=str(path)) from None
+        text = no_run_text(run)
+        if text is None and (run / RESULT_NAME).is_file():
+            text = f"{path} was removed; {run / RESULT_NAME} says how the run ended"
+        text = text or f"{run} has no {STATUS_NAME}: the run has not begun"
+        raise RunFolderError(text, path=str(path)) from None
     except DataCorruptError as error:
         raise RunFolderError(str(error), path=str(path)) from error
     found: dict[str, Any] = msgspec.to_builtins(record)

@@ -96,6 +96,11 @@ def train(
         CheckpointError: a hook has to load a checkpoint that cannot be read. No file was written.
         RunFolderError: the run folder cannot be made.
         DingError: a part failed during the run; if possible, a checkpoint was saved first.
+
+    Example::
+
+        result = dingsdk.train("cartpole-dqn", sets=["system.max_env_steps=5000"], seed=1)
+        print(result.reason, result.best_return, result.run_dir)
     """
     leave_if_importing()
     cfg = compile_run(config, mode, transport, sets, seed, env, policy)

@@ -92,8 +92,8 @@ def render(kind: str, name: str) -> dict[str, str]:
         )
     if not _NAME.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name!r} cannot name a plugin; use lower-case letters, digits and single dashes, a "
-            f"letter first, at most {_LONGEST} characters, and no keyword of Python: fast-replay",
+            f"{name!r} cannot name a plugin; use lower-case letters, digits and single dashes, as "
+            f"in fast-replay: a letter first, at most {_LONGEST} characters, no keyword of Python",
             found=name,
         )
     dashed = name.replace("_", "-")

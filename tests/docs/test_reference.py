@@ -54,13 +54,31 @@ KEY_ROW = re.compile(r"^\| `([\w.<>]+)` \| (.+?) \| (required|see below|`.*?`) \
 
 def test_every_config_key_has_a_type_a_default_and_a_meaning(pages: dict[str, str]) -> None:
     rows = [line for line in pages["config.md"].splitlines() if line.startswith("| `")]
-    assert len(rows) > 400
+    keys = set()
     for line in rows:
         found = KEY_ROW.match(line)
         assert found, line
-        _, takes, _, meaning = found.groups()
+        key, takes, _, meaning = found.groups()
+        keys.add(key)
         assert takes.strip(), line
         assert meaning.endswith("."), line
+    assert len(keys) >= 269
+
+
+def test_keys_that_all_types_share_are_listed_once(generated: dict[str, Any]) -> None:
+    types = [("a", "One.", ["all", "own"]), ("b", "Two.", ["all"]), ("c", "One.", ["all", "own"])]
+    head = ["| key | takes | default | meaning |", "|---|---|---|---|"]
+
+    tables = [table.splitlines() for table in generated["_type_tables"]("x", types)]
+
+    assert tables == [
+        ["## `x`, all types", "", *head, "all"],
+        ["## `x`, type `a` or `c`", "", "One.", "", *head, "own"],
+        ["## `x`, type `b`", "", "Two. It has no other keys."],
+    ]
+    assert list(generated["_type_tables"]("x", types[1:2])) == [
+        "\n".join(["## `x`, type `b`", "", "Two.", "", *head, "all"])
+    ]
 
 
 def test_every_limit_has_a_value_and_a_meaning(pages: dict[str, str]) -> None:

@@ -108,7 +108,7 @@ def test_eval_prints_a_table_and_json(trained: tuple[Path, str], shell: Shell) -
     command = ["eval", "runs/cartpole-dqn", "--episodes", "4"]
 
     assert shell.run(*command, cwd=cwd) == 0
-    assert re.match(r"CartPole-v1, \S+/ckpt/\S+, iteration [\d,]+\n", shell.out)
+    assert re.match(r"CartPole-v1, \S+/ckpt/\S+, trained for [\d,]+ iterations\n", shell.out)
     assert "mean return" in shell.out
     assert shell.run(*command, "--checkpoint", "latest", "--json", cwd=cwd) == 0
     assert len(json.loads(shell.out)["returns"]) == 4
@@ -183,14 +183,23 @@ def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, shell: Shell) ->
 
 def test_eval_of_a_missing_run_folder_is_an_error(tmp_path: Path, shell: Shell) -> None:
     assert shell.run("eval", "nowhere", cwd=tmp_path) == 2
-    assert shell.err.startswith("Error: nowhere is no run folder")
+    assert shell.err.startswith("Error: there is no run folder nowhere; name a folder")
+
+
+@pytest.mark.parametrize("command", ["eval", "replay", "status", "train --resume"])
+def test_run_folder_with_a_name_that_is_too_long_gives_one_line(
+    tmp_path: Path, shell: Shell, command: str
+) -> None:
+    assert shell.run(*command.split(), "x" * 300, cwd=tmp_path) == 2
+    assert "is not a run folder: File name too long" in shell.err
+    assert len(shell.err.splitlines()) == 1, shell.err
 
 
 def test_eval_of_a_missing_checkpoint_gives_one_line(run_copy: Path, shell: Shell) -> None:
     (run_copy / "ckpt" / "ckpt_best.safetensors").unlink()
 
     assert shell.run("eval", str(run_copy), cwd=run_copy.parent) == 2
-    assert "ckpt_best" in shell.err
+    assert "has no checkpoint 'best'. Known: iteration_" in shell.err
     assert len(shell.err.splitlines()) == 1, shell.err
 
 

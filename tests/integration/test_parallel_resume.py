@@ -246,7 +246,7 @@ def test_run_without_a_journal_cannot_be_resumed(tmp_path: Path) -> None:
     sets = [f"{ITERATIONS}=20", "exp_name=run"]
     run = train("cartpole-dqn", "parallel", "in_memory", sets, 3, tmp_path).run_dir
     assert not (run / "journal").exists()
-    with pytest.raises(CheckpointMissingError, match=r"no system\.journal"):
+    with pytest.raises(CheckpointMissingError, match=r"system\.journal is off"):
         resume(run)
 
 

@@ -189,7 +189,7 @@ def test_command_says_whether_the_weights_are_the_same(
 
 @pytest.mark.slow
 def test_damaged_schedules_are_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMissingError, match="has no schedule"):
+    with pytest.raises(CheckpointMissingError, match="is not a run folder"):
         replay(tmp_path)
     path = run / "schedule.bin"
     content = path.read_bytes()

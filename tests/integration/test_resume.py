@@ -337,7 +337,10 @@ def test_folder_in_place_of_a_run_file_is_refused_and_nothing_changes(run: Path,
 
 
 def test_folder_without_a_save_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMissingError, match="nothing to resume from"):
+    with pytest.raises(CheckpointMissingError, match="is not a run folder"):
+        resume(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointMissingError, match="has no save and no journal"):
         resume(tmp_path)
 
 

@@ -305,9 +305,9 @@ def test_evaluate_is_repeatable_and_does_not_change_the_run_folder(run_dir: Path
 
 
 def test_evaluate_of_a_missing_run_or_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMissingError, match="no run folder"):
+    with pytest.raises(CheckpointMissingError, match="is not a run folder"):
         evaluate(tmp_path)
-    with pytest.raises(CheckpointMissingError):
+    with pytest.raises(CheckpointMissingError, match="no checkpoint at"):
         evaluate(run_dir, checkpoint=str(run_dir / "ckpt" / "iteration_999999"))
 
 

@@ -249,18 +249,18 @@ def fails(name: str, faults: list[SimulatedFault], setting: Setting) -> None:
 def test_time_in_which_the_coordinator_was_stopped_is_not_counted() -> None:
     full = SimulatedFault("disk_full", 5.0, "", 25.0)
     jump = SimulatedFault("jump", 12.0, "coordinator", 1.0, 3600.0)
-    fails("a stopped coordinator ends a run whose disk is full", [full, jump], Setting())
-    fails("workers are blamed for the time in which the coordinator stood still", [jump], Setting())
+    fails("time of a stopped coordinator counts as a full disk", [full, jump], Setting())
+    fails("time of a stopped coordinator counts against leases", [jump], Setting())
 
 
 def test_worker_joins_again_soon_after_its_connection_was_cut() -> None:
     cut = SimulatedFault("cut", 12.0, "learner-0", 8.0)
-    fails("a join waits for one answer until its deadline", [cut], Setting())
+    fails("a join waits until its deadline for a single answer", [cut], Setting())
 
 
 def test_briefly_lost_messages_lose_no_worker() -> None:
     lost = [SimulatedFault("lost", 10.0 + 5 * n, f"collector-{n}", 1.0, 0.5) for n in range(4)]
-    fails("an answer that is lost is not sent again", lost, Setting())
+    fails("a lost answer is not sent again", lost, Setting())
 
 
 def test_worker_that_hangs_while_its_connection_is_cut_is_replaced() -> None:
@@ -272,7 +272,7 @@ def test_worker_that_hangs_while_its_connection_is_cut_is_replaced() -> None:
 
 def test_worker_whose_work_hangs_is_given_up() -> None:
     hang = SimulatedFault("hang", 7.0, "collector-1", 45.0)
-    fails("a worker whose work hangs renews its lease", [hang], Setting())
+    fails("a worker whose job hangs renews its lease", [hang], Setting())
 
 
 def test_answer_that_is_delivered_twice_counts_once() -> None:
@@ -288,7 +288,7 @@ def test_worker_that_repeats_a_join_after_a_lost_reply_is_announced_once() -> No
     for n in range(4):
         faults.append(SimulatedFault("lost", 8.0 + 5 * n, f"collector-{n}", 4.0, 0.4))
         faults.append(SimulatedFault("kill", 9.0 + 5 * n, f"collector-{n}", 0.5))
-    fails("a join that is repeated is another one", faults, Setting())
+    fails("a repeated join counts as another join", faults, Setting())
 
 
 @pytest.mark.slow
@@ -296,13 +296,13 @@ def test_coordinator_that_was_replaced_ends_and_deletes_nothing() -> None:
     # With a learner it would write to its journal, and learn that it was replaced.
     kill = SimulatedFault("kill", 4.0, "learner-0", 30.0)
     usurp = SimulatedFault("usurp", 12.0, "coordinator", 25.0)
-    fails("a coordinator that was replaced goes on", [kill, usurp], Setting(has_journal=True))
+    fails("a replaced coordinator continues", [kill, usurp], Setting(has_journal=True))
 
 
 def test_restarted_coordinator_knows_all_acknowledged_samples() -> None:
     setting = Setting(has_journal=True)
     kill = SimulatedFault("kill", 10.0, "coordinator", 4.0)
-    fails("a sample is acknowledged that is not in the journal", [kill], setting)
+    fails("a sample is acknowledged before it is in the journal", [kill], setting)
     tear = SimulatedFault("tear", 10.0, "coordinator", 4.0)
     simulation(4, setting=setting, faults=[tear], duration_s=20.0).run()
 
@@ -311,18 +311,18 @@ def test_facts_that_a_full_disk_refused_are_written_later() -> None:
     full = SimulatedFault("disk_full", 8.0, "", 6.0)
     kill = SimulatedFault("kill", 16.0, "coordinator", 2.0)
     setting = Setting(has_journal=True, max_use=1)
-    fails("facts that found no room are forgotten", [full, kill], setting)
+    fails("journal records that did not fit on the disk are lost", [full, kill], setting)
 
 
 def test_coordinator_whose_owner_file_is_gone_ends() -> None:
     unlock = SimulatedFault("unlock", 10.0, "coordinator")
     setting = Setting(has_journal=True)
-    fails("a coordinator whose name is gone goes on", [unlock], setting)
+    fails("a coordinator whose file was removed continues", [unlock], setting)
 
 
 def test_torn_record_is_dropped() -> None:
     tear = SimulatedFault("tear", 10.0, "coordinator", 4.0)
-    fails("a record that was torn is taken for damage", [tear], Setting(has_journal=True))
+    fails("an incomplete record counts as damage", [tear], Setting(has_journal=True))
 
 
 def test_collectors_of_a_restarted_learner_are_waited_for() -> None:
@@ -351,24 +351,24 @@ def test_training_is_known_after_a_kill_right_behind_its_record() -> None:
 
 def test_two_payloads_under_one_id_end_the_run() -> None:
     conflict = SimulatedFault("conflict", 10.0, "collector-1")
-    fails("another payload under a known id is taken for a repeat", [conflict], Setting())
+    fails("a second payload under a known id counts as a repetition", [conflict], Setting())
 
 
 @pytest.mark.slow
 def test_learner_continues_from_its_newest_complete_checkpoint() -> None:
     damage = SimulatedFault("damage_checkpoint", 8.0)
     kill = SimulatedFault("kill", 14.0, "learner-0", 1.0)
-    name = "a damaged checkpoint is the end, whatever was saved before it"
+    name = "a damaged checkpoint ends the run although there is an older one"
     fails(name, [damage, kill], Setting())
     tear = SimulatedFault("tear", 8.0, "learner-0", 1.0)
-    fails("a checkpoint is named as the newest before it is written", [tear], Setting())
+    fails("a checkpoint becomes the newest before it is written", [tear], Setting())
 
 
 @pytest.mark.slow
 def test_policies_are_complete_and_never_get_older() -> None:
     damage = SimulatedFault("damage_policy", 8.0)
     kills = [SimulatedFault("kill", 14.5, f"collector-{n}", 0.5) for n in range(4)]
-    fails("a damaged policy ends its reader", [damage, *kills], Setting())
+    fails("a damaged policy ends the worker that reads it", [damage, *kills], Setting())
     tear = SimulatedFault("tear", 8.0, "learner-0", 2.0)
     fails("an older policy replaces a newer one", [tear, *kills], Setting())
 
@@ -381,11 +381,11 @@ ON_POLICY = Setting(collectors=2, capacity=1024, on_policy=True)
 
 
 def test_on_policy_collectors_use_only_the_admitted_policy() -> None:
-    fails("a collector goes on with the policy that it has", [], ON_POLICY)
+    fails("a collector continues with an old policy", [], ON_POLICY)
     many = replace(ON_POLICY, collectors=4)
     fails("a training does not wait for rows of old policies", [], many)
     ahead = replace(ON_POLICY, max_policy_lag=1)
-    fails("rows that come while the learner trains are thrown away", [], ahead)
+    fails("rows that arrive while the learner trains are discarded", [], ahead)
 
 
 def test_on_policy_rows_reach_the_allowed_policy_lag_and_never_exceed_it() -> None:
@@ -410,7 +410,7 @@ def test_join_announced_by_two_coordinators_counts_once() -> None:
 
 def test_on_policy_training_does_not_wait_for_a_lost_collector() -> None:
     kill = SimulatedFault("kill", 10.0, "collector-1", 45.0)
-    fails("a training waits for a collector that is gone", [kill], ON_POLICY)
+    fails("a training waits for a lost collector", [kill], ON_POLICY)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_on_policy_run_continues_after_all_processes_were_killed(transport: Any)
 
     run()
     with (
-        defect("collectors wait for a policy of before the checkpoint").applied(),
+        defect("collectors wait for a policy from before the checkpoint").applied(),
         pytest.raises(SimulationError, match="train_iter stands still"),
     ):
         run()
@@ -435,12 +435,12 @@ def test_on_policy_run_continues_after_all_processes_were_killed(transport: Any)
 
 def test_on_policy_run_continues_when_the_newest_policy_is_damaged() -> None:
     damage = SimulatedFault("damage_policy", 10.0)
-    fails("collectors wait for a policy that nobody can load", [damage], ON_POLICY)
+    fails("collectors wait for a damaged policy", [damage], ON_POLICY)
 
 
 def test_payloads_stay_until_the_journal_records_their_training() -> None:
     setting = replace(ON_POLICY, has_journal=True, batch_size=20, max_policy_lag=2)
-    name = "payloads are deleted, and the journal does not say that they were trained on"
+    name = "payloads are deleted before the journal records their training"
     full = SimulatedFault("disk_full", 6.0, "", 45.0)
     kill = SimulatedFault("kill", 9.0, "coordinator", 4.0)
     fails(name, [full, kill], setting)

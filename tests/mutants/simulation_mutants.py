@@ -84,9 +84,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "",
         ),
     ],
-    "A worker is stopped for longer than its lease, and goes on": [
+    "A worker is stopped for longer than its lease, then continues": [
         Mutant(
-            "a worker that slept goes on with its task",
+            "a worker that was stopped continues its task",
             f"{_COMM}.worker:CommWorker._is_overdue",
             "> FENCE * lease_s",
             "> 60 * lease_s",
@@ -106,9 +106,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "(KeyError, SystemExit)",
         ),
     ],
-    "A task kills every worker that has it": [
+    "A task kills every worker that gets it": [
         Mutant(
-            "a task that kills its workers is tried for ever",
+            "a task that kills its workers is retried forever",
             f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
             "(*(at for at in before if now - at < LOSS_WINDOW_S), now)",
             "(now,)",
@@ -124,7 +124,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The learner is killed while it saves a checkpoint": [
         Mutant(
-            "a checkpoint is named as the newest before it is written",
+            "a checkpoint becomes the newest before it is written",
             f"{_LEARNER}.hooks:save_checkpoint",
             "if ask().write_checkpoint(path=path, contents=contents) is not True:",
             "pointer = encode_json(_POINTER_KIND, {'stem': stem, 'iteration': iteration})\n"
@@ -132,9 +132,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "        if ask().write_checkpoint(path=path, contents=contents) is not True:",
         ),
     ],
-    "The work of a worker ends or hangs, and its process lives": [
+    "The job of a worker ends or hangs, but its process lives": [
         Mutant(
-            "a worker whose work hangs renews its lease",
+            "a worker whose job hangs renews its lease",
             f"{_COMM}.worker:CommWorker._is_alive",
             "now - self._moved_at < self._cfg.progress_timeout_s",
             "True",
@@ -142,7 +142,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The coordinator is killed and started again": [
         Mutant(
-            "a sample is acknowledged that is not in the journal",
+            "a sample is acknowledged before it is in the journal",
             f"{_COORDINATOR}.journal:Keeper.acknowledge",
             "self.journal.append(fact)",
             "str(fact)",
@@ -154,9 +154,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "pass",
         ),
     ],
-    "A worker has something to report while the coordinator is away": [
+    "A worker reports while the coordinator is down": [
         Mutant(
-            "a join waits for one answer until its deadline",
+            "a join waits until its deadline for a single answer",
             f"{_REQUESTS}.slave_end:RequestSlaveEnd.join",
             "min(deadline, self._clock() + self._request_timeout_s)",
             "deadline",
@@ -164,23 +164,23 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The coordinator is killed while it writes its journal": [
         Mutant(
-            "a record that was torn is taken for damage",
+            "an incomplete record counts as damage",
             f"{_COORDINATOR}.journal:decode_facts",
             "if end > size:\n            break",
             "if end > size:\n            raise _damaged(path, at)",
         ),
     ],
-    "A payload is gone": [
+    "A payload is missing": [
         Mutant(
-            "samples of payloads that are gone stay",
+            "samples of missing payloads stay",
             f"{_COORDINATOR}.experience:Experience._give_up",
             "self._lost.setdefault(number, reason)",
             "pass",
         ),
     ],
-    "A payload shows late": [
+    "A payload becomes visible late": [
         Mutant(
-            "a payload that shows late is given up",
+            "a payload that becomes visible late is given up",
             f"{_COMM}.learner:BaseCommLearner._take_news",
             "self._clock() + LOAD_TIMEOUT_S",
             "self._clock()",
@@ -188,7 +188,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "A payload is damaged or replaced": [
         Mutant(
-            "a payload is trained on without a look at its digest",
+            "the digest of a payload is not checked before training",
             f"{_COMM}.learner:BaseCommLearner._load_payload",
             "if digest is None:",
             "if True:",
@@ -202,23 +202,23 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "return",
         ),
     ],
-    "The disk is full for long, or of everybody at once": [
+    "The disk is full for a long time, or for all processes": [
         Mutant(
-            "a stopped coordinator ends a run whose disk is full",
+            "time of a stopped coordinator counts as a full disk",
             f"{_COORDINATOR}.scheduler_state:StorageOutage.postpone",
             "+= seconds",
             "+= 0 * seconds",
         ),
         Mutant(
-            "facts that found no room are forgotten",
+            "journal records that did not fit on the disk are lost",
             f"{_COORDINATOR}.journal:Keeper.note",
             "self.is_behind = True",
             "pass",
         ),
     ],
-    "A worker hangs while it builds its envs or its policy": [
+    "A worker hangs while it builds its envs or policy": [
         Mutant(
-            "a worker that hangs while it builds is never given up",
+            "a worker that hangs while building is never given up",
             f"{_COORDINATOR}.coordinator:Coordinator._run",
             "self.master.lose(worker.worker_id, str(raised), worker.incarnation)",
             "pass",
@@ -226,7 +226,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "A worker is slow": [
         Mutant(
-            "progress is not noted",
+            "progress is not recorded",
             f"{_COMM}.worker:CommWorker._note_round",
             "self._moved_at = self._clock()",
             "pass",
@@ -248,13 +248,13 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "Two payloads have one id": [
         Mutant(
-            "another payload under a known id is taken for a repeat",
+            "a second payload under a known id counts as a repetition",
             f"{_COORDINATOR}.experience:PayloadLedger.add",
             "raise ConflictError(",
             "str(",
         ),
     ],
-    "An answer is doubled, late, or to a task that is none of the worker's": [
+    "An answer is repeated, late, or for another worker's task": [
         Mutant(
             "an answer counts as often as it is delivered",
             f"{_REQUESTS}.handler:Mailbox.take",
@@ -262,20 +262,20 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "if not self.is_closed:",
         ),
         Mutant(
-            "a worker answers for another one",
+            "an answer for another worker's task is accepted",
             f"{_COMM}.master:Master.task_answered",
             "self._open.get(worker_id, {}).pop(answer.task_id, None)",
             "next((each.pop(answer.task_id) for each in self._open.values()"
             " if answer.task_id in each), None)",
         ),
         Mutant(
-            "an answer that nobody waits for ends its request",
+            "an unexpected answer ends a request",
             f"{_COMM}.master:Master.task_answered",
             "if task is None:",
             "if False:",
         ),
     ],
-    "Messages are lost, late, doubled or reordered": [
+    "Messages are lost, late, repeated or reordered": [
         Mutant(
             "tasks are forgotten when they are sent",
             f"{_REQUESTS}.handler:Mailbox.fetch",
@@ -283,7 +283,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "return [self._tasks.popleft()[1] for _ in first_that_fit(self._tasks, 1 << 30, want)]",
         ),
         Mutant(
-            "an answer that is lost is not sent again",
+            "a lost answer is not sent again",
             f"{_REQUESTS}.slave_end:RequestSlaveEnd._unconfirmed",
             "chosen = first_that_fit(self._answers, self._max_bytes)",
             "chosen = first_that_fit(self._answers, self._max_bytes)\n    self._answers.clear()",
@@ -291,23 +291,23 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "A reply is lost": [
         Mutant(
-            "a join that is repeated is another one",
+            "a repeated join counts as another join",
             f"{_REQUESTS}.handler:RequestHandler._join",
             "inc = self._joins.get(name)",
             "inc = None",
         ),
     ],
-    "A second coordinator takes the run over": [
+    "A second coordinator takes over the run": [
         Mutant(
-            "a coordinator that was replaced goes on",
+            "a replaced coordinator continues",
             f"{_COORDINATOR}.coordinator:Coordinator._check_owner",
             "self._keeper.journal.check_owner()",
             "pass",
         ),
     ],
-    "The file that names the coordinator is gone": [
+    "The file that names the coordinator is removed": [
         Mutant(
-            "a coordinator whose name is gone goes on",
+            "a coordinator whose file was removed continues",
             f"{_COORDINATOR}.journal:Journal._read_owner",
             "return _NOBODY",
             "return _Owner(self.epoch, self._owner)",
@@ -315,7 +315,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The run is closed while workers wait": [
         Mutant(
-            "a close waits for room in the buffer",
+            "close waits for room in the buffer",
             f"{_COORDINATOR}.roles:_acknowledge",
             "control.is_ending or control.deal_with_collector_send_data",
             "control.deal_with_collector_send_data",
@@ -323,7 +323,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "A clock jumps, or the coordinator is stopped": [
         Mutant(
-            "workers are blamed for the time in which the coordinator stood still",
+            "time of a stopped coordinator counts against leases",
             f"{_COORDINATOR}.coordinator:Coordinator._dispatch_once",
             "self._state.postpone(stalled_s)",
             "pass",
@@ -347,13 +347,13 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The newest policy or checkpoint is damaged": [
         Mutant(
-            "a damaged policy ends its reader",
+            "a damaged policy ends the worker that reads it",
             f"{_COMM}.files.policy_store:FilePolicyStore._load",
             "self._damaged.add(key)",
             "raise",
         ),
         Mutant(
-            "a damaged checkpoint is the end, whatever was saved before it",
+            "a damaged checkpoint ends the run although there is an older one",
             f"{_LEARNER}.checkpoint:_load_newest",
             "skipped.append(error)",
             "raise",
@@ -383,21 +383,21 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "A worker is lost again and again in a long run": [
         Mutant(
-            "losses count for ever against a task",
+            "the losses of a task are never forgotten",
             f"{_COORDINATOR}.scheduler_state:SchedulerState._losses",
             "() if has_progressed else state.losses",
             "state.losses",
         ),
     ],
-    "The whole run dies, and what was in memory is gone": [
+    "The whole run dies, and its memory is lost": [
         Mutant(
-            "collectors wait for a policy of before the checkpoint",
+            "collectors wait for a policy from before the checkpoint",
             f"{_COORDINATOR}.on_policy:Admission.begin",
             "self._began_at.pop()",
             "break",
         ),
     ],
-    "Collectors of an on-policy learner are slow, or get on differently": [
+    "Collectors of an on-policy learner are slow, or differ in speed": [
         Mutant(
             "a training does not wait for rows of old policies",
             f"{_COORDINATOR}.on_policy:Admission.may_train",
@@ -405,13 +405,13 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "False",
         ),
         Mutant(
-            "a collector goes on with the policy that it has",
+            "a collector continues with an old policy",
             "dingsdk.worker.collector.admitted:AdmittedCollecting._is_admitted",
             "return self._policy_iter < policy_iter",
             "return False",
         ),
         Mutant(
-            "rows that come while the learner trains are thrown away",
+            "rows that arrive while the learner trains are discarded",
             f"{_COORDINATOR}.on_policy:RowQueue.remove_drawn",
             "self._batches[: self._drawn], self._batches[self._drawn :]",
             "self._batches, []",
@@ -419,19 +419,19 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "A worker of on-policy training is lost": [
         Mutant(
-            "a training waits for a collector that is gone",
+            "a training waits for a lost collector",
             f"{_COORDINATOR}.on_policy:Admission.forget",
             "self._grants.pop(task_id, None)",
             "str(task_id)",
         ),
         Mutant(
-            "rows of a training that was saved and not reported are trained on again",
+            "rows of a saved but unreported training are trained on again",
             f"{_COORDINATOR}.on_policy:RowQueue.remove_returned",
             "if self._returned:",
             "if False:",
         ),
         Mutant(
-            "what is not acknowledged yet counts as delivered",
+            "unacknowledged rows count as delivered",
             f"{_COMM}.collector:BaseCommCollector.deal_with_collector_go_on",
             "{} if self._reports else self._delivered",
             "self._delivered",
@@ -439,7 +439,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The newest policy of an on-policy learner is damaged": [
         Mutant(
-            "collectors wait for a policy that nobody can load",
+            "collectors wait for a damaged policy",
             f"{_COMM}.learner:BaseCommLearner._catch_up",
             "self._is_on_policy and",
             "False and",
@@ -447,15 +447,15 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     ],
     "The disk is full when an on-policy training ends": [
         Mutant(
-            "payloads are deleted, and the journal does not say that they were trained on",
+            "payloads are deleted before the journal records their training",
             f"{_COORDINATOR}.coordinator:Coordinator.deal_with_learner_send_info",
             "not self._keeper.is_behind",
             "True",
         ),
     ],
-    "Nothing happens": [
+    "The run makes no progress": [
         Mutant(
-            "nothing happens, and nobody says so",
+            "a run without progress is not reported",
             f"{_COORDINATOR}.scheduler_state:QuietWatch.is_news",
             "return True",
             "return False",

@@ -25,10 +25,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "simulated-defects.m
 HEAD = """\
 # Defects that simulated runs find
 
-Each row is a fault, and a defect that shows with it: a line of dingsdk that is changed on purpose.
-[Simulated runs](../how-to/simulate-a-run.md) were made with the seeds 0, 1, 2 and so on until one
-broke a promise. The limits are 10,000 seeds and 120 s of CPU time for each defect; the slow tests
-hold them, and begin with the seed written here.
+Each row has a fault, and a defect that it reveals: a line of dingsdk that is broken on purpose.
+[Simulated runs](../how-to/simulate-a-run.md) used the seeds 0, 1, 2 and so on until one broke a
+promise. The slow tests check that each defect is found within 10,000 seeds and 120 s of CPU time;
+they start with the seed in this table.
 `python -m tests.mutants.simulation_search` writes this page.
 
 | Fault | Defect | Seeds | CPU time, s |

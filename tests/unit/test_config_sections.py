@@ -358,7 +358,7 @@ def test_required_key_that_is_absent_is_named_with_its_meaning() -> None:
 
         env_id: str
 
-    with pytest.raises(ConfigError, match=r"^env\.env_id is missing: The environment\.") as caught:
+    with pytest.raises(ConfigError, match=r"^env\.env_id is missing\. The environment\.") as caught:
         complete(Needs, {}, path="env")
 
     assert caught.value.path == "env.env_id"
@@ -550,6 +550,22 @@ def test_missing_value_without_documentation_says_how_to_set_it() -> None:
         needed: int
 
     with pytest.raises(
-        ConfigError, match=r"part\.needed is missing: set it, as in --set part\.need"
+        ConfigError, match=r"part\.needed is missing\. Set it, as in --set part\.need"
     ):
         complete(Needing, {}, path="part")
+
+
+def test_wrong_value_is_reported_with_the_shortest_description_of_what_is_expected() -> None:
+    class Options(Section, frozen=True, kw_only=True):
+        rate: int | float = 1.0
+        nstep: Literal[1] = 1
+        kind: Literal["a", "b"] = "a"
+
+    for name, value, expected in (
+        ("rate", "fast", "a number"),
+        ("nstep", 30, "1"),
+        ("kind", "c", "one of a, b"),
+    ):
+        with pytest.raises(ConfigTypeError) as caught:
+            complete(Options, {name: value})
+        assert caught.value.expected == expected

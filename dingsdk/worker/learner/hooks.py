@@ -367,8 +367,9 @@ def first_checkpoint(cfg: Mapping[str, Any]) -> Checkpoint | None:
 class SaveCkptHook(LearnerHook):
     """Saves a checkpoint every ``freq`` iterations, on rank 0 only.
 
-    The checkpoint is named ``engine.ckpt_name``, or ``iteration_<n>`` if that is None. Its own
-    iteration count is ``engine.updates``, so a run that loads it continues with the next one. Only
+    The checkpoint is named ``engine.ckpt_name``, or ``iteration_<n>`` if that is None. As in
+    DI-engine, ``n`` counts iterations from 0 during the run: the policy of ``iteration_0`` was
+    trained for one. The iteration in the checkpoint is ``engine.updates``, the number of them. Only
     the last ``engine.keep_last_ckpt`` of the ``iteration_<n>`` checkpoints are kept. If the disk is
     full after an iteration, the checkpoint is skipped with a warning; after the run it is an error.
     """

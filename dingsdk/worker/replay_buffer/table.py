@@ -119,8 +119,8 @@ class Table(IBuffer, Closing):
         except MemoryError as error:
             path = "policy.other.replay_buffer.replay_buffer_size"
             raise ConfigError(
-                f"{path} is {self._capacity}, and what is kept of each row beside its columns "
-                f"needs more memory than there is ({error}); choose a smaller one",
+                f"{path} is {self._capacity}: the counters and priorities of that many rows need "
+                f"more memory than can be allocated ({error}); choose a smaller one",
                 path=path,
                 capacity=self._capacity,
             ) from error

@@ -47,10 +47,16 @@ class Run:
         self._rows: list[dict[str, Any]] = []
         self._offset = 0
         self._last_line = b""
+        try:
+            is_folder, reason = self.path.is_dir(), "no such folder"
+        except OSError as error:  # the name is too long
+            is_folder, reason = False, str(error.strerror)
+        if not is_folder:
+            raise RunFolderError(f"there is no run folder {path}: {reason}", path=str(path))
         with self._open() as folder:
             if not {STATUS, RESULT, CONFIG} & set(folder.names()):
                 raise RunFolderError(
-                    f"{path} is no run folder: it holds neither {CONFIG} nor {STATUS}",
+                    f"{path} is not a run folder: it has neither {CONFIG} nor {STATUS}",
                     path=str(path),
                 )
 

@@ -167,8 +167,8 @@ def test_file_without_a_token_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["{tmp}/nowhere"], "nowhere"),
-        (["{tmp}"], "no run folder"),
+        (["{tmp}/nowhere"], "no run folder"),
+        (["{tmp}"], "not a run folder"),
         (["{run}", "--host", "0.0.0.0"], "--allow-host"),
         (["{run}", "--host", "203.0.113.1"], "--allow-host"),
         (["{run}", "--host", "203.0.113.1", "--allow-host", "x"], "cannot listen"),

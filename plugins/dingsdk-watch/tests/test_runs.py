@@ -94,10 +94,12 @@ def test_file_without_an_end_or_content_does_not_stop_the_reader(run_folder: Pat
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"no run folder: it holds neither config\.yaml"):
+    with pytest.raises(RunFolderError, match=r"not a run folder: it has neither config\.yaml"):
         Run(tmp_path)
-    with pytest.raises(RunFolderError):
+    with pytest.raises(RunFolderError, match="there is no run folder"):
         Run(tmp_path / "nowhere")
+    with pytest.raises(RunFolderError, match="too long"):
+        Run(tmp_path / ("x" * 300))
 
 
 def test_curves_have_one_list_per_name_with_nested_values_flattened(run_folder: Path) -> None:

@@ -177,6 +177,21 @@ def test_buffer_smaller_than_a_batch_or_a_collect_is_refused(section: str, key: 
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_replay_buffer_that_cannot_be_allocated_is_refused(mode: Any) -> None:
+    path = "policy.other.replay_buffer"
+    with pytest.raises(ConfigError, match="which cannot be allocated") as caught:
+        compile_config(changed(f"{path}.replay_buffer_size={10**13}"), mode=mode)
+    assert caught.value.path == f"{path}.replay_buffer_size"
+
+
+@pytest.mark.parametrize("storage", ["{type: memmap, path: rows}", "{type: object}"])
+def test_size_of_a_replay_buffer_outside_of_arrays_is_not_limited_by_memory(storage: str) -> None:
+    path = "policy.other.replay_buffer"
+    sets = (f"{path}.replay_buffer_size={10**13}", f"{path}.storage={storage}")
+    assert compile_config(changed(*sets)).policy.other.replay_buffer.replay_buffer_size == 10**13
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
 def test_capacity_below_a_batch_of_sequences_is_refused(mode: Any) -> None:
     class Unrolled(DQNPolicy):
         trains_on = frozenset({"sequences"})

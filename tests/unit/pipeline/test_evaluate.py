@@ -97,7 +97,7 @@ def test_checkpoint_can_be_chosen_by_its_path(run_dir: Path) -> None:
 
 
 def test_folder_without_a_run_or_a_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMissingError, match=CONFIG_NAME):
+    with pytest.raises(CheckpointMissingError, match="there is no run folder"):
         evaluate(tmp_path / "elsewhere")
     with pytest.raises(CheckpointMissingError):
         evaluate(run_dir, checkpoint="no/such/file")

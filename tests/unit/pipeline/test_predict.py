@@ -98,6 +98,7 @@ def test_latest_checkpoint_or_a_checkpoint_file_can_be_loaded(run_dir: Path) -> 
         load_policy(run_dir, str(path)),
         load_policy(run_dir, "iteration_9"),
         load_policy(path),
+        load_policy(path.with_suffix("")),
     ):
         assert found.predict(batch)[0].tolist() == expected
         assert found.train_iter == 9
@@ -111,7 +112,7 @@ def test_checkpoint_file_next_to_its_config_can_be_loaded(run_dir: Path, tmp_pat
 
 def test_checkpoint_path_together_with_a_checkpoint_name_is_refused(run_dir: Path) -> None:
     given = run_dir / "ckpt" / "ckpt_best.safetensors"
-    with pytest.raises(ConfigError, match="is a checkpoint, and latest another one"):
+    with pytest.raises(ConfigError, match="'latest' cannot be chosen too"):
         load_policy(given, "latest")
 
 
@@ -241,9 +242,9 @@ def test_state_for_a_policy_without_memory_is_refused(policy: SavedPolicy) -> No
 
 def test_path_without_a_run_is_refused(run_dir: Path, tmp_path: Path) -> None:
     for absent in (tmp_path / "absent", tmp_path, run_dir / "ckpt", tmp_path / "a.safetensors"):
-        with pytest.raises(CheckpointMissingError, match="no run folder"):
+        with pytest.raises(CheckpointMissingError, match="run folder"):
             load_policy(absent)
-    with pytest.raises(CheckpointMissingError, match="no checkpoint at"):
+    with pytest.raises(CheckpointMissingError, match=r"'lates'\. Known: ckpt_best, iteration_9"):
         load_policy(run_dir, "lates")
     lone = shutil.copy(run_dir / "ckpt" / "ckpt_best.safetensors", tmp_path)
     with pytest.raises(CheckpointMissingError, match="put the run's"):

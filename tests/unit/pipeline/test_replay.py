@@ -77,7 +77,10 @@ def test_replay_is_the_same_if_it_reached_the_iteration_without_differences(
 
 
 def test_run_without_a_schedule_or_without_training_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointMissingError, match="record_schedule=true have one") as caught:
+    with pytest.raises(CheckpointMissingError, match="there is no run folder"):
+        replay(tmp_path / "nowhere")
+    (tmp_path / CONFIG_NAME).touch()
+    with pytest.raises(CheckpointMissingError, match="record_schedule=true writes one") as caught:
         replay(tmp_path)
     assert caught.value.path == str(tmp_path / SCHEDULE_NAME)
     (tmp_path / SCHEDULE_NAME).touch()

@@ -25,6 +25,7 @@ from dingsdk.pipeline.run_folder import (
     discard_run,
     held,
     make_run_folder,
+    no_run_text,
     private_files,
     write_curve,
     write_result,
@@ -57,6 +58,26 @@ def context_in(run_dir: Path) -> RunContext:
     learner = {"learn": {"learner": {"train_iterations": 100}}}
     cfg = EasyDict(system={"max_env_steps": 500}, policy=learner)
     return RunContext(cfg=cfg, run_dir=run_dir)
+
+
+def test_run_folder_that_does_not_exist_is_reported_with_the_nearest_one(tmp_path: Path) -> None:
+    (tmp_path / "cartpole-dqn" / "ckpt").mkdir(parents=True)
+    (tmp_path / "cartpole-dqn" / "config.yaml").touch()
+    run = tmp_path / "cartpole-dqn"
+
+    assert no_run_text(run) is None
+    assert no_run_text(tmp_path / "cartpole-dqm") == (
+        f"there is no run folder {tmp_path / 'cartpole-dqm'}; did you mean {run}?"
+    )
+    assert no_run_text(run / "ckpt") == (
+        f"{run / 'ckpt'} is not a run folder: it has no config.yaml; did you mean {run}?"
+    )
+    for other, problem in (
+        (tmp_path, f"{tmp_path} is not a run folder: it has no config.yaml"),
+        (tmp_path / "x" / "y", f"there is no run folder {tmp_path / 'x' / 'y'}"),
+    ):
+        advice = "name a folder that `dingsdk train` wrote, such as runs/<name>"
+        assert no_run_text(other) == f"{problem}; {advice}"
 
 
 def test_first_run_has_the_plain_name_and_later_ones_a_time_stamp(tmp_path: Path) -> None:

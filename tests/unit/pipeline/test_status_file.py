@@ -18,7 +18,7 @@ from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
 from dingsdk.pipeline.resume import JournaledRun
-from dingsdk.pipeline.run_folder import PROGRESS_NAME, STATUS_NAME, held
+from dingsdk.pipeline.run_folder import CONFIG_NAME, PROGRESS_NAME, RESULT_NAME, STATUS_NAME, held
 from dingsdk.pipeline.status_file import StatusFile, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
@@ -191,7 +191,13 @@ def test_status_is_written_repeatedly_and_at_the_end(
 def test_run_that_never_began_writes_no_status(tmp_path: Path) -> None:
     with StatusFile(context_of(tmp_path, has_begun=False), "serial"):
         pass
-    with pytest.raises(RunFolderError, match="no run folder, or the run has not begun"):
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        read_status(tmp_path)
+    (tmp_path / CONFIG_NAME).touch()
+    with pytest.raises(RunFolderError, match="the run has not begun"):
+        read_status(tmp_path)
+    (tmp_path / RESULT_NAME).touch()
+    with pytest.raises(RunFolderError, match=r"was removed; .*result\.json says how the run ended"):
         read_status(tmp_path)
 
 

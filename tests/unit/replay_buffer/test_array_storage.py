@@ -275,7 +275,7 @@ def test_no_memory_for_following_observations_is_an_error_and_changes_nothing() 
     storage = Tight({"next_of": "obs"}, 8)
     rows = SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10})
     storage.put(slice(0, 4), storage.accept(rows))
-    with pytest.raises(ConfigError, match="cannot be had") as caught:
+    with pytest.raises(ConfigError, match="cannot be allocated") as caught:
         storage.accept(rows)
     # A float64 for each of obs and next_obs.
     assert caught.value.facts["size_bytes"] == 8 * 16
@@ -303,7 +303,7 @@ def test_first_rows_without_memory_do_not_set_the_columns() -> None:
             return super()._new_array(*args)
 
     storage = Tight({"next_of": "obs"}, 8)
-    with pytest.raises(ConfigError, match="cannot be had"):
+    with pytest.raises(ConfigError, match="cannot be allocated"):
         storage.accept(SampleBatch({"obs": np.arange(4.0), "next_obs": np.arange(4.0) + 10}))
     storage.is_full = False
     other = SampleBatch({"obs": np.eye(4), "next_obs": np.eye(4) + 10, "id": np.arange(4)})
@@ -321,7 +321,7 @@ def test_no_memory_for_more_rows_is_an_error_and_changes_nothing() -> None:
     storage = Tight({}, 8)
     rows = SampleBatch({"x": np.arange(8.0), "y": np.arange(8, dtype=np.int16)})
     storage.put(slice(0, 8), storage.accept(rows))
-    with pytest.raises(ConfigError, match="cannot be had") as caught:
+    with pytest.raises(ConfigError, match="cannot be allocated") as caught:
         storage.grow(20)
     assert caught.value.facts["size_bytes"] == 20 * (8 + 2)
     assert storage.capacity == 8

@@ -250,8 +250,8 @@ class ArrayStorage(Storage):
     def _too_large(self, columns: dict[str, Any]) -> ConfigError:
         row = sum(row_bytes(array) for _, array in leaves(columns))
         return ConfigError(
-            f"{self.capacity} rows of {row} bytes need {self.capacity * row} bytes, which cannot "
-            "be had; choose a smaller replay_buffer_size",
+            f"{self.capacity} rows of {row} bytes need {self.capacity * row} bytes of memory, "
+            "which cannot be allocated; choose a smaller replay_buffer_size",
             path="replay_buffer_size",
             size_bytes=self.capacity * row,
         )
