@@ -545,7 +545,9 @@ def load_league(
     folder: Path,
     put: Callable[[str, Mapping[str, Any], int], None],
 ) -> None:
-    """Load the past players and results of another run.
+    """Load the past players of another run.
+
+    Their results are not loaded: they are of games against the players that trained there.
 
     Args:
         put: Called with (checkpoint, its tensors, its train iteration) of each past player.
@@ -556,7 +558,8 @@ def load_league(
     if path is None:
         return
     own = {player_id: league.players[player_id] for player_id in league.active_players_ids}
-    league.load_state_dict(saved_league(path))
+    new = league.state_dict()
+    league.load_state_dict({**saved_league(path), "payoff": new["payoff"], "rng": new["rng"]})
     past = {name: player for name, player in league.players.items() if not player.is_active}
     league.players = {**own, **past}
     for player in past.values():
