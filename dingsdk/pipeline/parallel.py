@@ -468,8 +468,14 @@ def _status_of(player: str | None, status: CoordinatorStatus) -> CoordinatorStat
     """Return the status of the run; if there are several players, with the progress of one."""
     if not status.players:
         return status
-    train_iter, env_steps = status.players[player or next(iter(status.players))]
-    return dataclasses.replace(status, train_iter=train_iter, env_steps=env_steps)
+    own = status.players[player or next(iter(status.players))]
+    return dataclasses.replace(
+        status,
+        train_iter=own.train_iter,
+        env_steps=own.env_steps,
+        episodes=own.episodes,
+        samples=dataclasses.replace(status.samples, collected=own.samples),
+    )
 
 
 def write_collected(

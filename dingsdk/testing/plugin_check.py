@@ -128,7 +128,8 @@ def check_plugin(
     Args:
         name: ``kind:type``, such as ``policies:mine``, or the name of an installed distribution;
             then all its parts are checked.
-        config: Values of the part's section; they override ``contract_config``.
+        config: Values of the part's section; they override ``contract_config``. ``import_names``
+            are modules to import first, which register a part that is not installed.
         env: The id of an env to use instead of ``contract_env``.
 
     Raises:
@@ -136,9 +137,10 @@ def check_plugin(
     """
     manager = default_manager()
     manager.forget_adverts()
-    parts = list(_find(name, manager))
+    asked = config or {}
+    parts = list(_find(name, manager, asked.get("import_names") or ()))
     for part in parts:
-        part.asked, part.env = config or {}, env
+        part.asked, part.env = asked, env
     steps: list[Step] = []
     for part in parts:
         steps += _check(part)
@@ -147,7 +149,7 @@ def check_plugin(
     return PluginReport(name, tuple(steps), len(results) - broken, broken)
 
 
-def _find(name: str, manager: PluginManager) -> Iterator[_Part]:
+def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Iterator[_Part]:
     kind, is_part, key = name.partition(":")
     if is_part:
         template = TEMPLATES.get(kind)
@@ -156,7 +158,7 @@ def _find(name: str, manager: PluginManager) -> Iterator[_Part]:
             manager.registry(group)  # raises for an unknown kind
         adverts = manager.adverts(group)
         known = manager.known(group) if group in KINDS else [advert.key for advert in adverts]
-        if key not in known and not manager.adverts(group, key):
+        if not (import_names or key in known or manager.adverts(group, key)):
             raise _unknown(f"{group} type", key, known)
         yield _Part(group, key, manager)
         return
@@ -177,7 +179,8 @@ def _unknown(what: str, asked: str, known: Collection[str]) -> UnknownPluginErro
     spelling = f" Did you mean {nearest!r}?" if nearest else ""
     return UnknownPluginError(
         f"there is no {what} {asked!r}.{spelling} Known: {listing(known)}. Check a plugin as "
-        "kind:type, such as policies:mine, or by the name of its distribution",
+        "kind:type, such as policies:mine, or by the name of its distribution; add "
+        "--set 'import_names=[\"module\"]' for a module that is not installed",
         asked=asked,
         known=sorted(known),
         nearest=nearest,
@@ -237,7 +240,8 @@ def _import(part: _Part) -> str:
         part.manager.load(advert.module, advert.distribution, must_provide=True)
         part.target = importlib.import_module(advert.module)
         return str(advert)
-    part.target = part.manager.get(part.kind, part.key)
+    modules = part.asked.get("import_names") or ()
+    part.target = part.manager.get(part.kind, part.key, modules)
     entry = part.manager.registry(part.kind).entry(part.key)
     return f"{_name(part.target)}, from {entry.owner if entry else 'unknown'}"
 

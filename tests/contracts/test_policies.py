@@ -193,6 +193,32 @@ class TestOwnPolicyOnTheBaseClass(PolicyContract):
         return Regression({}, enable_field=enable_field, seed=seed)
 
 
+class DelayedRegression(Regression):
+    """Trains a critic with noisy targets in each update, and the model in every second one."""
+
+    def build(self) -> None:
+        super().build()
+        self.critic, self.counts = nn.Linear(3, 1), nn.Linear(1, 1)
+        self.counts.weight.data.zero_()
+
+    def state(self) -> Mapping[str, Stateful]:
+        return {**super().state(), "critic": self.critic, "counts": self.counts}
+
+    def learn(self, batch: dict[str, Any]) -> dict[str, Any]:
+        noise = self.rng.standard_normal((1, 3), np.float32)
+        self.critic.weight.data.lerp_(torch.from_numpy(noise) + batch["reward"].mean(), 0.1)
+        self.counts.weight.data += 1
+        if self.counts.weight.item() % 2:
+            return {"total_loss": 0.0}
+        self.net.weight.data += 0.01 * self.critic.weight
+        return super().learn(batch)
+
+
+class TestOwnPolicyThatTrainsItsActorLater(TestOwnPolicyOnTheBaseClass):
+    def make_policy(self, enable_field: Sequence[str] | None, seed: int) -> Policy:
+        return DelayedRegression({}, enable_field=enable_field, seed=seed)
+
+
 class Foreign:
     """A policy in the style of DI-engine: its modes have only the fields of the contract."""
 

@@ -264,6 +264,32 @@ def test_values_and_an_env_may_be_given(
     assert "Acrobt-v1" in capfd.readouterr().out
 
 
+def test_part_of_a_module_that_is_not_installed_is_imported_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = """
+        from dingsdk import hookimpl
+        from dingsdk.policy import DQNPolicy
+
+        class Loose(DQNPolicy):
+            pass
+
+        @hookimpl
+        def dingsdk_register_policies(registry):
+            registry.register("loose", Loose)
+    """
+    (tmp_path / "loose_policy.py").write_text(textwrap.dedent(source))
+
+    with use_manager(PluginManager()):
+        assert main(["check", "policies:loose"]) == 2
+        assert "import_names" in capfd.readouterr().err
+        names = ["--set", 'import_names=["loose_policy"]']
+        assert main(["check", "policies:loose", *names]) == 0
+        assert main(["check", "policies:lose", *names]) == 1
+
+
 def test_policy_of_other_spaces_is_checked_with_its_env(provide: Provide) -> None:
     source = """
         from dingsdk.policy import DQNPolicy

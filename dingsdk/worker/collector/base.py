@@ -16,6 +16,9 @@ from dingsdk.worker.collector.rollout import EpisodeRecord, return_statistics, t
 from dingsdk.worker.run_logger import floats_of, write_statistics
 from dingsdk.worker.serial_worker import SerialWorker
 
+ENV_STEPS_PER_ITER = 10
+"""A log is also due after this number of env steps for each iteration of ``collect_print_freq``."""
+
 
 class CollectorSection(PartSection, frozen=True, kw_only=True):
     """Section ``policy.collect.collector``.
@@ -24,7 +27,8 @@ class CollectorSection(PartSection, frozen=True, kw_only=True):
         deepcopy_obs: Whether observations are copied when they are recorded.
         transform_obs: Whether a policy without a batched form receives observations as float32
             tensors; in parallel mode it always does.
-        collect_print_freq: Fewest train iterations between two logs.
+        collect_print_freq: A log is written after this number of train iterations or ten times as
+            many env steps, and at the end of the run.
     """
 
     deepcopy_obs: bool = False
@@ -63,6 +67,12 @@ class ISerialCollector(SerialWorker):
         """As ``SerialWorker.reset_policy``; raises NotSetError also if there is no env yet."""
         _ = self.env
         super().reset_policy(_policy)
+
+    def close(self) -> None:
+        """As ``SerialWorker.close``; logs the episodes since the last log."""
+        if not self._is_closed and self._newest is not None:
+            self._write_log(*self._newest)
+        super().close()
 
     def _count(self, given: int | None, default: int | None, name: str) -> int:
         """Return the number of samples or episodes to collect."""
@@ -105,6 +115,8 @@ class ISerialCollector(SerialWorker):
         self._dropped_sample_count = 0
         self._total_duration_s = 0.0
         self._last_log_iter = 0
+        self._newest: tuple[int, Mapping[str, Any]] | None = None
+        """Train iteration and settings of the last collect that counts in the log."""
         self._start_interval()
 
     def _start_interval(self) -> None:
@@ -137,7 +149,8 @@ class ISerialCollector(SerialWorker):
             self._duration_s += seconds
             self._total_duration_s += seconds
             tell_observers(self._instance_name, episodes)
-            self._log(train_iter, policy_kwargs or {})
+            self._newest = (train_iter, policy_kwargs or {})
+            self._log(*self._newest)
         observe().after_collect(
             source=self._instance_name,
             sample_count=samples,
@@ -146,9 +159,15 @@ class ISerialCollector(SerialWorker):
         )
 
     def _log(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
-        """Log statistics and float settings, if ``collect_print_freq`` iterations have passed."""
+        """Log statistics and float settings, if a log is due."""
         every = getattr(self._cfg, "collect_print_freq", 100)
-        if train_iter - self._last_log_iter < every or not self._finished:
+        is_due = train_iter - self._last_log_iter >= every
+        if is_due or self._logged_envsteps >= every * ENV_STEPS_PER_ITER:
+            self._write_log(train_iter, policy_kwargs)
+
+    def _write_log(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
+        """Log statistics of the episodes since the last log, if there are any."""
+        if not self._finished:
             return
         self._last_log_iter = train_iter
         variables = self._statistics() | floats_of(policy_kwargs)

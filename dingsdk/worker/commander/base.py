@@ -20,10 +20,14 @@ class PlayerProgress(NamedTuple):
     Attributes:
         train_iter: Iterations that its policy was trained for.
         env_steps: Env steps collected for it.
+        episodes: Finished episodes that were played for it, in collector tasks that have ended.
+        samples: Samples of these tasks.
     """
 
     train_iter: int
     env_steps: int
+    episodes: int = 0
+    samples: int = 0
 
 
 NO_PROGRESS = PlayerProgress(0, 0)

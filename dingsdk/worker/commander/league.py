@@ -136,8 +136,8 @@ class OneVsOneLeague(Configurable):
             min_win_rate_games: Two players count as equally strong if the weight of their games,
                 1 for the newest, is less than this. With a ``decay`` d it stays below 1 / (1 - d).
             path_policy: Prefix of the names of all players' checkpoints.
-            load_path: Folder ``league`` of an earlier run; the run begins with its past players and
-                results. None: begin without past players.
+            load_path: Folder ``league`` of an earlier run; the run begins with its past players,
+                without their results. None: begin without past players.
         """
 
         type: str = "one_vs_one"

@@ -79,6 +79,14 @@ class PlayerCommander(SoloCommander):
         self._jobs: dict[str, dict[str, Any]] = {}
         self.job_count = 0
         """Collector tasks that it has issued, without evaluations."""
+        self.episode_count = self.sample_count = 0
+        """As in ``PlayerProgress``."""
+
+    @property
+    def progress(self) -> PlayerProgress:
+        """How far its player is."""
+        counts = (self.envstep, self.episode_count, self.sample_count)
+        return PlayerProgress(self._player.train_iter, *counts)
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -152,6 +160,8 @@ class PlayerCommander(SoloCommander):
             **super().state_dict(),
             "difficulty": self._difficulty,
             "job_count": self.job_count,
+            "episode_count": self.episode_count,
+            "sample_count": self.sample_count,
             "jobs": {task_id: dict(job) for task_id, job in self._jobs.items()},
         }
 
@@ -159,6 +169,8 @@ class PlayerCommander(SoloCommander):
         super().load_state_dict(state)
         self._difficulty = int(state["difficulty"])
         self.job_count = int(state["job_count"])
+        self.episode_count = int(state["episode_count"])
+        self.sample_count = int(state["sample_count"])
         self._jobs = {task_id: dict(job) for task_id, job in state["jobs"].items()}
 
     @property
@@ -244,10 +256,7 @@ class OneVsOneCommander(BaseParallelCommander):
     def players(self) -> dict[str, PlayerProgress]:
         if len(self._commanders) == 1:
             return {}
-        return {
-            player_id: PlayerProgress(self.league.players[player_id].train_iter, each.envstep)
-            for player_id, each in self._commanders.items()
-        }
+        return {player_id: each.progress for player_id, each in self._commanders.items()}
 
     def get_learner_task(self) -> Task | None:
         if not self._has_loaded:
@@ -293,6 +302,8 @@ class OneVsOneCommander(BaseParallelCommander):
     def finish_collector_task(self, task_id: str, finished_task: Mapping[str, Any]) -> bool:
         if (owner := self._owner(task_id)) is not None:
             owner.finish_collector_task(task_id, finished_task)
+            if not finished_task.get("eval_flag"):
+                self._count(owner, finished_task)
         return self.first.has_reached_goal
 
     def notify_fail_collector_task(self, task: Mapping[str, Any]) -> None:
@@ -356,6 +367,17 @@ class OneVsOneCommander(BaseParallelCommander):
             if self._find(player.checkpoint) is None:
                 found = load_checkpoint(path)
                 self._publish(player.checkpoint, found.state["model"], found.iteration)
+
+    def _count(self, owner: PlayerCommander, finished_task: Mapping[str, Any]) -> None:
+        """Count episodes and samples of a task for the players that they were collected for."""
+        home = {
+            self.league.players[name].checkpoint: each for name, each in self._commanders.items()
+        }
+        earlier = [paths[0] for paths, _ in finished_task.get("earlier_games") or ()]
+        for path in earlier:
+            home.get(path, owner).episode_count += 1
+        owner.episode_count += int(finished_task.get("real_episode_count", 0)) - len(earlier)
+        owner.sample_count += int(finished_task.get("sample_count", 0))
 
     def _without_learner(self) -> list[PlayerCommander]:
         """Return the commanders of players that still need a learner task."""
@@ -545,7 +567,9 @@ def load_league(
     folder: Path,
     put: Callable[[str, Mapping[str, Any], int], None],
 ) -> None:
-    """Load the past players and results of another run.
+    """Load the past players of another run.
+
+    Their results are not loaded: they are of games against the players that trained there.
 
     Args:
         put: Called with (checkpoint, its tensors, its train iteration) of each past player.
@@ -556,7 +580,8 @@ def load_league(
     if path is None:
         return
     own = {player_id: league.players[player_id] for player_id in league.active_players_ids}
-    league.load_state_dict(saved_league(path))
+    new = league.state_dict()
+    league.load_state_dict({**saved_league(path), "payoff": new["payoff"], "rng": new["rng"]})
     past = {name: player for name, player in league.players.items() if not player.is_active}
     league.players = {**own, **past}
     for player in past.values():

@@ -173,3 +173,26 @@ def test_policy_sets_n_episode_and_statistics_are_logged(
     assert scalars["episode_count"] == 4
     assert scalars["reward_mean"] == 2.5
     assert 0 < scalars["collect_time"] == scalars["total_duration"]
+
+
+@pytest.mark.parametrize(("every", "points"), [(1, [10, 20, 25]), (2, [20, 25]), (99, [25])])
+def test_curves_have_a_point_for_ten_env_steps_an_iteration_and_one_at_the_end(
+    make_policy, make_episodes, every: int, points: list[int]
+) -> None:
+    counts: list[tuple[int, float]] = []
+
+    class Writer:
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            if tag == "collector_step/episode_count":
+                counts.append((step, value))
+
+        def flush(self) -> None: ...
+
+    envs = ((2,), (3,))
+    collector, _ = make_episodes(make_policy(), envs, tb_logger=Writer(), collect_print_freq=every)
+    for n_episode in (4, 4, 2):
+        collector.collect(n_episode, policy_kwargs=GREEDY)
+    collector.close()
+
+    assert [step for step, _ in counts] == points
+    assert sum(count for _, count in counts) == 10

@@ -80,7 +80,9 @@ class Statistics:
         self.outer_seconds = 0.0
 
     def check(self, scalars: dict[str, tuple[float, int]], train_iter: int, envstep: int) -> None:
-        if train_iter - self.last_iter < self.print_freq or not self.episodes:
+        has_waited = train_iter - self.last_iter >= self.print_freq
+        is_due = has_waited or self.steps >= 10 * self.print_freq
+        if not (is_due and self.episodes):
             assert scalars == {}
             return
         self.last_iter = train_iter
@@ -242,7 +244,8 @@ def run(case: dict[str, Any], calls: list[Any]) -> None:
         def resumed(before: SampleSerialCollector) -> SampleSerialCollector:
             """Return a new collector with the state of ``before``."""
             state, env_state, asked = before.state_dict(), before.env.get_state(), policy.asked
-            before.close()
+            before.close()  # writes the last log
+            recorder.scalars.clear()
             policy.asked = {}  # the constructor resets it
             after = new_collector()
             policy.asked = asked

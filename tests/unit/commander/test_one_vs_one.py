@@ -366,7 +366,7 @@ def test_games_count_for_both_players_and_train_the_home_player(make_commander: 
     assert payoff.games("player_0", "player_1") == payoff.games("player_1", "player_0") == games
     rates = payoff.win_rate("player_0", "player_1"), payoff.win_rate("player_1", "player_0")
     assert sum(rates) == pytest.approx(1.0)
-    assert {name: tuple(each) for name, each in commander.players().items()} == {
+    assert {name: each[:2] for name, each in commander.players().items()} == {
         "player_0": (0, 140), "player_1": (0, 140),
     }  # fmt: skip
 
@@ -402,6 +402,27 @@ def test_due_evaluation_waits_for_the_turn_of_its_player_if_places_are_free(
 
     found = [(task.get("player"), task["collector_cfg"]["eval_flag"]) for task in tasks]
     assert found == [(None, False), ("player_1", True)]
+
+
+def test_games_and_samples_count_for_the_player_that_they_were_played_for(
+    make_commander: Any,
+) -> None:
+    commander = make_commander(league=TWO)
+    learners = start_two(commander)
+    first, second = (commander.get_collector_task() for _ in learners)
+    counts = {"step_count": 7, "sample_count": 5, "eval_flag": False}
+    paths = [learner["policy_id"] for learner in learners]
+    finish = commander.finish_collector_task
+
+    # One game had begun for the other player, and one for this player against an earlier opponent.
+    earlier = [[paths, "wins"], [[paths[1], "league-player_0_0"], "draws"]]
+    finish(first["task_id"], {**counts, "real_episode_count": 3})
+    finish(second["task_id"], {**counts, "real_episode_count": 4, "earlier_games": earlier})
+
+    assert commander.players() == {"player_0": (0, 7, 4, 5), "player_1": (0, 7, 3, 5)}
+    again = make_commander(league=TWO)
+    again.load_state_dict(commander.state_dict())
+    assert again.players() == commander.players()
 
 
 def test_turns_depend_on_the_collecting_tasks_and_not_on_evaluations(
@@ -510,7 +531,7 @@ def test_player_that_has_trained_out_remains_an_opponent(make_commander: Any) ->
     assert set(paths) == {
         (second["policy_id"], second["policy_id"]), (second["policy_id"], first["policy_id"]),
     }  # fmt: skip
-    assert tuple(commander.players()["player_0"]) == (9, 7)
+    assert commander.players()["player_0"][:2] == (9, 7)
     task = commander.get_last_eval_task()
     assert "player" not in task
     assert task["collector_cfg"]["policy_update_path"] == [first["policy_id"]]
@@ -782,7 +803,9 @@ def test_league_of_a_run_can_be_loaded_by_another_run(make_commander: Any, tmp_p
 
     past = [f"player_0_{index}" for index in range(3)]
     assert list(third.league.players) == ["player_0", *past]
-    assert third.league.payoff.win_rate("player_0", "player_0_0") == 1.0
+    for each in (second, third):  # the results are of another player_0
+        assert each.league.payoff.games("player_0", "player_0_0") == 0
+        assert each.league.state_dict()["rng"] != commander.league.state_dict()["rng"]
     kept = {
         name: (version, int(state["w"]))
         for name, (version, state) in third.policy_store.kept.items()
@@ -805,7 +828,7 @@ def test_league_of_a_run_can_be_loaded_by_another_run(make_commander: Any, tmp_p
     run = SerialRun(tmp_path / "serial", load_path=str(path))
     assert run.step(0) in (100, 200)
     assert run.curves["commander_iter/past_players"] == 3
-    assert run.curves["commander_iter/win_rate_player_0_0"] == 1
+    assert run.curves["commander_iter/win_rate_player_0_0"] == 0.5
     for train_iter in (100, 110):
         run.step(train_iter)
         assert len(run.commander.league.players) == 5

@@ -503,9 +503,10 @@ def test_statistics_and_progress_are_separated_by_player() -> None:
     assert _statistics_of(None, players, statistics) == {"win_rate": 0.5, "pool/size": 3.0}
     alone = status()
     several = dataclasses.replace(
-        alone, players={"a": PlayerProgress(3, 40), "b": PlayerProgress(5, 60)}
+        alone, players={"a": PlayerProgress(3, 40, 7, 30), "b": PlayerProgress(5, 60, 8, 50)}
     )
-    for player, expected in ((None, (3, 40)), ("a", (3, 40)), ("b", (5, 60))):
+    for player, expected in ((None, (3, 40, 7, 30)), ("a", (3, 40, 7, 30)), ("b", (5, 60, 8, 50))):
         found = _status_of(player, several)
-        assert (found.train_iter, found.env_steps) == expected
+        counts = (found.train_iter, found.env_steps, found.episodes, found.samples.collected)
+        assert counts == expected
     assert _status_of("a", alone) is alone
