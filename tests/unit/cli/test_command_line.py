@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -273,6 +274,34 @@ sys.exit(main(["train", "cartpole-dqn"]))
         ["Interrupted; there was nothing to save.", ""],
         ["", "Interrupted; there was nothing to save.", ""],  # click adds a newline after the ^C
     )
+
+
+def test_ctrl_c_that_an_import_loses_ends_the_program() -> None:
+    code = """
+import contextlib, signal, sys
+class Losing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "msgspec":
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Losing())
+from dingsdk.cli import main
+sys.argv = ["dingsdk", "train", "no-such-example"]
+sys.exit(main())
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (130, "Interrupted; there was nothing to save.\n")
+
+
+def test_doctor_that_was_stopped_leaves_a_quiet_child() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    with theirs:
+        doctor._answer(theirs)
 
 
 def test_unknown_command_and_option_exit_with_2(manager: PluginManager) -> None:
