@@ -146,8 +146,8 @@ class BaseCommLearner(CommWorker):
         """The last demand, until its batches arrive."""
         self._has_asked = False
         """Whether it has made a demand since the last batches arrived."""
-        self._told_iter = 0
-        """The learner's iteration in the last message to the coordinator."""
+        self._told_iter = -1
+        """The learner's iteration in the last info that was sent; -1 before the first one."""
         self._to_take: float = math.inf
         """Number of batches that the learner still needs for its training."""
         self._owes_info = False
@@ -493,7 +493,6 @@ class BaseCommLearner(CommWorker):
         with self.condition:
             if not self._has_asked and len(self._leased) <= self._few:
                 self._has_asked = True
-                self._told_iter = self._learner.train_iter
                 self._demand = {
                     "batch_size": batch_size,
                     "batches": self._cfg.batches_per_demand,
