@@ -381,7 +381,10 @@ def _finish_evaluations(
     left_s = coordinator.cfg.last_evaluation_s * max(1, len(coordinator.status().players))
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
-        if left_s <= 0 or context.stop.is_set():
+        if context.stop.is_set():
+            _log.warning("the last evaluation was cut off; it does not count")
+            break
+        if left_s <= 0:
             _log.warning(
                 "the last evaluation was cut off; it does not count. An env whose episodes do not "
                 "end needs a limit, such as env.kwargs.max_episode_steps; long episodes may need "

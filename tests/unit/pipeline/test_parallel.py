@@ -209,6 +209,16 @@ def test_time_limit_of_the_last_evaluations_grows_with_the_players(
     assert "cut off" in caplog.text
 
 
+def test_interrupt_of_the_last_evaluation_gives_no_advice_about_limits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context: Any = SimpleNamespace(stop=threading.Event())
+    context.stop.set()
+    coordinator: Any = Evaluating(0, 1.0)
+    assert _finish_evaluations(context, coordinator, WorkerGroup(), "limit") == "limit"
+    assert caplog.messages == ["the last evaluation was cut off; it does not count"]
+
+
 def test_last_evaluation_ends_with_the_error_of_a_worker_that_cannot_continue() -> None:
     class Dead(WorkerGroup):
         def poll(self) -> None:
