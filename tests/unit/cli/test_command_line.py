@@ -20,7 +20,7 @@ import pytest
 import dingsdk
 from dingsdk.cli import doctor, main
 from dingsdk.cli.train import summary
-from dingsdk.errors import ConfigError, TaskFailedError, WorkerLostError
+from dingsdk.errors import ConfigError, TaskFailedError, WorkerCrashedError, WorkerLostError
 from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.plugins import PluginManager, use_manager
 
@@ -239,6 +239,17 @@ def test_failed_task_shows_the_traceback_of_the_worker(
     err = capsys.readouterr().err
     assert trace in err
     assert "run_guarded" not in err
+
+
+def test_killed_worker_is_reported_without_a_traceback(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = WorkerCrashedError("w0 died", worker_id="w0", exit_code=-9, traceback="")
+    error.add_note("its last words")
+    add_command(manager, error)
+
+    assert main(["probe"]) == 1
+    assert capsys.readouterr().err == "its last words\n\nError: w0 died\n"
 
 
 def test_ctrl_c_before_a_run_exits_with_130(
