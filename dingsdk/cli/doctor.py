@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -121,10 +122,13 @@ def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
 def _spawn() -> str:
     import multiprocessing
 
+    from dingsdk.envs.guard import ctrl_c_blocked
+
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_answer, args=(theirs,), daemon=True)
-    child.start()
+    with ctrl_c_blocked():
+        child.start()
     theirs.close()
     try:
         with ours:
@@ -140,7 +144,8 @@ def _spawn() -> str:
 
 
 def _answer(connection: Any) -> None:
-    connection.send("here")
+    with contextlib.suppress(OSError):  # the parent was stopped
+        connection.send("here")
 
 
 def _shared_memory() -> str:

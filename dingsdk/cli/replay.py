@@ -16,6 +16,7 @@ def replay(run: Path) -> int:
     changed. The exit code is 0 if all weights are the same, and 1 if some differ.
     """
     from dingsdk.pipeline.replay import replay as train_again
+    from dingsdk.pipeline.signals import exit_code
 
     found = train_again(run)
     if found.is_same:
@@ -27,4 +28,4 @@ def replay(run: Path) -> int:
         click.echo(
             f"the policy of iteration {found.iteration:,} differs in {', '.join(found.different)}"
         )
-    return 1
+    return 1 if found.signal is None else exit_code(found.signal)

@@ -175,9 +175,10 @@ def _report(error: DingError, debug: bool) -> int:
             click.echo(f"  ({note})", err=True)
         return MISTAKE
     remote = error.facts.get("traceback")
-    if isinstance(remote, str) and remote and not debug:
-        # The traceback of the worker is more useful than that of the master.
-        click.echo(remote.rstrip(), err=True)
+    if isinstance(remote, str) and not debug:
+        # The traceback of the worker is more useful than ours. A worker that was killed has none.
+        for text in [remote] if remote else getattr(error, "__notes__", ()):
+            click.echo(text.rstrip(), err=True)
     else:
         traceback.print_exception(error)
     click.echo(f"\nError: {error}{raised_in(error)}", err=True)

@@ -172,7 +172,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
 
         context.status = with_fill  # the buffer is closed before the last evaluation
         if reason in ("limit", "stopped"):
-            reason = _finish_evaluations(context, coordinator, reason)
+            reason = _finish_evaluations(context, coordinator, workers, reason)
         ended_by.append(reason)
         if cfg.system.validate_state:
             coordinator.validate_state()
@@ -366,18 +366,24 @@ def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGro
     return "limit"
 
 
-def _finish_evaluations(context: RunContext, coordinator: Coordinator, reason: Reason) -> Reason:
+def _finish_evaluations(
+    context: RunContext, coordinator: Coordinator, workers: WorkerGroup, reason: Reason
+) -> Reason:
     """Wait for the last evaluation, which may be the best one or reach the stop value."""
     left_s = coordinator.cfg.last_evaluation_s * max(1, len(coordinator.status().players))
     while not coordinator.finish_evaluations(min(POLL_S, left_s)):
         left_s -= POLL_S
-        if left_s <= 0 or context.stop.is_set():
+        if context.stop.is_set():
+            _log.warning("the last evaluation was cut off; it does not count")
+            break
+        if left_s <= 0:
             _log.warning(
                 "the last evaluation was cut off; it does not count. An env whose episodes do not "
                 "end needs a limit, such as env.kwargs.max_episode_steps; long episodes may need "
                 "a larger system.coordinator.last_evaluation_s"
             )
             break
+        workers.poll()
     return "stop_value" if coordinator.has_reached_goal else reason
 
 

@@ -31,11 +31,13 @@ class ReplayResult:
         iteration: Iteration of the run's newest checkpoint.
         reached: Iteration that the replay reached: ``iteration``, or less if it ended too early.
         different: Names of the values in the policy's state that differ.
+        signal: Number of the signal that ended the replay too early; None otherwise.
     """
 
     iteration: int
     reached: int
     different: tuple[str, ...]
+    signal: int | None = None
 
     @property
     def is_same(self) -> bool:
@@ -80,9 +82,9 @@ def replay(
         context.run_dir.mkdir()
         watch = _Watch(final.iteration, context.stop)
         with callbacks_registered([watch], in_processes=False):
-            run_pipeline(context, "parallel", announce=announce)
+            result = run_pipeline(context, "parallel", announce=announce)
     if watch.state is None:
-        return ReplayResult(final.iteration, watch.reached, ())
+        return ReplayResult(final.iteration, watch.reached, (), result.signal)
     different = different_leaves(dict(flatten(final.state)), dict(flatten(watch.state)))
     return ReplayResult(final.iteration, final.iteration, tuple(different))
 

@@ -3,7 +3,8 @@
 ``status.json`` is written every ``INTERVAL_S``, more often in the first seconds, and once at the
 end. It is replaced in one step, so readers never see a partial file. Some values of it are also
 appended to ``progress.jsonl`` as a line, for curves; the interval of these lines is at least
-``1 / LINES`` of the run's time. A resumed run first removes the lines that are later than its save.
+``1 / LINES`` of the run's time. A resumed run first removes the lines that are later than its save,
+and so does a run whose learner goes back to its checkpoint: in the file no count ever falls.
 
 Readers check what they find: another program may have written or damaged a file.
 """
@@ -91,6 +92,7 @@ class StatusFile:
         self._rates = RunRates()
         self._line_at_s = -math.inf
         self._repeats = context.resumed is not None
+        self._line_iter = 0
         self.reason: str | None = None
         """How the run ended; None while it is running."""
 
@@ -138,18 +140,21 @@ class StatusFile:
         is_last = self.reason is not None and elapsed_s > self._line_at_s
         if not is_due and not is_last:
             return
+        # If a player of several begins another training task, it counts from 0 at first.
+        if record["train_iter"] < self._line_iter and not record["players"]:
+            self._repeats = True
         path = self._context.run_dir / PROGRESS_NAME
         line = json.dumps({name: record[name] for name in CURVES}) + "\n"
         try:
             if self._repeats:
                 # A line that was not written completely is removed too.
-                keep_lines(path, lambda line: _elapsed_s(line) < elapsed_s)
+                keep_lines(path, lambda line: _is_before(line, record))
                 self._repeats = False
             with open(path, "a", encoding="utf-8", opener=open_private) as file:
                 file.write(line)
         except OSError as error:
             raise folder_error("write", path, error) from error
-        self._line_at_s = elapsed_s
+        self._line_at_s, self._line_iter = elapsed_s, record["train_iter"]
 
     def _run(self) -> None:
         # People watch the first seconds: the interval is a twentieth of the elapsed time.
@@ -159,12 +164,17 @@ class StatusFile:
                 self.write()
 
 
-def _elapsed_s(line: str) -> float:
-    """Return the time of a line of ``progress.jsonl``; inf if it has none."""
+def _is_before(line: str, record: Mapping[str, Any]) -> bool:
+    """Whether a line of ``progress.jsonl`` is complete, with no count above the record's."""
     try:
-        return float(json.loads(line)["elapsed_s"])
+        found = json.loads(line)
+        return bool(
+            found["elapsed_s"] < record["elapsed_s"]
+            and found["env_steps"] <= record["env_steps"]
+            and found["train_iter"] <= record["train_iter"]
+        )
     except (ValueError, TypeError, KeyError, RecursionError):
-        return math.inf
+        return False
 
 
 def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,8 +146,8 @@ class BaseCommLearner(CommWorker):
         """The last demand, until its batches arrive."""
         self._has_asked = False
         """Whether it has made a demand since the last batches arrived."""
-        self._told_iter = 0
-        """The learner's iteration in the last message to the coordinator."""
+        self._told_iter = -1
+        """The learner's iteration in the last info that was sent; -1 before the first one."""
         self._to_take: float = math.inf
         """Number of batches that the learner still needs for its training."""
         self._owes_info = False
@@ -493,7 +493,6 @@ class BaseCommLearner(CommWorker):
         with self.condition:
             if not self._has_asked and len(self._leased) <= self._few:
                 self._has_asked = True
-                self._told_iter = self._learner.train_iter
                 self._demand = {
                     "batch_size": batch_size,
                     "batches": self._cfg.batches_per_demand,
@@ -552,13 +551,12 @@ class BaseCommLearner(CommWorker):
         If the disk is full, the previous version stays the newest. It is tried again after
         ``send_policy_freq`` iterations, and while the learner waits for data.
         """
-        self._sent_iter = int(state["iter"])
-        self._policies.publish(
-            str(self._task_info["policy_id"]),
-            state["model"],
-            int(state["iter"]),
-            is_last=self._learner.learn_info["learner_done"],
-        )
+        policy_id, version = str(self._task_info["policy_id"]), int(state["iter"])
+        self._sent_iter, is_last = version, bool(self._learner.learn_info["learner_done"])
+        if is_last and self.policy_store.newest(policy_id, version) is not None:
+            # Newer weights were lost with another learner; the last evaluation must not use them.
+            self.policy_store.discard(policy_id)
+        self._policies.publish(policy_id, state["model"], version, is_last=is_last)
 
     def _send_newest(self) -> None:
         model = self._learner.policy.state_dict()["model"]

@@ -133,7 +133,8 @@ class SoloCommander(BaseParallelCommander):
         return self._collector_task(learner, is_evaluation=True)
 
     def get_last_eval_task(self) -> Task | None:
-        learner, is_evaluated = self._newest, self._evaluated_iter >= self._newest_iter
+        # A learner that went back to its checkpoint may end before the last evaluated iteration.
+        learner, is_evaluated = self._newest, self._evaluated_iter == self._newest_iter
         if learner is None or is_evaluated or not self._collector_space.acquire_space():
             return None
         return self._collector_task(learner, is_evaluation=True)

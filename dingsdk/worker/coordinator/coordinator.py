@@ -412,6 +412,11 @@ class Coordinator(Configurable):
             each.give_up_missing(gone)
             if gone:
                 _log.warning("%d payloads are gone; their samples are given up", len(gone))
+        if not self._rejoin_s:
+            # Learners go back to their checkpoints. A store keeps its newest version, so collectors
+            # and the last evaluation would use weights that are lost.
+            for learner in map(self._state.learner_of, self._state.experiences):
+                self.policy_store.discard(str(learner.task["policy_id"]))
         self._orphans_until = self.clock() + self._rejoin_s
         keeper.save_state()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 import dingsdk
 from dingsdk.cli import doctor, main
 from dingsdk.cli.train import summary
-from dingsdk.errors import ConfigError, TaskFailedError, WorkerLostError
+from dingsdk.errors import ConfigError, TaskFailedError, WorkerCrashedError, WorkerLostError
 from dingsdk.pipeline.context import Evaluation, RunResult
 from dingsdk.plugins import PluginManager, use_manager
 
@@ -240,6 +241,17 @@ def test_failed_task_shows_the_traceback_of_the_worker(
     assert "run_guarded" not in err
 
 
+def test_killed_worker_is_reported_without_a_traceback(
+    manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = WorkerCrashedError("w0 died", worker_id="w0", exit_code=-9, traceback="")
+    error.add_note("its last words")
+    add_command(manager, error)
+
+    assert main(["probe"]) == 1
+    assert capsys.readouterr().err == "its last words\n\nError: w0 died\n"
+
+
 def test_ctrl_c_before_a_run_exits_with_130(
     manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +285,34 @@ sys.exit(main(["train", "cartpole-dqn"]))
         ["Interrupted; there was nothing to save.", ""],
         ["", "Interrupted; there was nothing to save.", ""],  # click adds a newline after the ^C
     )
+
+
+def test_ctrl_c_that_an_import_loses_ends_the_program() -> None:
+    code = """
+import contextlib, signal, sys
+class Losing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "msgspec":
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Losing())
+from dingsdk.cli import main
+sys.argv = ["dingsdk", "train", "no-such-example"]
+sys.exit(main())
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (130, "Interrupted; there was nothing to save.\n")
+
+
+def test_doctor_that_was_stopped_leaves_a_quiet_child() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    with theirs:
+        doctor._answer(theirs)
 
 
 def test_unknown_command_and_option_exit_with_2(manager: PluginManager) -> None:

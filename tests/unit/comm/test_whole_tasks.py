@@ -579,6 +579,25 @@ def test_learner_reports_all_its_training_to_a_new_coordinator(bench: Bench) -> 
     assert [closed["info"][name] for name in counts] == [4, 0, []]
 
 
+def test_learner_that_did_not_train_reports_its_iteration_at_its_end(bench: Bench) -> None:
+    # The coordinator may know only the iteration of an earlier learner, which was lost.
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    assert bench.ask("l0", "learner_get_data_task")["cur_learner_iter"] == 0
+    assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 0
+
+
+def test_last_policy_of_a_learner_replaces_newer_ones_of_a_lost_learner(bench: Bench) -> None:
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    policies = bench.transport.policy_store()
+    policies.publish("p2", {"w": np.zeros(1)}, 50)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    bench.ask("l0", "learner_get_data_task")
+    assert bench.version() == 50  # collectors get no older one
+    bench.ask("l0", "learner_close_task")
+    assert bench.version() == 0
+
+
 def test_learner_without_a_demand_can_be_continued_and_the_next_task_has_new_rows(
     bench: Bench,
 ) -> None:

@@ -460,6 +460,18 @@ def test_policy_that_was_just_evaluated_is_not_evaluated_again(commander, clock,
     assert commander.get_last_eval_task() is None
 
 
+def test_final_policy_is_evaluated_if_the_learner_went_back_and_ends_earlier(commander, clock):
+    learner = start(commander)
+    collect(commander)
+    train(commander, learner, 7)
+    clock.now += 11
+    task = commander.get_collector_task()
+    commander.finish_collector_task(task["task_id"], eval_result(train_iter=7))
+    train(commander, learner, 5)
+    commander.finish_learner_task(learner["task_id"], {"buffer_id": learner["buffer_id"]})
+    assert commander.get_last_eval_task() is not None
+
+
 def test_a_failed_learner_makes_collectors_wait_for_the_next_one(commander):
     first = start(commander)
     stale = commander.get_collector_task()

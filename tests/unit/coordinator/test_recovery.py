@@ -268,6 +268,23 @@ def test_tasks_of_workers_that_do_not_come_back_are_given_to_others(
     assert same(after.look(), Life(tmp_path, transport, "naive").look())
 
 
+@pytest.mark.parametrize("rejoin_s", [0.0, 5.0])
+def test_policy_of_a_learner_that_does_not_come_back_is_discarded(
+    tmp_path: Path, transport: Any, rejoin_s: float
+) -> None:
+    first = Life(tmp_path, transport, "naive")
+    learner, _ = first.begin(1)
+    policy_id = str(learner.task["policy_id"])
+    policies = transport.policy_store()
+    policies.publish(policy_id, {"w": np.zeros(1)}, 30)
+
+    Life(tmp_path, transport, "naive", rejoin_s=rejoin_s)
+    policies.publish(policy_id, {"w": np.ones(1)}, 20)  # of its checkpoint
+    newest = policies.newest(policy_id)
+    assert newest is not None
+    assert newest[0] == (30 if rejoin_s else 20)
+
+
 def test_task_of_a_worker_that_comes_back_without_it_is_given_to_others_at_once(
     tmp_path: Path, transport: Any
 ) -> None:

@@ -46,7 +46,7 @@ from dingsdk.pipeline.parallel import (
 from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.train import compile_run
-from dingsdk.pipeline.worker import transport_class, worker_ids
+from dingsdk.pipeline.worker import WorkerGroup, transport_class, worker_ids
 from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker import NaiveCommander
@@ -200,12 +200,35 @@ def test_time_limit_of_the_last_evaluations_grows_with_the_players(
     caplog.set_level(logging.WARNING)
     context: Any = SimpleNamespace(stop=threading.Event())
     coordinator: Any = Evaluating(players, allowed_s - 0.01)
-    assert _finish_evaluations(context, coordinator, "limit") == "stop_value"
+    workers = WorkerGroup()
+    assert _finish_evaluations(context, coordinator, workers, "limit") == "stop_value"
     assert caplog.text == ""
     coordinator = Evaluating(players, allowed_s + 0.01)
-    assert _finish_evaluations(context, coordinator, "limit") == "limit"
+    assert _finish_evaluations(context, coordinator, workers, "limit") == "limit"
     assert coordinator.waited_s == pytest.approx(allowed_s)
     assert "cut off" in caplog.text
+
+
+def test_interrupt_of_the_last_evaluation_gives_no_advice_about_limits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context: Any = SimpleNamespace(stop=threading.Event())
+    context.stop.set()
+    coordinator: Any = Evaluating(0, 1.0)
+    assert _finish_evaluations(context, coordinator, WorkerGroup(), "limit") == "limit"
+    assert caplog.messages == ["the last evaluation was cut off; it does not count"]
+
+
+def test_last_evaluation_ends_with_the_error_of_a_worker_that_cannot_continue() -> None:
+    class Dead(WorkerGroup):
+        def poll(self) -> None:
+            raise WorkerCrashedError("worker w0 died", worker_id="w0", exit_code=-9)
+
+    context: Any = SimpleNamespace(stop=threading.Event())
+    coordinator: Any = Evaluating(0, 1.0)
+    with pytest.raises(WorkerCrashedError):
+        _finish_evaluations(context, coordinator, Dead(), "limit")
+    assert coordinator.waited_s < 0.2
 
 
 def test_workers_started_by_a_transport_get_the_run_folder_and_config(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,21 +50,22 @@ def test_watch_copies_the_state_after_the_iteration_and_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "is_same", "text"),
+    ("found", "code", "text"),
     [
-        (ReplayResult(1200, 1200, ()), True, "the policy of iteration 1,200 is the same"),
-        (ReplayResult(1200, 1100, ()), False, "came to iteration 1,100 of 1,200"),
-        (ReplayResult(1200, 1200, ("model.w", "step")), False, "1,200 differs in model.w, step"),
+        (ReplayResult(1200, 1200, ()), 0, "the policy of iteration 1,200 is the same"),
+        (ReplayResult(1200, 1100, ()), 1, "came to iteration 1,100 of 1,200"),
+        (ReplayResult(1200, 1100, (), signal.SIGTERM), 143, "came to iteration 1,100 of 1,200"),
+        (ReplayResult(1200, 1200, ("model.w", "step")), 1, "1,200 differs in model.w, step"),
     ],
 )
 def test_replay_is_the_same_if_it_reached_the_iteration_without_differences(
     found: ReplayResult,
-    is_same: bool,
+    code: int,
     text: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert found.is_same is is_same
+    assert found.is_same is (code == 0)
     asked: list[Path] = []
 
     def train_again(run: Path) -> ReplayResult:
@@ -71,7 +73,7 @@ def test_replay_is_the_same_if_it_reached_the_iteration_without_differences(
         return found
 
     monkeypatch.setattr("dingsdk.pipeline.replay.replay", train_again)
-    assert main(["replay", "runs/mine"]) == (0 if is_same else 1)
+    assert main(["replay", "runs/mine"]) == code
     assert text in capsys.readouterr().out
     assert asked == [Path("runs/mine")]
 
@@ -94,13 +96,14 @@ def test_run_without_a_schedule_or_without_training_is_refused(tmp_path: Path) -
 def test_replay_that_ends_early_reports_the_reached_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: int, reached: int
 ) -> None:
-    def train_again(context: RunContext, mode: str, announce: Any) -> None:
+    def train_again(context: RunContext, mode: str, announce: Any) -> Any:
         assert (context.replays, mode) == (tmp_path / SCHEDULE_NAME, "parallel")
         for iteration in range(trained):
             observe().after_iter(learner=learner_of({}), iteration=iteration, log_vars={})
+        return SimpleNamespace(signal=signal.SIGINT)
 
     save_config(compile_run("cartpole-dqn", "parallel"), tmp_path / CONFIG_NAME)
     (tmp_path / SCHEDULE_NAME).touch()
     save_checkpoint(tmp_path / CHECKPOINT_FOLDER, "iteration_5", {"w": np.zeros(1)}, iteration=5)
     monkeypatch.setattr("dingsdk.pipeline.replay.run_pipeline", train_again)
-    assert replay(tmp_path) == ReplayResult(5, reached, ())
+    assert replay(tmp_path) == ReplayResult(5, reached, (), signal.SIGINT)

@@ -301,6 +301,37 @@ def test_resumed_run_removes_the_curve_lines_after_its_save(
     assert trims == [tmp_path / PROGRESS_NAME]
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_curves_go_back_with_a_learner_that_continues_from_its_checkpoint(
+    tmp_path: Path, is_resumed: bool
+) -> None:
+    context = context_of(tmp_path)
+    written = StatusFile(context, "parallel")
+    # The learner of a resumed run reports late that it goes back.
+    for elapsed_s, train_iter in ((1.0, 100), (2.0, 200), (3.0, 300), (4.0, 300), (5.0, 150)):
+        if is_resumed and elapsed_s == 4.0:
+            context.resumed = JournaledRun(tmp_path, {})
+            written = StatusFile(context, "parallel")
+        now = RunStatus(elapsed_s=elapsed_s, env_steps=int(elapsed_s), train_iter=train_iter)
+        context.status = lambda now=now: now
+        written.write()
+
+    found = [(line["elapsed_s"], line["train_iter"]) for line in lines_of(tmp_path)]
+    assert found == [(1.0, 100), (5.0, 150)]
+
+
+def test_curves_stay_if_one_of_several_players_counts_from_zero(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    written = StatusFile(context, "parallel")
+    players = dict.fromkeys(("p0", "p1"), PlayerStatus(100, 0, None, None))
+    for elapsed_s, train_iter in ((1.0, 100), (2.0, 0), (3.0, 110)):
+        now = RunStatus(elapsed_s=elapsed_s, train_iter=train_iter, players=players)
+        context.status = lambda now=now: now
+        written.write()
+
+    assert [line["train_iter"] for line in lines_of(tmp_path)] == [100, 0, 110]
+
+
 def test_status_and_curves_contain_rates_time_left_and_plugin_columns(tmp_path: Path) -> None:
     class Columns:
         @hookimpl
