@@ -57,7 +57,7 @@ def _lines(found: Mapping[str, Any], age_s: float, is_gone: bool) -> list[tuple[
     samples = found["samples"]
     acknowledged = samples["acknowledged"]
     evicted = ", ".join(f"{n:,} {reason}" for reason, n in samples["evicted"].items() if n)
-    uses = f" ({samples['trained'] / acknowledged:.2f} times each)" if acknowledged else ""
+    uses = f" (drawn {samples['trained'] / acknowledged:.2f} times each)" if acknowledged else ""
     unacknowledged = samples["collected"] - acknowledged
     waiting = f", {unacknowledged:,} not" if unacknowledged else ""
     workers = workers_in_words(found["workers"])

@@ -22,7 +22,8 @@ class SampleCounts:
     Attributes:
         collected: Samples that collectors have announced.
         acknowledged: Collected samples that were made available for training.
-        trained: Trained samples; a sample counts each time that it is trained on.
+        trained: Samples that were drawn and trained on; a sample counts each time that it is drawn.
+            A policy may train on it in several epochs.
         live: Samples in the replay buffer; if it is closed, the samples that it held before.
         evicted: Samples that left the buffer, by reason.
     """

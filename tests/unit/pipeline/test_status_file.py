@@ -61,7 +61,7 @@ def test_status_of_a_running_run_can_be_read_and_printed(tmp_path: Path) -> None
     assert lines[5:] == [
         "collected     50 samples",
         "acknowledged  40, 10 not",
-        "trained on    100 (2.50 times each)",
+        "trained on    100 (drawn 2.50 times each)",
         "in the buffer 30 of 64",
         "evicted       9 overwritten, 1 missing",
         "task          collector c0, 12.5 a second, waits for room for 8 rows",
@@ -99,7 +99,7 @@ def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path)
         "return        -2.0 (best -)",
         "collected     40 samples",
         "acknowledged  40",
-        "trained on    0 (0.00 times each)",
+        "trained on    0 (drawn 0.00 times each)",
         "in the buffer 40 of 0",
         "evicted       none",
         "player        main: 1,500 iterations, 4,000 env steps, return -2.0 (best 3.0)",
