@@ -105,7 +105,10 @@ class MasterEnd(ABC):
 
     @abstractmethod
     def open(self, listener: MasterListener) -> str:
-        """Accept workers from now on; return the address that they connect to."""
+        """Accept workers from now on; return the address that they connect to.
+
+        Workers that know the address may join, and be sent tasks, before this method returns.
+        """
 
     @abstractmethod
     def send(self, worker_id: str, incarnation: int, task: TaskMessage) -> None:

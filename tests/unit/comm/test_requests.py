@@ -382,6 +382,23 @@ def test_master_end_closes_within_its_timeout(
     assert caplog.messages == told
 
 
+def test_task_for_a_worker_that_joins_while_the_master_opens_is_sent() -> None:
+    sent: list[Any] = []
+
+    class Opening(RequestMasterEnd):
+        def listen(self, listener: MasterListener, until_close: ExitStack) -> Any:
+            task = TaskMessage("t0", {})
+            self.job = threading.Thread(target=self.send, args=("w0", 1, task))
+            self.job.start()
+            self.job.join(0.2)  # without an error it is not done: this method has to return first
+            return SimpleNamespace(send=lambda *args: sent.append(args)), None, "here"
+
+    end = Opening()
+    end.open(Handling())
+    end.job.join(10.0)
+    assert sent == [("w0", 1, TaskMessage("t0", {}))]
+
+
 def test_transport_closes_its_ends_and_then_its_stores(tmp_path: Path) -> None:
     closed: list[Any] = []
 

@@ -111,6 +111,9 @@ class RequestMasterEnd(MasterEnd):
 
     def _opened(self) -> RequestHandler:
         if self._handler is None:
+            with self._lock:
+                pass  # wait for open(): workers can join, and are sent tasks, before it returns
+        if self._handler is None:
             raise ClosedError("the master end is not open", what="master end")
         return self._handler
 
