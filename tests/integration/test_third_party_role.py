@@ -62,11 +62,11 @@ MODULE = '''
             self._issued += 1
             return {"task_id": f"audit_{self._issued}"}
 
-        def drive(self, control, state, task):
-            while not control.must_end(state):
-                control.ask(state, {"name": "audit_task", "by": task["auditor_id"]})
-                with control.condition:
-                    control.condition.wait_for(lambda: control.is_ending, self.cfg.pause_s)
+        def drive(self, coordinator, state, task):
+            while not coordinator.must_end(state):
+                coordinator.ask(state, {"name": "audit_task", "by": task["auditor_id"]})
+                with coordinator.condition:
+                    coordinator.condition.wait_for(lambda: coordinator.is_ending, self.cfg.pause_s)
 
 
     @hookimpl

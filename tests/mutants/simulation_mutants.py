@@ -317,8 +317,8 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
         Mutant(
             "close waits for room in the buffer",
             f"{_COORDINATOR}.roles:_acknowledge",
-            "control.is_ending or control.deal_with_collector_send_data",
-            "control.deal_with_collector_send_data",
+            "coordinator.is_ending or coordinator.deal_with_collector_send_data",
+            "coordinator.deal_with_collector_send_data",
         ),
     ],
     "A clock jumps, or the coordinator is stopped": [

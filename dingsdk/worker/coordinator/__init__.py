@@ -7,7 +7,6 @@ from dingsdk.lazy import lazy_names
 if TYPE_CHECKING:
     from dingsdk.worker.coordinator.coordinator import Coordinator as Coordinator
     from dingsdk.worker.coordinator.coordinator import CoordinatorStatus as CoordinatorStatus
-    from dingsdk.worker.coordinator.coordinator import TaskControl as TaskControl
     from dingsdk.worker.coordinator.roles import Role as Role
     from dingsdk.worker.coordinator.roles import create_role as create_role
     from dingsdk.worker.coordinator.roles import create_roles as create_roles

@@ -950,10 +950,6 @@ class Coordinator(Configurable):
         self._jobs.append(self.scheduler.spawn(function, name))
 
 
-TaskControl = Coordinator
-"""The coordinator, as the drivers of tasks call it."""
-
-
 def _is_paced(cfg: Mapping[str, Any]) -> bool:
     """Return whether the buffer limits the learner to as many updates as serial mode makes.
 

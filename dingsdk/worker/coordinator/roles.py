@@ -23,7 +23,7 @@ from dingsdk.worker.replay_server import ReplayClient
 from dingsdk.worker.replay_server.client import FOLDER
 
 if TYPE_CHECKING:
-    from dingsdk.worker.coordinator.coordinator import TaskControl
+    from dingsdk.worker.coordinator.coordinator import Coordinator
 
 WAIT_S = 1.0
 """Longest wait of a task between two checks whether it can continue."""
@@ -91,7 +91,7 @@ class Role(Configurable, ABC):
         """
 
     @abstractmethod
-    def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
+    def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Run one task on its worker, from the first message to the last.
 
         Called on its own job. An error ends the task: after ``WorkerLostError`` and
@@ -100,7 +100,7 @@ class Role(Configurable, ABC):
         ``resource_info`` added.
         """
 
-    def go_on(self, control: TaskControl, state: TaskState) -> None:
+    def go_on(self, coordinator: Coordinator, state: TaskState) -> None:
         """Drive a task whose worker has rejoined a restarted coordinator.
 
         Called like ``drive``, for roles with ``rejoins``; the worker has kept its work.
@@ -161,50 +161,50 @@ class LearnerRole(Role):
         # The learner finds its own checkpoints, which may be on another host.
         return {**state.task, "resume": True}
 
-    def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
+    def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a learner, lease batches to it until it is done, then close it."""
-        control.open_experience(state)
+        coordinator.open_experience(state)
         start = {"name": "learner_start_task", "task_info": task}
-        control.ask(state, start, "start_timeout_s")
-        control.deal_with_task_started(state)
-        self._train(control, state, is_done=False)
+        coordinator.ask(state, start, "start_timeout_s")
+        coordinator.deal_with_task_started(state)
+        self._train(coordinator, state, is_done=False)
 
-    def go_on(self, control: TaskControl, state: TaskState) -> None:
+    def go_on(self, coordinator: Coordinator, state: TaskState) -> None:
         """Process the learner's result of its last lease, then continue as ``drive``."""
         kept = {"name": "learner_go_on_task", "task_id": state.task_id}
-        answer = control.ask(state, kept, "learn_timeout_s")
-        control.deal_with_task_started(state)
-        control.deal_with_learner_known(state, answer["known"])
+        answer = coordinator.ask(state, kept, "learn_timeout_s")
+        coordinator.deal_with_task_started(state)
+        coordinator.deal_with_learner_known(state, answer["known"])
         is_done = False
         if answer["info"] is None:
-            control.end_batch_leases(state)
+            coordinator.end_batch_leases(state)
         else:
-            control.deal_with_learner_send_info(state, answer["info"])
-            is_done = control.deal_with_learner_judge_finish(state, answer["info"])
-        self._train(control, state, is_done)
+            coordinator.deal_with_learner_send_info(state, answer["info"])
+            is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
+        self._train(coordinator, state, is_done)
 
-    def _train(self, control: TaskControl, state: TaskState, is_done: bool) -> None:
+    def _train(self, coordinator: Coordinator, state: TaskState, is_done: bool) -> None:
         demand = None
-        while not is_done and not control.is_ending:
+        while not is_done and not coordinator.is_ending:
             if demand is None:
-                found = control.ask(state, {"name": "learner_get_data_task"})
-                control.deal_with_storage(state, str(found.get("held_up_by", "")))
+                found = coordinator.ask(state, {"name": "learner_get_data_task"})
+                coordinator.deal_with_storage(state, str(found.get("held_up_by", "")))
                 if found.get("pending"):
                     is_done = bool(found["learner_done"])
                     continue
                 demand = found
-            data = _wait_for_data(control, state, demand)
+            data = _wait_for_data(coordinator, state, demand)
             if data is None:
                 break
             learn = {"name": "learner_learn_task", "data": data}
-            answer = control.ask(state, learn, "learn_timeout_s")
-            control.deal_with_learner_send_info(state, answer["info"])
-            is_done = control.deal_with_learner_judge_finish(state, answer["info"])
+            answer = coordinator.ask(state, learn, "learn_timeout_s")
+            coordinator.deal_with_learner_send_info(state, answer["info"])
+            is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
             demand = answer.get("demand")
-        finished = control.ask(state, {"name": "learner_close_task"})
+        finished = coordinator.ask(state, {"name": "learner_close_task"})
         if "info" in finished:
-            control.deal_with_learner_send_info(state, finished["info"])
-        control.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
+            coordinator.deal_with_learner_send_info(state, finished["info"])
+        coordinator.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
 
 
 class CollectorRole(Role):
@@ -243,54 +243,54 @@ class CollectorRole(Role):
         seed = derive_seed(int(cfg["seed"]), "attempt", state.attempt)
         return {**state.task, "collector_cfg": {**cfg, "seed": seed}}
 
-    def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
+    def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a collector, process its reports until it is done, then close it."""
-        with control.condition:
-            experience = control.experience_of(state)
+        with coordinator.condition:
+            experience = coordinator.experience_of(state)
             if experience is not None and not state.is_evaluation:
                 task = {**task, "columns": list(experience.columns)}
         start = {"name": "collector_start_task", "task_info": task}
-        control.ask(state, start, "start_timeout_s")
-        control.deal_with_task_started(state)
-        self._collect(control, state)
+        coordinator.ask(state, start, "start_timeout_s")
+        coordinator.deal_with_task_started(state)
+        self._collect(coordinator, state)
 
-    def go_on(self, control: TaskControl, state: TaskState) -> None:
+    def go_on(self, coordinator: Coordinator, state: TaskState) -> None:
         """As ``drive``, for a collector that is collecting already."""
         kept = {"name": "collector_go_on_task", "task_id": state.task_id}
-        answer = control.ask(state, kept)
-        control.deal_with_task_started(state)
-        with control.condition:
-            experience = control.experience_of(state)
+        answer = coordinator.ask(state, kept)
+        coordinator.deal_with_task_started(state)
+        with coordinator.condition:
+            experience = coordinator.experience_of(state)
             admission = None if experience is None else experience.admission
             if admission is not None and not state.is_evaluation:
                 names = ("admitted_steps", "delivered_steps", "policy_iter")
                 admission.rejoin(state.task_id, *(int(answer.get(name, 0)) for name in names))
-        self._collect(control, state)
+        self._collect(coordinator, state)
 
-    def _collect(self, control: TaskControl, state: TaskState) -> None:
-        control.deal_with_collecting()
+    def _collect(self, coordinator: Coordinator, state: TaskState) -> None:
+        coordinator.deal_with_collecting()
         is_done, answers_left = False, LAST_ANSWERS
-        while answers_left and not control.must_end(state):
+        while answers_left and not coordinator.must_end(state):
             demand: dict[str, Any] = {"name": "collector_data_task"}
-            demand["is_held_up"] = bool(control.held_up_by)
-            with control.condition:
-                if control.wants_end_of(state):
+            demand["is_held_up"] = bool(coordinator.held_up_by)
+            with coordinator.condition:
+                if coordinator.wants_end_of(state):
                     demand["ends_now"] = True
-                demand |= _admit(control, state) | control.new_collect_setting(state)
-            answer = control.ask(state, demand)
-            control.deal_with_storage(state, str(answer.get("held_up_by", "")))
+                demand |= _admit(coordinator, state) | coordinator.new_collect_setting(state)
+            answer = coordinator.ask(state, demand)
+            coordinator.deal_with_storage(state, str(answer.get("held_up_by", "")))
             reports = answer["reports"]
             state.waiting = {str(r["data_id"]): int(r["rows"]) for r in reports if "data_id" in r}
             for report in reports:
                 if "data_id" in report:
-                    _acknowledge(control, state, report)
-                is_done |= control.deal_with_collector_progress(state, report)
+                    _acknowledge(coordinator, state, report)
+                is_done |= coordinator.deal_with_collector_progress(state, report)
             if answer["has_ended"]:
                 break
             # A collector that is done may still have samples to send.
             answers_left -= is_done
-        finished = control.ask(state, {"name": "collector_close_task"})
-        control.deal_with_collector_finish_task(state, finished)
+        finished = coordinator.ask(state, {"name": "collector_close_task"})
+        coordinator.deal_with_collector_finish_task(state, finished)
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:
@@ -336,27 +336,27 @@ def _comm_section(role: Role) -> dict[str, Any]:
     return section
 
 
-def _admit(control: TaskControl, state: TaskState) -> dict[str, int]:
+def _admit(coordinator: Coordinator, state: TaskState) -> dict[str, int]:
     """Return the limits of a collector for an on-policy learner; wait while it may take no steps.
 
     Returns an empty dict for all other collectors. The condition is held.
     """
     found: dict[str, int] = {}
-    if state.is_evaluation or not isinstance(control.experience_of(state), OnPolicyExperience):
+    if state.is_evaluation or not isinstance(coordinator.experience_of(state), OnPolicyExperience):
         return found
 
     def can_go_on() -> bool:
-        experience = control.experience_of(state)
-        if control.must_end(state) or not isinstance(experience, OnPolicyExperience):
+        experience = coordinator.experience_of(state)
+        if coordinator.must_end(state) or not isinstance(experience, OnPolicyExperience):
             return True
         found.update(experience.admit(state))
         return experience.admission.has_outstanding(state.task_id)
 
-    control.condition.wait_for(can_go_on, WAIT_S)
+    coordinator.condition.wait_for(can_go_on, WAIT_S)
     return found
 
 
-def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, Any]) -> None:
+def _acknowledge(coordinator: Coordinator, state: TaskState, report: Mapping[str, Any]) -> None:
     """Add a payload once the buffer admits it; until then the worker's report queue fills.
 
     There is no deadline: a collector waits as long as its learner needs, and the learner has its
@@ -365,20 +365,20 @@ def _acknowledge(control: TaskControl, state: TaskState, report: Mapping[str, An
     rows = int(report["rows"])
 
     def can_go_on() -> bool:
-        experience = control.experience_of(state)
-        return control.is_ending or experience is None or experience.can_push(rows)
+        experience = coordinator.experience_of(state)
+        return coordinator.is_ending or experience is None or experience.can_push(rows)
 
     def is_done() -> bool:
-        return control.is_ending or control.deal_with_collector_send_data(state, report)
+        return coordinator.is_ending or coordinator.deal_with_collector_send_data(state, report)
 
     if is_done():
         return
     with _waiting(state, f"room for {rows} rows in the replay buffer"):
         while True:
-            with control.condition:
-                if control.held_up_by:  # the buffer has room, the disk has none
-                    control.condition.wait_for(lambda: control.is_ending, REFUSED_PAUSE_S)
-                control.condition.wait_for(can_go_on, WAIT_S)
+            with coordinator.condition:
+                if coordinator.held_up_by:  # the buffer has room, the disk has none
+                    coordinator.condition.wait_for(lambda: coordinator.is_ending, REFUSED_PAUSE_S)
+                coordinator.condition.wait_for(can_go_on, WAIT_S)
             # Another collector may take the room between the wait and the push.
             if is_done():
                 return
@@ -395,24 +395,24 @@ def _waiting(state: TaskState, what: str, wanted: int = 0) -> Iterator[None]:
 
 
 def _wait_for_data(
-    control: TaskControl, state: TaskState, demand: Mapping[str, Any]
+    coordinator: Coordinator, state: TaskState, demand: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Wait until the buffer serves the demand; None: the task must end."""
     batch_size = int(demand["batch_size"])
 
     def can_go_on() -> bool:
-        experience = control.experience_of(state)
-        return control.is_ending or experience is None or experience.can_sample(batch_size)
+        experience = coordinator.experience_of(state)
+        return coordinator.is_ending or experience is None or experience.can_sample(batch_size)
 
     with _waiting(state, f"a batch of {batch_size} samples", batch_size):
         while True:
-            with control.condition:
-                control.condition.wait_for(can_go_on, WAIT_S)
-                has_experience = control.experience_of(state) is not None
-            if control.is_ending:
+            with coordinator.condition:
+                coordinator.condition.wait_for(can_go_on, WAIT_S)
+                has_experience = coordinator.experience_of(state) is not None
+            if coordinator.is_ending:
                 return None
-            data = control.deal_with_learner_get_data(state, demand)
+            data = coordinator.deal_with_learner_get_data(state, demand)
             if data is not None or not has_experience:
                 return data
-            with control.condition:  # the buffer still refused; do not spin
-                control.condition.wait_for(lambda: control.is_ending, REFUSED_PAUSE_S)
+            with coordinator.condition:  # the buffer still refused; do not spin
+                coordinator.condition.wait_for(lambda: coordinator.is_ending, REFUSED_PAUSE_S)

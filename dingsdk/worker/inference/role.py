@@ -20,7 +20,7 @@ from dingsdk.worker.inference.server import InferenceServer
 from dingsdk.worker.run_logger import build_logger
 
 if TYPE_CHECKING:
-    from dingsdk.worker.coordinator.coordinator import TaskControl
+    from dingsdk.worker.coordinator.coordinator import Coordinator
 
 
 class InferenceWorker(CommWorker):
@@ -103,11 +103,11 @@ class InferenceRole(Role):
         seed = derive_seed(int(self.run_cfg["seed"]), "inference", task_id)
         return {"task_id": task_id, "policy": to_plain(self.run_cfg["policy"]), "seed": seed}
 
-    def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
+    def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Let the worker compute actions until the run ends."""
         start = {"name": "inference_start_task", "task_info": task}
-        control.ask(state, start, "start_timeout_s")
-        control.deal_with_task_started(state)
-        while not control.must_end(state):
-            control.ask(state, {"name": "inference_poll_task"})
-        control.ask(state, {"name": "inference_close_task"})
+        coordinator.ask(state, start, "start_timeout_s")
+        coordinator.deal_with_task_started(state)
+        while not coordinator.must_end(state):
+            coordinator.ask(state, {"name": "inference_poll_task"})
+        coordinator.ask(state, {"name": "inference_close_task"})

@@ -16,7 +16,7 @@ from dingsdk.worker.replay_server.client import FOLDER
 from dingsdk.worker.replay_server.server import ReplayServer
 
 if TYPE_CHECKING:
-    from dingsdk.worker.coordinator.coordinator import TaskControl
+    from dingsdk.worker.coordinator.coordinator import Coordinator
 
 
 class ReplayWorker(Slave):
@@ -69,5 +69,5 @@ class ReplayServerRole(Role):
     def next_task(self, commander: BaseParallelCommander) -> Task | None:
         return None
 
-    def drive(self, control: TaskControl, state: TaskState, task: Mapping[str, Any]) -> None:
+    def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         raise NotImplementedError("a replay server has no tasks")
