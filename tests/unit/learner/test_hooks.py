@@ -29,9 +29,12 @@ from dingsdk.worker.learner.hooks import (
     LogShowHook,
     SaveCkptHook,
     build_learner_hook_by_cfg,
+    first_checkpoint,
     merge_hooks,
     register_learner_hook,
 )
+
+from .checkpoint_files import save
 
 NO_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
 
@@ -370,6 +373,21 @@ class TestLoad:
 
         with pytest.raises(CheckpointMissingError):
             learner.call_hook("before_run")
+
+    def test_first_checkpoint_is_the_one_that_the_last_load_hook_loads(self, tmp_path):
+        paths = [save(tmp_path, f"iteration_{number}", iteration=number) for number in (5, 6)]
+        five, six = map(str, paths)
+        full = {"type": "load_ckpt", "position": "before_run", "ext_args": {"load_path": six}}
+        other = {"type": "nowhere", "position": "before_run"}
+        for cfg, iteration in (
+            ({}, None),
+            ({"load_ckpt_before_run": ""}, None),
+            ({"load_ckpt_before_run": five, "log_show_after_iter": 3}, 5),
+            ({"mine": full, "other": other}, 6),
+            ({"mine": full, "load_ckpt_before_run": five}, 6),  # its priority comes later
+        ):
+            found = first_checkpoint(cfg)
+            assert (found and found.iteration) == iteration
 
 
 class TestLogReduce:
