@@ -6,10 +6,12 @@ import errno
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +315,27 @@ def test_doctor_that_was_stopped_leaves_a_quiet_child() -> None:
     ours.close()
     with theirs:
         doctor._answer(theirs)
+
+
+def test_doctor_removes_the_memory_that_it_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: list[Any] = []
+
+    class Block(shared_memory.SharedMemory):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            blocks.append(self)
+
+    monkeypatch.setattr(shared_memory, "SharedMemory", Block)
+    doctor._shared_memory()
+    (block,) = blocks
+    assert not Path("/dev/shm", block.name).exists()
+
+
+def test_command_that_a_program_calls_leaves_ctrl_c_to_the_program() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler
+    assert main(["examples"]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_unknown_command_and_option_exit_with_2(manager: PluginManager) -> None:

@@ -579,6 +579,20 @@ def test_learner_reports_all_its_training_to_a_new_coordinator(bench: Bench) -> 
     assert [closed["info"][name] for name in counts] == [4, 0, []]
 
 
+def test_closed_learner_reports_its_last_iteration_even_if_it_sends_no_infos(bench: Bench) -> None:
+    setattr(bench.learner, "send_learn_info", lambda info: None)  # noqa: B010 - as a subclass does
+    bench.publish()
+    bench.collect()
+    payload = next(report for report in bench.reports() if "data_id" in report)
+    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
+    bench.ask("l0", "learner_start_task", task_info=task)
+    bench.ask("l0", "learner_get_data_task")
+    bench.learn([0] * BATCH, [1] * BATCH, payloads={payload["data_id"]: 7})
+    with bench.learner.condition:  # it trains on the last batch
+        assert bench.learner.condition.wait_for(lambda: bench.learner._is_idle, PATIENCE_S)
+    assert bench.ask("l0", "learner_close_task")["info"]["learner_step"] == 2
+
+
 def test_learner_that_did_not_train_reports_its_iteration_at_its_end(bench: Bench) -> None:
     # The coordinator may know only the iteration of an earlier learner, which was lost.
     task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)

@@ -421,10 +421,12 @@ def test_initial_checkpoint_of_a_league_must_exist(mode: Any, tmp_path: Path) ->
 def test_several_active_players_refuse_parts_that_cannot_be_shared(
     mode: Any, change: str, match: str
 ) -> None:
+    two = "policy.other.league.active_player_num=2"
     with pytest.raises(ConfigError, match=match) as caught:
-        compile_config(_game("policy.other.league.active_player_num=2", change), mode=mode)
+        compile_config(_game(two, change), mode=mode)
 
     assert caught.value.path == "policy.other.league.active_player_num"
+    assert compile_config(_game(two), mode=mode).policy.other.league.active_player_num == 2
 
 
 def test_shapes_of_a_game_are_those_of_one_player() -> None:
