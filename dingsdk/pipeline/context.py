@@ -371,7 +371,9 @@ class RunContext:
             "max_train_iter": None if train_iter >= NO_LIMIT else int(train_iter),
             "goal": float(self.cfg.env.stop_value),
             "players": {
-                player_id: self.recorder.progress_of(name, *players[player_id][:2])
+                player_id: self.recorder.progress_of(
+                    name, players[player_id].train_iter, players[player_id].env_steps
+                )
                 for player_id, name in _names_of(players).items()
             },
         }

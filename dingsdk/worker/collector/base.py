@@ -70,8 +70,8 @@ class ISerialCollector(SerialWorker):
 
     def close(self) -> None:
         """As ``SerialWorker.close``; logs the episodes since the last log."""
-        if not self._is_closed and self._newest is not None:
-            self._write_log(*self._newest)
+        if not self._is_closed:
+            self._log()
         super().close()
 
     def _count(self, given: int | None, default: int | None, name: str) -> int:
@@ -150,7 +150,8 @@ class ISerialCollector(SerialWorker):
             self._total_duration_s += seconds
             tell_observers(self._instance_name, episodes)
             self._newest = (train_iter, policy_kwargs or {})
-            self._log(*self._newest)
+            if self._is_log_due(train_iter):
+                self._log()
         observe().after_collect(
             source=self._instance_name,
             sample_count=samples,
@@ -158,17 +159,18 @@ class ISerialCollector(SerialWorker):
             train_iter=train_iter,
         )
 
-    def _log(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
-        """Log statistics and float settings, if a log is due."""
+    def _is_log_due(self, train_iter: int) -> bool:
         every = getattr(self._cfg, "collect_print_freq", 100)
-        is_due = train_iter - self._last_log_iter >= every
-        if is_due or self._logged_envsteps >= every * ENV_STEPS_PER_ITER:
-            self._write_log(train_iter, policy_kwargs)
+        return (
+            train_iter - self._last_log_iter >= every
+            or self._logged_envsteps >= every * ENV_STEPS_PER_ITER
+        )
 
-    def _write_log(self, train_iter: int, policy_kwargs: Mapping[str, Any]) -> None:
-        """Log statistics of the episodes since the last log, if there are any."""
-        if not self._finished:
+    def _log(self) -> None:
+        """Log float settings and statistics of the episodes since the last log, if any ended."""
+        if self._newest is None or not self._finished:
             return
+        train_iter, policy_kwargs = self._newest
         self._last_log_iter = train_iter
         variables = self._statistics() | floats_of(policy_kwargs)
         table = self._logger.get_tabulate_vars_hor(variables)

@@ -105,7 +105,8 @@ class SoloCommander(BaseParallelCommander):
         ids = (f"learner_task_{uid}", f"buffer_{uid}", f"policy_{uid}")
         task = self._newest = learner_task(self._cfg, *ids, number=number)
         self._learner_tasks.add(task["task_id"])
-        self._newest_iter, self._ended_env_steps = self.begins_at[:2]
+        self._newest_iter = self.begins_at.train_iter
+        self._ended_env_steps = self.begins_at.env_steps
         self._evaluated_iter = -1
         self._learner_info = {}
         self._schedule.reset()

@@ -97,6 +97,15 @@ class Bench:
         leases = [{"payload": np.full(len(rows), 7), "row": np.asarray(rows)} for rows in batches]
         return self.ask("l0", "learner_learn_task", data={"batches": leases, **data})
 
+    def start_learner(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """Start the learner task t2; return it, and the report of a collected payload."""
+        self.publish()
+        self.collect()
+        payload = next(report for report in self.reports() if "data_id" in report)
+        task = learner_task(self.cfg, "t2", "b2", "p2", number=0)
+        self.ask("l0", "learner_start_task", task_info=task)
+        return task, payload
+
     def version(self) -> int | None:
         """Return the newest published version of the learner's policy."""
         found = self.transport.policy_store().newest("p2")
@@ -441,12 +450,7 @@ def test_data_task_sets_the_admitted_steps(bench: Bench) -> None:
 
 
 def test_learner_trains_on_leased_rows_publishes_and_ends(bench: Bench) -> None:
-    bench.publish()
-    bench.collect()
-    payload = next(report for report in bench.reports() if "data_id" in report)
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-
-    bench.ask("l0", "learner_start_task", task_info=task)
+    task, payload = bench.start_learner()
     ids = {"task_id": "t2", "buffer_id": "b2"}
     demand = {"batch_size": BATCH, "batches": 3, "cur_learner_iter": 0}
     assert bench.ask("l0", "learner_get_data_task") == demand | ids
@@ -518,11 +522,7 @@ def test_learner_and_its_tasks_wake_each_other(
         def __call__(self, engine: Any) -> None:
             may_end.wait(PATIENCE_S)
 
-    bench.publish()
-    bench.collect()
-    payload = next(report for report in bench.reports() if "data_id" in report)
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
+    _, payload = bench.start_learner()
     bench.learner._learner.register_hook(Slow("slow", 200, position="after_run"))
     batch = list(range(BATCH))
     assert bench.ask("l0", "learner_get_data_task")["batches"] == 3
@@ -551,11 +551,7 @@ def test_error_of_a_learner_fails_its_next_task(bench: Bench, name: str) -> None
 
 
 def test_learner_reports_all_its_training_to_a_new_coordinator(bench: Bench) -> None:
-    bench.publish()
-    bench.collect()
-    payload = next(report for report in bench.reports() if "data_id" in report)
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
+    _, payload = bench.start_learner()
     bench.ask("l0", "learner_get_data_task")
     names = {payload["data_id"]: 7, "nowhere": 8}
     lost, read = {"payload": np.full(BATCH, 8)}, {"payload": np.full(BATCH, 7)}
@@ -581,11 +577,7 @@ def test_learner_reports_all_its_training_to_a_new_coordinator(bench: Bench) -> 
 
 def test_closed_learner_reports_its_last_iteration_even_if_it_sends_no_infos(bench: Bench) -> None:
     setattr(bench.learner, "send_learn_info", lambda info: None)  # noqa: B010 - as a subclass does
-    bench.publish()
-    bench.collect()
-    payload = next(report for report in bench.reports() if "data_id" in report)
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
+    _, payload = bench.start_learner()
     bench.ask("l0", "learner_get_data_task")
     bench.learn([0] * BATCH, [1] * BATCH, payloads={payload["data_id"]: 7})
     with bench.learner.condition:  # it trains on the last batch
@@ -659,11 +651,7 @@ def test_learner_with_two_ranks_trains_through_an_aggregator(
 
 
 def test_learner_keeps_and_drops_rows_as_it_is_told(bench: Bench) -> None:
-    bench.publish()
-    bench.collect()
-    payload = next(report for report in bench.reports() if "data_id" in report)
-    task = learner_task(bench.cfg, "t2", "b2", "p2", number=0)
-    bench.ask("l0", "learner_start_task", task_info=task)
+    _, payload = bench.start_learner()
     bench.ask("l0", "learner_get_data_task")
     bench.learn([0] * BATCH, payloads={payload["data_id"]: 7})
     assert bench.learner._rows is not None
