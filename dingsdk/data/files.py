@@ -436,21 +436,16 @@ class Folder(Closing):
         self._users = 1  # calls that are using the descriptor, and 1 until close()
         self._is_closed = False
 
-    @contextlib.contextmanager
-    def _use(self, action: str = "", name: str = "") -> Iterator[int]:
+    def _use(self, action: str = "", name: str = "") -> _Use:
         """Use the descriptor; with an ``action``, convert OSErrors to the errors of this module."""
+        return _Use(self, action, name)
+
+    def _enter(self) -> int:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the folder is closed", what="folder")
             self._users += 1
-        try:
-            yield self._descriptor
-        except OSError as error:
-            if not action or isinstance(error, DingError):
-                raise
-            raise self._error(action, name, error) from error
-        finally:
-            self._leave()
+        return self._descriptor
 
     def _leave(self) -> None:
         """Close the descriptor after its last use, because the system may reuse its number."""
@@ -507,6 +502,27 @@ class Folder(Closing):
                 text = f"{self.path / name} is not a regular file: {error.strerror}"
                 return DataCorruptError(text, where=name)
         return file_error(action, self.path / name, error)
+
+
+class _Use:
+    """One use of the descriptor of a folder.
+
+    Not a generator with ``contextmanager``: if one raises another error than the one that it got,
+    then from Python 3.12 on the objects of all its callers stay until garbage is collected.
+    """
+
+    __slots__ = ("_action", "_folder", "_name")
+
+    def __init__(self, folder: Folder, action: str, name: str) -> None:
+        self._folder, self._action, self._name = folder, action, name
+
+    def __enter__(self) -> int:
+        return self._folder._enter()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._folder._leave()
+        if self._action and isinstance(error, OSError) and not isinstance(error, DingError):
+            raise self._folder._error(self._action, self._name, error) from error
 
 
 class PrivateDir(Folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gc
@@ -12,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -299,6 +301,24 @@ def test_a_file_above_the_limit_is_not_read(folder: PrivateDir) -> None:
     for use in (folder.read, folder.view):
         with pytest.raises(DataCorruptError, match="at most"):
             use("huge", 1 << 20)
+
+
+def test_a_failed_read_keeps_no_objects_of_its_callers(folder: PrivateDir) -> None:
+    class Held:
+        pass
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        with contextlib.suppress(DataMissingError):
+            folder.read("absent", 100)
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()  # a reference cycle would stay
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
