@@ -25,24 +25,20 @@ from dingsdk.data import (
     named_secret,
     why_not_bound,
 )
+from dingsdk.data.channel import Channel, Refused, decode_value, encode_value, format_address
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
 from dingsdk.worker.replay_server.client import ADDRESS_NAME
-from dingsdk.worker.replay_server.link import (
+from dingsdk.worker.replay_server.messages import (
     INFO_KIND,
     ROWS_KIND,
     Ask,
     Done,
     Insert,
-    Link,
-    Refused,
     Request,
     Sample,
     Save,
     Update,
-    decode_value,
-    encode_value,
-    format_address,
 )
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
@@ -134,7 +130,7 @@ class ReplayServer(Configurable, Closing):
         self._saver.start()
         self._connections = Connections(
             self._listener,
-            lambda sock: Link(sock, self.cfg.max_message_bytes),
+            lambda sock: Channel(sock, self.cfg.max_message_bytes),
             self._serve,
             most=self.cfg.max_connections,
             name="replay",
@@ -177,13 +173,13 @@ class ReplayServer(Configurable, Closing):
                 except DingError as error:
                     _log.warning("no checkpoint: %s", error)
 
-    def _serve(self, link: Link) -> None:
-        with link.served():
-            client = link.welcome(self.secret, GREETING_S)
+    def _serve(self, channel: Channel) -> None:
+        with channel.served():
+            client = channel.welcome(self.secret, GREETING_S)
             while not self._stop.is_set():
-                request, frame = link.receive(Request, self.cfg.request_timeout_s, IDLE_S)
+                request, frame = channel.receive(Request, self.cfg.request_timeout_s, IDLE_S)
                 head, parts = self._answer(client, request, frame)
-                link.send(head, parts, timeout_s=self.cfg.request_timeout_s)
+                channel.send(head, parts, timeout_s=self.cfg.request_timeout_s)
 
     def _answer(self, client: str, request: Request, frame: memoryview) -> tuple[Any, list[Any]]:
         """Return head and frame of the answer to a request."""
