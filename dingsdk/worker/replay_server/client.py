@@ -273,11 +273,16 @@ def _address_in(path: Path | None) -> str:
     raise ConnectionRefusedError(f"no server has written its address to {path} yet")
 
 
+def secret_in(path: Path | None) -> Secret | None:
+    """Return the secret that the environment names, else that of a server's folder, or None."""
+    if path is None or not path.is_dir():
+        return named_secret()
+    with PrivateDir(path) as folder:
+        return find_secret(folder)
+
+
 def _secret_of(path: Path | None) -> Secret:
-    secret = named_secret()
-    if secret is None and path is not None and path.is_dir():
-        with PrivateDir(path) as folder:
-            secret = find_secret(folder)
+    secret = secret_in(path)
     if secret is None:
         raise AuthError(
             "no secret for the replay server: set DINGSDK_SECRET_FILE to the file that the server "

@@ -20,15 +20,13 @@ from dingsdk.data import (
     Secret,
     check_reach,
     create_secret,
-    find_secret,
     listen,
-    named_secret,
     why_not_bound,
 )
 from dingsdk.data.channel import Channel, Refused, decode_value, encode_value, format_address
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
-from dingsdk.worker.replay_server.client import ADDRESS_NAME
+from dingsdk.worker.replay_server.client import ADDRESS_NAME, secret_in
 from dingsdk.worker.replay_server.messages import (
     INFO_KIND,
     ROWS_KIND,
@@ -107,7 +105,7 @@ class ReplayServer(Configurable, Closing):
         path: str | Path | None = None,
     ) -> None:
         self.cfg: ReplayServerSection = self.read(cfg)
-        secret = _find_secret(path)
+        secret = secret_in(None if path is None else Path(path))
         check_reach(self.cfg.host, secret, "host")
         with ExitStack() as undo:
             self._listener = undo.enter_context(_listen(self.cfg.host, self.cfg.port))
@@ -220,13 +218,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise PortInUseError(
             f"cannot listen on {format_address(host, port)}: {why_not_bound(error)}", port=port
         ) from error
-
-
-def _find_secret(path: str | Path | None) -> Secret | None:
-    if path is None or not Path(path).is_dir():
-        return named_secret()
-    with PrivateDir(path) as folder:
-        return find_secret(folder)
 
 
 def _create_secret(path: str | Path | None) -> Secret:
