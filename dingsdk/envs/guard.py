@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -215,22 +212,6 @@ class GuardedEnvFn:
 
     def __call__(self) -> GuardedEnv:
         return GuardedEnv(*self._args)
-
-
-@contextmanager
-def ctrl_c_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGHUP while child processes start, so that they ignore their terminal.
-
-    A terminal sends Ctrl-C to the whole process group, and SIGHUP when it is closed, but the run
-    decides when its envs end.
-    A child process inherits the blocked signals of the thread that started it.
-    """
-    resource_tracker.ensure_running()  # it must survive a Ctrl-C too, and ignores it by itself
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def restart_seed(

@@ -20,6 +20,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AsyncVectorEnv
 
 from dingsdk.data.seeding import derive_seed
+from dingsdk.data.spawn import signals_blocked
 from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns, vector
 from dingsdk.envs.guard import FAILURES, GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
@@ -300,7 +301,7 @@ def test_state_of_a_guarded_env_includes_its_failures(counter_cls: Any) -> None:
 
 def test_signals_of_a_terminal_are_blocked_only_inside_the_context() -> None:
     terminal = {signal.SIGINT, signal.SIGHUP}
-    with guard.ctrl_c_blocked():
+    with signals_blocked():
         assert terminal <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert not terminal & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
