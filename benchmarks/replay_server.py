@@ -45,8 +45,9 @@ from _replay.random_remover import RandomRemover
 
 from dingsdk import ReplayClient
 from dingsdk.data import SampleBatch
+from dingsdk.data.channel import encode_value
 from dingsdk.plugins import default_manager
-from dingsdk.worker.replay_server.link import ROWS_KIND, encode_value
+from dingsdk.worker.replay_server.messages import ROWS_KIND
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
 CHUNK, BATCH, CAPACITY = 64, 256, 1_000_000

@@ -122,12 +122,12 @@ def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
 def _spawn() -> str:
     import multiprocessing
 
-    from dingsdk.envs.guard import ctrl_c_blocked
+    from dingsdk.data.spawn import signals_blocked
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_answer, args=(theirs,), daemon=True)
-    with ctrl_c_blocked():
+    with signals_blocked():
         child.start()
     theirs.close()
     try:

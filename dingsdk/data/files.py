@@ -642,7 +642,7 @@ def _unless_gone(call: Callable[..., None], *args: Any, **options: Any) -> bool:
 def _replace(folder: int, name: str, chunks: Sequence[Buffer], durable: bool) -> None:
     """Write a file in an open folder. If it raises OSError, the old file is still there.
 
-    The exception: if the last step fails, the wait for the folder, the new file is there.
+    Only if the last step fails, the fsync of the folder, the new file has already replaced it.
     """
     temporary, descriptor = _create_temporary(folder)
     lock = -1

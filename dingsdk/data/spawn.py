@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.spawn
+import signal
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 
@@ -44,6 +48,24 @@ def spawn_context(path: str) -> SpawnContext:
             path=path,
         )
     return multiprocessing.get_context("spawn")
+
+
+@contextmanager
+def signals_blocked(
+    signals: Iterable[int] = (signal.SIGINT, signal.SIGHUP),
+) -> Iterator[None]:
+    """Block signals while child processes start; by default they then ignore their terminal.
+
+    A terminal sends Ctrl-C to the whole process group, and SIGHUP when it is closed, but the run
+    decides when its processes end. A child process inherits the blocked signals of the thread that
+    started it.
+    """
+    resource_tracker.ensure_running()  # before: its own process unblocks them, and ignores Ctrl-C
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def is_at_top(target: object) -> bool:

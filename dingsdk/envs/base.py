@@ -149,7 +149,7 @@ class EnvManager(Configurable, Closing, ABC):
     A class registered under ``env_managers`` is built as ``cls(cfg, env_fns)``, where ``cfg``
     is its whole config (its defaults with the user's values merged in). Seeds, spaces and
     counts of episodes and failures are handled here; a subclass makes the envs (``_open``),
-    resets and steps them. To wrap a gymnasium vector env, see ``VectorEnvs``.
+    resets and steps them. To wrap a gymnasium vector env, see ``BaseVectorEnvManager``.
 
     Source: the env managers of DI-engine. Different here: ``max_retry`` counts failures in a
     row (2, not 1), a failed env is rebuilt by default, and a failed step is never repeated,
@@ -164,8 +164,8 @@ class EnvManager(Configurable, Closing, ABC):
             auto_reset: Whether an env starts its next episode by itself.
             max_retry: How often an env may fail in a row, without a finished episode in between;
                 one more failure ends the run.
-            retry_type: ``renew`` makes a failed env again, ``reset`` only resets it.
-            retry_waiting_time: Seconds to wait before a failed env is made or reset again.
+            retry_type: ``renew`` replaces a failed env by a new one, ``reset`` only resets it.
+            retry_waiting_time: Seconds to wait before a failed env is replaced or reset.
         """
 
         episode_num: Annotated[float, Meta(ge=1)] = math.inf
@@ -225,8 +225,8 @@ class EnvManager(Configurable, Closing, ABC):
     def failure_count(self) -> int:
         """Env failures (each one dropped episode) since launch.
 
-        Failures of one env are in a row while it completes no episode between them; by
-        default the third in a row raises EnvError (``max_retry`` of them are allowed).
+        By default the third failure of one env without a complete episode in between raises
+        EnvError (``max_retry`` failures are allowed).
         """
         return self._failure_count
 

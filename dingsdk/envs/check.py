@@ -14,6 +14,7 @@ import numpy as np
 
 from dingsdk.data.action_mask import nearest_legal
 from dingsdk.data.pytree import flatten
+from dingsdk.envs.guard import RESET_PARTS, STEP_PARTS, parts_of, plain_reward
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.envs.make import EnvFn
 from dingsdk.envs.players import player_num, space_of_player
@@ -85,33 +86,20 @@ class _Subject:
 
     def reset(self, env: Any, seed: int | None = None) -> Any:
         """Reset an env, check what it returns, and return the observation."""
-        found = _called(f"reset(seed={seed})", lambda: env.reset(seed=seed))
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
-            raise _Problem(f"reset() returned {_shown(found)}, it must return (obs, info)")
-        return self.check_obs(found[0], "reset()")
+        what = f"reset(seed={seed})"
+        obs, _ = _called(what, lambda: parts_of("reset", env.reset(seed=seed), RESET_PARTS))
+        return self.check_obs(obs, "reset()")
 
     def step(self, env: Any, action: Any) -> tuple[Any, Any, bool, bool]:
         """Step an env, check what it returns; return obs, reward, terminated, truncated."""
-        found = _called(f"step({action!r})", lambda: env.step(action))
-        if not (isinstance(found, tuple) and len(found) == 5 and isinstance(found[4], Mapping)):
-            raise _Problem(
-                f"step() returned {_shown(found)}, it must return (obs, reward, terminated, "
-                "truncated, info)"
-            )
-        obs, reward, terminated, truncated, _ = found
+        obs, reward, terminated, truncated, _ = _called(
+            f"step({action!r})", lambda: parts_of("step", env.step(action), STEP_PARTS)
+        )
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 raise _Problem(f"step() returned {name} {_shown(flag)}, it must be a bool")
-        shape = (self.players,) if self.players > 1 else ()
-        try:
-            numbers = np.asarray(reward, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise _Problem(f"step() returned the reward {_shown(reward)}, no number") from error
-        if numbers.shape != shape:
-            raise _Problem(f"step() returned a reward of shape {numbers.shape}, expected {shape}")
-        if not np.isfinite(numbers).all():
-            raise _Problem(f"step() returned the reward {reward!r}")
-        return self.check_obs(obs, "step()"), numbers, bool(terminated), bool(truncated)
+        plain = _called("the reward", lambda: plain_reward(reward, self.players))
+        return self.check_obs(obs, "step()"), plain, bool(terminated), bool(truncated)
 
     def check_obs(self, obs: Any, where: str) -> Any:
         """Check an observation, and return it as workers get it."""
@@ -325,9 +313,7 @@ def _play(subject: _Subject, seed: int) -> list[Any]:
         rows: list[Any] = [obs]
         for action in subject.actions(STEPS):
             obs, reward, terminated, truncated = subject.step(env, nearest_legal(action, obs))
-            rows.append(
-                (obs, reward.astype(np.float32).astype(np.float64), terminated or truncated)
-            )
+            rows.append((obs, np.asarray(reward, np.float32), terminated or truncated))
             if terminated or truncated:
                 obs = subject.reset(env)
         return rows
@@ -355,5 +341,4 @@ def _called(what: str, function: Callable[[], Any]) -> Any:
 
 
 def _shown(value: object) -> str:
-    kind = type(value).__name__
-    return f"a {kind} of {len(value)}" if isinstance(value, tuple) else f"{value!r:.60} ({kind})"
+    return f"{value!r:.60} ({type(value).__name__})"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -35,6 +32,10 @@ FAILURES = "env_failures"
 """Info key, int: failures in this call of ``step`` or ``reset``; absent if there were none."""
 EPISODE_INFO = "episode_info"
 """Info key of an episode's last step: a dict of the env's own statistics."""
+
+RESET_PARTS = "obs, info"
+STEP_PARTS = "obs, reward, terminated, truncated, info"
+"""What gymnasium's methods return."""
 
 _FAULTS = (Exception, SystemExit)
 """Exceptions that count as a failure of the env. ``sys.exit()`` in an env does not end the run."""
@@ -103,20 +104,20 @@ class GuardedEnv(gym.Env[Any, Any]):
             EnvError: too many failures in a row; the env's last error is the cause.
         """
         try:
-            obs, reward, terminated, truncated, info = _checked(
-                "step", self.env.step(action), "obs, reward, terminated, truncated, info"
+            obs, reward, terminated, truncated, info = parts_of(
+                "step", self.env.step(action), STEP_PARTS
             )
             obs = self._schema.conform(obs)
-            reward = _plain_reward(reward, self.player_num)
-            terminated = _plain_flag("terminated", terminated)
-            truncated = _plain_flag("truncated", truncated)
+            reward = plain_reward(reward, self.player_num)
+            terminated = plain_flag("terminated", terminated)
+            truncated = plain_flag("truncated", truncated)
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
             before = self._failures
             obs, info = self._reset(self._recover(error), before)
             info |= {ABNORMAL: True, ERROR: f"{type(error).__name__}: {error}"}
-            nothing = _plain_reward(np.zeros(self.player_num), self.player_num)
+            nothing = plain_reward(np.zeros(self.player_num), self.player_num)
             return obs, nothing, False, False, info
         if terminated or truncated:
             self._failures_in_row = 0
@@ -169,8 +170,8 @@ class GuardedEnv(gym.Env[Any, Any]):
     def _reset(self, seed: int | None, failures_before: int) -> tuple[Any, dict[str, Any]]:
         while True:
             try:
-                obs, info = _checked(
-                    "reset", self.env.reset(seed=seed, **self._reset_kwargs), "obs, info"
+                obs, info = parts_of(
+                    "reset", self.env.reset(seed=seed, **self._reset_kwargs), RESET_PARTS
                 )
                 obs, info = self._schema.conform(obs), dict(info)
             except _FAULTS as error:
@@ -215,22 +216,6 @@ class GuardedEnvFn:
 
     def __call__(self) -> GuardedEnv:
         return GuardedEnv(*self._args)
-
-
-@contextmanager
-def ctrl_c_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGHUP while child processes start, so that they ignore their terminal.
-
-    A terminal sends Ctrl-C to the whole process group, and SIGHUP when it is closed, but the run
-    decides when its envs end.
-    A child process inherits the blocked signals of the thread that started it.
-    """
-    resource_tracker.ensure_running()  # it must survive a Ctrl-C too, and ignores it by itself
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def restart_seed(
@@ -315,7 +300,7 @@ def check_spaces(env: Any) -> None:
             )
 
 
-def _plain_reward(reward: Any, players: int) -> Any:
+def plain_reward(reward: Any, players: int) -> Any:
     """Return a reward, which may be an array of one element, as a float.
 
     For several players: float32[players].
@@ -324,7 +309,7 @@ def _plain_reward(reward: Any, players: int) -> Any:
         with np.errstate(over="ignore"):
             rewards = np.asarray(reward, np.float32)
         if rewards.shape != (players,) or not np.isfinite(rewards).all():
-            raise _mismatch("reward", f"{players} finite numbers, one a player", repr(reward))
+            raise _mismatch("reward", f"{players} finite numbers, one per player", repr(reward))
         return rewards
     if isinstance(reward, np.ndarray) and reward.size == 1:
         reward = reward.item()
@@ -340,7 +325,7 @@ def _plain_reward(reward: Any, players: int) -> Any:
     return plain
 
 
-def _plain_flag(name: str, flag: Any) -> bool:
+def plain_flag(name: str, flag: Any) -> bool:
     """Return ``terminated`` or ``truncated``, which may be an array of one number, as a bool."""
     if isinstance(flag, bool):
         return flag
@@ -350,8 +335,12 @@ def _plain_flag(name: str, flag: Any) -> bool:
     return bool(array.item())
 
 
-def _checked(method: str, answer: Any, parts: str) -> Sequence[Any]:
-    """Check that the env's ``method`` returned these ``parts``, and return them."""
+def parts_of(method: str, answer: Any, parts: str) -> Sequence[Any]:
+    """Check that the env's ``method`` returned these ``parts``, and return them.
+
+    Raises:
+        SchemaMismatchError: it did not; the last one must be a dict.
+    """
     if not isinstance(answer, tuple | list) or len(answer) != parts.count(",") + 1:
         found, advice = type(answer).__name__, ""
         if isinstance(answer, tuple | list):

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.data.pytree import part_of
 from dingsdk.errors import ConfigError, EnvError, PolicyOutputError
-from dingsdk.plugins.named import find_function
+from dingsdk.plugins.user_functions import find_function
 
 PLAYERS = "players"
 """Info key: a list of one dict per player."""

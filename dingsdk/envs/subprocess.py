@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Count, Positive
 from dingsdk.data.deadline import set_patience
 from dingsdk.data.pytree import part_of
-from dingsdk.data.spawn import check_guarded, spawn_context
+from dingsdk.data.spawn import check_guarded, signals_blocked, spawn_context
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
@@ -32,7 +32,6 @@ from dingsdk.envs.guard import (
     GuardedEnvFn,
     close_quietly,
     count_failure,
-    ctrl_c_blocked,
     restart_seed,
 )
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
@@ -274,7 +273,7 @@ class SubprocessEnvManager(EnvManager):
     def _start(self, groups: Sequence[_Group]) -> None:
         """Start the processes of groups, which make their envs; the first one sets the spaces."""
         deadline = time.monotonic() + IMPORT_S
-        with ctrl_c_blocked():
+        with signals_blocked():
             for group in groups:
                 group.start(deadline)
                 self._by_descriptor[group.connection.fileno()] = group

@@ -12,8 +12,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from dingsdk.config import NotNegative
+from dingsdk.data.spawn import signals_blocked
 from dingsdk.envs.base_vector import BaseVectorEnvManager
-from dingsdk.envs.guard import GuardedEnvFn, ctrl_c_blocked
+from dingsdk.envs.guard import GuardedEnvFn
 from dingsdk.envs.make import EnvFn
 from dingsdk.errors import ConfigError
 
@@ -66,7 +67,7 @@ class VectorEnvManager(BaseVectorEnvManager):
         # The manager copies the results itself; gymnasium's own copy is a deepcopy.
         if self._mode == "sync":
             return SyncVectorEnv(guarded, copy=False, autoreset_mode=self._autoreset)
-        with ctrl_c_blocked():
+        with signals_blocked():
             vec: Any = AsyncVectorEnv(
                 guarded, copy=False, context="spawn", autoreset_mode=self._autoreset
             )

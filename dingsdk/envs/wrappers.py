@@ -132,7 +132,7 @@ class SelectObservation(gym.ObservationWrapper[Any, Any, Any]):
 def measure_observations(
     env_fn: Callable[[], gym.Env[Any, Any]], path: str | Path, steps: int = 10_000, seed: int = 0
 ) -> None:
-    """Write mean and variance of an env's observations, under random actions.
+    """Write the mean and variance of an env's observations, under random actions.
 
     Args:
         env_fn: Makes the env, such as an ``EnvFn``; its observations are a Box.

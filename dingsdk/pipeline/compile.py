@@ -220,7 +220,7 @@ class _ClassFinder:
 
 def _check_importable(cfg: Any, found: Mapping[str, Any], mode: str) -> None:
     """Check that the processes of a run can import the parts that they use."""
-    from dingsdk.pipeline.given import check_importable
+    from dingsdk.pipeline.user_objects import check_importable
     from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
 
     has_script = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -297,21 +296,16 @@ def _fill_in(
 
 
 def _check_rendering(env_manager: Any, render_mode: str | None) -> None:
-    why = ""
-    if not hasattr(env_manager, "ready_imgs"):
+    from dingsdk.worker.evaluator.interaction import why_no_video
+
+    why = why_no_video(env_manager)
+    if not why and render_mode != "rgb_array":
         why = (
-            f", but {env_manager.__name__} gives no images; set it to -1, or env_manager.type to "
-            "in_process"
-        )
-    elif render_mode != "rgb_array":
-        why = (
-            f", but env.kwargs.render_mode is {render_mode!r}; set it to rgb_array, or the "
+            f"but env.kwargs.render_mode is {render_mode!r}; set it to rgb_array, or the "
             "frequency to -1"
         )
-    elif importlib.util.find_spec("moviepy") is None:
-        why = ", which need moviepy: pip install moviepy, or set it to -1"
     if why:
-        raise refusal(f"policy.eval.evaluator.render.render_freq asks for videos{why}")
+        raise refusal(f"policy.eval.evaluator.render.render_freq asks for videos, {why}")
 
 
 def _as_list(shape: Any) -> Any:

@@ -27,8 +27,8 @@ from dingsdk.errors import (
     SchemaMismatchError,
     listing,
 )
-from dingsdk.pipeline.given import name_policy
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, no_run_text, run_path
+from dingsdk.pipeline.user_objects import name_policy
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint

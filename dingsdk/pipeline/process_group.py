@@ -10,12 +10,11 @@ import signal
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dingsdk.config import to_plain
-from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, spawn_context
+from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, signals_blocked, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import ADDRESS, HANDLED, OUT_OF_MEMORY, WorkerSpec, worker_main
@@ -55,18 +54,14 @@ class LinkedProcess:
         # Not a daemon: env managers may have processes of their own.
         self._process = spawn.Process(target=main, args=(spec, theirs), name=name, daemon=False)
         self._exit_code: int | None = None
-        # Started before the signals are blocked: its own process unblocks them.
-        resource_tracker.ensure_running()
-        # The child starts with Ctrl-C blocked, until it has installed its signal handlers.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
-            self._process.start()
+            with signals_blocked(HANDLED):  # until the child has installed its signal handlers
+                self._process.start()
         except BaseException:
             self._link.close()
             raise
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def exit_code(self) -> int | None:

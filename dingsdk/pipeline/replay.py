@@ -16,10 +16,10 @@ import torch
 from dingsdk.data.pytree import different_leaves, flatten, map_leaves
 from dingsdk.errors import CheckpointMissingError
 from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.given import callbacks_registered
 from dingsdk.pipeline.parallel import SCHEDULE_NAME
 from dingsdk.pipeline.run_folder import CONFIG_NAME, no_run_text, run_path
 from dingsdk.pipeline.train import compile_run, run_pipeline
+from dingsdk.pipeline.user_objects import callbacks_registered
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 

@@ -169,7 +169,7 @@ def _given(
 ) -> Iterator[Sequence[LearnerHook]]:
     """Check and register the env, policy and callbacks of ``train``; yield the learner hooks."""
     # Imported late: a mistake in the config is reported before torch is imported.
-    from dingsdk.pipeline.given import callbacks_registered, check_importable, learner_hooks
+    from dingsdk.pipeline.user_objects import callbacks_registered, check_importable, learner_hooks
     from dingsdk.pipeline.worker import has_env_processes, has_processes, imports_script
 
     hooks, in_processes = learner_hooks(callbacks, mode), has_processes(cfg, mode)
@@ -336,7 +336,7 @@ def compile_run(
     check_bounds(user)
     from dingsdk.pipeline.checks import MULTI_BUFFER
     from dingsdk.pipeline.compile import compile_config
-    from dingsdk.pipeline.given import name_env, name_policy
+    from dingsdk.pipeline.user_objects import name_env, name_policy
 
     user = deep_merge_dicts({}, user)
     if "main" in user and "create" in user:

@@ -268,14 +268,14 @@ def expect_whole(places: Sequence[tuple[int, int, int]], what: str) -> None:
         seen[env_id, episode] = time + 1
 
 
-def rule_01_collects_as_much_as_asked(bench: CollectorBench) -> None:
+def rule_01_collects_as_much_as_asked_for(bench: CollectorBench) -> None:
     """``collect(n)`` returns exactly ``n`` samples or episodes."""
     collector = bench.ready(attributes={"n_sample": 4})
     for count in (4, 6, 5, 2):
         expect_equal(len(bench.collect(collector, count)), count, "what was collected")
 
 
-def rule_02_no_step_is_lost_or_comes_twice(bench: CollectorBench) -> None:
+def rule_02_no_step_is_lost_or_repeated(bench: CollectorBench) -> None:
     """Over several calls, the steps of each episode come once and in order."""
     collector = bench.ready(attributes={"n_sample": 4})
     places = [place for _ in range(5) for place in bench.places(bench.collect(collector))]
@@ -321,7 +321,7 @@ def rule_06_policy_is_reset_where_episodes_end(bench: CollectorBench) -> None:
     expect_equal(found, [0, 0, 1], "resets of envs, two of env 0 and one of env 1")
 
 
-def rule_07_failed_env_costs_its_episode(bench: CollectorBench) -> None:
+def rule_07_only_the_episode_of_a_failed_env_is_lost(bench: CollectorBench) -> None:
     """If an env fails, no row of the episode is returned, and the policy is reset for that env."""
     collector = bench.ready(((5,), (5,)), {0: {(0, 2)}}, {"n_sample": 10})
     bench.policy.resets.clear()
@@ -381,7 +381,7 @@ def rule_11_env_and_policy_may_come_later(bench: CollectorBench) -> None:
     expect_equal(len(bench.collect(collector)), 4, "what was collected")
 
 
-def rule_12_reset_begins_anew(bench: CollectorBench) -> None:
+def rule_12_reset_starts_over(bench: CollectorBench) -> None:
     """``reset()`` resets envs, policy and ``envstep``, and drops unfinished trajectories."""
     collector = bench.ready(((9,), (9,)), attributes={"n_sample": 4})
     old = {place[:2] for place in bench.places(bench.collect(collector, 3))}
@@ -475,7 +475,7 @@ def rule_20_episodes_are_whole(bench: CollectorBench) -> None:
 
 
 @needs("episodes")
-def rule_21_no_episode_is_begun_in_vain(bench: CollectorBench) -> None:
+def rule_21_no_more_episodes_than_asked_for(bench: CollectorBench) -> None:
     """No more episodes are started than were asked for; no env is stepped after its last one."""
     collector = bench.ready(((2,), (7,)))
     bench.collect(collector, 2)
@@ -485,7 +485,7 @@ def rule_21_no_episode_is_begun_in_vain(bench: CollectorBench) -> None:
 
 
 @needs("players")
-def rule_22_each_player_gets_its_own(bench: CollectorBench) -> None:
+def rule_22_data_is_by_player(bench: CollectorBench) -> None:
     """Data and infos are lists by player, with the rewards, actions and returns of the player.
 
     The policies of all players are called in each step, and reset when an episode ends.

@@ -154,7 +154,7 @@ def rule_05_a_failed_task_frees_its_place_once(bench: CommanderBench) -> None:
     expect(commander.get_learner_task() is None, "a failure reported twice freed two places")
 
 
-def rule_06_places_can_be_added_and_taken(bench: CommanderBench) -> None:
+def rule_06_places_can_be_added_and_removed(bench: CommanderBench) -> None:
     """``increase_collector_task_space`` allows one more task, ``decrease_...`` one less."""
     commander, _ = bench.started()
     bench.drain(commander)
@@ -213,7 +213,7 @@ def rule_10_workers_say_when_they_are_done(bench: CommanderBench) -> None:
         expect_equal(bool(found), done, f"judge_learner_finish with learner_done {done}")
 
 
-def rule_11_collectors_get_seeds_of_their_own(bench: CommanderBench) -> None:
+def rule_11_each_collector_gets_its_own_seed(bench: CommanderBench) -> None:
     """No two collector tasks have the same seed; the same config gives the same seeds."""
     runs = []
     for _ in range(2):

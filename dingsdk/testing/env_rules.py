@@ -249,7 +249,7 @@ def _starts(manager: EnvManager) -> list[list[float]]:
     return starts
 
 
-def rule_01_life_cycle_can_be_gone_through_again(bench: EnvBench) -> None:
+def rule_01_manager_can_be_launched_again(bench: EnvBench) -> None:
     """A manager can be launched, used and closed any number of times.
 
     Using a closed manager raises ClosedError. ``launch`` of a launched manager raises EnvError.
@@ -343,7 +343,7 @@ def rule_06_dict_form_plays_as_each_env_alone(bench: EnvBench) -> None:
         expect_equal(found, expected, f"transitions of env {env_id}")
 
 
-def rule_07_what_was_handed_out_stays_as_it_is(bench: EnvBench) -> None:
+def rule_07_returned_arrays_do_not_change(bench: EnvBench) -> None:
     """No later call changes observations, rewards or ends that were returned before."""
     manager = bench.manager()
     kept: list[tuple[Any, Any]] = [(obs, obs.copy()) for obs in manager.ready_obs.values()]
@@ -422,7 +422,7 @@ def rule_10_seed_decides_the_episodes(bench: EnvBench) -> None:
 
 
 @needs("per_env_seed")
-def rule_11_fixed_seeds_begin_every_episode_alike(bench: EnvBench) -> None:
+def rule_11_fixed_seeds_start_every_episode_the_same(bench: EnvBench) -> None:
     """With ``dynamic_seed=False`` every episode starts from the seed of its env."""
     manager = bench.manager()
     manager.seed(3, dynamic_seed=False)
@@ -525,7 +525,7 @@ def rule_16_bad_actions_leave_the_envs_untouched(bench: EnvBench) -> None:
 
 
 @needs("guarded")
-def rule_17_failure_costs_one_env_its_episode(bench: EnvBench) -> None:
+def rule_17_failure_ends_only_one_episode(bench: EnvBench) -> None:
     """An env that raises or gives an invalid observation or reward starts a new episode.
 
     Its row is abnormal and not valid, with reward 0 and the first observation of the new episode.
@@ -545,7 +545,7 @@ def rule_17_failure_costs_one_env_its_episode(bench: EnvBench) -> None:
 
 
 @needs("guarded")
-def rule_18_failed_step_of_the_dict_form_says_why(bench: EnvBench) -> None:
+def rule_18_dict_form_says_why_a_step_failed(bench: EnvBench) -> None:
     """``info`` has ``abnormal`` and the ``error`` as one line; the return restarts from 0."""
     manager = bench.manager()
     _answer(manager, 1, RIGHT)
@@ -597,7 +597,7 @@ def rule_19_too_many_failures_in_a_row_end_the_run(bench: EnvBench) -> None:
 
 
 @needs("guarded")
-def rule_20_rebuilt_env_goes_on_with_a_stream_of_its_own(bench: EnvBench) -> None:
+def rule_20_rebuilt_env_has_its_own_random_stream(bench: EnvBench) -> None:
     """After its k-th failure an env continues with ``derive_seed(seed, "rebuild", k)``.
 
     ``seed`` and ``launch`` reset the count of failures.
@@ -617,7 +617,7 @@ def rule_20_rebuilt_env_goes_on_with_a_stream_of_its_own(bench: EnvBench) -> Non
 
 
 @needs("guarded")
-def rule_21_launch_forgives_all_failures(bench: EnvBench) -> None:
+def rule_21_launch_forgets_earlier_failures(bench: EnvBench) -> None:
     """A launch resets ``failure_count`` and the number of failures in a row."""
     manager = bench.manager(1, max_retry=1)
     for _ in range(3):
@@ -643,7 +643,7 @@ def rule_22_some_envs_are_stepped_alone(bench: EnvBench) -> None:
 
 
 @needs("asynchronous")
-def rule_23_slow_env_holds_no_other_up(bench: EnvBench) -> None:
+def rule_23_slow_env_does_not_delay_others(bench: EnvBench) -> None:
     """``step`` does not wait for an env whose step is slow; a later call returns its result.
 
     Until then the env is not in ``ready_obs``, and the others can be stepped.
@@ -694,7 +694,7 @@ def rule_26_capabilities_are_those_declared(bench: EnvBench) -> None:
 
 
 @needs("players")
-def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
+def rule_27_rewards_and_infos_are_by_player(bench: EnvBench) -> None:
     """Rewards are float32[n, players]; in the dict form ``info`` is a list of one dict per player.
 
     Each player has its own ``eval_episode_return``. After a failed step all rewards are 0, and the
@@ -729,7 +729,7 @@ def rule_27_players_get_what_is_their_own(bench: EnvBench) -> None:
 
 
 @needs("saves")
-def rule_28_another_manager_goes_on_from_a_saved_state(bench: EnvBench) -> None:
+def rule_28_saved_state_continues_in_another_manager(bench: EnvBench) -> None:
     """After ``set_state`` the envs continue as the envs of ``get_state`` would have.
 
     The state can be stored in a checkpoint, and does not change while its manager continues. It

@@ -30,7 +30,7 @@ class EvaluatorBench(SerialBench):
         return names
 
 
-def rule_01_plays_as_many_episodes_as_asked(bench: EvaluatorBench) -> None:
+def rule_01_plays_as_many_episodes_as_asked_for(bench: EvaluatorBench) -> None:
     """``eval(n_episode=n)`` returns ``n`` returns and their mean; the config has the default."""
     evaluator = bench.ready(((2,), (3,)), n_episode=4)
     for count, expected in ((3, [3.0, 3.0, 6.0]), (None, [3.0, 3.0, 6.0, 6.0])):

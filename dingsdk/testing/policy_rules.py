@@ -116,7 +116,7 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
         return [_as_arrays(found[env_id]["action"]).tolist() for env_id in obs]
 
 
-def rule_01_modes_are_the_contracts_tuples(bench: PolicyBench) -> None:
+def rule_01_modes_are_named_tuples(bench: PolicyBench) -> None:
     """Each mode has all fields of its kind; all are callable, and batched ones may be None."""
     policy = bench.policy()
     for field, kind in MODES.items():
@@ -142,7 +142,7 @@ def rule_02_only_modes_that_were_asked_for_are_served(bench: PolicyBench) -> Non
         bench.policy(["nothing"])
 
 
-def rule_03_each_env_gets_an_action_of_the_space(bench: PolicyBench) -> None:
+def rule_03_each_env_gets_an_action_from_the_space(bench: PolicyBench) -> None:
     """``forward`` returns an action of the action space for each env in its input.
 
     This is checked for the collect mode, with the settings of the command mode, and for the eval
@@ -158,14 +158,14 @@ def rule_03_each_env_gets_an_action_of_the_space(bench: PolicyBench) -> None:
             bench.expect_action(answer["action"], f"{what} for env {env_id}")
 
 
-def rule_04_no_env_gets_no_answer(bench: PolicyBench) -> None:
+def rule_04_no_envs_give_an_empty_answer(bench: PolicyBench) -> None:
     """Without any env in the input, both modes return ``{}``."""
     policy = bench.policy()
     expect_equal(dict(policy.collect_mode.forward({}, **bench.setting(policy))), {}, "the answer")
     expect_equal(dict(policy.eval_mode.forward({})), {}, "the answer of the eval mode")
 
 
-def rule_05_what_is_given_is_not_written_to(bench: PolicyBench) -> None:
+def rule_05_arguments_are_not_written_to(bench: PolicyBench) -> None:
     """Acting, recording, making samples and training do not change their arguments."""
     policy = bench.policy()
     obs = bench.by_env()
@@ -393,7 +393,7 @@ def rule_18_state_holds_plain_data(bench: PolicyBench) -> None:
             )
 
 
-def rule_19_state_goes_on_where_it_was_taken(bench: PolicyBench) -> None:
+def rule_19_loaded_state_continues_the_training(bench: PolicyBench) -> None:
     """A policy that loads a state acts and trains as the policy that the state is from."""
     first, second = bench.policy(seed=1), bench.policy(seed=2)
     samples = bench.samples(first)
@@ -520,7 +520,7 @@ def rule_25_batched_samples_are_those_of_the_dict_form(bench: PolicyBench) -> No
 
 
 @needs("batched")
-def rule_26_batched_transitions_know_how_episodes_end(bench: PolicyBench) -> None:
+def rule_26_batched_transitions_record_episode_ends(bench: PolicyBench) -> None:
     """``make_transitions`` records ``final_obs`` as the next observation, and ends as ``done``."""
     policy = bench.policy()
     obs, after = (_stacked(bench.observations(3)) for _ in range(2))

@@ -78,7 +78,7 @@ def rule_42_every_start_can_be_drawn(bench: BufferBench) -> None:
 
 
 @needs("sequences")
-def rule_43_no_sequence_is_none(bench: BufferBench) -> None:
+def rule_43_sample_is_none_without_sequences(bench: BufferBench) -> None:
     """``sample`` returns None if no sequence of that length fits, or there are too few rows.
 
     It returns at once, and the buffer works afterwards.
@@ -177,7 +177,7 @@ def rule_46_samples_carry_their_facts(bench: BufferBench) -> None:
 
 
 @needs("priorities")
-def rule_47_ids_are_never_given_twice(bench: BufferBench) -> None:
+def rule_47_ids_are_never_reused(bench: BufferBench) -> None:
     """``replay_unique_id`` is a different number for every row that was ever pushed.
 
     The numbers continue after ``clear`` and after a state is loaded. ``replay_buffer_idx`` is
@@ -324,7 +324,7 @@ def rule_52_bad_updates_are_refused(bench: BufferBench) -> None:
 
 
 @needs("priorities")
-def rule_53_extreme_priorities_keep_it_serving(bench: BufferBench) -> None:
+def rule_53_extreme_priorities_cause_no_errors(bench: BufferBench) -> None:
     """A row of priority 0 can be drawn; very small and very large priorities cause no errors."""
     buffer = bench.buffer(*range(4), alpha=1.0)
     _update(buffer, {0: 0.0, 1: 5e-324, 2: 0.0, 3: 0.0})

@@ -254,7 +254,7 @@ def rule_29_close_is_idempotent(bench: BufferBench) -> None:
         expect(not folder.exists(), "save_data() of a closed buffer made a folder")
 
 
-def rule_30_close_gives_everything_back(bench: BufferBench) -> None:
+def rule_30_close_releases_everything(bench: BufferBench) -> None:
     """A closed buffer leaves no thread and no open file."""
     bench.buffer(1).close()  # so that one-time setup of the process is done before the check
     with leaves_nothing(0.0):

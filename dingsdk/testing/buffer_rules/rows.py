@@ -79,7 +79,7 @@ def rule_04_empty_push_changes_nothing(bench: BufferBench) -> None:
         expect_equal(buffer.push_count, held, "push_count")
 
 
-def rule_05_stored_rows_are_apart_from_the_pushed(bench: BufferBench) -> None:
+def rule_05_stored_rows_are_copies(bench: BufferBench) -> None:
     """Changes to rows after they were pushed do not change the stored rows.
 
     The same object pushed twice is stored as two rows.
@@ -106,7 +106,7 @@ def rule_06_pushed_rows_are_not_written_to(bench: BufferBench) -> None:
         expect_same(data, before, "what was pushed")
 
 
-def rule_07_nothing_is_no_row(bench: BufferBench) -> None:
+def rule_07_empty_rows_are_refused(bench: BufferBench) -> None:
     """A push of None or an empty dict, alone or among rows, raises SchemaMismatchError.
 
     No row of such a push is stored.
@@ -218,7 +218,7 @@ def rule_12_every_row_can_be_drawn(bench: BufferBench) -> None:
         expect_equal(sorted(found), sorted(expected), f"rows drawn in 200 batches of {size}")
 
 
-def rule_13_sampled_rows_are_the_callers(bench: BufferBench) -> None:
+def rule_13_sampled_rows_are_copies(bench: BufferBench) -> None:
     """Changes to a sampled batch do not change the stored rows or other batches."""
     buffer = bench.buffer(*range(CAPACITY))
     earlier = bench.sample(buffer, CAPACITY)
@@ -231,13 +231,13 @@ def rule_13_sampled_rows_are_the_callers(bench: BufferBench) -> None:
     bench.expect_contents(buffer, range(20, 20 + CAPACITY), "after batches were changed")
 
 
-def rule_14_sample_of_none_is_empty(bench: BufferBench) -> None:
+def rule_14_sample_of_0_is_empty(bench: BufferBench) -> None:
     """``sample(0)`` returns ``[]``, whether or not the buffer is empty."""
     for held in (0, 3):
         expect_equal(bench.sample(bench.buffer(*range(held)), 0), [], f"sample(0) of {held}")
 
 
-def rule_15_none_where_it_cannot_serve(bench: BufferBench) -> None:
+def rule_15_sample_is_none_without_enough_rows(bench: BufferBench) -> None:
     """``sample`` of more rows than there are returns None at once; the buffer works afterwards."""
     buffer = bench.buffer()
     expect_equal(bench.sample(buffer, 1), None, "a sample of an empty buffer")
@@ -272,7 +272,7 @@ def rule_17_rows_of_a_batch_are_distinct(bench: BufferBench) -> None:
 
 
 @needs("distinct")
-def rule_18_rows_are_drawn_alike(bench: BufferBench) -> None:
+def rule_18_rows_are_equally_likely(bench: BufferBench) -> None:
     """All rows are equally likely, with and without replacement, and so are all pairs of rows."""
     buffer = bench.buffer(*range(CAPACITY + 3))
     times = 500

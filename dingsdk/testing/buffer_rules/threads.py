@@ -57,7 +57,7 @@ def rule_32_wait_ends_at_its_deadline(bench: BufferBench) -> None:
 
 
 @needs("parts")
-def rule_33_close_wakes_who_waits(bench: BufferBench) -> None:
+def rule_33_close_wakes_waiting_calls(bench: BufferBench) -> None:
     """Closing the buffer ends every wait on it with BufferClosedError."""
     buffer = bench.buffer(1, 2, 3, limiter=_RATIO)
     waits = [_waiting(bench, buffer, CAPACITY), _waiting(bench, buffer, CAPACITY)]
@@ -70,7 +70,7 @@ def rule_33_close_wakes_who_waits(bench: BufferBench) -> None:
 
 
 @needs("parts")
-def rule_34_min_size_is_waited_for(bench: BufferBench) -> None:
+def rule_34_samples_wait_for_min_size(bench: BufferBench) -> None:
     """With ``limiter.min_size`` nothing is sampled until the buffer has that many rows."""
     buffer = bench.buffer(1, 2, limiter={"type": "min_size", "min_size": 4})
     expect_equal(bench.sample(buffer, 1), None, "a sample below min_size")
@@ -122,7 +122,7 @@ def rule_36_samples_do_not_run_ahead(bench: BufferBench) -> None:
 
 
 @needs("parts")
-def rule_37_listeners_hear_of_every_row_that_leaves(bench: BufferBench) -> None:
+def rule_37_listeners_get_every_row_that_leaves(bench: BufferBench) -> None:
     """A remove listener gets every row that leaves once, oldest first, with the reason.
 
     The reason is ``overwritten`` or ``cleared``. ``cleared`` is for ``clear``, and for ``close``
@@ -317,7 +317,7 @@ def rule_39_threads_share_a_buffer(bench: BufferBench) -> None:
 
 
 @needs("fifo")
-def rule_40_concurrent_calls_have_an_order(bench: BufferBench) -> None:
+def rule_40_concurrent_calls_act_one_after_another(bench: BufferBench) -> None:
     """Calls of several threads return the same as in some order one after the other.
 
     In that order, a call that ended before another one began comes first.

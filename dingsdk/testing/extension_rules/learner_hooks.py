@@ -90,7 +90,7 @@ class HookBench(RuleBench[MakeHook]):
         return True
 
 
-def rule_01_keeps_what_it_is_made_with(bench: HookBench) -> None:
+def rule_01_keeps_its_arguments(bench: HookBench) -> None:
     """A hook has the ``name``, ``priority`` and ``position`` that it was made with."""
     for position in bench.positions():
         hook = bench.hook(position, 7)
@@ -98,7 +98,7 @@ def rule_01_keeps_what_it_is_made_with(bench: HookBench) -> None:
         expect_equal(found, ("rule", 7, position), "name, priority and position")
 
 
-def rule_02_wrong_places_are_refused(bench: HookBench) -> None:
+def rule_02_wrong_positions_are_refused(bench: HookBench) -> None:
     """An unknown position and a negative priority raise HookError."""
     with raises("an unknown position", HookError):
         bench.hook("no_such_position")
@@ -136,7 +136,7 @@ def rule_06_hooks_share_nothing(bench: HookBench) -> None:
         expect_equal(second, first, f"what the hook {position} of the second learner logged")
 
 
-def rule_07_what_it_logs_are_numbers(bench: HookBench) -> None:
+def rule_07_logs_numbers(bench: HookBench) -> None:
     """The values that a hook adds to ``log_vars`` are numbers, and their names are strings."""
     for position in bench.positions():
         for name, value in bench.added(position).items():

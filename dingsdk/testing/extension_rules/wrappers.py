@@ -112,7 +112,7 @@ def rule_04_same_seed_gives_the_same_episode(bench: WrapperBench) -> None:
 
 
 @needs("repeatable")
-def rule_05_reset_begins_anew(bench: WrapperBench) -> None:
+def rule_05_reset_starts_over(bench: WrapperBench) -> None:
     """After ``reset`` with a seed, a used env gives the same episode as a new env."""
     expected = bench.episode(bench.env())
     env = bench.env()
@@ -155,7 +155,7 @@ def rule_08_close_reaches_the_env(bench: WrapperBench) -> None:
     expect(bench.witness.closed > 0, "the wrapped env was not closed")
 
 
-def rule_09_env_below_is_found(bench: WrapperBench) -> None:
+def rule_09_unwrapped_is_the_innermost_env(bench: WrapperBench) -> None:
     """``unwrapped`` is the ``unwrapped`` of the wrapped env."""
     env = bench.env()
     expect(env.unwrapped is bench.witness.unwrapped, f"unwrapped is {env.unwrapped!r}")

@@ -31,7 +31,7 @@ def _run(limiter: Any, turns: int) -> list[tuple[bool, bool]]:
 def rule_01_counts_are_of_rows(bench: PartBench) -> None:
     """``inserts`` and ``samples`` count rows; ``reset`` sets them and ``size`` to 0.
 
-    A push adds its rows to ``size`` too. The buffer sets ``size`` after rows left.
+    A push adds its rows to ``size`` too. The buffer sets ``size`` after rows have left.
     """
     limiter = bench.part()
     limiter.on_insert(3)
@@ -161,7 +161,7 @@ def rule_08_pushes_wait_for_samples(bench: PartBench) -> None:
         expect(refused < pushes + 1000, "1000 samples admitted no push")
 
 
-def rule_09_time_admits_only_what_says_so(bench: PartBench) -> None:
+def rule_09_only_timed_limiters_admit_by_time(bench: PartBench) -> None:
     """``retry_after_s`` is None; for ``timed`` limiters it is a number of seconds above 0.
 
     For ``timed`` limiters this is checked after some pushes and samples.

@@ -46,7 +46,7 @@ def rule_01_positions_are_first_used_in_order(bench: PartBench) -> None:
     expect_equal(table.remover.count, CAPACITY, "count of a full buffer")
 
 
-def rule_02_each_row_has_a_position_of_its_own(bench: PartBench) -> None:
+def rule_02_no_two_rows_share_a_position(bench: PartBench) -> None:
     """The positions of a push are distinct; rows leave only if new rows need their positions."""
     table = _Table(bench.part())
     for n in _SIZES:

@@ -124,7 +124,7 @@ def rule_05_ranks_are_of_the_population(bench: PartBench) -> None:
 
 
 @needs("rows")
-def rule_06_ranks_are_drawn_alike(bench: PartBench) -> None:
+def rule_06_ranks_are_equally_likely(bench: PartBench) -> None:
     """All ranks are equally likely.
 
     A rank does not depend on the age of a row: in a full buffer rank 0 may be the newest row.
@@ -138,7 +138,7 @@ def rule_06_ranks_are_drawn_alike(bench: PartBench) -> None:
 
 
 @needs("distinct")
-def rule_07_pairs_are_drawn_alike(bench: PartBench) -> None:
+def rule_07_pairs_are_equally_likely(bench: PartBench) -> None:
     """All pairs of ranks are equally likely."""
     sampler = _filled(bench)
     pairs = Counter(tuple(sorted(sampler.draw(6, 2).tolist())) for _ in range(2 * _TIMES))
@@ -282,7 +282,7 @@ def rule_13_sequences_are_unbroken(bench: PartBench) -> None:
 
 
 @needs("sequences")
-def rule_14_starts_are_drawn_alike(bench: PartBench) -> None:
+def rule_14_starts_are_equally_likely(bench: PartBench) -> None:
     """All rows from which a whole sequence can start are equally likely as the start.
 
     ``count_starts`` returns their number. ``draw`` returns None if there are none.

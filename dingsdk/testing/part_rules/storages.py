@@ -84,7 +84,7 @@ def rule_04_accepting_stores_nothing(bench: PartBench) -> None:
     ring.expect("after the next push")
 
 
-def rule_05_stored_rows_are_apart_from_the_pushed(bench: PartBench) -> None:
+def rule_05_stored_rows_are_copies(bench: PartBench) -> None:
     """Changes to rows after they were put do not change the stored rows."""
     ring = _Ring(bench.part())
     for rows in ([make_row(0), make_row(1)], SampleBatch.from_rows([make_row(2), make_row(3)])):
@@ -94,7 +94,7 @@ def rule_05_stored_rows_are_apart_from_the_pushed(bench: PartBench) -> None:
     ring.expect("after the pushed rows were overwritten")
 
 
-def rule_06_taken_rows_are_the_callers(bench: PartBench) -> None:
+def rule_06_taken_rows_are_copies(bench: PartBench) -> None:
     """Changes to taken rows do not change the stored rows, or rows taken by another call."""
     ring = _Ring(bench.part(), *range(4))
     kept = ring.storage.take(np.arange(4))
@@ -104,7 +104,7 @@ def rule_06_taken_rows_are_the_callers(bench: PartBench) -> None:
     expect_equal(numbers_of(kept), list(range(4)), "rows taken before")
 
 
-def rule_07_single_rows_are_stored_like_others(bench: PartBench) -> None:
+def rule_07_single_rows_are_stored_like_batches(bench: PartBench) -> None:
     """``put_row`` stores a row for which ``takes_row`` is true.
 
     ``takes_row`` is false for a row that does not fit the others. A storage may always return

@@ -103,7 +103,7 @@ def rule_21_close_is_idempotent(bench: Bench) -> None:
     _close_often(bench.transport(), bench)
 
 
-def rule_22_close_gives_everything_back(bench: Bench) -> None:
+def rule_22_close_releases_everything(bench: Bench) -> None:
     """A closed transport leaves no thread and no open file or socket."""
     _use(bench.transport(), bench)  # so that one-time setup of the process is done before the check
     with leaves_nothing(bench.patience_s):

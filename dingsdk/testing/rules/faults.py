@@ -76,7 +76,7 @@ def rule_38_answers_survive_faults(bench: Bench) -> None:
 
 
 @needs("survives_faults")
-def rule_39_silence_hangs_nobody(bench: Bench) -> None:
+def rule_39_no_call_hangs_without_replies(bench: Bench) -> None:
     """If no replies come any more, every call still ends, a wait soon after its deadline.
 
     ``next_task`` returns None or raises WorkerLostError, and ``close`` ends in time.

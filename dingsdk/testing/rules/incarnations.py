@@ -128,7 +128,7 @@ def rule_43_task_of_a_predecessor_is_refused(bench: Bench) -> None:
         expect_equal(bench.receive_ids(end, 1), ["fresh"], "tasks of the new one")
 
 
-def rule_45_drop_of_a_predecessor_spares_the_successor(bench: Bench) -> None:
+def rule_45_drop_of_a_predecessor_keeps_the_successor(bench: Bench) -> None:
     """Dropping an ended incarnation does not affect the worker that has the id now."""
     end = bench.join()
     old = bench.incarnation("w0")

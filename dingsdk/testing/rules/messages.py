@@ -65,7 +65,7 @@ def rule_03_waiting_worker_gets_a_task_at_once(bench: Bench) -> None:
     expect(found[0] is not None and found[0].task_id == "t1", f"next_task() returned {found[0]}")
 
 
-def rule_04_task_reaches_its_worker_alone(bench: Bench) -> None:
+def rule_04_task_reaches_only_its_worker(bench: Bench) -> None:
     """A task reaches only the worker that it was sent to.
 
     Answers and renewals of a worker are reported with its id.

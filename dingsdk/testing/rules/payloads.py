@@ -96,7 +96,7 @@ def rule_27_deleted_payload_is_gone(bench: Bench) -> None:
     expect_same(held, batch(), "a payload that is held")
 
 
-def rule_28_payloads_cross_side_by_side(bench: Bench) -> None:
+def rule_28_payloads_may_cross_concurrently(bench: Bench) -> None:
     """Several threads put, get and delete at the same time, and every payload arrives whole.
 
     This includes payloads of megabytes.
@@ -119,7 +119,7 @@ def rule_28_payloads_cross_side_by_side(bench: Bench) -> None:
     expect_equal(len(reader), workers * count // 2, "payloads left")
 
 
-def rule_42_sweep_spares_what_is_live(bench: Bench) -> None:
+def rule_42_sweep_keeps_live_payloads(bench: Bench) -> None:
     """``sweep_orphans`` deletes no payload that is live, or younger than the grace period.
 
     It may delete the others, and returns how many it deleted.
@@ -136,7 +136,7 @@ def rule_42_sweep_spares_what_is_live(bench: Bench) -> None:
         expect_same(writer.get(f"p{number}"), batch(seed=number), f"the live p{number}")
 
 
-def rule_44_has_tells_what_is_there(bench: Bench) -> None:
+def rule_44_has_finds_stored_payloads(bench: Bench) -> None:
     """``has`` returns whether a payload is stored, at its deadline or earlier."""
     writer, store = bench.far.data_store(), bench.near.data_store()
     for number in range(2):

@@ -54,7 +54,7 @@ def rule_33_nothing_received_is_executed(bench: Bench) -> None:
     expect(known == (_UNUSED_MODULE in sys.modules), "a name that was received was imported")
 
 
-def rule_34_no_address_is_dialled(bench: Bench) -> None:
+def rule_34_no_address_from_a_message_is_contacted(bench: Bench) -> None:
     """A transport never connects to an address from a message."""
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.settimeout(0.02)
@@ -74,7 +74,7 @@ def rule_34_no_address_is_dialled(bench: Bench) -> None:
         expect(not caught, "an address out of a message was dialled")
 
 
-def rule_35_ids_are_no_paths(bench: Bench) -> None:
+def rule_35_ids_are_not_paths(bench: Bench) -> None:
     """Payload and policy ids that look like paths are refused, or used like any other ids.
 
     They never refer to a file outside the transport's own folders.

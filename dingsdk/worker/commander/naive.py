@@ -17,8 +17,7 @@ BUFFER_ID = "test"
 class NaiveCommander(BaseParallelCommander):
     """Issues collector and learner tasks as long as places are free; never evaluates.
 
-    Differs from the reference in the policy id, ``test`` instead of ``test.pth``: ids are
-    not file names here.
+    Its policy id is ``test``. In DI-engine it is ``test.pth``, but here ids are not file names.
     """
 
     class Config(BaseParallelCommander.Config, frozen=True, kw_only=True):

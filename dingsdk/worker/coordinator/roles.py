@@ -337,7 +337,7 @@ def _comm_section(role: Role) -> dict[str, Any]:
 
 
 def _admit(coordinator: Coordinator, state: TaskState) -> dict[str, int]:
-    """Return the limits of a collector for an on-policy learner; wait while it may take no steps.
+    """Return the limits of an on-policy run's collector; wait until it may take steps.
 
     Returns an empty dict for all other collectors. The condition is held.
     """

@@ -41,6 +41,19 @@ class RenderSection(Section, frozen=True, kw_only=True):
     mode: Literal["envstep", "train_iter"] = "train_iter"
 
 
+def why_no_video(manager: type) -> str:
+    """Return why envs of this manager cannot be filmed, and what to do; empty if they can."""
+    # The class is checked, as reading the property would render.
+    if not hasattr(manager, "ready_imgs"):
+        return (
+            f"but {manager.__name__} has no images; set it to -1, or env_manager.type to "
+            "in_process and env.kwargs.render_mode to rgb_array"
+        )
+    if importlib.util.find_spec("moviepy") is None:
+        return "which need moviepy: pip install moviepy, or set it to -1"
+    return ""
+
+
 class InteractionSerialEvaluator(ISerialEvaluator):
     """Plays ``n_episode`` episodes, with a fixed number per env, and takes their mean return.
 
@@ -118,8 +131,9 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             )
         monitor = VectorEvalMonitor(self.env.env_num, int(count))
         is_rendering = force_render or self._is_time_to_render(train_iter, envstep)
-        if is_rendering:
-            self._check_can_render()
+        if is_rendering and (why := why_no_video(type(self.env))):
+            path = "policy.eval.evaluator.render"
+            raise ConfigError(f"{path}.render_freq asks for videos, {why}", path=path)
         started = time.perf_counter()
         rollout = self._fresh_rollout(monitor)
         while not rollout.is_finished:
@@ -197,22 +211,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
             return False
         self._last_render = now
         return True
-
-    def _check_can_render(self) -> None:
-        path = "policy.eval.evaluator.render"
-        # The class is checked, as reading the property would render.
-        if not hasattr(type(self.env), "ready_imgs"):
-            raise ConfigError(
-                f"{type(self.env).__name__} cannot render: it has no ready_imgs; set {path}."
-                "render_freq to -1, or env_manager.type to in_process and "
-                "env.kwargs.render_mode to rgb_array",
-                path=path,
-            )
-        if importlib.util.find_spec("moviepy") is None:
-            raise ConfigError(
-                f"videos need moviepy: pip install moviepy, or set {path}.render_freq to -1",
-                path=path,
-            )
 
     def _show_video(self, monitor: VectorEvalMonitor, train_iter: int, envstep: int) -> None:
         mode, video = self._cfg.render.mode, monitor.get_video()

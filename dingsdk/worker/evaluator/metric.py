@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dingsdk.config import Count
 from dingsdk.data.pytree import to_tensor
 from dingsdk.errors import ConfigError
-from dingsdk.plugins.named import find_function
+from dingsdk.plugins.user_functions import find_function
 from dingsdk.worker.evaluator.base import ISerialEvaluator
 
 

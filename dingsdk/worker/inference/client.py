@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dingsdk.data.channel import Channel, Head, decode_value, encode_value
 from dingsdk.data.files import PrivateDir
 from dingsdk.data.secret import find_secret
 from dingsdk.errors import DingError
-from dingsdk.worker.replay_server.link import Head, Link, decode_value, encode_value
 
 FOLDER = "inference"
 """Folder of a run with the secret, and one file ``<server>.address`` per server."""
@@ -73,7 +73,7 @@ class InferenceClient:
     def __init__(self, run_dir: Path, name: str) -> None:
         self._run_dir, self._name = run_dir, name
         self._id = secrets.token_hex(16)
-        self._link: Link | None = None
+        self._channel: Channel | None = None
         self._retry_at = 0.0
         self._has_answered = False
         self.version = 0
@@ -102,19 +102,19 @@ class InferenceClient:
 
     def close(self) -> None:
         """Close the connection; idempotent."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def _ask(self, head: Act, obs: Any, setting: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the server's output; None if the collector must act locally."""
         if not self._is_connected():
             return None
-        assert self._link is not None
+        assert self._channel is not None
         try:
             frame = encode_value(KIND, {"obs": obs, "setting": dict(setting)})
-            self._link.send(head, frame, timeout_s=ANSWER_S)
-            answer, body = self._link.receive(Acted | NotActed, ANSWER_S)
+            self._channel.send(head, frame, timeout_s=ANSWER_S)
+            answer, body = self._channel.receive(Acted | NotActed, ANSWER_S)
             if isinstance(answer, NotActed):
                 _log.debug("the inference server did not act: %s", answer.text)
                 return None
@@ -126,20 +126,20 @@ class InferenceClient:
         return dict(output)
 
     def _is_connected(self) -> bool:
-        if self._link is not None:
+        if self._channel is not None:
             return True
         if time.monotonic() < self._retry_at:
             return False
         with suppress(OSError, DingError):
-            self._link = self._connected()
-        if self._link is None:
+            self._channel = self._connected()
+        if self._channel is None:
             self._retry_at = time.monotonic() + RETRY_S
             return False
         self._has_answered = True
         _log.info("%s acts through an inference server", self._name)
         return True
 
-    def _connected(self) -> Link | None:
+    def _connected(self) -> Channel | None:
         with PrivateDir(self._run_dir / FOLDER) as folder:
             names = sorted(name for name in folder.names() if name.endswith(SUFFIX))
             secret = find_secret(folder)
@@ -147,7 +147,7 @@ class InferenceClient:
                 return None
             name = names[zlib.crc32(self._name.encode()) % len(names)]
             address = bytes(folder.read(name, 100)).decode()
-        return Link.to_server(address, secret, self._id, MAX_BYTES, ANSWER_S)
+        return Channel.to_server(address, secret, self._id, MAX_BYTES, ANSWER_S)
 
     def _hang_up(self, error: Exception) -> None:
         if self._has_answered:

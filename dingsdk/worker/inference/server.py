@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dingsdk.data import Connections, PrivateDir, SampleBatch, create_secret
+from dingsdk.data.channel import Channel, decode_value, encode_value, format_address
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import ProtocolError
 from dingsdk.plugins.blame import error_text
@@ -22,7 +23,6 @@ from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference.client import FOLDER, KIND, MAX_BYTES, SUFFIX, Act, Acted, NotActed
-from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, format_address
 
 GREETING_S = 5.0
 """How long a collector may take to prove that it knows the secret."""
@@ -44,7 +44,7 @@ _STATE = "state"
 
 
 class _Request(NamedTuple):
-    link: Link
+    channel: Channel
     head: Act
     obs: Any
     setting: dict[str, Any]
@@ -99,7 +99,7 @@ class InferenceServer:
         address = format_address(*listener.getsockname())
         self._connections = Connections(
             listener,
-            lambda sock: Link(sock, MAX_BYTES),
+            lambda sock: Channel(sock, MAX_BYTES),
             self._read,
             most=MOST_COLLECTORS,
             name="inference",
@@ -128,15 +128,15 @@ class InferenceServer:
         self._folder.unlink(self._file)
         self._folder.close()
 
-    def _read(self, link: Link) -> None:
-        with link.served():
-            link.welcome(self._secret, GREETING_S)
+    def _read(self, channel: Channel) -> None:
+        with channel.served():
+            channel.welcome(self._secret, GREETING_S)
             while not self._stop.is_set():
-                head, frame = link.receive(Act, MESSAGE_S, IDLE_S)
+                head, frame = channel.receive(Act, MESSAGE_S, IDLE_S)
                 asked = decode_value(KIND, frame)
                 obs, setting = asked["obs"], asked["setting"]
                 rows = len(flatten(obs)[0][1])
-                self._requests.put(_Request(link, head, obs, setting, rows))
+                self._requests.put(_Request(channel, head, obs, setting, rows))
 
     def _take(self) -> list[_Request]:
         """Return all waiting requests; wait up to ``POLL_S`` for the first one."""
@@ -170,9 +170,9 @@ class InferenceServer:
             frames = [[]] * len(group)
         for each, answer, frame in zip(group, answers, frames, strict=True):
             try:
-                each.link.send(answer, frame, timeout_s=MESSAGE_S)
+                each.channel.send(answer, frame, timeout_s=MESSAGE_S)
             except OSError:
-                each.link.shut_down()  # its thread closes it
+                each.channel.shut_down()  # its thread closes it
 
     def _policy(self, head: Act) -> tuple[int, Any]:
         """Return the version and the policy that serve a request."""

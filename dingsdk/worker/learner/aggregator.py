@@ -24,8 +24,7 @@ from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
 from dingsdk.data.deadline import Closing, set_patience
 from dingsdk.data.seeding import derive_seed
-from dingsdk.data.spawn import check_guarded, spawn_context
-from dingsdk.envs.guard import ctrl_c_blocked
+from dingsdk.data.spawn import check_guarded, signals_blocked, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
 from dingsdk.plugins.blame import error_text
@@ -321,7 +320,7 @@ class _ChildRank(_Rank):
         self._process = context.Process(
             target=rank_main, args=(spec, theirs), name=f"learner-rank-{spec.rank}", daemon=True
         )
-        with ctrl_c_blocked():
+        with signals_blocked():
             self._process.start()
         theirs.close()
 

@@ -126,7 +126,7 @@ class _FileTracker(Tracker):
 
 
 class JsonlHook(_FileTracker):
-    """Appends one JSON object an iteration to ``metrics.jsonl`` in the learner's log folder.
+    """Appends one JSON object per iteration to ``metrics.jsonl`` in the learner's log folder.
 
     Infinities and NaN, which JSON does not have, are written as null.
     """
@@ -146,7 +146,7 @@ class JsonlHook(_FileTracker):
 
 
 class CsvHook(_FileTracker):
-    """Appends one line an iteration to ``metrics.csv`` in the learner's log folder.
+    """Appends one line per iteration to ``metrics.csv`` in the learner's log folder.
 
     A variable that is first logged later gets a column at the end, which is empty in earlier
     lines; the file is rewritten for it.

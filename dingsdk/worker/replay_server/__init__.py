@@ -2,7 +2,7 @@
 
 The server holds the buffer and its rows. :mod:`.served_buffer` is a replay buffer that writes
 inserts to a log before they are acknowledged, :mod:`.server` serves it, collectors and learners use
-:mod:`.client`, and :mod:`.link` is the protocol between the two. Nothing here imports torch.
+:mod:`.client`, and :mod:`.messages` has the requests between the two. Nothing here imports torch.
 """
 
 from __future__ import annotations

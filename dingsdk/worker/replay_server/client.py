@@ -21,6 +21,7 @@ from dingsdk.data import (
     find_secret,
     named_secret,
 )
+from dingsdk.data.channel import Channel, Refused, decode_value, encode_value, parse_address
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
     AuthError,
@@ -31,7 +32,7 @@ from dingsdk.errors import (
     ServerLostError,
 )
 from dingsdk.worker.replay_buffer.table import checked_size
-from dingsdk.worker.replay_server.link import (
+from dingsdk.worker.replay_server.messages import (
     INFO_KIND,
     LARGEST,
     LONGEST_WAIT_S,
@@ -39,16 +40,11 @@ from dingsdk.worker.replay_server.link import (
     Ask,
     Done,
     Insert,
-    Link,
-    Refused,
     Reply,
     Request,
     Sample,
     Save,
     Update,
-    decode_value,
-    encode_value,
-    parse_address,
 )
 
 FOLDER = "replay"
@@ -109,7 +105,7 @@ class ReplayClient(Closing):
         self._name = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._number = 0
-        self._link: Link | None = None
+        self._channel: Channel | None = None
         self._is_closed = False
 
     def insert(self, rows: Any, *, env_step: int = 0, timeout_s: float = 0.0) -> None:
@@ -198,9 +194,9 @@ class ReplayClient(Closing):
     def close(self) -> None:
         """Close the connection; running calls of other threads raise ClosedError. Idempotent."""
         self._is_closed = True
-        link = self._link
-        if link is not None:
-            link.shut_down()
+        channel = self._channel
+        if channel is not None:
+            channel.shut_down()
         with self._lock:
             self._disconnect()
 
@@ -219,9 +215,9 @@ class ReplayClient(Closing):
         while True:
             left_s = max(0.001, deadline - time.monotonic())
             try:
-                link = self._connected(left_s)
-                link.send(request, frame, timeout_s=left_s)
-                answer, body = link.receive(Reply, left_s)
+                channel = self._connected(left_s)
+                channel.send(request, frame, timeout_s=left_s)
+                answer, body = channel.receive(Reply, left_s)
                 break
             except OSError as error:
                 self._disconnect()
@@ -245,19 +241,21 @@ class ReplayClient(Closing):
             raise _error_of(answer)
         return answer, body
 
-    def _connected(self, timeout_s: float) -> Link:
+    def _connected(self, timeout_s: float) -> Channel:
         if self._is_closed:
             raise ClosedError("the client is closed", what="replay client")
-        if self._link is None:
+        if self._channel is None:
             address = self.address or _address_in(self._path)
             secret = _secret_of(self._path)
-            self._link = Link.to_server(address, secret, self._name, self._max_bytes, timeout_s)
-        return self._link
+            self._channel = Channel.to_server(
+                address, secret, self._name, self._max_bytes, timeout_s
+            )
+        return self._channel
 
     def _disconnect(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
 
 def _error_of(answer: Refused) -> DingError:
@@ -275,11 +273,16 @@ def _address_in(path: Path | None) -> str:
     raise ConnectionRefusedError(f"no server has written its address to {path} yet")
 
 
+def secret_in(path: Path | None) -> Secret | None:
+    """Return the secret that the environment names, else that of a server's folder, or None."""
+    if path is None or not path.is_dir():
+        return named_secret()
+    with PrivateDir(path) as folder:
+        return find_secret(folder)
+
+
 def _secret_of(path: Path | None) -> Secret:
-    secret = named_secret()
-    if secret is None and path is not None and path.is_dir():
-        with PrivateDir(path) as folder:
-            secret = find_secret(folder)
+    secret = secret_in(path)
     if secret is None:
         raise AuthError(
             "no secret for the replay server: set DINGSDK_SECRET_FILE to the file that the server "

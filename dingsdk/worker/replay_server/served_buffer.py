@@ -24,6 +24,7 @@ import msgspec
 import xxhash
 
 from dingsdk.data import Folder, SampleBatch, decode_json, encode_json
+from dingsdk.data.channel import decode_value
 from dingsdk.data.container import checkpoint_errors
 from dingsdk.data.deadline import Closing
 from dingsdk.data.files import locked_folder, write_chunks
@@ -38,7 +39,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import RowListener, Table, persistence
-from dingsdk.worker.replay_server.link import ROWS_KIND, decode_value
+from dingsdk.worker.replay_server.messages import ROWS_KIND
 
 _log = logging.getLogger(__name__)
 

@@ -20,29 +20,23 @@ from dingsdk.data import (
     Secret,
     check_reach,
     create_secret,
-    find_secret,
     listen,
-    named_secret,
     why_not_bound,
 )
+from dingsdk.data.channel import Channel, Refused, decode_value, encode_value, format_address
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
-from dingsdk.worker.replay_server.client import ADDRESS_NAME
-from dingsdk.worker.replay_server.link import (
+from dingsdk.worker.replay_server.client import ADDRESS_NAME, secret_in
+from dingsdk.worker.replay_server.messages import (
     INFO_KIND,
     ROWS_KIND,
     Ask,
     Done,
     Insert,
-    Link,
-    Refused,
     Request,
     Sample,
     Save,
     Update,
-    decode_value,
-    encode_value,
-    format_address,
 )
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 
@@ -111,7 +105,7 @@ class ReplayServer(Configurable, Closing):
         path: str | Path | None = None,
     ) -> None:
         self.cfg: ReplayServerSection = self.read(cfg)
-        secret = _find_secret(path)
+        secret = secret_in(None if path is None else Path(path))
         check_reach(self.cfg.host, secret, "host")
         with ExitStack() as undo:
             self._listener = undo.enter_context(_listen(self.cfg.host, self.cfg.port))
@@ -134,7 +128,7 @@ class ReplayServer(Configurable, Closing):
         self._saver.start()
         self._connections = Connections(
             self._listener,
-            lambda sock: Link(sock, self.cfg.max_message_bytes),
+            lambda sock: Channel(sock, self.cfg.max_message_bytes),
             self._serve,
             most=self.cfg.max_connections,
             name="replay",
@@ -177,13 +171,13 @@ class ReplayServer(Configurable, Closing):
                 except DingError as error:
                     _log.warning("no checkpoint: %s", error)
 
-    def _serve(self, link: Link) -> None:
-        with link.served():
-            client = link.welcome(self.secret, GREETING_S)
+    def _serve(self, channel: Channel) -> None:
+        with channel.served():
+            client = channel.welcome(self.secret, GREETING_S)
             while not self._stop.is_set():
-                request, frame = link.receive(Request, self.cfg.request_timeout_s, IDLE_S)
+                request, frame = channel.receive(Request, self.cfg.request_timeout_s, IDLE_S)
                 head, parts = self._answer(client, request, frame)
-                link.send(head, parts, timeout_s=self.cfg.request_timeout_s)
+                channel.send(head, parts, timeout_s=self.cfg.request_timeout_s)
 
     def _answer(self, client: str, request: Request, frame: memoryview) -> tuple[Any, list[Any]]:
         """Return head and frame of the answer to a request."""
@@ -224,13 +218,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise PortInUseError(
             f"cannot listen on {format_address(host, port)}: {why_not_bound(error)}", port=port
         ) from error
-
-
-def _find_secret(path: str | Path | None) -> Secret | None:
-    if path is None or not Path(path).is_dir():
-        return named_secret()
-    with PrivateDir(path) as folder:
-        return find_secret(folder)
 
 
 def _create_secret(path: str | Path | None) -> Secret:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dingsdk_shared_memory.data_store import encode_payload
+from dingsdk_shared_memory.data_store import encode
 
 from dingsdk.data import (
     FrameInfo,
@@ -271,7 +271,7 @@ class FarDataStore(StepDataStore):
 
     def _encode(self, data_id: str, batch: SampleBatch) -> tuple[Any, FrameInfo]:
         check_id(data_id, "data_id")
-        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
+        buffers, info = encode(batch, self._algorithm, self._max_bytes)
         return joined(buffers, info.size_bytes), info
 
     def _send(self, frames: Mapping[str, Any]) -> None:

@@ -5,34 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from dingsdk.data import Buffer, FrameInfo, SampleBatch, check_id, decode_batch, encode_batch
-from dingsdk.errors import ConfigError, ConflictError, DataCorruptError
-from dingsdk.worker.comm.files import WaitingDataStore
+from dingsdk.data import Buffer, FrameInfo, SampleBatch, check_id, decode_batch
+from dingsdk.errors import ConflictError, DataCorruptError
+from dingsdk.worker.comm.files import WaitingDataStore, encode_payload
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 
 _log = logging.getLogger(__name__)
 
 
-def encode_payload(
-    batch: SampleBatch, algorithm: str, max_bytes: int
-) -> tuple[list[Buffer], FrameInfo]:
-    """Return the parts of a payload's frame as it is stored, and the facts that announce it.
-
-    Raises:
-        ConfigError: the payload is larger than readers accept.
-        SchemaMismatchError: a container cannot hold the batch.
-    """
+def encode(batch: SampleBatch, algorithm: str, max_bytes: int) -> tuple[list[Buffer], FrameInfo]:
+    """Return a payload in the form in which it is stored; as ``encode_payload``."""
     if algorithm == "head" and batch.nbytes < INLINE_BYTES:
         # Copied payloads get a digest: it costs little, and shows if one was read too early.
         algorithm = "xxh3-128"
-    buffers, info = encode_batch(batch, algorithm=algorithm)
-    if info.size_bytes > max_bytes:
-        raise ConfigError(
-            f"a payload of {info.size_bytes} bytes; at most {max_bytes} are read. "
-            "Lower policy.collect.n_sample",
-            path="policy.collect.n_sample",
-        )
-    return buffers, info
+    return encode_payload(batch, algorithm, max_bytes)
 
 
 class SharedDataStore(WaitingDataStore):
@@ -61,7 +47,7 @@ class SharedDataStore(WaitingDataStore):
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         check_id(data_id, "data_id")
-        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
+        buffers, info = encode(batch, self._algorithm, self._max_bytes)
         found = self.segments.read(data_id, is_new=True)
         if found is None:
             self.segments.add(data_id, buffers, info.size_bytes)

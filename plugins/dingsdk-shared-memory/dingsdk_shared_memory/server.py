@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import math
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from dingsdk.data import Connections
 from dingsdk.errors import PortInUseError
-from dingsdk.worker.comm.requests import Answer, ForeignAnswerError, LinkError, Secret
-from dingsdk_shared_memory.channel import Channel
-from dingsdk_shared_memory.connection import STATUS
-
-_log = logging.getLogger(__name__)
+from dingsdk.worker.comm.requests import Answer, Channel, Secret
+from dingsdk_shared_memory.connection import Ask, Reply
 
 HANDSHAKE_S = 2.0
 """How long a worker may take to prove that it knows the secret."""
 BACKLOG = 256
 """Connections that wait to be accepted."""
-_TARGET_BYTES = 64
-"""Largest size of the target, which precedes the body of a request."""
 
 
 class SocketServer:
@@ -56,7 +50,7 @@ class SocketServer:
         self._timeout_s = timeout_s
         self._connections = Connections(
             _bind(path),
-            lambda sock: Channel(sock, max_bytes + _TARGET_BYTES),
+            lambda sock: Channel(sock, max_bytes),
             self._talk,
             most=connections,
             name="socket",
@@ -71,21 +65,13 @@ class SocketServer:
 
     def _talk(self, channel: Channel) -> None:
         """Answer requests until either end closes."""
-        try:
-            if not channel.greet(self._secret, time.monotonic() + HANDSHAKE_S):
-                _log.warning("a process that does not know the run's secret was refused")
-                return
+        with channel.served():
+            channel.welcome(self._secret, HANDSHAKE_S)
             while True:
-                request = channel.receive(None, self._timeout_s)
-                target, _, body = request.partition(b"\n")
-                kind = target.removeprefix(b"/v1/").decode("ascii", "replace")
-                answer = self._serve(kind, body)
-                content = STATUS.pack(answer.status) + answer.body
-                channel.send(content, time.monotonic() + self._timeout_s)
-        except ForeignAnswerError as error:
-            _log.warning("a connection was refused: %s", error)
-        except (OSError, LinkError) as error:
-            _log.debug("a connection ended: %s", error)
+                asked, body = channel.receive(Ask, self._timeout_s, math.inf)
+                answer = self._serve(asked.target.removeprefix("/v1/"), bytes(body))
+                reply = Reply(answer.status)
+                channel.send(reply, (answer.body,), timeout_s=self._timeout_s)
 
 
 def _bind(path: str) -> socket.socket:

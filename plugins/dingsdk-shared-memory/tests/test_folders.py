@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dingsdk_shared_memory.data_store import SharedDataStore, encode_payload
+from dingsdk_shared_memory.data_store import SharedDataStore, encode
 from dingsdk_shared_memory.run_memory import (
     LOCK,
     OWNER,
@@ -466,7 +466,7 @@ def test_payload_of_exactly_the_limit_is_stored_and_a_larger_one_is_not(
     tmp_path: Path,
 ) -> None:
     batch = a_batch()
-    size = encode_payload(batch, "sha256", 1 << 20)[1].size_bytes
+    size = encode(batch, "sha256", 1 << 20)[1].size_bytes
     for most in (size, size - 1):
         store = SharedDataStore(
             Segments(PrivateDir(tmp_path / str(most))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -89,6 +90,16 @@ class TextReward(Good):
 class NaNReward(Good):
     def step(self, action: Any) -> Any:
         return self.observe(), np.nan, False, False, {}
+
+
+class HugeReward(Good):
+    def step(self, action: Any) -> Any:
+        return self.observe(), 1e39, False, False, {}
+
+
+class InfoWithoutDict(Good):
+    def step(self, action: Any) -> Any:
+        return self.observe(), 0.0, False, False, MappingProxyType({})
 
 
 class RewardArray(Good):

@@ -20,6 +20,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AsyncVectorEnv
 
 from dingsdk.data.seeding import derive_seed
+from dingsdk.data.spawn import signals_blocked
 from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns, vector
 from dingsdk.envs.guard import FAILURES, GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
@@ -168,9 +169,9 @@ def test_reward_of_any_numeric_type_is_accepted(reward: Any) -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_largest_float32_reward_is_accepted(sign: int) -> None:
     most = sign * float(np.finfo(np.float32).max)
-    assert guard._plain_reward(most, 1) == most
+    assert guard.plain_reward(most, 1) == most
     with pytest.raises(SchemaMismatchError, match="float32 holds it"):
-        guard._plain_reward(np.nextafter(most, sign * np.inf), 1)
+        guard.plain_reward(np.nextafter(most, sign * np.inf), 1)
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, np.array([True]), np.float64(1)])
@@ -300,7 +301,7 @@ def test_state_of_a_guarded_env_includes_its_failures(counter_cls: Any) -> None:
 
 def test_signals_of_a_terminal_are_blocked_only_inside_the_context() -> None:
     terminal = {signal.SIGINT, signal.SIGHUP}
-    with guard.ctrl_c_blocked():
+    with signals_blocked():
         assert terminal <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert not terminal & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
@@ -657,8 +658,8 @@ def test_close_waits_for_an_env_that_closes_slowly(
 @pytest.mark.parametrize("reward", [[1.0], 1.0, [1.0, float("nan")], [[1.0, 2.0]]])
 def test_rewards_of_two_players_are_two_finite_numbers(reward: Any) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
-        guard._plain_reward(reward, 2)
+        guard.plain_reward(reward, 2)
     facts = caught.value.facts
-    assert (facts["key"], facts["expected"]) == ("reward", "2 finite numbers, one a player")
+    assert (facts["key"], facts["expected"]) == ("reward", "2 finite numbers, one per player")
     assert facts["found"] == repr(reward)
-    assert guard._plain_reward([1, 2], 2).tolist() == [1.0, 2.0]
+    assert guard.plain_reward([1, 2], 2).tolist() == [1.0, 2.0]

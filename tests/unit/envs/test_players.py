@@ -433,7 +433,7 @@ def test_failed_step_of_a_game_gives_no_reward(fault: str) -> None:
     with create_env_manager({"type": "base", "max_retry": 0}, fns) as manager:
         manager.launch()
         manager.step({0: [2, 0]})
-        with pytest.raises(EnvError, match="as told" if fault == "raises" else "one a player"):
+        with pytest.raises(EnvError, match="as told" if fault == "raises" else "one per player"):
             manager.step({0: [2, 0]})
 
 

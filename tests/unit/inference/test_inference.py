@@ -418,7 +418,7 @@ def test_lost_server_is_logged_once(
 def test_collectors_are_spread_over_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.Link, "to_server", lambda address, *given: address)
+    monkeypatch.setattr(client.Channel, "to_server", lambda address, *given: address)
     names = [f"collector-{number}" for number in range(30)]
     with (
         closing(InferenceServer(CFG, Store(), tmp_path, "a")),
@@ -569,14 +569,14 @@ def test_collector_may_be_silent_for_an_hour_and_has_5_s_for_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[float, float | None]] = []
-    receive = client.Link.receive
+    receive = client.Channel.receive
 
     def note(link: Any, kind: Any, timeout_s: float, idle_s: float | None = None) -> Any:
         if kind is client.Act:
             asked.append((timeout_s, idle_s))
         return receive(link, kind, timeout_s, idle_s)
 
-    monkeypatch.setattr(client.Link, "receive", note)
+    monkeypatch.setattr(client.Channel, "receive", note)
     store = Store()
     publish(store, policy_of(2), 1)
     with serving(tmp_path, store), Collector(tmp_path, policy_of(5), 1) as collector:
@@ -590,12 +590,12 @@ def test_closed_client_closes_its_connection(tmp_path: Path) -> None:
     publish(store, policy_of(2), 1)
     with serving(tmp_path, store), Collector(tmp_path, policy_of(5), 1) as collector:
         collector.act()
-        link = collector.client._link
+        link = collector.client._channel
         assert link is not None
         for _ in range(2):
             collector.client.close()
         assert link._sock.fileno() == -1
-        assert collector.client._link is None
+        assert collector.client._channel is None
 
 
 def test_each_policy_of_a_server_has_its_own_seed(

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from dingsdk import ReplayClient, ReplayServer
 from dingsdk.data import PrivateDir, SampleBatch, create_secret
+from dingsdk.data import channel as channels
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -49,7 +50,7 @@ from dingsdk.errors import (
 from dingsdk.testing import open_files, recorded_writes
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import client as clients
-from dingsdk.worker.replay_server import link as wire
+from dingsdk.worker.replay_server import messages as wire
 from dingsdk.worker.replay_server import served_buffer
 from dingsdk.worker.replay_server.client import _error_of
 from dingsdk.worker.replay_server.served_buffer import (
@@ -80,8 +81,21 @@ def opened(tmp_path: Path, **changes: Any) -> ServedBuffer:
     return ServedBuffer({**SMALL, **changes}, tmp_path / "replay")
 
 
+def dialled(server: ReplayServer) -> channels.Channel:
+    """Return a connection on which the handshake is still to be done."""
+    place = channels.parse_address(server.address)
+    return channels.Channel(socket.create_connection(place, 10.0), 1 << 20)
+
+
+def frame_of(first: int, count: int = 64) -> bytes:
+    parts = channels.encode_value(wire.ROWS_KIND, rows(first, count))
+    return b"".join(bytes(each) for each in parts)
+
+
 def put(buffer: ServedBuffer, number: int, first: int, count: int = 64, client: str = "") -> None:
-    frame = b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, rows(first, count)))
+    frame = b"".join(
+        bytes(each) for each in channels.encode_value(wire.ROWS_KIND, rows(first, count))
+    )
     buffer.insert(client or "0" * 32, number, 0, memoryview(frame), 0.0)
 
 
@@ -118,8 +132,8 @@ def test_message_of_more_buffers_than_one_call_takes_arrives() -> None:
     buffers = [bytes([each % 256]) for each in range(2000)]
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as other:
-        received = other.submit(wire.Link(theirs, 4000).receive, wire.Request, 20.0)
-        wire.Link(ours, 4000).send(wire.Update(), buffers, timeout_s=20.0)
+        received = other.submit(channels.Channel(theirs, 4000).receive, wire.Request, 20.0)
+        channels.Channel(ours, 4000).send(wire.Update(), buffers, timeout_s=20.0)
         assert bytes(received.result()[1]) == b"".join(buffers)
 
 
@@ -302,7 +316,7 @@ def test_same_insert_over_two_connections_at_once_counts_once(tmp_path: Path) ->
     with opened(tmp_path, limiter=limiter) as buffer:
         put(buffer, 1, 0)
         frame = memoryview(
-            b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, rows(64)))
+            b"".join(bytes(each) for each in channels.encode_value(wire.ROWS_KIND, rows(64)))
         )
         threads = [
             threading.Thread(target=buffer.insert, args=("0" * 32, 2, 0, frame, 20.0))
@@ -437,7 +451,7 @@ def test_sequences_do_not_cross_from_one_client_to_another(tmp_path: Path) -> No
         served = ServedBuffer(sequences, folder)
         found = []
         for number, client in enumerate(["aa", "bb", "bb"], start=1 if is_saved else 4):
-            frame = memoryview(b"".join(wire.encode_value(wire.ROWS_KIND, steps)))
+            frame = memoryview(b"".join(channels.encode_value(wire.ROWS_KIND, steps)))
             served.insert(client * 16, number, 0, frame, 0.0)
             found.append(served.table.count_starts(2))  # type: ignore[attr-defined]
         assert found == ([1, 2, 4] if is_saved else [5, 6, 8])
@@ -452,7 +466,7 @@ def test_refused_rows_are_not_recovered_from_the_log(tmp_path: Path) -> None:
     wrong = memoryview(
         b"".join(
             bytes(each)
-            for each in wire.encode_value(wire.ROWS_KIND, SampleBatch({"x": np.zeros(64)}))
+            for each in channels.encode_value(wire.ROWS_KIND, SampleBatch({"x": np.zeros(64)}))
         )
     )
     with opened(tmp_path) as buffer:
@@ -604,9 +618,9 @@ def test_close_gives_connections_the_time_left_after_the_save(
 
 
 def test_update_that_is_not_a_dict_of_columns_is_refused(server: ReplayServer) -> None:
-    frame = b"".join(bytes(each) for each in wire.encode_value(wire.INFO_KIND, [1, 2]))
+    frame = b"".join(bytes(each) for each in channels.encode_value(wire.INFO_KIND, [1, 2]))
     answer, parts = server._answer("0" * 32, wire.Update(), memoryview(frame))
-    assert (type(answer), answer.code, parts) == (wire.Refused, "ProtocolError", [])
+    assert (type(answer), answer.code, parts) == (channels.Refused, "ProtocolError", [])
 
 
 @pytest.mark.parametrize(
@@ -618,7 +632,7 @@ def test_update_that_is_not_a_dict_of_columns_is_refused(server: ReplayServer) -
     ],
 )
 def test_refusal_is_raised_as_the_error_that_it_names(code: str, kind: type[DingError]) -> None:
-    error = _error_of(wire.Refused(code, "what is wrong"))
+    error = _error_of(channels.Refused(code, "what is wrong"))
     assert (type(error), str(error)) == (kind, "what is wrong")
 
 
@@ -694,13 +708,15 @@ def test_another_secret_is_refused_by_both_sides(
 
 
 def test_connection_of_a_refused_client_is_closed(server: ReplayServer) -> None:
-    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
-    link.receive(wire.Welcome, 10.0)
-    link.send(wire.Hello("0" * 32, "1" * 32, "2" * 64), timeout_s=10.0)
-    answer, _ = link.receive(wire.Accepted | wire.Refused, 10.0)
-    assert isinstance(answer, wire.Refused)
+    link = channels.Channel(
+        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
+    )
+    link.receive(channels.Welcome, 10.0)
+    link.send(channels.Hello("0" * 32, "1" * 32, "2" * 64), timeout_s=10.0)
+    answer, _ = link.receive(channels.Accepted | channels.Refused, 10.0)
+    assert isinstance(answer, channels.Refused)
     with pytest.raises(ConnectionError):
-        link.receive(wire.Accepted | wire.Refused, 10.0)
+        link.receive(channels.Accepted | channels.Refused, 10.0)
     link.close()
 
 
@@ -709,7 +725,9 @@ def test_close_ends_the_connections_and_then_saves_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
 ) -> None:
     server = ReplayServer({}, SMALL, tmp_path)
-    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
+    link = channels.Channel(
+        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
+    )
     link.greet(server.secret, "0" * 32, 10.0)
     ended: list[bool] = []
 
@@ -717,7 +735,7 @@ def test_close_ends_the_connections_and_then_saves_if_asked(
         with pytest.raises(ConnectionError):
             link.receive(wire.Reply, 10.0)
         with pytest.raises(ConnectionError):
-            socket.create_connection(wire.parse_address(server.address), 10.0)
+            socket.create_connection(channels.parse_address(server.address), 10.0)
         ended.append(True)
 
     monkeypatch.setattr(ServedBuffer, "save", save)
@@ -734,10 +752,10 @@ def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
 
         def pretend() -> None:
             sock, _ = listener.accept()
-            link = wire.Link(sock, 1 << 20)
-            link.send(wire.Welcome("0" * 32), timeout_s=5.0)
-            link.receive(wire.Hello, 5.0)
-            link.send(wire.Accepted("0" * 64), timeout_s=5.0)
+            link = channels.Channel(sock, 1 << 20)
+            link.send(channels.Welcome("0" * 32), timeout_s=5.0)
+            link.receive(channels.Hello, 5.0)
+            link.send(channels.Accepted("0" * 64), timeout_s=5.0)
             link.close()
 
         thread = threading.Thread(target=pretend)
@@ -751,17 +769,17 @@ def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
     "sent",
     [
         b"GET / HTTP/1.1\r\n\r\n1234",
-        struct.pack("<4sIQ", wire.MAGIC, 64, 1 << 40) + b" " * 64,
-        struct.pack("<4sIQ", wire.MAGIC, 1 << 30, 0),
-        struct.pack("<4sIQ", wire.MAGIC, 64, 0) + b"{".ljust(64),
-        struct.pack("<4sIQ", wire.MAGIC, 64, 0) + b'{"type":"Insert"}'.ljust(64),
+        struct.pack("<4sIQ", channels.MAGIC, 64, 1 << 40) + b" " * 64,
+        struct.pack("<4sIQ", channels.MAGIC, 1 << 30, 0),
+        struct.pack("<4sIQ", channels.MAGIC, 64, 0) + b"{".ljust(64),
+        struct.pack("<4sIQ", channels.MAGIC, 64, 0) + b'{"type":"Insert"}'.ljust(64),
         b"",
     ],
 )
 def test_invalid_connection_is_closed_and_others_are_served(
     server: ReplayServer, client: ReplayClient, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host, port = wire.parse_address(server.address)
+    host, port = channels.parse_address(server.address)
     with socket.create_connection((host, port), 10.0) as sock:
         sock.settimeout(10.0)
         with suppress(OSError):  # closed before all bytes were sent
@@ -776,7 +794,9 @@ def test_invalid_connection_is_closed_and_others_are_served(
 
 
 def test_damaged_frame_is_refused(server: ReplayServer, client: ReplayClient) -> None:
-    frame = bytearray(b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, rows(0))))
+    frame = bytearray(
+        b"".join(bytes(each) for each in channels.encode_value(wire.ROWS_KIND, rows(0)))
+    )
     frame[-1] ^= 1
     with pytest.raises(DataCorruptError):
         server.buffer.insert("0" * 32, 1, 0, memoryview(frame), 0.0)
@@ -784,7 +804,7 @@ def test_damaged_frame_is_refused(server: ReplayServer, client: ReplayClient) ->
 
 
 def test_insert_of_another_kind_is_refused(server: ReplayServer) -> None:
-    frame = b"".join(bytes(each) for each in wire.encode_value(wire.ROWS_KIND, {"number": 1}))
+    frame = b"".join(bytes(each) for each in channels.encode_value(wire.ROWS_KIND, {"number": 1}))
     with pytest.raises(ProtocolError, match="SampleBatch"):
         server.buffer.insert("0" * 32, 1, 0, memoryview(frame), 0.0)
     assert server.buffer.table.push_count == 0
@@ -795,14 +815,14 @@ def test_peer_of_another_version_is_refused() -> None:
     with ours, theirs:
         theirs.sendall(struct.pack("<4sIQ", b"DRS2", 64, 0))
         with pytest.raises(ProtocolError, match=r"version b'2'.*b'1'"):
-            wire.Link(ours, 100).receive(wire.Welcome, 5.0)
+            channels.Channel(ours, 100).receive(channels.Welcome, 5.0)
 
 
 def test_message_that_arrives_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: 100.0))
     frame = bytes(range(200))
     head = b'{"type":"Update"}'.ljust(64)
-    sent = struct.pack("<4sIQ", wire.MAGIC, len(head), len(frame)) + head + frame
+    sent = struct.pack("<4sIQ", channels.MAGIC, len(head), len(frame)) + head + frame
     ours, theirs = socket.socketpair()
     with ours, theirs:
 
@@ -816,13 +836,15 @@ def test_message_that_arrives_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch)
                 return ours.recv_into(memoryview(view)[:7])
 
         theirs.sendall(sent)
-        link = wire.Link(Piecewise(), 1 << 20)  # type: ignore[arg-type]
+        link = channels.Channel(Piecewise(), 1 << 20)  # type: ignore[arg-type]
         found, body = link.receive(wire.Request, 0.5)
     assert (found, bytes(body)) == (wire.Update(), frame)
 
 
 def test_small_messages_over_tcp_are_sent_at_once(server: ReplayServer) -> None:
-    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
+    link = channels.Channel(
+        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
+    )
     assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     link.close()
 
@@ -844,13 +866,13 @@ def test_numbers_of_a_request_must_be_in_range(request_: dict[str, Any], is_take
     ours, theirs = socket.socketpair()
     with ours, theirs:
         head = json.dumps(request_).encode().ljust(128)
-        theirs.sendall(struct.pack("<4sIQ", wire.MAGIC, len(head), 0) + head)
+        theirs.sendall(struct.pack("<4sIQ", channels.MAGIC, len(head), 0) + head)
         if is_taken:
-            found, _ = wire.Link(ours, 100).receive(wire.Request, 10.0)
+            found, _ = channels.Channel(ours, 100).receive(wire.Request, 10.0)
             assert json.loads(msgspec.json.encode(found)) == request_
         else:
             with pytest.raises(ProtocolError, match="the head of a message is wrong"):
-                wire.Link(ours, 100).receive(wire.Request, 10.0)
+                channels.Channel(ours, 100).receive(wire.Request, 10.0)
 
 
 def test_message_that_arrives_byte_by_byte_times_out() -> None:
@@ -858,7 +880,7 @@ def test_message_that_arrives_byte_by_byte_times_out() -> None:
     has_ended = threading.Event()
 
     def dribble() -> None:
-        for byte in wire.MAGIC + bytes(4096):
+        for byte in channels.MAGIC + bytes(4096):
             if has_ended.wait(0.05):
                 return
             theirs.sendall(bytes([byte]))
@@ -867,7 +889,7 @@ def test_message_that_arrives_byte_by_byte_times_out() -> None:
     thread.start()
     try:
         with pytest.raises(TimeoutError):
-            wire.Link(ours, 1 << 20).receive(wire.Hello, 0.3)
+            channels.Channel(ours, 1 << 20).receive(channels.Hello, 0.3)
     finally:
         has_ended.set()
         thread.join(10.0)
@@ -876,29 +898,29 @@ def test_message_that_arrives_byte_by_byte_times_out() -> None:
 
 
 def test_error_says_if_the_peer_closed_within_a_message() -> None:
-    for sent, text in ((b"", "connection$"), (wire.MAGIC, "connection within a message$")):
+    for sent, text in ((b"", "connection$"), (channels.MAGIC, "connection within a message$")):
         ours, theirs = socket.socketpair()
         with ours:
             theirs.sendall(sent)
             theirs.close()
             with pytest.raises(ConnectionResetError, match=f"the peer closed the {text}"):
-                wire.Link(ours, 100).receive(wire.Hello, 5.0)
+                channels.Channel(ours, 100).receive(channels.Hello, 5.0)
 
 
 def test_rest_of_a_message_times_out_if_no_time_is_left() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(wire.MAGIC)  # the start of a header
+        theirs.sendall(channels.MAGIC)  # the start of a header
         with pytest.raises(TimeoutError, match="rest of a message"):
-            wire.Link(ours, 100).receive(wire.Hello, 0.0, 5.0)
+            channels.Channel(ours, 100).receive(channels.Hello, 0.0, 5.0)
 
 
 def test_rest_of_a_message_has_the_message_timeout_not_the_idle_one() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(wire.MAGIC)  # the start of a header
+        theirs.sendall(channels.MAGIC)  # the start of a header
         with pytest.raises(TimeoutError):
-            wire.Link(ours, 100).receive(wire.Hello, 0.05, 3600.0)
+            channels.Channel(ours, 100).receive(channels.Hello, 0.05, 3600.0)
 
 
 @pytest.mark.parametrize(("idle_s", "expected"), [(None, 0.02), (0.01, 0.01)])
@@ -909,7 +931,7 @@ def test_message_that_does_not_start_times_out_after_the_idle_time(
     with ours, theirs:
         ours.settimeout(5.0)
         with pytest.raises(TimeoutError):
-            wire.Link(ours, 100).receive(wire.Hello, 0.02, idle_s)
+            channels.Channel(ours, 100).receive(channels.Hello, 0.02, idle_s)
         assert ours.gettimeout() == expected
 
 
@@ -975,7 +997,7 @@ def test_closing_the_client_ends_its_waiting_call_at_once(
     while not server.buffer.table._waiting:
         time.sleep(0.01)
     client.close()
-    assert client._link is None
+    assert client._channel is None
     thread.join(20.0)
     assert len(errors) == 1
     assert server.buffer.table._waiting  # the server did not end the call
@@ -989,7 +1011,7 @@ def test_answer_of_an_interrupted_call_is_not_given_to_the_next_one(
 
     client.insert(rows(0))
     with monkeypatch.context() as patch:
-        patch.setattr(client._link, "receive", interrupt)
+        patch.setattr(client._channel, "receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             client.sample(4)
     assert client.stats()["count"] == 64
@@ -1073,7 +1095,7 @@ def test_only_save_gives_the_server_extra_time(
 
     def exchange(request: Any, frame: Any, wait_s: float) -> Any:
         waited.append((type(request).__name__, wait_s))
-        return wire.Done(), memoryview(b"".join(wire.encode_value(wire.INFO_KIND, {})))
+        return wire.Done(), memoryview(b"".join(channels.encode_value(wire.INFO_KIND, {})))
 
     monkeypatch.setattr(client, "_exchange", exchange)
     client.insert(rows(0))
@@ -1092,14 +1114,16 @@ def test_only_save_gives_the_server_extra_time(
 
 def test_client_may_be_silent_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float | None]] = []
-    receive = wire.Link.receive
+    receive = channels.Channel.receive
 
-    def note(link: wire.Link, kind: Any, timeout_s: float, idle_s: float | None = None) -> Any:
+    def note(
+        link: channels.Channel, kind: Any, timeout_s: float, idle_s: float | None = None
+    ) -> Any:
         if kind is wire.Request:
             asked.append((timeout_s, idle_s))
         return receive(link, kind, timeout_s, idle_s)
 
-    monkeypatch.setattr(wire.Link, "receive", note)
+    monkeypatch.setattr(channels.Channel, "receive", note)
     with (
         ReplayServer({"request_timeout_s": 7.0}, SMALL, tmp_path) as server,
         ReplayClient(server.address, tmp_path) as client,
@@ -1265,7 +1289,9 @@ def test_unexpected_exception_closes_the_connection_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client.insert(rows(0))
-    link = wire.Link(socket.create_connection(wire.parse_address(server.address), 10.0), 1 << 20)
+    link = channels.Channel(
+        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
+    )
     link.greet(server.secret, "0" * 32, 10.0)
     with monkeypatch.context() as patch:
         patch.setattr(server.buffer, "figures", lambda: 1 // 0)
@@ -1286,8 +1312,8 @@ def test_frame_before_the_handshake_has_at_most_4096_bytes(size: int, is_read: b
     with ours, theirs:
         theirs.settimeout(10.0)
         head = b'{"type":"Ask"}'.ljust(64)
-        theirs.sendall(struct.pack("<4sIQ", wire.MAGIC, 64, size) + head + bytes(size))
-        link = wire.Link(ours, 1 << 20)
+        theirs.sendall(struct.pack("<4sIQ", channels.MAGIC, 64, size) + head + bytes(size))
+        link = channels.Channel(ours, 1 << 20)
         if is_read:
             asked, frame = link.receive(wire.Ask, 10.0)
             assert (asked, len(frame)) == (wire.Ask(), size)
@@ -1300,8 +1326,10 @@ def test_frame_before_the_handshake_has_at_most_4096_bytes(size: int, is_read: b
 def test_head_of_a_message_has_at_most_16_kib(size: int, is_read: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(struct.pack("<4sIQ", wire.MAGIC, size, 0) + b'{"type":"Ask"}'.ljust(size))
-        link = wire.Link(ours, 1 << 20)
+        theirs.sendall(
+            struct.pack("<4sIQ", channels.MAGIC, size, 0) + b'{"type":"Ask"}'.ljust(size)
+        )
+        link = channels.Channel(ours, 1 << 20)
         if is_read:
             assert link.receive(wire.Ask, 10.0)[0] == wire.Ask()
         else:
@@ -1314,7 +1342,7 @@ def test_address_of_a_server_on_all_interfaces_has_the_host_name(
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
     with ReplayServer({"host": "0.0.0.0"}, SMALL, tmp_path) as server:
-        assert wire.parse_address(server.address)[0] == socket.gethostname()
+        assert channels.parse_address(server.address)[0] == socket.gethostname()
         assert (tmp_path / "address").read_text() == server.address
 
 
@@ -1335,14 +1363,14 @@ def test_arbitrary_bytes_end_only_their_own_connection(
 ) -> None:
     """The bytes are sent before or after the handshake, as they are or as a message."""
     before = client.stats()
-    place = wire.parse_address(server.address)
-    link = wire.Link(sock := socket.create_connection(place, 10.0), 1 << 20)
+    place = channels.parse_address(server.address)
+    link = channels.Channel(sock := socket.create_connection(place, 10.0), 1 << 20)
     try:
         if is_known:
             link.greet(server.secret, "0" * 32, 10.0)
         if is_message:
             head = head.ljust(-(-len(head) // 64) * 64)
-            frame = struct.pack("<4sIQ", wire.MAGIC, len(head), len(frame)) + head + frame
+            frame = struct.pack("<4sIQ", channels.MAGIC, len(head), len(frame)) + head + frame
         sock.settimeout(10.0)
         with suppress(OSError):
             sock.sendall(frame)
@@ -1363,7 +1391,7 @@ def test_invalid_address_is_refused(address: str, tmp_path: Path) -> None:
 
 def test_addresses_of_both_families_are_read() -> None:
     for host, port in (("127.0.0.1", 80), ("::1", 65535), ("box.lan", 1)):
-        assert wire.parse_address(wire.format_address(host, port)) == (host, port)
+        assert channels.parse_address(channels.format_address(host, port)) == (host, port)
 
 
 def test_address_reachable_from_other_hosts_needs_a_chosen_secret(tmp_path: Path) -> None:
@@ -1384,7 +1412,7 @@ def test_server_without_a_folder_needs_a_secret_and_saves_nothing(
 
 
 def test_taken_port_is_refused(server: ReplayServer, tmp_path: Path) -> None:
-    _, port = wire.parse_address(server.address)
+    _, port = channels.parse_address(server.address)
     with pytest.raises(PortInUseError, match=f"{port}: it is in use; choose another port"):
         ReplayServer({"port": port}, SMALL, tmp_path / "other")
     assert not (tmp_path / "other").exists()

@@ -170,13 +170,7 @@ class FileDataStore(WaitingDataStore):
 
     def put(self, data_id: str, batch: SampleBatch) -> FrameInfo:
         folder, name = self._place_of(data_id)
-        buffers, info = encode_batch(batch, algorithm=self._algorithm)
-        if info.size_bytes > self._max_bytes:
-            raise ConfigError(
-                f"a payload of {info.size_bytes} bytes; at most {self._max_bytes} are read. "
-                "Lower policy.collect.n_sample",
-                path="policy.collect.n_sample",
-            )
+        buffers, info = encode_payload(batch, self._algorithm, self._max_bytes)
         # Each id has one writer. If another write of this id happens between this check and the
         # rename, it is a repeat with the same content.
         if folder.stat(name) is not None and self._is_stored(data_id, batch):
@@ -318,6 +312,25 @@ class FileDataStore(WaitingDataStore):
         found = folder.stat(name) if name.endswith(_SUFFIX) else None
         pool = self._pool_for(found.st_size) if found else None
         return bool(found and pool and pool.give(folder, name, found))
+
+
+def encode_payload(
+    batch: SampleBatch, algorithm: str, max_bytes: int
+) -> tuple[list[Buffer], FrameInfo]:
+    """Return the parts of a payload's frame, and the facts that announce it.
+
+    Raises:
+        ConfigError: the payload is larger than readers accept.
+        SchemaMismatchError: a container cannot hold the batch.
+    """
+    buffers, info = encode_batch(batch, algorithm=algorithm)
+    if info.size_bytes > max_bytes:
+        raise ConfigError(
+            f"a payload of {info.size_bytes} bytes; at most {max_bytes} are read. "
+            "Lower policy.collect.n_sample",
+            path="policy.collect.n_sample",
+        )
+    return buffers, info
 
 
 def check_free(folder: PrivateDir, size_bytes: int, min_free_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 A transport adds the connection (a ``Link``) and the server that accepts it; ``RequestSlaveEnd``,
 ``RequestMasterEnd`` and ``RequestHandler`` do the rest: numbering, repeats, incarnations, epochs.
-The package also exports the secret that both sides must prove to know.
+The package also exports the secret that both sides must prove to know, and the messages of sockets.
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dingsdk.data.channel import Channel as Channel
+    from dingsdk.data.channel import Head as Head
     from dingsdk.data.secret import FILE_NAME as FILE_NAME
     from dingsdk.data.secret import FILE_VARIABLE as FILE_VARIABLE
     from dingsdk.data.secret import VARIABLE as VARIABLE

@@ -1,9 +1,8 @@
-"""The protocol between a replay server and its clients, and its connections.
+"""Messages over a socket between two processes that know the same secret.
 
 A message is ``magic, 4 bytes | head length, uint32 | frame length, uint64 | head | frame``. The
-head is one of the types below as strict JSON, padded with spaces to a multiple of 64 bytes, so
-that the arrays of the frame are aligned. The frame is empty, or a container with rows, priorities
-or counts, whose digest is checked. Received data is never executed.
+head is a ``Head`` as strict JSON, padded with spaces to a multiple of 64 bytes, so that the arrays
+of the frame are aligned. The frame is any bytes. Received data is never executed.
 
 A connection begins with a handshake: both sides prove by HMAC-SHA256 over two nonces that they
 know the secret. Before that, at most 4 KiB are read.
@@ -14,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import math
+import os
 import secrets
 import socket
 import struct
@@ -24,30 +25,25 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
-from dingsdk.data import Buffer, Secret, decode_frame, encode_frame
+from dingsdk.data.container import decode_frame, encode_frame
+from dingsdk.data.files import Buffer
+from dingsdk.data.secret import Secret
 from dingsdk.errors import AuthError, ProtocolError
 
 _log = logging.getLogger(__name__)
 
 MAGIC = b"DRS1"
-LONGEST_WAIT_S = 10.0
-"""Longest time that a request waits at the server; clients that want to wait longer repeat it."""
-LARGEST = 2**62 - 1
-"""Largest number in a request."""
-ROWS_KIND, INFO_KIND = "replay-rows", "replay-info"
-"""Kinds of frames."""
 
 _FIXED = struct.Struct("<4sIQ")
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _ALIGNMENT = 64
 _HEAD_BYTES = 16 << 10
-"""Largest head (JSON) of a message to or from a replay server."""
+"""Largest head (JSON) of a message."""
 _GREETING_BYTES = 4 << 10
 """Largest message before the peer has proved that it knows the secret."""
 
 _Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 _Mac = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-_Seconds = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)]
-_Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 
 
 class Head(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -74,40 +70,6 @@ class Accepted(Head, frozen=True):
     mac: _Mac
 
 
-class Insert(Head, frozen=True):
-    """Add the rows of the frame. ``number`` counts the inserts of a client from 1."""
-
-    number: Annotated[int, Meta(ge=1, lt=2**62)]
-    env_step: _Count
-    timeout_s: _Seconds
-
-
-class Sample(Head, frozen=True):
-    """Draw rows."""
-
-    size: _Count
-    train_iter: _Count
-    timeout_s: _Seconds
-
-
-class Update(Head, frozen=True):
-    """Set the priorities in the frame."""
-
-
-class Ask(Head, frozen=True):
-    """Return the counts of the buffer."""
-
-
-class Save(Head, frozen=True):
-    """Write a checkpoint now."""
-
-
-class Done(Head, frozen=True):
-    """The request succeeded; ``is_served`` is False for a sample that was not possible in time."""
-
-    is_served: bool = True
-
-
 class Refused(Head, frozen=True):
     """The request failed; ``code`` is the name of the error class. Nothing was changed."""
 
@@ -115,13 +77,11 @@ class Refused(Head, frozen=True):
     text: str
 
 
-Request = Insert | Sample | Update | Ask | Save
-Reply = Done | Refused
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def encode_value(kind: str, value: Any) -> list[Buffer]:
-    """Return the frame of rows, priorities or counts."""
+    """Return a value as a frame; raises SchemaMismatchError."""
     return encode_frame(kind, value)[0]
 
 
@@ -130,7 +90,7 @@ def decode_value(kind: str, frame: memoryview) -> Any:
     return decode_frame(kind, frame, len(frame))
 
 
-class Link:
+class Channel:
     """One end of a connection; owns the socket. Not thread-safe.
 
     ``max_bytes`` is the size of the largest frame that is read.
@@ -148,20 +108,22 @@ class Link:
         cls, address: str, secret: Secret, client: str, max_bytes: int, timeout_s: float
     ) -> Self:
         """Connect to a server; raises as ``parse_address`` and ``greet``."""
-        link = cls(socket.create_connection(parse_address(address), timeout_s), max_bytes)
+        channel = cls(socket.create_connection(parse_address(address), timeout_s), max_bytes)
         try:
-            link.greet(secret, client, timeout_s)
+            channel.greet(secret, client, timeout_s)
         except BaseException:
-            link.close()
+            channel.close()
             raise
-        return link
+        return channel
 
     def welcome(self, secret: Secret, timeout_s: float) -> str:
         """Do the server's part of the handshake; return the client's name.
 
         Raises:
-            AuthError: the peer does not know the secret; a refusal was sent to it.
+            AuthError: the peer does not know the secret, and a refusal was sent to it; or the
+                socket is local, and the peer is another user.
         """
+        self._check_user()
         mine = secrets.token_hex(16)
         self.send(Welcome(mine), timeout_s=timeout_s)
         hello, _ = self.receive(Hello, timeout_s)
@@ -180,8 +142,10 @@ class Link:
         """Do the client's part of the handshake.
 
         Raises:
-            AuthError: the server does not know the secret, or refused the client's proof.
+            AuthError: the server does not know the secret, or refused the client's proof; or the
+                socket is local, and the server is another user.
         """
+        self._check_user()
         welcome, _ = self.receive(Welcome, timeout_s)
         mine = secrets.token_hex(16)
         proof = _proof(secret, "client", welcome.nonce, mine, client)
@@ -190,8 +154,8 @@ class Link:
         expected = _proof(secret, "server", welcome.nonce, mine, client)
         if isinstance(answer, Refused) or not hmac.compare_digest(expected, answer.mac):
             raise AuthError(
-                f"the replay server refused the secret of {secret.source}; give the one that it "
-                "was started with",
+                f"the server refused the secret of {secret.source}; give the one that it was "
+                "started with",
                 reason="mac",
             )
         self._max_bytes = self._granted_bytes
@@ -225,13 +189,14 @@ class Link:
         Args:
             kind: The types that the head may have.
             timeout_s: Seconds for the rest of the message to arrive, after its first byte.
-            idle_s: Seconds to wait for the first byte; None for ``timeout_s``.
+            idle_s: Seconds to wait for the first byte, inf for no limit; None for ``timeout_s``.
 
         Raises:
             OSError: the connection is lost (ConnectionError), or too slow (TimeoutError).
             ProtocolError: the message is not valid, or too large.
         """
-        self._sock.settimeout(timeout_s if idle_s is None else idle_s)
+        wait_s = timeout_s if idle_s is None else idle_s
+        self._sock.settimeout(None if wait_s == math.inf else wait_s)
         fixed = bytearray(_FIXED.size)
         begun = self._sock.recv_into(fixed)
         if not begun:
@@ -241,12 +206,12 @@ class Link:
         magic, head_bytes, frame_bytes = _FIXED.unpack(fixed)
         if magic[:3] == MAGIC[:3] and magic != MAGIC:
             raise ProtocolError(
-                f"the peer speaks version {magic[3:]!r} of the replay protocol, this side "
+                f"the peer speaks version {magic[3:]!r} of the protocol, this side "
                 f"{MAGIC[3:]!r}; install the same dingsdk on both",
                 where="header",
             )
         if magic != MAGIC or head_bytes > _HEAD_BYTES or head_bytes % _ALIGNMENT:
-            raise ProtocolError("these bytes are no message of a replay server", where="header")
+            raise ProtocolError("these bytes are no message of a server of dingsdk", where="header")
         if frame_bytes > self._max_bytes:
             raise ProtocolError(
                 f"a message of {frame_bytes} bytes; at most {self._max_bytes} are read",
@@ -286,6 +251,15 @@ class Link:
         """Close the socket; idempotent."""
         self._sock.close()
 
+    def _check_user(self) -> None:
+        if self._sock.family != socket.AF_UNIX:
+            return
+        found = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        user = _CREDENTIALS.unpack(found)[1]
+        if user != os.geteuid():
+            text = f"the other end is user {user}, we are {os.geteuid()}"
+            raise AuthError(text, reason="user")
+
     def _fill(self, view: memoryview, deadline: float) -> None:
         while len(view):
             left_s = deadline - time.monotonic()
@@ -308,7 +282,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise ProtocolError(
-            f"{address!r} is no address of a replay server; write host:port", where="address"
+            f"{address!r} is no address of a server; write host:port", where="address"
         )
     return host, int(port)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.plugins.named import find_function
+from dingsdk.plugins.user_functions import find_function
 
 
 def test_function_of_a_module_is_found() -> None:

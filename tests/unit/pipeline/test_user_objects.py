@@ -24,7 +24,7 @@ from dingsdk.errors import (
     HookError,
     PluginLoadError,
 )
-from dingsdk.pipeline.given import HOOKS, IN_WORKERS, name_env
+from dingsdk.pipeline.user_objects import HOOKS, IN_WORKERS, name_env
 from dingsdk.plugins import PluginManager, Switches, hookspecs, use_manager
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import LearnerHook, NaiveReplayBuffer
@@ -375,7 +375,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
 import dingsdk
-from test_given import CONFIG, SETS, OneAction, Paid
+from test_user_objects import CONFIG, SETS, OneAction, Paid
 
 class Mine(Paid):
     pass
