@@ -270,7 +270,7 @@ class Folder(Closing):
             finally:
                 close_reader(descriptor)
 
-    def read(self, name: str, max_bytes: int) -> bytearray:
+    def read(self, name: str, max_bytes: int) -> bytes:
         """Return a file's content.
 
         Raises:
@@ -297,8 +297,7 @@ class Folder(Closing):
                     return memoryview(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
                 except ValueError:
                     self._refuse(name, "it was cut off while it was read")
-            # bytes: numpy would make writable arrays of a read-only view of a bytearray.
-            content = bytes(self._read(name, descriptor, found.st_size))
+            content = self._read(name, descriptor, found.st_size)
             self._check_read(name, found)
             return memoryview(content)
 
@@ -481,15 +480,15 @@ class Folder(Closing):
     def _why_refused(self, found: os.stat_result) -> str:
         return "" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
 
-    def _read(self, name: str, descriptor: int, size: int) -> bytearray:
-        content = bytearray(size)
-        rest = memoryview(content)
-        while rest:
-            count = os.readv(descriptor, [rest])
-            if count == 0:
+    def _read(self, name: str, descriptor: int, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = os.read(descriptor, size)
+            if not part:
                 self._refuse(name, "it was cut off while it was read")
-            rest = rest[count:]
-        return content
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def _refuse(self, name: str, why: str) -> NoReturn:
         raise DataCorruptError(f"{self.path / name} is refused: {why}", where=name)

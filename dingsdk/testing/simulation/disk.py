@@ -95,14 +95,14 @@ class SimulatedFolder(PrivateDir):
         found = (each[start:] for each in self._disk.files if each.startswith(prefix))
         return sorted(each for each in found if "/" not in each)
 
-    def read(self, name: str, max_bytes: int) -> bytearray:
+    def read(self, name: str, max_bytes: int) -> bytes:
         content = self._disk.files.get(self._prefix + name)
         if content is None:
             raise DataMissingError(f"no file {name}", data_id=name)
-        return bytearray(content)
+        return content
 
     def view(self, name: str, max_bytes: int, map_above: int = 0) -> memoryview:
-        return memoryview(bytes(self.read(name, max_bytes)))
+        return memoryview(self.read(name, max_bytes))
 
     def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
         disk, path = self._disk, self._prefix + name

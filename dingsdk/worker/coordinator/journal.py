@@ -478,7 +478,7 @@ class Journal:
     def _read_state(self, name: str) -> Mapping[str, Any]:
         path = self._disk.path / name
         try:
-            content = bytes(self._disk.read(name, _MAX_BYTES))
+            content = self._disk.read(name, _MAX_BYTES)
             found = decode_frame(
                 _STATE_KIND, content, len(content), max_manifest_bytes=_MAX_TEXT_BYTES
             )

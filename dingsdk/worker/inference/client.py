@@ -146,7 +146,7 @@ class InferenceClient:
             if not names or secret is None:
                 return None
             name = names[zlib.crc32(self._name.encode()) % len(names)]
-            address = bytes(folder.read(name, 100)).decode()
+            address = folder.read(name, 100).decode()
         return Channel.to_server(address, secret, self._id, MAX_BYTES, ANSWER_S)
 
     def _hang_up(self, error: Exception) -> None:

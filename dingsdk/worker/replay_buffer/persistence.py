@@ -430,7 +430,7 @@ def load(path: str | os.PathLike[str], at_once_bytes: int = _AT_ONCE_BYTES) -> S
 def _manifest_text(folder: Folder) -> bytes:
     """Return the manifest's text, empty if there is none."""
     with contextlib.suppress(DataMissingError, DataCorruptError):
-        return bytes(folder.read(MANIFEST, _MAX_TEXT_BYTES))
+        return folder.read(MANIFEST, _MAX_TEXT_BYTES)
     return b""
 
 

@@ -269,7 +269,7 @@ def _address_in(path: Path | None) -> str:
     assert path is not None  # without a path, the address is set
     if path.is_dir():
         with PrivateDir(path) as folder, suppress(DataMissingError):
-            return bytes(folder.read(ADDRESS_NAME, 300)).decode()
+            return folder.read(ADDRESS_NAME, 300).decode()
     raise ConnectionRefusedError(f"no server has written its address to {path} yet")
 
 

@@ -19,7 +19,7 @@ from dingsdk.testing import failing_calls, open_files
 from dingsdk.worker.comm.files.data_store import FileDataStore
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 
-CALLS = ("open", "writev", "write", "readv", "close", "rename", "fstat", "stat", "mkdir")
+CALLS = ("open", "writev", "write", "read", "close", "rename", "fstat", "stat", "mkdir")
 CALLS += ("unlink", "fstatvfs", "listdir", "fsync", "ftruncate")
 NUMBERS = [
     errno.ENOSPC,

@@ -168,7 +168,7 @@ def test_error_for_a_file_truncated_during_a_read_names_the_file(
         raise ValueError("mmap length is greater than file size")
 
     folder.write_atomic("x", [b"content"])
-    monkeypatch.setattr("dingsdk.data.files.os.readv", lambda *given: 0)
+    monkeypatch.setattr("dingsdk.data.files.os.read", lambda *given: b"")
     monkeypatch.setattr("dingsdk.data.files.mmap.mmap", fail)
     with pytest.raises(DataCorruptError, match="/x is refused: it was cut off") as caught:
         folder.view("x", 1 << 20, map_above=map_above)
@@ -326,20 +326,20 @@ def test_a_file_that_changes_while_it_is_read_is_whole_or_missing(
     tmp_path: Path, folder: PrivateDir, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """In a private folder it is missing, because another write may reuse the old file."""
-    real = os.readv
+    real = os.read
 
     with Folder(tmp_path / "any") as opened:
         for place in (folder, opened):
             place.write_atomic("a", [b"old"])
 
-            def changing(descriptor: int, buffers: Any, place: Folder = place) -> int:
+            def changing(descriptor: int, size: int, place: Folder = place) -> bytes:
                 if change == "replaced":
                     place.write_atomic("a", [b"new"])
                 else:
                     place.unlink("a")
-                return real(descriptor, buffers)
+                return real(descriptor, size)
 
-            monkeypatch.setattr(os, "readv", changing)
+            monkeypatch.setattr(os, "read", changing)
             if place is folder:
                 with pytest.raises(DataMissingError):
                     place.view("a", 9)
@@ -490,9 +490,9 @@ def test_short_writes_are_finished(folder: PrivateDir, monkeypatch: pytest.Monke
 
 
 def test_short_reads_are_finished(folder: PrivateDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.readv
+    real = os.read
     folder.write_atomic("a", [b"abcdefghij"])
-    monkeypatch.setattr(os, "readv", lambda fd, parts: real(fd, [parts[0][:3]]))
+    monkeypatch.setattr(os, "read", lambda fd, size: real(fd, min(size, 3)))
     assert folder.read("a", 100) == b"abcdefghij"
 
 
