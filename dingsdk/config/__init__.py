@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dingsdk.config.completion import FindClass as FindClass
     from dingsdk.config.completion import complete as complete
     from dingsdk.config.completion import config_type as config_type
+    from dingsdk.config.completion import given_keys as given_keys
     from dingsdk.config.completion import read_section as read_section
     from dingsdk.config.files import EXAMPLES_DIR as EXAMPLES_DIR
     from dingsdk.config.files import apply_set as apply_set

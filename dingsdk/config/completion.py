@@ -72,8 +72,14 @@ def complete(
 
 def read_section(section: type[SectionT], given: Mapping[str, Any], path: str = "") -> SectionT:
     """Return ``given`` completed as by ``complete``, as a typed section; parts in it stay dicts."""
-    full = complete(section, {k: v for k, v in given.items() if k != "cfg_type"}, path=path)
-    return msgspec.convert(full, section)
+    return msgspec.convert(complete(section, given_keys(given, path), path=path), section)
+
+
+def given_keys(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a section as a dict without ``cfg_type``; raise ConfigTypeError if it is no dict."""
+    if not isinstance(given, Mapping):
+        raise wrong_type(path, "a dict of settings", given)
+    return {key: value for key, value in given.items() if key != "cfg_type"}
 
 
 def config_type(cls: Any, base: type[Section] = PartSection) -> type[Section]:

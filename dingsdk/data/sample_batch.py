@@ -385,6 +385,13 @@ class RowLoaders(list[Callable[[], dict[str, Any]]]):
             return self._batch
 
 
+_HINTS = {
+    "NoneType": "sample() of a buffer returns None if it has too few rows",
+    "dict": "SampleBatch(columns) makes a batch of a dict of columns",
+}
+"""What to do about a type that cannot be collated."""
+
+
 def collate(batch: SampleBatch | Sequence[Any]) -> Any:
     """Return the tensors of a batch.
 
@@ -401,7 +408,8 @@ def collate(batch: SampleBatch | Sequence[Any]) -> Any:
         return batch.tensors()
     if isinstance(batch, Mapping) or not hasattr(batch, "__getitem__"):
         expected = "a SampleBatch or a list"
-        raise mismatch("collate", "", expected, type(batch).__name__)
+        found = type(batch).__name__
+        raise mismatch("collate", "", expected, found, _HINTS.get(found, ""))
     if len(batch) == 0:
         raise mismatch("a list to collate", "", ">= 1 element", 0)
     if isinstance(batch[0], SampleBatch):

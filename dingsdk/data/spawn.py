@@ -86,8 +86,11 @@ def is_importable(target: object, *, has_script: bool = True) -> bool:
         return False
     if target.__module__ != "__main__":
         return hasattr(sys.modules[target.__module__], "__file__")
-    if not has_script:
-        return False
+    return has_script and is_main_importable()
+
+
+def is_main_importable() -> bool:
+    """Whether new processes can import ``__main__`` of this one."""
     # multiprocessing does not import shells, notebooks, zip files or the __main__ of a package.
     script = multiprocessing.spawn.get_preparation_data("")
     name = script.get("init_main_from_name", "")

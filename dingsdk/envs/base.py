@@ -35,6 +35,7 @@ from dingsdk.errors import (
     EnvError,
     NotSavableError,
     PolicyOutputError,
+    wrong_type,
 )
 
 _NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
@@ -186,6 +187,8 @@ class EnvManager(Configurable, Closing, ABC):
 
     def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Callable[[], Any]]) -> None:
         self.section = self.read(cfg, "env_manager")
+        if not isinstance(env_fns, Sequence):
+            raise wrong_type("env_fns", "a list of functions that make one env each", env_fns)
         if not env_fns:
             raise ConfigError("an env manager needs at least 1 env", path="env", found=0)
         self._env_fns = list(env_fns)

@@ -17,7 +17,7 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.players import player_num, set_first_seat
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
 from dingsdk.envs.spaces import ObservationSchema
-from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError
+from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError, wrong_type
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.kinds import COMM_KINDS
 
@@ -163,9 +163,21 @@ class GuardedEnv(gym.Env[Any, Any]):
         return self.env.unwrapped
 
     def _make(self) -> gym.Env[Any, Any]:
-        env: gym.Env[Any, Any] = self._env_fn()
+        if not callable(self._env_fn):
+            raise wrong_type(
+                f"env_fns[{self._env_id}]", "a function that makes one env", self._env_fn
+            )
+        env: Any = self._env_fn()
+        if isinstance(env, gym.vector.VectorEnv):
+            raise ConfigError(
+                f"env_fns[{self._env_id}] makes a vector env, {type(env).__name__}; give one "
+                "function for each env, which makes one env, or drive the vector env by a subclass "
+                "of dingsdk.envs.BaseVectorEnvManager",
+                path="env_fns",
+                found=type(env).__name__,
+            )
         set_first_seat(env, self._env_id)
-        return env
+        return env  # type: ignore[no-any-return]
 
     def _reset(self, seed: int | None, failures_before: int) -> tuple[Any, dict[str, Any]]:
         while True:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,12 @@ from numpy.typing import NDArray
 from dingsdk.config import Count, Positive
 from dingsdk.data.deadline import set_patience
 from dingsdk.data.pytree import part_of
-from dingsdk.data.spawn import check_guarded, signals_blocked, spawn_context
+from dingsdk.data.spawn import (
+    check_guarded,
+    is_main_importable,
+    signals_blocked,
+    spawn_context,
+)
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
@@ -281,6 +287,10 @@ class SubprocessEnvManager(EnvManager):
         for group in groups:
             made = [(i, GuardedEnvFn(self._env_fns[i], i, self.section)) for i in group.env_ids]
             try:
+                for each in map(self._env_fns.__getitem__, group.env_ids):
+                    # pickle accepts what a notebook defines, although no process can import it.
+                    if getattr(each, "__module__", "") == "__main__" and not is_main_importable():
+                        raise PicklingError(f"{each} is defined in a notebook or a shell")
                 group.connection.send((self._env_num, dict(made)))
             except OSError:
                 continue  # it has ended, as its answer will show

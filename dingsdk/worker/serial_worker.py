@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from dingsdk.config import Configurable
 from dingsdk.data.capture import Savable
 from dingsdk.envs.base import EnvManager
-from dingsdk.errors import NotSetError, SchemaMismatchError
+from dingsdk.errors import NotSetError, SchemaMismatchError, wrong_type
 from dingsdk.worker.run_logger import build_logger
 
 
@@ -123,8 +123,16 @@ class SerialWorker(Configurable, Savable, ABC):
 
         Raises:
             NotSetError: there is no manager.
+            ConfigTypeError: ``_env`` is none, but for example an env.
         """
         if _env is not None:
+            if not hasattr(_env, "launch"):
+                advice = (
+                    "; make one with dingsdk.envs.create_env_manager({'type': 'vector'}, "
+                    "[make_env] * n), where make_env() makes one env, or drive a vector env of "
+                    "your own by a subclass of dingsdk.envs.BaseVectorEnvManager"
+                )
+                raise wrong_type("env", "an env manager", _env, advice)
             self._env = _env
             if _env.closed:
                 _env.launch()
@@ -140,6 +148,7 @@ class SerialWorker(Configurable, Savable, ABC):
 
         Raises:
             NotSetError: there is no policy.
+            ConfigTypeError: ``_policy`` is no mode, but for example a policy.
         """
         self._take_policy(_policy)
 
@@ -153,6 +162,9 @@ class SerialWorker(Configurable, Savable, ABC):
 
     def _take_policy(self, policy: Any) -> None:
         if policy is not None:
+            if not hasattr(policy, "forward"):
+                expected = "a mode of a policy, policy.collect_mode or policy.eval_mode"
+                raise wrong_type("policy", expected, policy)
             self._policy = policy
         self.policy.reset()
 

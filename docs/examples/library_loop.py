@@ -40,7 +40,8 @@ def main(max_env_steps: int = 200_000, stop_value: float = 475, seed: int = 0) -
         samples = collector.collect(train_iter=learner.train_iter, policy_kwargs=eps)
         buffer.push(samples, cur_collector_envstep=collector.envstep)
         for _ in range(16):
-            learner.train(buffer.sample(128, learner.train_iter), collector.envstep)
+            if (batch := buffer.sample(128, learner.train_iter)) is not None:
+                learner.train(batch, collector.envstep)
         if evaluator.should_eval(learner.train_iter, collector.envstep):
             is_solved, _ = evaluator.eval(
                 learner.save_checkpoint, learner.train_iter, collector.envstep

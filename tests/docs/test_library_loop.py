@@ -39,6 +39,13 @@ def test_loop_collects_trains_and_evaluates(
 
 
 @pytest.mark.slow
+def test_a_type_checker_accepts_the_script(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), SCRIPT]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.slow
 def test_script_solves_cartpole(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=120

@@ -142,6 +142,6 @@ class EpisodeSerialCollector(WholeEpisodeCollector):
         return self.policy.get_train_sample(episode) if self._cfg.get_train_sample else [episode]
 
     def _take_policy(self, policy: Any) -> None:
+        super()._take_policy(policy)
         if policy is not None:
             self._default_n_episode = policy.get_attribute("n_episode")
-        super()._take_policy(policy)

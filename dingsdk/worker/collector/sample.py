@@ -276,6 +276,7 @@ class SampleSerialCollector(SampleCollector):
         return rollout, [writer]
 
     def _take_policy(self, policy: Any) -> None:
+        super()._take_policy(policy)
         if policy is not None:
             read = policy.get_attribute
             self._policy_cfg = read("cfg")
@@ -283,7 +284,6 @@ class SampleSerialCollector(SampleCollector):
             self._unroll_len = int(read("unroll_len"))
             self._on_policy = bool(read("on_policy"))
             self._rollout = None
-        super()._take_policy(policy)
 
 
 def _join(flushed: list[Any]) -> Any:

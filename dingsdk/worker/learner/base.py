@@ -24,6 +24,7 @@ from dingsdk.errors import (
     ConfigError,
     NonFiniteError,
     PolicyOutputTypeError,
+    wrong_type,
 )
 from dingsdk.plugins import observe
 from dingsdk.plugins.blame import registered_as
@@ -218,6 +219,8 @@ class BaseLearner(Configurable):
 
     @policy.setter
     def policy(self, policy: LearnMode) -> None:
+        if not hasattr(policy, "monitor_vars"):
+            raise wrong_type("policy", "a learn mode, such as policy.learn_mode", policy)
         self._policy = policy
         self.monitor = LearnerMonitor([*policy.monitor_vars(), *_OWN_VARS])
         if self._cfg.log_policy:

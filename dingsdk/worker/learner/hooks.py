@@ -230,7 +230,18 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
 
 
 def add_learner_hook(hooks: HookTable, hook: LearnerHook) -> None:
-    """Insert ``hook`` in place: ascending priority, after those of equal priority."""
+    """Insert ``hook`` in place: ascending priority, after those of equal priority.
+
+    Raises:
+        HookError: it is no ``LearnerHook``.
+    """
+    if not isinstance(hook, LearnerHook):
+        raise HookError(
+            f"{hook!r:.80} is no learner hook; give an instance of a subclass of "
+            "dingsdk.worker.LearnerHook",
+            name=getattr(hook, "__name__", type(hook).__name__),
+            found=type(hook).__name__,
+        )
     insort_right(hooks[hook.position], hook, key=lambda present: present.priority)
 
 

@@ -6,7 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from dingsdk.config import Count, Part, PartSection, Positive, Section, Seed, complete, preset
+from dingsdk.config import (
+    Count,
+    Part,
+    PartSection,
+    Positive,
+    Section,
+    Seed,
+    complete,
+    given_keys,
+    preset,
+)
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import default_manager
@@ -85,8 +95,7 @@ class Parts:
         self.capacity: int = self.full["replay_buffer_size"]
 
     def _complete(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
-        given = {key: value for key, value in cfg.items() if key != "cfg_type"}
-        return complete(self._section, given, default_manager().get)
+        return complete(self._section, given_keys(cfg), default_manager().get)
 
     @property
     def chooses_storage(self) -> bool:

@@ -396,7 +396,11 @@ def read_ids(info: Mapping[str, Any], key: str, n: int) -> NDArray[np.int64]:
     Raises:
         InvalidPriorityError: they are missing, not integers, or their number is not ``n``.
     """
-    ids = _read_numbers(key, info.get(key), "iu", np.int64)
+    if key not in info:
+        raise InvalidPriorityError(
+            f"an update lacks {key!r}; copy this column of the sample", key=key, found=sorted(info)
+        )
+    ids = _read_numbers(key, info[key], "iu", np.int64)
     if len(ids) != n:
         raise InvalidPriorityError(
             f"an update of {n} priorities has {len(ids)} of {key!r}; each priority needs one",

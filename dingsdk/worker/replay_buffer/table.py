@@ -709,7 +709,8 @@ class Table(IBuffer, Closing):
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise NotSavableError(
             f"{self.instance_name} cannot be copied or pickled; make another buffer and give it "
-            "state_dict() of this one",
+            "state_dict() of this one, or let other processes use it through a "
+            "dingsdk.ReplayServer",
             path="",
             found=type(self).__name__,
         )

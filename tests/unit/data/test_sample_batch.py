@@ -496,6 +496,14 @@ def test_collate_refuses_what_is_no_list_of_numbers_or_dicts(found: Any) -> None
         collate(found)
 
 
+@pytest.mark.parametrize(
+    ("found", "hint"), [(None, "too few rows"), ({"a": [1]}, r"SampleBatch\(columns\)")]
+)
+def test_collate_says_what_to_do_about_no_sample_and_about_a_dict(found: Any, hint: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=hint):
+        collate(found)
+
+
 def test_collate_gives_the_tensors_of_a_batch() -> None:
     batch = make_batch()
     assert collate(batch) is batch.tensors()

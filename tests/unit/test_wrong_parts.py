@@ -1,0 +1,128 @@
+"""A part of the wrong kind, given to a part from Python: the error says which kind is expected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from dingsdk.envs import BaseVectorEnvManager, create_env_manager
+from dingsdk.errors import ConfigError, ConfigTypeError, HookError
+from dingsdk.policy import DQNPolicy
+from dingsdk.worker import (
+    AdvancedReplayBuffer,
+    BaseLearner,
+    EpisodeSerialCollector,
+    InteractionSerialEvaluator,
+    NaiveReplayBuffer,
+    SampleSerialCollector,
+)
+
+MODEL = {"obs_shape": 4, "action_shape": 2}
+make_env = partial(gym.make, "CartPole-v1")
+make_vec = partial(gym.make_vec, "CartPole-v1", num_envs=2)
+WORKERS = [SampleSerialCollector, EpisodeSerialCollector, InteractionSerialEvaluator]
+
+
+@pytest.fixture(scope="module")
+def policy() -> DQNPolicy:
+    return DQNPolicy({"model": MODEL}, seed=0)
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("make", [make_env, make_vec])
+def test_an_env_in_place_of_an_env_manager_is_refused(
+    tmp_path: Any, worker: Any, make: Callable[[], Any]
+) -> None:
+    env = make()
+    with pytest.raises(ConfigTypeError, match=r"create_env_manager\(.*BaseVectorEnvManager"):
+        worker({}, env=env, exp_name=str(tmp_path))
+    env.close()
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_policy_in_place_of_its_mode_is_refused(
+    tmp_path: Any, worker: Any, policy: DQNPolicy
+) -> None:
+    with pytest.raises(ConfigTypeError, match=r"policy\.collect_mode.*DQNPolicy"):
+        worker({}, policy=policy, exp_name=str(tmp_path))
+
+
+def test_a_policy_in_place_of_its_learn_mode_is_refused(tmp_path: Any, policy: DQNPolicy) -> None:
+    learner = BaseLearner({}, exp_name=str(tmp_path))
+    with pytest.raises(ConfigTypeError, match=r"policy\.learn_mode.*DQNPolicy"):
+        learner.policy = policy  # type: ignore[assignment]
+    learner.close()
+
+
+@pytest.mark.parametrize("env_fns", [make_env, make_vec()])
+def test_env_functions_that_are_no_list_are_refused(env_fns: Any) -> None:
+    with pytest.raises(ConfigTypeError, match="env_fns: expected a list of functions"):
+        create_env_manager({"type": "in_process"}, env_fns)
+
+
+@pytest.mark.parametrize("kind", ["in_process", "vector", "subprocess"])
+@pytest.mark.parametrize(
+    ("env_fn", "reason"),
+    [("CartPole-v1", "a function that makes one env, found 'CartPole-v1'"), (make_vec, "one env")],
+)
+def test_what_does_not_make_one_env_is_refused(kind: str, env_fn: Any, reason: str) -> None:
+    manager = create_env_manager({"type": kind}, [env_fn] * 2)
+    with pytest.raises(ConfigError, match=rf"env_fns\[0\].*{reason}"):
+        manager.launch()
+    manager.close()
+
+
+def test_a_vector_env_of_ones_own_is_driven_by_a_subclass(tmp_path: Any, policy: Any) -> None:
+    class Own(BaseVectorEnvManager):
+        def make_vector_env(self) -> Any:
+            return make_vec()
+
+    collector = SampleSerialCollector(
+        {}, Own({}, [None] * 2), policy.collect_mode, exp_name=str(tmp_path)
+    )
+    assert len(collector.collect(8, policy_kwargs={"eps": 1.0})) == 8
+    collector.close()
+
+
+def test_a_function_in_place_of_a_learner_hook_is_refused(tmp_path: Any) -> None:
+    learner = BaseLearner({}, exp_name=str(tmp_path))
+    with pytest.raises(HookError, match="LearnerHook"):
+        learner.register_hook(print)  # type: ignore[arg-type]
+    learner.close()
+
+
+@pytest.mark.parametrize(
+    "part", [NaiveReplayBuffer, AdvancedReplayBuffer, BaseLearner, DQNPolicy, *WORKERS]
+)
+def test_a_number_in_place_of_a_section_is_refused(part: Any) -> None:
+    with pytest.raises(ConfigTypeError, match="expected a dict of settings, found 100"):
+        part(100)
+
+
+NOTEBOOK = """
+import gymnasium as gym
+from dingsdk.envs import create_env_manager
+from dingsdk.errors import ConfigError
+
+class Walk(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+manager = create_env_manager({"type": "subprocess"}, [Walk] * 2)
+try:
+    manager.launch()
+except ConfigError as error:
+    assert "notebook" in str(error) and "in_process" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+
+
+def test_an_env_class_that_no_process_can_import_is_refused() -> None:
+    subprocess.run([sys.executable, "-c", NOTEBOOK], check=True, timeout=60)
