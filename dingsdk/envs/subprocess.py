@@ -287,7 +287,7 @@ class SubprocessEnvManager(EnvManager):
         for group in groups:
             made = [(i, GuardedEnvFn(self._env_fns[i], i, self.section)) for i in group.env_ids]
             try:
-                for each in map(self._env_fns.__getitem__, group.env_ids):
+                for each in (self._env_fns[env_id] for env_id in group.env_ids):
                     # pickle accepts what a notebook defines, although no process can import it.
                     if getattr(each, "__module__", "") == "__main__" and not is_main_importable():
                         raise PicklingError(f"{each} is defined in a notebook or a shell")
