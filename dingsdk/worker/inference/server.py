@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dingsdk.data import Connections, PrivateDir, SampleBatch, create_secret
+from dingsdk.data import Connections, PrivateDir, SampleBatch, create_secret, format_address
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import ProtocolError
 from dingsdk.plugins.blame import error_text
@@ -22,7 +22,7 @@ from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference.client import FOLDER, KIND, MAX_BYTES, SUFFIX, Act, Acted, NotActed
-from dingsdk.worker.replay_server.link import Link, decode_value, encode_value, format_address
+from dingsdk.worker.replay_server.link import Link, decode_value, encode_value
 
 GREETING_S = 5.0
 """How long a collector may take to prove that it knows the secret."""

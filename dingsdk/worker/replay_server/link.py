@@ -313,11 +313,6 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def format_address(host: str, port: int) -> str:
-    """Return the address as text, in the form that ``parse_address`` reads."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _proof(secret: Secret, side: str, *names: str) -> str:
     text = "\n".join(("dingsdk replay", side, *names))
     return hmac.digest(secret.reveal(), text.encode(), "sha256").hex()

@@ -21,6 +21,7 @@ from dingsdk.data import (
     check_reach,
     create_secret,
     find_secret,
+    format_address,
     listen,
     named_secret,
     why_not_bound,
@@ -42,7 +43,6 @@ from dingsdk.worker.replay_server.link import (
     Update,
     decode_value,
     encode_value,
-    format_address,
 )
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dingsdk import ReplayClient, ReplayServer
-from dingsdk.data import PrivateDir, SampleBatch, create_secret
+from dingsdk.data import PrivateDir, SampleBatch, create_secret, format_address
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -1363,7 +1363,7 @@ def test_invalid_address_is_refused(address: str, tmp_path: Path) -> None:
 
 def test_addresses_of_both_families_are_read() -> None:
     for host, port in (("127.0.0.1", 80), ("::1", 65535), ("box.lan", 1)):
-        assert wire.parse_address(wire.format_address(host, port)) == (host, port)
+        assert wire.parse_address(format_address(host, port)) == (host, port)
 
 
 def test_address_reachable_from_other_hosts_needs_a_chosen_secret(tmp_path: Path) -> None:
