@@ -22,7 +22,7 @@ from dingsdk.worker.comm.requests import (
     FILE_VARIABLE,
     RequestSlaveEnd,
     RequestTransport,
-    find_secret,
+    find_run_secret,
     named_secret,
 )
 from dingsdk.worker.comm.requests import FILE_NAME as SECRET_NAME
@@ -89,14 +89,12 @@ class FlaskFSTransport(RequestTransport):
         host, port = parse_address(address)
         folder = self._folder
 
-        def find_signer() -> Signer | None:
-            secret = find_secret(folder)
-            return None if secret is None else Signer(secret)
-
         def connect() -> Connection:
             return Connection(host, port, self.cfg.max_message_bytes)
 
-        return self.slave_end_of(format_address(host, port), connect, find_signer)
+        return self.slave_end_of(
+            format_address(host, port), connect, lambda run: Signer(find_run_secret(folder, run))
+        )
 
     def make_data_store(self) -> FileDataStore:
         from dingsdk.worker.comm.files import FileDataStore
