@@ -12,7 +12,9 @@ from dingsdk.lazy import lazy_names
 if TYPE_CHECKING:
     from dingsdk.data.action_mask import legal_actions as legal_actions
     from dingsdk.data.connections import Connections as Connections
+    from dingsdk.data.connections import format_address as format_address
     from dingsdk.data.connections import listen as listen
+    from dingsdk.data.connections import url_host as url_host
     from dingsdk.data.connections import why_not_bound as why_not_bound
     from dingsdk.data.container import FrameInfo as FrameInfo
     from dingsdk.data.container import decode_batch as decode_batch

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
+from dingsdk.data.connections import parse_address
 from dingsdk.data.container import decode_frame, encode_frame
 from dingsdk.data.files import Buffer
 from dingsdk.data.secret import Secret
@@ -270,26 +271,6 @@ class Channel:
             if not count:
                 raise ConnectionResetError("the peer closed the connection within a message")
             view = view[count:]
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port`` or ``[v6]:port``.
-
-    Raises:
-        ProtocolError: it is not such an address.
-    """
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ProtocolError(
-            f"{address!r} is no address of a server; write host:port", where="address"
-        )
-    return host, int(port)
-
-
-def format_address(host: str, port: int) -> str:
-    """Return the address as text, in the form that ``parse_address`` reads."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _proof(secret: Secret, side: str, *names: str) -> str:

@@ -11,19 +11,48 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from dingsdk.errors import ProtocolError
+
 _log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
 """Pause after a connection could not be accepted, for example without free descriptors."""
 
 
+def url_host(host: str) -> str:
+    """Return a host as it is written before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def format_address(host: str, port: int) -> str:
+    """Return ``host:port``, or ``[v6]:port``."""
+    return f"{url_host(host)}:{port}"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[v6]:port``.
+
+    Raises:
+        ProtocolError: it is not such an address.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ProtocolError(
+            f"{address!r} is no address of a server; write host:port", where="address"
+        )
+    return host, int(port)
+
+
 def ip_of(host: str, port: int, kind: socket.SocketKind) -> tuple[int, tuple[str, int]]:
     """Return the address family, and address and port, of a host: IPv4 if it has both.
+
+    An IPv6 address may be in brackets.
 
     Raises:
         OSError: the name of the host is not known.
     """
-    found = socket.getaddrinfo(host, port, type=kind)
+    found = socket.getaddrinfo(host.strip("[]"), port, type=kind)
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, (str(address[0]), int(address[1]))
 

@@ -135,7 +135,7 @@ def check_reach(host: str, secret: Secret | None, path: str) -> None:
 def is_loopback(host: str) -> bool:
     """Whether only this host can reach an address; False for names other than ``localhost``."""
     try:
-        return ip_address(host).is_loopback
+        return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 

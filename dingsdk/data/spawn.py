@@ -107,3 +107,13 @@ def check_guarded(exit_code: int | None, path: str) -> None:
     """Raise ConfigError for the key ``path`` if ``leave_if_importing`` ended a process."""
     if exit_code == UNGUARDED:
         raise ConfigError(UNGUARDED_TEXT, path=path) from None  # not from the closed connection
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """Return what the exit code of a process means, for messages; None if it has none yet."""
+    if exit_code is None:
+        return "closed its connection"
+    if exit_code < 0:
+        names = {each.value: each.name for each in signal.Signals}
+        return f"killed by {names.get(-exit_code, f'signal {-exit_code}')}"
+    return f"ended with exit code {exit_code}"

@@ -24,6 +24,7 @@ from dingsdk.data.deadline import set_patience
 from dingsdk.data.pytree import part_of
 from dingsdk.data.spawn import (
     check_guarded,
+    how_it_ended,
     is_main_importable,
     signals_blocked,
     spawn_context,
@@ -537,7 +538,7 @@ class _Group:
             self.process.join(_CLOSE_TIMEOUT_S)
             code = self.process.exitcode
             check_guarded(code, "env_manager.type")
-            raise ProcessLostError(f"{self} ended with exit code {code}") from None
+            raise ProcessLostError(f"{self} died: {how_it_ended(code)}") from None
         if answer == _FAILED:
             error, text = more
             error.add_note(f"In the child process:\n{text}")

@@ -242,14 +242,20 @@ def _check_players(
         parts["env_manager"] = "base, subprocess or async_subprocess"
     elif mode != "eval":
         parts["policy.collect.collector"] = ""
-    for path, types in parts.items():
-        most = getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
-        if players <= most and not (players == 1 and most > 1):
-            continue
-        advice = "one for envs of one player" if players == 1 else types
+    most = {
+        path: getattr(classes.get(path), "max_players", inf if path == "env_manager" else 1)
+        for path in parts
+    }
+    wrong = [path for path in parts if players > most[path] or (players == 1 and most[path] > 1)]
+    if wrong:
+        path, *others = wrong
+        advice = "one for envs of one player" if players == 1 else parts[path]
         if players > 2 and path.endswith("commander"):
             advice = "an env of two players"
-        count = "one player" if most == 1 else "two players" if most == 2 else "several players"
+        elif players == 2:
+            advice += "".join(f"; {other}.type: {parts[other]}" for other in others)
+        few = most[path]
+        count = "one player" if few == 1 else "two players" if few == 2 else "several players"
         raise refusal(
             f"{path}.type is {find(cfg, path)['type']!r}, which plays {count}, but "
             f"{cfg['env']['env_id']} has {players}; choose {advice}"

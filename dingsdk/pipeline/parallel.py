@@ -538,7 +538,8 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
             context.note_exploration(each.collect_setting or section.get("collect_setting") or {})
     return RunStatus(
         env_steps=now.env_steps,
-        train_iter=now.train_iter,
+        # Of several players the coordinator counts only those whose learner trains.
+        train_iter=min((each.train_iter for each in now.players.values()), default=now.train_iter),
         buffer_fill=now.buffer_count,
         buffer_capacity=capacity * max(1, len(now.players)),
         workers=sum(now.workers.values()),

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import multiprocessing.connection
-import signal
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dingsdk.config import to_plain
-from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, signals_blocked, spawn_context
+from dingsdk.data.spawn import (
+    UNGUARDED,
+    UNGUARDED_TEXT,
+    how_it_ended,
+    signals_blocked,
+    spawn_context,
+)
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import ADDRESS, HANDLED, OUT_OF_MEMORY, WorkerSpec, worker_main
@@ -118,11 +123,6 @@ def take_crash_report(path: Path) -> str:
         if not report:
             path.unlink()
     return report
-
-
-def how_it_ended(code: int) -> str:
-    """Return the meaning of an exit code, for messages."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def crashed(

@@ -17,7 +17,7 @@ from typing import Any
 from dingsdk import errors
 from dingsdk.config import to_plain
 from dingsdk.data.files import Folder
-from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT
+from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, how_it_ended
 from dingsdk.errors import DingError, StorageFullError, WorkerCrashedError
 from dingsdk.pipeline.context import RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
@@ -45,7 +45,6 @@ from dingsdk.pipeline.process_group import (
     ProcessWorkers,
     WorkerProcess,
     crashed,
-    how_it_ended,
     take_crash_report,
 )
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER

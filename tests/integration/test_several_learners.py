@@ -98,7 +98,7 @@ def test_parallel_run_that_loses_a_rank_continues_from_the_checkpoint(
     result = train("cartpole-dqn", "parallel", sets=SETS, output=tmp_path)
     assert (result.reason, result.train_iter) == ("limit", 200)
     assert killer.iterations == list(range(200))
-    assert "rank 1 of the learner ended with exit code -9" in caplog.text
+    assert "rank 1 of the learner died: killed by SIGKILL" in caplog.text
 
 
 def test_parallel_run_that_loses_a_rank_at_its_start_begins_again(
@@ -121,7 +121,7 @@ def test_parallel_run_that_loses_a_rank_at_its_start_begins_again(
 
     assert (result.reason, result.train_iter) == ("limit", 200)
     assert [path for path in open_files if path.startswith(str(tmp_path))] == []
-    assert "rank 1 of the learner ended with exit code -9" in caplog.text
+    assert "rank 1 of the learner died: killed by SIGKILL" in caplog.text
 
 
 def _ranks(pid: int) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dingsdk.data import Connections, PrivateDir, SampleBatch, create_secret
-from dingsdk.data.channel import Channel, decode_value, encode_value, format_address
+from dingsdk.data import Connections, PrivateDir, SampleBatch, create_secret, format_address
+from dingsdk.data.channel import Channel, decode_value, encode_value
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import ProtocolError
 from dingsdk.plugins.blame import error_text

@@ -24,7 +24,7 @@ from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
 from dingsdk.data.deadline import Closing, set_patience
 from dingsdk.data.seeding import derive_seed
-from dingsdk.data.spawn import check_guarded, signals_blocked, spawn_context
+from dingsdk.data.spawn import check_guarded, how_it_ended, signals_blocked, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
 from dingsdk.plugins.blame import error_text
@@ -289,7 +289,7 @@ class _Rank:
             why, self.has_hung_up = "is gone", True
         if not trace and (ended := self._exit_code()) is not None:
             check_guarded(ended, "system.learner_num")
-            why, code = f"ended with exit code {ended}", ended
+            why, code = f"died: {how_it_ended(ended)}", ended
         raise self._lost(why, code, trace)
 
     def end(self) -> None:

@@ -415,6 +415,7 @@ class SaveCkptHook(LearnerHook):
 class LogShowHook(LearnerHook):
     """Records the logged variables, and shows their moving averages every ``freq`` iterations.
 
+    Iterations 1, 2, 4, 8, ... below ``freq`` are shown too, so that a short run has curves.
     Shown are the variables that the policy's ``monitor_vars()`` names, as a text table and as
     tensorboard curves ``{instance}_iter/{var}_avg`` over iterations and (where env steps are
     known) ``{instance}_step/{var}_avg`` over env steps; ``[scalars]name`` as
@@ -428,7 +429,9 @@ class LogShowHook(LearnerHook):
         if engine.is_logging:
             engine.monitor.record(engine.log_buffer["scalar"])
             engine.monitor.tick()
-            if engine.last_iter.val % self.args.freq == 0:
+            iteration, freq = engine.last_iter.val, self.args.freq
+            is_early = iteration < freq and iteration & (iteration - 1) == 0
+            if is_early or iteration % freq == 0:
                 self._show(engine)
         engine.clear_log_buffer()
 

@@ -17,7 +17,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from dingsdk.data.connections import ip_of, listen
+from dingsdk.data.connections import format_address, ip_of, listen
 from dingsdk.data.deadline import set_patience
 from dingsdk.errors import ConfigError, WorkerCrashedError
 
@@ -249,7 +249,7 @@ def dial(place: RankPlace, stop: threading.Event) -> Connection | None:
         except (OSError, EOFError, RuntimeError, AuthenticationError) as error:
             if time.monotonic() > deadline:
                 text = f"did not answer within {JOIN_S:.0f} s: {error}"
-                at = f"{place.host}:{place.port}"
+                at = format_address(place.host, place.port)
                 raise rank_lost(0, f"rank 0 of the learner, at {at}, {text}") from error
             stop.wait(RETRY_S)
     return None

@@ -21,7 +21,8 @@ from dingsdk.data import (
     find_secret,
     named_secret,
 )
-from dingsdk.data.channel import Channel, Refused, decode_value, encode_value, parse_address
+from dingsdk.data.channel import Channel, Refused, decode_value, encode_value
+from dingsdk.data.connections import parse_address
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
     AuthError,

@@ -20,10 +20,11 @@ from dingsdk.data import (
     Secret,
     check_reach,
     create_secret,
+    format_address,
     listen,
     why_not_bound,
 )
-from dingsdk.data.channel import Channel, Refused, decode_value, encode_value, format_address
+from dingsdk.data.channel import Channel, Refused, decode_value, encode_value
 from dingsdk.data.deadline import Closing
 from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
 from dingsdk.worker.replay_server.client import ADDRESS_NAME, secret_in

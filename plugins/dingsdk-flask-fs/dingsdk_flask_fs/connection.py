@@ -94,8 +94,12 @@ class _Link(HTTPConnection):
     response_class = _WholeHead
 
     def _new_conn(self) -> socket.socket:
+        try:
+            sock = super()._new_conn()
+        except HTTPError as error:
+            raise error.__cause__ or error from None  # its text is plainer
         # ``sock`` is None while the body of a last answer is read.
-        self._wire = _DeadlineSocket(fileno=super()._new_conn().detach())
+        self._wire = _DeadlineSocket(fileno=sock.detach())
         return self._wire
 
     def hold_to(self, deadline: float) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import flask
 from werkzeug.exceptions import HTTPException
 
-from dingsdk.data import PrivateDir, check_reach, is_loopback
+from dingsdk.data import PrivateDir, check_reach, format_address, is_loopback
 from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
     BODIES,
@@ -62,7 +62,7 @@ class HttpMasterEnd(RequestMasterEnd):
             RunDirLockedError: another run uses the folder.
         """
         cfg = self._cfg
-        host, max_bytes = cfg.host, cfg.max_message_bytes
+        host, max_bytes = cfg.host.strip("[]"), cfg.max_message_bytes
         until_close.enter_context(folder_lock(self._folder.path))
         secret = create_secret(self._folder)
         check_reach(host, secret, "system.transport.host")
@@ -97,8 +97,7 @@ class HttpMasterEnd(RequestMasterEnd):
             server.start(create_app(handler, guard, verifier, max_bytes))
             undo.pop_all()
         name = socket.gethostname() if _is_wildcard(host) else host
-        where = f"[{name}]:{server.port}" if ":" in name else f"{name}:{server.port}"
-        return handler, server, f"http://{where}"
+        return handler, server, f"http://{format_address(name, server.port)}"
 
 
 def _own_names(host: str) -> set[str]:

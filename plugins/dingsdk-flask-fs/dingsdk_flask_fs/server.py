@@ -15,7 +15,7 @@ from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
 from waitress.task import ThreadedTaskDispatcher  # type: ignore[import-untyped]
 
-from dingsdk.data import why_not_bound
+from dingsdk.data import format_address, why_not_bound
 from dingsdk.errors import ConfigError, PortInUseError
 
 _log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class _Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    where = f"{host}:{port}"
+    where = format_address(host, port)
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

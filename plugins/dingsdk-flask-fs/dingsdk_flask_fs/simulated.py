@@ -52,7 +52,7 @@ class SimulatedFlaskFS(SimulatedTransport):
             address,
             lambda: _Link(self.process, address),
             self.process.scheduler,
-            lambda: _KEY,
+            lambda run: _KEY,
             max_bytes=MAX_BYTES,
             lost_after_s=self._lost_after_s,
             jitter=self.process.world.random,

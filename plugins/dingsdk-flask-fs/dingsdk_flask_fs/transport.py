@@ -15,14 +15,14 @@ import msgspec
 from msgspec import Meta
 
 from dingsdk.config import Whole
-from dingsdk.data import PrivateDir
+from dingsdk.data import PrivateDir, format_address
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm.requests import (
     EPOCH_FILE,
     FILE_VARIABLE,
     RequestSlaveEnd,
     RequestTransport,
-    find_secret,
+    find_run_secret,
     named_secret,
 )
 from dingsdk.worker.comm.requests import FILE_NAME as SECRET_NAME
@@ -89,14 +89,12 @@ class FlaskFSTransport(RequestTransport):
         host, port = parse_address(address)
         folder = self._folder
 
-        def find_signer() -> Signer | None:
-            secret = find_secret(folder)
-            return None if secret is None else Signer(secret)
-
         def connect() -> Connection:
             return Connection(host, port, self.cfg.max_message_bytes)
 
-        return self.slave_end_of(f"{host}:{port}", connect, find_signer)
+        return self.slave_end_of(
+            format_address(host, port), connect, lambda run: Signer(find_run_secret(folder, run))
+        )
 
     def make_data_store(self) -> FileDataStore:
         from dingsdk.worker.comm.files import FileDataStore
@@ -168,7 +166,7 @@ def parse_address(address: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if host and port and address in (f"http://{host}:{port}", f"http://[{host}]:{port}"):
+    if host and port and address == f"http://{format_address(host, port)}":
         return host, port
     raise ConfigError(
         f"{address!r} is no address of a coordinator; it prints one like http://127.0.0.1:7235",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dingsdk_flask_fs.connection import _Link
-from dingsdk_flask_fs.transport import FlaskFSTransport
+from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
 from dingsdk.errors import PortInUseError
 
@@ -45,17 +45,25 @@ def test_connection_to_itself_on_a_free_port_is_detected() -> None:
         assert link.is_own_echo
 
 
-def test_ipv6_loopback_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_ipv6_loopback_serves(host: str, tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this host has no IPv6")
-    transport = FlaskFSTransport({"host": "::1"}, tmp_path)
+    transport = FlaskFSTransport({"host": host}, tmp_path)
     served = Served(transport)
     assert served.address == f"http://[::1]:{served.port}"
     served.slave().renew(1)
     assert served.listener.of("renewed") == [("w0", 1)]
+    other = FlaskFSTransport({"host": host, "port": served.port}, tmp_path / "other")
+    with pytest.raises(
+        PortInUseError, match=rf"cannot listen on \[::1\]:{served.port}: it is in use"
+    ):
+        other.master_end().open(Listener())
+    other.close()
     transport.close()
+    assert parse_address(served.address) == ("::1", served.port)
 
 
 def test_closed_port_can_be_reused_at_once(served: Served, tmp_path: Path) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dingsdk_flask_fs.transport import FlaskFSTransport
 
 from dingsdk.data import PrivateDir, check_reach, create_secret, find_secret, named_secret
-from dingsdk.errors import AuthError, InsecureBindError
+from dingsdk.errors import AuthError, InsecureBindError, WorkerLostError
 from dingsdk.testing import open_files, recorded_writes
+from dingsdk.worker.comm import WorkerInfo
+
+from .conftest import Listener, Served
 
 GOOD = "g" * 32
 
@@ -28,6 +33,40 @@ def secret_file(tmp_path: Path, content: str, mode: int = 0o600) -> Path:
     path.write_text(content)
     path.chmod(mode)
     return path
+
+
+def test_worker_with_another_folder_does_not_join(served: Served, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    elsewhere = FlaskFSTransport({}, folder)
+    with pytest.raises(WorkerLostError, match="other/transport does not belong to the run"):
+        elsewhere.slave_end(served.address).join(WorkerInfo("w0", "collector"), 0.5)
+    elsewhere.close()
+    another_run = FlaskFSTransport({}, folder)
+    another_run.master_end().open(Listener())  # with the same secret
+    with pytest.raises(WorkerLostError, match="other/transport does not belong to the run"):
+        another_run.slave_end(served.address).join(WorkerInfo("w0", "collector"), 0.5)
+    another_run.close()
+    served.slave().close()
+
+
+@pytest.mark.usefixtures("served")
+def test_worker_without_a_master_tells_why(transport: FlaskFSTransport) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        end = transport.slave_end(f"http://127.0.0.1:{port}")
+        with pytest.raises(WorkerLostError, match=r"within 0\.5 s: \[Errno 111\] Connection ref"):
+            end.join(WorkerInfo("w0", "collector"), 0.5)
+
+
+def test_worker_without_a_secret_names_the_folder(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DINGSDK_SECRET")
+    elsewhere = FlaskFSTransport({}, tmp_path / "other")
+    with pytest.raises(WorkerLostError, match=r"no secret in .*other/transport yet"):
+        elsewhere.slave_end(served.address).join(WorkerInfo("w0", "collector"), 0.5)
+    elsewhere.close()
 
 
 def test_master_makes_a_private_random_secret_that_workers_find(folder: PrivateDir) -> None:

@@ -136,7 +136,7 @@ class RayTransport(SharedMemoryTransport):
                 raise RuntimeError("call data_store() and policy_store() after slave_end()")
             self._far = GatewayCalls(name)
         far = self._far
-        return self.slave_end_of(address, lambda: FarLink(far), lambda: True)
+        return self.slave_end_of(address, lambda: FarLink(far), lambda run: True)
 
     def make_data_store(self) -> StepDataStore:
         if self._far is None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dingsdk.errors import ConfigError
+from dingsdk.errors import ConfigError, ServerLostError
 from dingsdk.pipeline import WorkerSpec, work
 from dingsdk.worker.comm import WorkerHandle
 
@@ -133,10 +133,15 @@ class Workers:
             _check_room(dict(zip(self._options, bundles, strict=True)))
 
     def start(self, spec: WorkerSpec) -> RayWorker:
-        """Start a worker; if no node has room, it starts as soon as one has."""
+        """Start a worker; if no node has room, it starts as soon as one has.
+
+        Raises:
+            ServerLostError: this node has left the cluster, so that Ray starts nothing for it.
+        """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        _check_node()
         options = {key: value for key, value in self._options[spec.worker_id].items() if value}
         options.setdefault("num_cpus", 0)
         if self._group is not None:
@@ -152,6 +157,19 @@ class Workers:
             from ray.util import remove_placement_group
 
             remove_placement_group(self._group)
+
+
+def _check_node() -> None:
+    import ray
+
+    context = ray.get_runtime_context()
+    own = context.get_node_id()
+    if any(node["NodeID"] == own and not node["Alive"] for node in ray.nodes()):
+        raise ServerLostError(
+            "Ray on this host has ended (ray stop, or its raylet was killed), and starts no more "
+            "workers for this run; start Ray again, then continue with --resume",
+            address=str(context.gcs_address),
+        )
 
 
 def _bundle(options: Mapping[str, Any]) -> dict[str, float]:

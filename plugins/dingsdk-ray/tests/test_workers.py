@@ -10,9 +10,7 @@ import pytest
 import ray
 from dingsdk_ray.workers import KILLED, RayWorker, RoleActor, Workers
 
-from dingsdk.errors import (
-    ConfigError,
-)
+from dingsdk.errors import ConfigError, ServerLostError
 
 
 class Refs:
@@ -178,6 +176,7 @@ def test_worker_gets_the_resources_of_its_role_and_no_cpu_by_default(
 
     monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 3.0})
     monkeypatch.setattr("ray.remote", lambda **given: lambda cls: Remote())
+    set_nodes(monkeypatch, is_own_alive=True)
     demand = {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
     workers = Workers([("a-0", demand), ("a-1", {**demand, "num_cpus": 2.0})], "", 1.0)
     for name in ("a-0", "a-1"):
@@ -219,6 +218,25 @@ class Groups:
         return self.has_room
 
 
+def set_nodes(monkeypatch: pytest.MonkeyPatch, *, is_own_alive: bool) -> None:
+    context = SimpleNamespace(get_node_id=lambda: "own", gcs_address="head:6379")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+    nodes = [{"NodeID": "own", "Alive": is_own_alive}, {"NodeID": "other", "Alive": False}]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+
+
+def test_no_worker_is_started_after_the_node_has_left_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Groups(monkeypatch, has_room=True)
+    workers = Workers(DEMANDS, "SPREAD", 7.0)
+    set_nodes(monkeypatch, is_own_alive=False)
+    spec: Any = SimpleNamespace(worker_id="learner-0")
+    with pytest.raises(ServerLostError, match="--resume") as caught:
+        workers.start(spec)
+    assert caught.value.facts["address"] == "head:6379"
+
+
 DEMANDS = [
     ("learner-0", {"num_cpus": 2.0, "num_gpus": 1.0, "resources": {"disk": 3.0}}),
     ("collector-0", {"num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}),
@@ -230,6 +248,7 @@ def test_workers_of_a_placement_group_have_a_bundle_each(monkeypatch: pytest.Mon
     groups = Groups(monkeypatch, has_room=True)
     workers = Workers(DEMANDS, "SPREAD", 7.0)
     assert (groups.made, groups.waited) == ([(BUNDLES, "SPREAD")], [7.0])
+    set_nodes(monkeypatch, is_own_alive=True)
     chosen: list[dict[str, Any]] = []
 
     def remote(**given: Any) -> Any:

@@ -13,7 +13,7 @@ from dingsdk.config import Whole
 from dingsdk.errors import ConfigError
 from dingsdk.worker.comm import PolicyStore, StepDataStore
 from dingsdk.worker.comm.files import POLICY_FOLDER
-from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_secret
+from dingsdk.worker.comm.requests import RequestSlaveEnd, RequestTransport, Secret, find_run_secret
 from dingsdk_shared_memory.connection import Connection
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.master_end import SCHEME, SocketMasterEnd
@@ -80,7 +80,7 @@ class SharedMemoryTransport(RequestTransport):
         return self.slave_end_of(
             path,
             lambda: Connection(path, self.cfg.max_message_bytes),
-            lambda: find_secret(folder),
+            lambda run: find_run_secret(folder, run),
         )
 
     def make_data_store(self) -> StepDataStore:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from werkzeug.wrappers import Request
 
+from dingsdk.data import url_host
 from dingsdk.errors import InsecureBindError
 
 TOKEN_PARAMETER = "token"
@@ -76,20 +77,19 @@ def _is_same(given: str, expected: str) -> bool:
 
 
 def allowed_hosts(host: str, names: Iterable[str]) -> list[str]:
-    """Return the host names that requests to a server on ``host`` may use.
+    """Return the host names that requests to a server on ``host`` may use, its own one first.
 
     Raises:
         InsecureBindError: it listens beyond this machine, and no name is given.
     """
-    named = [name.lower() for name in names]
+    named = [url_host(name.lower()) for name in names]
     try:
-        address = ipaddress.ip_address(host)
-        is_loopback = address.is_loopback
-        shown = f"[{address}]" if address.version == 6 else str(address)
+        address = ipaddress.ip_address(host.strip("[]"))
+        is_loopback, shown = address.is_loopback, url_host(str(address))
     except ValueError:
         is_loopback, shown = host.lower() == "localhost", host.lower()
     if is_loopback:
-        return [*_LOOPBACK_NAMES, shown, *named]
+        return [shown, *_LOOPBACK_NAMES, *named]
     if not named:
         raise InsecureBindError(
             f"--host {host} is reached from other machines, over HTTP that others on the way can "

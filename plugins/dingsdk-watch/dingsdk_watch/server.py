@@ -11,7 +11,7 @@ from typing import Any
 from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import create_server  # type: ignore[import-untyped]
 
-from dingsdk.data import listen
+from dingsdk.data import format_address, listen, url_host
 from dingsdk.errors import PortInUseError
 from dingsdk_watch.app import create_app
 from dingsdk_watch.guard import TOKEN_PARAMETER, Guard, allowed_hosts
@@ -75,7 +75,7 @@ class Server:
         session = secrets.token_urlsafe(24)
         guard = Guard(self.token, session, hosts, self.port)
         apps.append(create_app(runs, guard, session))
-        shown = allow_hosts[0] if allow_hosts else hosts[0]
+        shown = url_host(allow_hosts[0]) if allow_hosts else hosts[0]
         self.url = f"http://{shown}:{self.port}/?{TOKEN_PARAMETER}={self.token}"
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch-server", daemon=True)
@@ -125,7 +125,8 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
+        address = format_address(host, port)
         raise PortInUseError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port",
-            address=f"{host}:{port}",
+            f"cannot listen on {address}: {error.strerror or error}; choose another --port",
+            address=address,
         ) from error

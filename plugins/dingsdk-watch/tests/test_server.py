@@ -367,7 +367,8 @@ def test_listening_beyond_this_machine_needs_a_name() -> None:
         allowed_hosts("box.lan", [])
     assert allowed_hosts("0.0.0.0", ["Box.lan"]) == ["box.lan"]
     assert "127.0.0.1" not in allowed_hosts("::", ["box.lan"])
-    assert "[::1]" in allowed_hosts("::1", [])
+    assert allowed_hosts("::1", [])[0] == "[::1]"
+    assert allowed_hosts("::", ["FD00::5"]) == ["[fd00::5]"]
     assert "127.0.0.2" in allowed_hosts("127.0.0.2", [])
     assert set(allowed_hosts("LocalHost", [])) == set(allowed_hosts("127.0.0.1", []))
 
@@ -391,9 +392,11 @@ def test_close_releases_the_port_of_a_server_that_was_never_started(run_folder: 
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
-def test_address_of_ipv6_is_listened_on(serve: Serve, run_folder: Path) -> None:
-    server = serve(run_folder, host="::1")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_address_of_ipv6_is_listened_on(host: str, serve: Serve, run_folder: Path) -> None:
+    server = serve(run_folder, host=host)
 
+    assert server.url.startswith(f"http://[::1]:{server.port}/")
     with socket.create_connection(("::1", server.port), timeout=10) as connection:
         head = f"Host: [::1]:{server.port}\r\nAuthorization: Bearer {server.token}\r\n"
         connection.sendall(f"GET /metrics HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode())

@@ -92,7 +92,7 @@ class Site:
             "here",
             lambda: self,
             self.scheduler,
-            lambda: "key",
+            lambda run: "key",
             max_bytes=MAX_BYTES,
             jitter=self.waits,
             **limits,
@@ -299,12 +299,24 @@ def test_idle_end_sends_requests_to_check_for_its_master(
 def test_join_is_retried_until_its_deadline() -> None:
     site = Site(SetClock())
     site.is_silent = True
-    with pytest.raises(WorkerLostError, match=r"no master at here within 2\.0 s: silent") as caught:
+    with pytest.raises(WorkerLostError, match=r"master at here within 2\.0 s: silent") as caught:
         site.end.join(WorkerInfo("w0", "collector"), 2.0)
     assert caught.value.facts["worker_id"] == "w0"
+    assert caught.value.facts["traceback"] == ""  # a command shows none
     assert site.asked == [("join", 2.0), ("join", 1.0)]
     site.end.close()
     assert [kind for kind, _ in site.asked] == ["join", "join"]  # it never joined
+    site.handler.close()
+
+
+def test_worker_that_cannot_join_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(SetClock())
+    site.is_silent = True
+    with pytest.raises(WorkerLostError):
+        site.end.join(WorkerInfo("w0", "collector"), 7.0)
+    (text,) = caplog.messages
+    assert text == "w0 cannot join the master at here yet, and tries for 7 s: silent"
+    site.end.close()
     site.handler.close()
 
 

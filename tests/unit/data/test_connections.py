@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dingsdk.data import Connections, connections
+from dingsdk.data import Connections, connections, format_address
 from dingsdk.data.connections import listen
 
 PATIENCE_S = 10.0
@@ -190,6 +190,14 @@ def test_server_listens_on_the_address_of_a_host_name(
     with listen("node", 0) as listener:
         assert listener.getsockname()[0] == expected
         socket.create_connection(listener.getsockname()[:2], timeout=5).close()
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_address_of_ipv6_is_written_in_brackets(host: str) -> None:
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        assert format_address(host, port) == f"[::1]:{port}"
+    assert format_address("box.lan", 80) == "box.lan:80"
 
 
 def test_empty_host_listens_on_all_addresses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from dingsdk.data.spawn import (
     UNGUARDED,
     check_guarded,
+    how_it_ended,
     is_importable,
     leave_if_importing,
     spawn_context,
@@ -35,6 +37,13 @@ def test_only_the_exit_code_of_an_unguarded_script_raises() -> None:
     with pytest.raises(ConfigError, match="__main__") as caught:
         check_guarded(UNGUARDED, "some.key")
     assert caught.value.path == "some.key"
+
+
+def test_exit_code_is_told_with_the_name_of_its_signal() -> None:
+    assert how_it_ended(3) == "ended with exit code 3"
+    assert how_it_ended(-signal.SIGKILL) == "killed by SIGKILL"
+    assert how_it_ended(-signal.SIGRTMIN - 1) == f"killed by signal {signal.SIGRTMIN + 1}"
+    assert how_it_ended(None) == "closed its connection"
 
 
 def test_script_without_a_file_cannot_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:

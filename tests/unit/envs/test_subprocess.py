@@ -386,7 +386,7 @@ def test_killed_process_ends_the_episodes_of_its_envs(launch: Launch) -> None:
         os.kill(pid_of(manager, 0), signal.SIGKILL)
         timesteps = manager.step({0: STEP, 2: STEP})
         assert timesteps[0].info["abnormal"] is True
-        assert "process of env 0 to 1 ended with exit code -9" in timesteps[0].info["error"]
+        assert "process of env 0 to 1 died: killed by SIGKILL" in timesteps[0].info["error"]
         assert (timesteps[2].reward, "abnormal" in timesteps[2].info) == (2.0, False)
         # The other env of the process was not stepped; its next step reports the loss.
         assert manager.ready_obs[1].tolist() == [0.25, 0]
@@ -401,7 +401,7 @@ def test_lost_process_is_not_replaced_while_the_program_ends(
     with launch(SYNC, 1) as manager:
         os.kill(pid_of(manager, 0), signal.SIGTERM)
         monkeypatch.setattr(subprocess_envs, "is_exiting", lambda: True)
-        with pytest.raises(EnvError, match="code -15, because the program ends"):
+        with pytest.raises(EnvError, match="killed by SIGTERM, because the program ends"):
             manager.step_batch(np.array([STEP]))
         assert manager.closed
 
@@ -774,7 +774,9 @@ def test_restored_rollout_records_the_running_steps(launch: Launch, gate: Path) 
 @pytest.mark.usefixtures("launch")
 def test_process_that_ends_while_it_makes_its_envs_fails_the_launch() -> None:
     manager = create_env_manager(SYNC, [importlib.import_module("child_envs").exit_at_once])
-    with pytest.raises(EnvError, match=r"the process of env 0 ended with exit code 4") as caught:
+    with pytest.raises(
+        EnvError, match=r"the process of env 0 died: ended with exit code 4"
+    ) as caught:
         manager.launch()
     assert caught.value.env_id is None
     assert manager.closed

@@ -504,7 +504,7 @@ def test_rank_that_ended_because_another_was_lost_is_not_blamed(
         )
         ranks._ranks = [child_rank(1, -9), aggregator._Rank(2, link, 20.0)]
         error = ranks._find_lost(ConnectionError())
-        assert str(error) == "rank 1 of the learner ended with exit code -9"
+        assert str(error) == "rank 1 of the learner died: killed by SIGKILL"
         assert isinstance(error, WorkerCrashedError)
         assert (error.worker_id, error.exit_code) == ("rank-1", -9)
 

@@ -391,6 +391,17 @@ class TestLogShow:
         assert "iteration 20, env step 120" in text
         assert "loss_avg" in text
 
+    def test_short_run_has_curves(self, make_learner, scripted, tmp_path):
+        learner = make_learner(scripted(lambda data: {"loss": 1.0}), {"hook": QUIET_SAVE})
+
+        for _ in range(50):
+            learner.train([{}])
+        learner.close()
+
+        events = read_events(tmp_path / "run" / "log" / "learner" / "learner_tb_logger")
+        shown = [step for tag, step, _ in events if tag == "learner_iter/loss_avg"]
+        assert shown == [0, 1, 2, 4, 8, 16, 32]
+
     def test_without_env_steps_there_are_no_curves_over_them(
         self, make_learner, scripted, tmp_path
     ):

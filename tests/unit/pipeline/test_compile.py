@@ -356,6 +356,17 @@ def test_part_for_one_player_is_refused_for_an_env_of_two_players(
     assert caught.value.path == f"{path}.type"
 
 
+def test_all_parts_for_one_player_are_named_at_once() -> None:
+    game = _game()
+    cfg = {"env": game["env"], "policy": {"type": "dqn"}}
+    with pytest.raises(ConfigError) as caught:
+        compile_config(cfg)
+    assert str(caught.value).endswith(
+        "has 2; choose sample_1v1 or episode_1v1; policy.other.serial_commander.type: one_vs_one; "
+        "env_manager.type: base, subprocess or async_subprocess"
+    )
+
+
 def test_episode_collector_of_games_is_refused_in_parallel_on_policy_training() -> None:
     cfg = _game("policy.type=ppo", "policy.collect.n_episode=8")
     cfg["policy"]["learn"] = {}

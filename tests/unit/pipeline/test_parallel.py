@@ -288,19 +288,20 @@ def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -
     assert (best.iteration, best.envstep, best.state["model"]["w"].tolist()) == (1, 10, [1, 1])
 
 
-@pytest.mark.parametrize(("players", "buffers"), [(0, 1), (1, 1), (3, 3)])
-def test_status_counts_the_buffers_and_workers_of_all_players(
-    tmp_path: Path, players: int, buffers: int
+@pytest.mark.parametrize(("players", "buffers", "train_iter"), [(0, 1, 7), (1, 1, 9), (3, 3, 5)])
+def test_status_is_that_of_all_players(
+    tmp_path: Path, players: int, buffers: int, train_iter: int
 ) -> None:
     cfg = compile_run("cartpole-dqn", "parallel", None, (), 0)
     now = dataclasses.replace(
-        status(), players={f"p{number}": PlayerProgress(1, 2) for number in range(players)}
+        status(),
+        players={f"p{number}": PlayerProgress(9 - 2 * number, 2) for number in range(players)},
     )
     coordinator: Any = SimpleNamespace(status=lambda: now, running_tasks=lambda: ())
     found = _status(RunContext(cfg=cfg, run_dir=tmp_path), coordinator)
     size = cfg.policy.other.replay_buffer.replay_buffer_size
     assert (found.buffer_capacity, found.workers) == (buffers * size, 3)
-    assert (found.env_steps, found.train_iter, len(found.players)) == (10, 7, players)
+    assert (found.env_steps, found.train_iter, len(found.players)) == (10, train_iter, players)
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

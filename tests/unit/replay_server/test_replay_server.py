@@ -24,8 +24,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dingsdk import ReplayClient, ReplayServer
-from dingsdk.data import PrivateDir, SampleBatch, create_secret
+from dingsdk.data import PrivateDir, SampleBatch, create_secret, format_address
 from dingsdk.data import channel as channels
+from dingsdk.data.connections import parse_address
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -83,7 +84,7 @@ def opened(tmp_path: Path, **changes: Any) -> ServedBuffer:
 
 def dialled(server: ReplayServer) -> channels.Channel:
     """Return a connection on which the handshake is still to be done."""
-    place = channels.parse_address(server.address)
+    place = parse_address(server.address)
     return channels.Channel(socket.create_connection(place, 10.0), 1 << 20)
 
 
@@ -708,9 +709,7 @@ def test_another_secret_is_refused_by_both_sides(
 
 
 def test_connection_of_a_refused_client_is_closed(server: ReplayServer) -> None:
-    link = channels.Channel(
-        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
-    )
+    link = channels.Channel(socket.create_connection(parse_address(server.address), 10.0), 1 << 20)
     link.receive(channels.Welcome, 10.0)
     link.send(channels.Hello("0" * 32, "1" * 32, "2" * 64), timeout_s=10.0)
     answer, _ = link.receive(channels.Accepted | channels.Refused, 10.0)
@@ -725,9 +724,7 @@ def test_close_ends_the_connections_and_then_saves_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
 ) -> None:
     server = ReplayServer({}, SMALL, tmp_path)
-    link = channels.Channel(
-        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
-    )
+    link = channels.Channel(socket.create_connection(parse_address(server.address), 10.0), 1 << 20)
     link.greet(server.secret, "0" * 32, 10.0)
     ended: list[bool] = []
 
@@ -735,7 +732,7 @@ def test_close_ends_the_connections_and_then_saves_if_asked(
         with pytest.raises(ConnectionError):
             link.receive(wire.Reply, 10.0)
         with pytest.raises(ConnectionError):
-            socket.create_connection(channels.parse_address(server.address), 10.0)
+            socket.create_connection(parse_address(server.address), 10.0)
         ended.append(True)
 
     monkeypatch.setattr(ServedBuffer, "save", save)
@@ -779,7 +776,7 @@ def test_impostor_without_the_secret_gets_no_rows(tmp_path: Path) -> None:
 def test_invalid_connection_is_closed_and_others_are_served(
     server: ReplayServer, client: ReplayClient, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host, port = channels.parse_address(server.address)
+    host, port = parse_address(server.address)
     with socket.create_connection((host, port), 10.0) as sock:
         sock.settimeout(10.0)
         with suppress(OSError):  # closed before all bytes were sent
@@ -842,9 +839,7 @@ def test_message_that_arrives_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_small_messages_over_tcp_are_sent_at_once(server: ReplayServer) -> None:
-    link = channels.Channel(
-        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
-    )
+    link = channels.Channel(socket.create_connection(parse_address(server.address), 10.0), 1 << 20)
     assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     link.close()
 
@@ -1289,9 +1284,7 @@ def test_unexpected_exception_closes_the_connection_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client.insert(rows(0))
-    link = channels.Channel(
-        socket.create_connection(channels.parse_address(server.address), 10.0), 1 << 20
-    )
+    link = channels.Channel(socket.create_connection(parse_address(server.address), 10.0), 1 << 20)
     link.greet(server.secret, "0" * 32, 10.0)
     with monkeypatch.context() as patch:
         patch.setattr(server.buffer, "figures", lambda: 1 // 0)
@@ -1342,7 +1335,7 @@ def test_address_of_a_server_on_all_interfaces_has_the_host_name(
 ) -> None:
     monkeypatch.setenv("DINGSDK_SECRET", "y" * 32)
     with ReplayServer({"host": "0.0.0.0"}, SMALL, tmp_path) as server:
-        assert channels.parse_address(server.address)[0] == socket.gethostname()
+        assert parse_address(server.address)[0] == socket.gethostname()
         assert (tmp_path / "address").read_text() == server.address
 
 
@@ -1363,7 +1356,7 @@ def test_arbitrary_bytes_end_only_their_own_connection(
 ) -> None:
     """The bytes are sent before or after the handshake, as they are or as a message."""
     before = client.stats()
-    place = channels.parse_address(server.address)
+    place = parse_address(server.address)
     link = channels.Channel(sock := socket.create_connection(place, 10.0), 1 << 20)
     try:
         if is_known:
@@ -1391,7 +1384,7 @@ def test_invalid_address_is_refused(address: str, tmp_path: Path) -> None:
 
 def test_addresses_of_both_families_are_read() -> None:
     for host, port in (("127.0.0.1", 80), ("::1", 65535), ("box.lan", 1)):
-        assert channels.parse_address(channels.format_address(host, port)) == (host, port)
+        assert parse_address(format_address(host, port)) == (host, port)
 
 
 def test_address_reachable_from_other_hosts_needs_a_chosen_secret(tmp_path: Path) -> None:
@@ -1412,7 +1405,7 @@ def test_server_without_a_folder_needs_a_secret_and_saves_nothing(
 
 
 def test_taken_port_is_refused(server: ReplayServer, tmp_path: Path) -> None:
-    _, port = channels.parse_address(server.address)
+    _, port = parse_address(server.address)
     with pytest.raises(PortInUseError, match=f"{port}: it is in use; choose another port"):
         ReplayServer({"port": port}, SMALL, tmp_path / "other")
     assert not (tmp_path / "other").exists()

@@ -37,5 +37,6 @@ if TYPE_CHECKING:
     from dingsdk.worker.comm.requests.transport import RequestTransport as RequestTransport
     from dingsdk.worker.comm.requests.transport import Server as Server
     from dingsdk.worker.comm.requests.transport import begin_epoch as begin_epoch
+    from dingsdk.worker.comm.requests.transport import find_run_secret as find_run_secret
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

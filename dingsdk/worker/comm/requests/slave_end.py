@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import secrets
 from collections import deque
@@ -42,11 +43,13 @@ MARGIN_S = 2.0
 BACKOFF_S = (0.05, 2.0)
 """Limit of the pause before an unreachable master is asked again: the first one, and the largest
 one."""
+QUIET_S = 3.0
+"""Time after which a worker that cannot join says so."""
 PRESENCE_S = 1.0
 """How long a worker may be busy before its end asks whether the master is still there: the work is
 useless when the run is over."""
 
-
+_log = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
 
 
@@ -59,8 +62,9 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
 
     Args:
         scheduler: Gives the time, and runs the job that sends answers.
-        find_key: Returns the key with which connections prove that they know the run's secret; None
-            while there is no secret yet.
+        find_key: Returns the key with which connections prove that they know the run's secret,
+            given the id of the run, which is empty until the master has told it. Raises LinkError
+            while there is no such key.
         request_timeout_s: Longest wait for an immediate answer; at most half of ``lost_after_s``.
         lost_after_s: The master counts as lost if no request was answered for this time. All other
             waits are shorter, so that one lost reply is not enough.
@@ -72,7 +76,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         where: str,
         connect: Callable[[], Link[_Key]],
         scheduler: Scheduler,
-        find_key: Callable[[], _Key | None],
+        find_key: Callable[[str], _Key],
         *,
         max_bytes: int,
         request_timeout_s: float = 10.0,
@@ -119,17 +123,17 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         """
         check_id(info.worker_id, "worker_id")
         timeout_s = checked_timeout(timeout_s)
-        deadline = self._clock() + timeout_s
+        began_at = self._clock()
+        deadline, has_told = began_at + timeout_s, False
         body = encode_message({"role": info.role, "resource": info.resource})
-        idem, run, epoch, tries, why = secrets.token_hex(16), "", 0, 0, "no secret yet"
+        idem, run, epoch, tries = secrets.token_hex(16), "", 0, 0
         while True:
             request = Request(run, epoch, info.worker_id, 0, 0, idem, "join")
             try:
-                self._key = self._find_key()  # again, as a new master may have a new one
-                if self._key is not None:
-                    limit = min(deadline, self._clock() + self._request_timeout_s)
-                    joined = convert(self._ask_once(self._reports, request, body, limit), Joined)
-                    break
+                self._key = self._find_key(run)  # again, as a new master may have a new one
+                limit = min(deadline, self._clock() + self._request_timeout_s)
+                joined = convert(self._ask_once(self._reports, request, body, limit), Joined)
+                break
             except StaleEpochError as error:
                 if error.facts.get("run"):
                     is_news = (run, epoch) != (error.run, error.epoch)
@@ -143,13 +147,24 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                 raise AuthError(f"{self._where}: {error}", reason="answer") from error
             except LinkError as error:
                 why = str(error)
-            if self._clock() >= deadline:
-                raise WorkerLostError(
-                    f"no master at {self._where} within {timeout_s:.1f} s: {why}",
-                    worker_id=info.worker_id,
-                )
             self._pause(tries, deadline)
             tries += 1
+            now = self._clock()
+            if now >= deadline:
+                raise WorkerLostError(
+                    f"cannot join the master at {self._where} within {timeout_s:.1f} s: {why}",
+                    worker_id=info.worker_id,
+                    traceback="",  # ours says nothing about the master
+                )
+            if not has_told and now - began_at >= QUIET_S:
+                _log.warning(
+                    "%s cannot join the master at %s yet, and tries for %.0f s: %s",
+                    info.worker_id,
+                    self._where,
+                    timeout_s,
+                    why,
+                )
+                has_told = True
         with self._condition:
             self._worker_id, self._run, self._epoch = info.worker_id, run, epoch
             self._inc = joined.inc

@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 import msgspec
 from msgspec import Meta
 
-from dingsdk.data import PrivateDir, decode_json, encode_json
+from dingsdk.data import PrivateDir, Secret, decode_json, encode_json, find_secret
 from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError
 from dingsdk.worker.comm.requests.handler import RequestHandler
-from dingsdk.worker.comm.requests.link import Link
+from dingsdk.worker.comm.requests.link import Link, LinkError
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd
 from dingsdk.worker.comm.scheduler import Scheduler, ThreadScheduler
 from dingsdk.worker.comm.transport import (
@@ -132,19 +132,46 @@ def begin_epoch(folder: PrivateDir) -> tuple[str, int]:
         DataCorruptError: the file is damaged; counting from the beginning could repeat a number.
         RunFolderError, StorageFullError: it cannot be written.
     """
+    found = _read_epoch(folder) or _Epoch(uuid.uuid4().hex, 0)
+    fields = {"run": found.run, "epoch": found.epoch + 1}
+    folder.write_atomic(EPOCH_FILE, [encode_json(_EPOCH_KIND, fields)], durable=True)
+    return found.run, found.epoch + 1
+
+
+def find_run_secret(folder: PrivateDir, run: str) -> Secret:
+    """Return the secret of a run for a worker, which shares the run's folder with the master.
+
+    Args:
+        folder: The folder that the worker's config names.
+        run: Id of the master's run; empty if it is not known yet.
+
+    Raises:
+        LinkError: the folder has no secret yet, or is not the folder of the run.
+        AuthError, DataCorruptError: a file in the folder cannot be used.
+    """
+    secret = find_secret(folder)
+    if secret is None:
+        raise LinkError(f"there is no secret in {folder.path} yet")
+    epoch = _read_epoch(folder) if run else None
+    if run and (epoch is None or epoch.run != run):
+        raise LinkError(
+            f"{folder.path} does not belong to the run of this master: all roles need the same "
+            "folder, on a disk that they share"
+        )
+    return secret
+
+
+def _read_epoch(folder: PrivateDir) -> _Epoch | None:
     try:
         content = folder.read(EPOCH_FILE, _EPOCH_BYTES)
-        found = msgspec.convert(decode_json(_EPOCH_KIND, content, _EPOCH_BYTES), _Epoch)
+        return msgspec.convert(decode_json(_EPOCH_KIND, content, _EPOCH_BYTES), _Epoch)
     except DataMissingError:
-        found = _Epoch(uuid.uuid4().hex, 0)
+        return None
     except (DataCorruptError, msgspec.ValidationError) as error:
         raise DataCorruptError(
             f"{folder.path / EPOCH_FILE} is damaged ({error}); remove the folder to start afresh",
             where=EPOCH_FILE,
         ) from error
-    fields = {"run": found.run, "epoch": found.epoch + 1}
-    folder.write_atomic(EPOCH_FILE, [encode_json(_EPOCH_KIND, fields)], durable=True)
-    return found.run, found.epoch + 1
 
 
 class RequestTransport(Transport):
@@ -218,7 +245,7 @@ class RequestTransport(Transport):
         self.until_close.close()
 
     def slave_end_of(
-        self, where: str, connect: Callable[[], Link[_Key]], find_key: Callable[[], _Key | None]
+        self, where: str, connect: Callable[[], Link[_Key]], find_key: Callable[[str], _Key]
     ) -> RequestSlaveEnd[_Key]:
         """Return an unjoined slave end with the limits of the config."""
         return RequestSlaveEnd(
