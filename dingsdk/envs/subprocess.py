@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import is_exiting
-from pickle import PicklingError
 from typing import Any
 
 import numpy as np
@@ -291,7 +290,7 @@ class SubprocessEnvManager(EnvManager):
                 for each in (self._env_fns[env_id] for env_id in group.env_ids):
                     # pickle accepts what a notebook defines, although no process can import it.
                     if getattr(each, "__module__", "") == "__main__" and not is_main_importable():
-                        raise PicklingError(f"{each} is defined in a notebook or a shell")
+                        raise TypeError(f"{each} is defined in a notebook or a shell")
                 group.connection.send((self._env_num, dict(made)))
             except OSError:
                 continue  # it has ended, as its answer will show
