@@ -33,7 +33,7 @@ from dingsdk.errors import AuthError, ProtocolError
 
 _log = logging.getLogger(__name__)
 
-MAGIC = b"DRS1"
+MAGIC = b"DCH1"
 
 _FIXED = struct.Struct("<4sIQ")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -274,5 +274,5 @@ class Channel:
 
 
 def _proof(secret: Secret, side: str, *names: str) -> str:
-    text = "\n".join(("dingsdk replay", side, *names))
+    text = "\n".join(("dingsdk channel", side, *names))
     return hmac.digest(secret.reveal(), text.encode(), "sha256").hex()

@@ -398,7 +398,7 @@ def test_both_ends_prove_by_both_nonces_that_they_know_the_secret(tmp_path: Path
         client, nonce = "a" * 32, "b" * 32
 
         def proof(side: str) -> str:
-            text = "\n".join(("dingsdk replay", side, welcome.nonce, nonce, client))
+            text = "\n".join(("dingsdk channel", side, welcome.nonce, nonce, client))
             return hmac.new(SECRET.reveal(), text.encode(), "sha256").hexdigest()
 
         channel.send(Hello(client, nonce, proof("client")), timeout_s=10.0)

@@ -810,7 +810,7 @@ def test_insert_of_another_kind_is_refused(server: ReplayServer) -> None:
 def test_peer_of_another_version_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(struct.pack("<4sIQ", b"DRS2", 64, 0))
+        theirs.sendall(struct.pack("<4sIQ", b"DCH2", 64, 0))
         with pytest.raises(ProtocolError, match=r"version b'2'.*b'1'"):
             channels.Channel(ours, 100).receive(channels.Welcome, 5.0)
 
