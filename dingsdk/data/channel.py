@@ -4,6 +4,8 @@ A message is ``magic, 4 bytes | head length, uint32 | frame length, uint64 | hea
 head is a ``Head`` as strict JSON, padded with spaces to a multiple of 64 bytes, so that the arrays
 of the frame are aligned. The frame is any bytes. Received data is never executed.
 
+Both sides take turns: nobody sends a message before the last one is answered.
+
 A connection begins with a handshake: both sides prove by HMAC-SHA256 over two nonces that they
 know the secret. Before that, at most 4 KiB are read.
 """
@@ -101,6 +103,7 @@ class Channel:
         self._sock = sock
         self._max_bytes = _GREETING_BYTES
         self._granted_bytes = max_bytes
+        self._start = memoryview(bytearray(_GREETING_BYTES))  # a small message is there in one call
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -198,13 +201,14 @@ class Channel:
         """
         wait_s = timeout_s if idle_s is None else idle_s
         self._sock.settimeout(None if wait_s == math.inf else wait_s)
-        fixed = bytearray(_FIXED.size)
-        begun = self._sock.recv_into(fixed)
+        begun = self._sock.recv_into(self._start)
         if not begun:
             raise ConnectionResetError("the peer closed the connection")
         deadline = time.monotonic() + timeout_s
-        self._fill(memoryview(fixed)[begun:], deadline)
-        magic, head_bytes, frame_bytes = _FIXED.unpack(fixed)
+        if begun < _FIXED.size:
+            self._fill(self._start[begun : _FIXED.size], deadline)
+            begun = _FIXED.size
+        magic, head_bytes, frame_bytes = _FIXED.unpack_from(self._start)
         if magic[:3] == MAGIC[:3] and magic != MAGIC:
             raise ProtocolError(
                 f"the peer speaks version {magic[3:]!r} of the protocol, this side "
@@ -218,8 +222,11 @@ class Channel:
                 f"a message of {frame_bytes} bytes; at most {self._max_bytes} are read",
                 where="header",
             )
-        body = memoryview(bytearray(head_bytes + frame_bytes))
-        self._fill(body, deadline)
+        body, there = memoryview(bytearray(head_bytes + frame_bytes)), begun - _FIXED.size
+        if there > len(body):
+            raise ProtocolError("the peer sent more before it got an answer", where="header")
+        body[:there] = self._start[_FIXED.size : begun]
+        self._fill(body[there:], deadline)
         decoder = _DECODERS.get(kind)
         if decoder is None:
             decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)

@@ -815,6 +815,16 @@ def test_peer_of_another_version_is_refused() -> None:
             channels.Channel(ours, 100).receive(channels.Welcome, 5.0)
 
 
+def test_second_message_before_an_answer_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = channels.Channel(theirs, 100)
+        sender.send(wire.Ask(), timeout_s=5.0)
+        sender.send(wire.Ask(), timeout_s=5.0)
+        with pytest.raises(ProtocolError, match="sent more before it got an answer"):
+            channels.Channel(ours, 100).receive(wire.Request, 5.0)
+
+
 def test_message_that_arrives_in_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: 100.0))
     frame = bytes(range(200))
