@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from dingsdk_ray.workers import KILLED, RayWorker, RoleActor, Workers
+from dingsdk_ray.workers import RayWorker, RoleActor, Workers
 
 from dingsdk.errors import ConfigError, ServerLostError
 
@@ -72,7 +73,7 @@ def test_actor_that_died_is_a_killed_worker(
     refs, worker = Refs(monkeypatch), started()
     error = ray.exceptions.ActorDiedError() if has_room else ray.exceptions.OutOfMemoryError("x")
     refs.there["run"] = error
-    assert worker.exit_code == KILLED
+    assert worker.exit_code == -signal.SIGKILL
     (message,) = worker.messages()
     assert message["event"] == "failed"
     assert message["text"].startswith("its actor died" if has_room else "out of memory")

@@ -95,7 +95,7 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         self._asks, self._reports = connect(), connect()
         self._condition = scheduler.condition()
         self._sender: Job | None = None
-        self._key: _Key | None = None
+        self._key: _Key  # from join() on
         self._seqs = itertools.count(1)
         # Not the shared generator: programs seed it, and workers must not retry at the same time.
         self._jitter = jitter or random.Random()
@@ -332,12 +332,11 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
     def _ask_once(
         self, link: Link[_Key], request: Request, body: bytes, deadline: float
     ) -> dict[str, Any]:
-        key = self._key
-        assert key is not None  # found before the first request
         if self._is_closed and request.type != "leave":
             raise self._closed()
         try:
-            answer = link.post(f"/v1/{request.type}", encode_request(request, body), key, deadline)
+            content = encode_request(request, body)
+            answer = link.post(f"/v1/{request.type}", content, self._key, deadline)
         except LinkError:
             if self._is_closed and request.type != "leave":
                 raise self._closed() from None
