@@ -439,13 +439,6 @@ class Folder(Closing):
         """Use the descriptor; with an ``action``, convert OSErrors to the errors of this module."""
         return _Use(self, action, name)
 
-    def _enter(self) -> int:
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("the folder is closed", what="folder")
-            self._users += 1
-        return self._descriptor
-
     def _leave(self) -> None:
         """Close the descriptor after its last use, because the system may reuse its number."""
         with self._lock:
@@ -516,7 +509,12 @@ class _Use:
         self._folder, self._action, self._name = folder, action, name
 
     def __enter__(self) -> int:
-        return self._folder._enter()
+        folder = self._folder
+        with folder._lock:
+            if folder._is_closed:
+                raise ClosedError("the folder is closed", what="folder")
+            folder._users += 1
+        return folder._descriptor
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._folder._leave()

@@ -109,8 +109,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             )
             obs = self._schema.conform(obs)
             reward = plain_reward(reward, self.player_num)
-            terminated = plain_flag("terminated", terminated)
-            truncated = plain_flag("truncated", truncated)
+            terminated = _plain_flag("terminated", terminated)
+            truncated = _plain_flag("truncated", truncated)
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
@@ -337,7 +337,7 @@ def plain_reward(reward: Any, players: int) -> Any:
     return plain
 
 
-def plain_flag(name: str, flag: Any) -> bool:
+def _plain_flag(name: str, flag: Any) -> bool:
     """Return ``terminated`` or ``truncated``, which may be an array of one number, as a bool."""
     if isinstance(flag, bool):
         return flag

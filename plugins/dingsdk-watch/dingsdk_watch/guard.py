@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from werkzeug.wrappers import Request
 
-from dingsdk.data import url_host
+from dingsdk.data import is_loopback, url_host
 from dingsdk.errors import InsecureBindError
 
 TOKEN_PARAMETER = "token"
@@ -84,11 +84,10 @@ def allowed_hosts(host: str, names: Iterable[str]) -> list[str]:
     """
     named = [url_host(name.lower()) for name in names]
     try:
-        address = ipaddress.ip_address(host.strip("[]"))
-        is_loopback, shown = address.is_loopback, url_host(str(address))
+        shown = url_host(str(ipaddress.ip_address(host.strip("[]"))))
     except ValueError:
-        is_loopback, shown = host.lower() == "localhost", host.lower()
-    if is_loopback:
+        shown = host.lower()
+    if is_loopback(shown):
         return [shown, *_LOOPBACK_NAMES, *named]
     if not named:
         raise InsecureBindError(

@@ -152,12 +152,13 @@ def find_run_secret(folder: PrivateDir, run: str) -> Secret:
     secret = find_secret(folder)
     if secret is None:
         raise LinkError(f"there is no secret in {folder.path} yet")
-    epoch = _read_epoch(folder) if run else None
-    if run and (epoch is None or epoch.run != run):
-        raise LinkError(
-            f"{folder.path} does not belong to the run of this master: all roles need the same "
-            "folder, on a disk that they share"
-        )
+    if run:
+        epoch = _read_epoch(folder)
+        if epoch is None or epoch.run != run:
+            raise LinkError(
+                f"{folder.path} does not belong to the run of this master: all roles need the "
+                "same folder, on a disk that they share"
+            )
     return secret
 
 
