@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ from dingsdk.pipeline.context import (
     RunStatus,
     TaskStatus,
     WorkerStatus,
-    best_of,
 )
+from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
 from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
 from dingsdk.pipeline.worker import (
@@ -45,31 +44,23 @@ from dingsdk.pipeline.worker import (
     worker_ids,
 )
 from dingsdk.pipeline.worker_process import WorkerSpec
-from dingsdk.plugins import default_manager, observe
+from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import Coordinator
-from dingsdk.worker.collector.battle import game_statistics
 from dingsdk.worker.collector.factory import traj_len_of
-from dingsdk.worker.collector.rollout import return_statistics
 from dingsdk.worker.comm.master import Master
 from dingsdk.worker.comm.transport import Transport, WorkerHandle
 from dingsdk.worker.commander.base import NO_PROGRESS, BaseParallelCommander, PlayerProgress
-from dingsdk.worker.coordinator import CoordinatorStatus, TaskState
+from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.experience import metadata_config
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_returns
 from dingsdk.worker.factory import create_buffer
-from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.learner.hooks import first_checkpoint
-from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.replay_buffer.config import is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_logger import (
     TensorboardLogger,
-    build_tb_logger,
-    floats_of,
-    write_statistics,
 )
 
 _log = logging.getLogger(__name__)
@@ -129,7 +120,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             transport.scheduler.record(context.run_dir / SCHEDULE_NAME)
         stack.callback(lambda: leave_data(transport, is_kept=is_kept()))
         stack.callback(lambda: transport.close(time_to_close(2)))
-        results = _Results(context, stack)
+        results = ParallelResults(context, stack)
         tb_logger = results.tb_logger()
         coordinator = results.coordinator = Coordinator(
             cfg,
@@ -344,16 +335,6 @@ def _watch(
     return "stop_value" if coordinator.has_reached_goal else "limit"
 
 
-def write_paces(tb_logger: TensorboardLogger, status: CoordinatorStatus) -> None:
-    """Write ``pace/<worker>``, ``relative_pace/<worker>`` and ``policy_lag/*`` over env steps."""
-    for name, value in (status.policy_lag._asdict() if status.policy_lag else {}).items():
-        tb_logger.add_scalar(f"policy_lag/{name}", value, status.env_steps)
-    for worker_id, pace in status.paces.items():
-        tb_logger.add_scalar(f"pace/{worker_id}", pace.per_s, status.env_steps)
-        if pace.relative is not None:
-            tb_logger.add_scalar(f"relative_pace/{worker_id}", pace.relative, status.env_steps)
-
-
 def _train_out(context: RunContext, coordinator: Coordinator, workers: WorkerGroup) -> Reason:
     """After the last env step, make the updates that serial mode would have made until then.
 
@@ -385,137 +366,6 @@ def _finish_evaluations(
             break
         workers.poll()
     return "stop_value" if coordinator.has_reached_goal else reason
-
-
-class _Results:
-    """Records the reports of workers for each player: curves, evaluations and best weights.
-
-    Thread-safe. The tensorboard file of a player is made when it is first needed; ``stack`` closes
-    it.
-    """
-
-    coordinator: Coordinator
-
-    def __init__(self, context: RunContext, stack: ExitStack) -> None:
-        self._context, self._stack = context, stack
-        self._lock = threading.Lock()
-        self._tb_loggers: dict[str | None, TensorboardLogger] = {}
-
-    def tb_logger(self, player: str | None = None) -> TensorboardLogger:
-        """Return the tensorboard logger for a player."""
-        with self._lock:
-            if player not in self._tb_loggers:
-                folder = player_folder(self._context.run_dir, player)
-                self._tb_loggers[player] = build_tb_logger(folder / "log", "coordinator")
-                self._stack.callback(self._tb_loggers[player].close)
-            return self._tb_loggers[player]
-
-    def collected(self, finished: Mapping[str, Any]) -> None:
-        """Write the statistics of a collecting task."""
-        self._context.note_exploration(finished.get("collect_setting") or {})
-        status, player = self.coordinator.status(), finished.get("player")
-        own = _statistics_of(player, status.players, self.coordinator.commander_statistics())
-        write_collected(self.tb_logger(player), finished, _status_of(player, status), own)
-
-    def evaluated(self, info: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-        """Record an evaluation, and keep the weights of the best one."""
-        returns = [float(each) for each in info["reward_raw"]]
-        if not returns:
-            return  # stopped before an episode ended
-        player = info.get("player")
-        env_steps = _status_of(player, self.coordinator.status()).env_steps
-        tb_logger = self.tb_logger(player)
-        evaluation = self._context.recorder.add_evaluation(
-            returns, env_steps, int(info["train_iter"]), player, info.get("opponent")
-        )
-        self.coordinator.note_evaluation(dataclasses.asdict(evaluation))
-        write_statistics(
-            tb_logger,
-            "evaluator",
-            evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
-            | info.get("episode_info", {}),
-            evaluation.train_iter,
-            env_steps,
-        )
-        write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
-        observe().after_evaluate(
-            source=str(info.get("task_id", "evaluator")),
-            mean_return=evaluation.mean,
-            train_iter=evaluation.train_iter,
-            envstep=env_steps,
-        )
-        if model is not None and best_of(self._context.recorder.of(player)) is evaluation:
-            save_checkpoint(
-                player_folder(self._context.run_dir, player) / "ckpt",
-                "ckpt_best",
-                {"model": dict(model)},
-                iteration=evaluation.train_iter,
-                envstep=env_steps,
-                is_latest=False,
-            )
-
-
-def _statistics_of(
-    player: str | None, players: Collection[str], statistics: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the statistics of a commander that belong to one player, without the player's prefix.
-
-    Statistics of players after the first are named ``<player>/<name>``. ``players`` contains all
-    players, or none if there is only one.
-    """
-    if player is not None:
-        prefix = f"{player}/"
-        found = {name: each for name, each in statistics.items() if name.startswith(prefix)}
-        return {name.removeprefix(prefix): each for name, each in found.items()}
-    return {k: v for k, v in statistics.items() if k.partition("/")[0] not in players}
-
-
-def _status_of(player: str | None, status: CoordinatorStatus) -> CoordinatorStatus:
-    """Return the status of the run; if there are several players, with the progress of one."""
-    if not status.players:
-        return status
-    own = status.players[player or next(iter(status.players))]
-    return dataclasses.replace(
-        status,
-        train_iter=own.train_iter,
-        env_steps=own.env_steps,
-        episodes=own.episodes,
-        samples=dataclasses.replace(status.samples, collected=own.samples),
-    )
-
-
-def write_collected(
-    tb_logger: TensorboardLogger,
-    finished: Mapping[str, Any],
-    status: CoordinatorStatus,
-    of_commander: Mapping[str, float],
-) -> None:
-    """Write the statistics and settings of a collecting task, with the names of serial mode."""
-    returns, steps = finished.get("reward_raw") or [], int(finished.get("step_count", 0))
-    samples, seconds = finished.get("sample_count", 0), max(finished.get("duration", 0.0), 1e-9)
-    statistics = {
-        "episode_count": len(returns),
-        "envstep_count": steps,
-        "train_sample_count": samples,
-        "avg_envstep_per_sec": steps / seconds,
-        "avg_train_sample_per_sec": samples / seconds,
-        "total_envstep_count": status.env_steps,
-        "total_episode_count": status.episodes,
-        "total_train_sample_count": status.samples.collected,
-    }
-    if returns:
-        statistics["avg_episode_per_sec"] = len(returns) / seconds
-        statistics["avg_sample_per_episode"] = samples / len(returns)
-        length = finished.get("avg_step_per_episode", steps / len(returns))
-        statistics["avg_envstep_per_episode"] = length
-        if "player_returns" in finished:
-            outcomes = [outcome for env in finished.get("game_result", ()) for outcome in env]
-            statistics |= game_statistics(finished["player_returns"], outcomes)
-        else:
-            statistics |= return_statistics(returns)
-    statistics |= floats_of(finished.get("collect_setting", {}))
-    write_statistics(tb_logger, "collector", statistics, status.train_iter, status.env_steps)
-    write_statistics(tb_logger, "commander", of_commander, status.train_iter, status.env_steps)
 
 
 def _with_trace(failure: DingError, workers: WorkerGroup) -> DingError:

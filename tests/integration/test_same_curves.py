@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dingsdk import train
-from tests.unit.learner.test_logs import read_events
+from tests.tensorboard_events import read_events
 
 SETS = (
     "system.max_env_steps=3000",

@@ -24,7 +24,7 @@ from dingsdk.worker.commander.league import OneVsOneLeague
 from dingsdk.worker.commander.one_vs_one import saved_league
 from dingsdk.worker.coordinator import Coordinator
 from dingsdk.worker.learner.checkpoint import load_checkpoint
-from tests.unit.learner.test_logs import read_events
+from tests.tensorboard_events import read_events
 
 from .process_cluster import ProcessCluster
 from .test_parallel_resume import ROOT, kill_all, recovered, status, wait_until

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
-import ipaddress
 import logging
 import os
 import secrets
@@ -16,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dingsdk.data import is_loopback
 from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
 
 LEAST_VERSION = (2, 54)
@@ -190,11 +190,7 @@ def _read_tokens_again() -> None:
 
 def check_tokens(address: str, *, allow_insecure: bool) -> None:
     """Raise InsecureBindError for a cluster that other hosts reach and that has no tokens."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        is_local = address == "local" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
+    is_local = address == "local" or is_loopback(address.rpartition(":")[0])
     if is_local or allow_insecure or os.environ.get(AUTH_MODE, "").lower() == "token":
         return
     raise InsecureBindError(

@@ -4,7 +4,6 @@ import logging
 import os
 import resource
 import signal
-import struct
 import threading
 import time
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.errors import ClosedError, PolicyOutputTypeError, RunFolderError
 from dingsdk.worker import run_logger
@@ -26,21 +24,9 @@ from dingsdk.worker.run_logger import (
     remove_logs,
     write_statistics,
 )
+from tests.tensorboard_events import events_of, read_events
 
 QUIET_SAVE = {"save_ckpt_after_iter": False, "save_ckpt_after_run": False}
-
-
-def read_events(folder):
-    """Yield (tag, step, value or 'histogram') for every summary in a tensorboard folder."""
-    for file in folder.glob("events*"):
-        raw = file.read_bytes()
-        while raw:
-            (length,) = struct.unpack_from("<Q", raw)
-            event = Event.FromString(raw[12 : 12 + length])
-            raw = raw[12 + length + 4 :]
-            for value in event.summary.value:
-                is_histogram = value.HasField("histo")
-                yield value.tag, event.step, "histogram" if is_histogram else value.simple_value
 
 
 @contextlib.contextmanager
@@ -299,8 +285,7 @@ class TestBuildLogger:
         writer.close()
 
         (file,) = (tmp_path / "a_tb_logger").iterdir()
-        (length,) = struct.unpack_from("<Q", raw := file.read_bytes())
-        event = Event.FromString(raw[12 : 12 + length])
+        event = next(events_of(file))
         assert event.file_version == "brain.Event:2"
         assert before <= event.wall_time <= time.time()
 

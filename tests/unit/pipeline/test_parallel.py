@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import struct
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
 
 from dingsdk.errors import (
     ConfigError,
@@ -29,10 +25,7 @@ from dingsdk.pipeline.parallel import (
     INTERRUPTED_CLOSE_S,
     _finish_evaluations,
     _make_workers,
-    _Results,
-    _statistics_of,
     _status,
-    _status_of,
     _train_out,
     _watch,
     _with_trace,
@@ -40,115 +33,19 @@ from dingsdk.pipeline.parallel import (
     open_journal,
     parallel_pipeline,
     worker_config,
-    write_collected,
-    write_paces,
 )
 from dingsdk.pipeline.resume import JournaledRun
-from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import WorkerGroup, transport_class, worker_ids
 from dingsdk.pipeline.worker_process import WorkerSpec
-from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.worker import NaiveCommander
 from dingsdk.worker.commander.base import BaseParallelCommander, PlayerProgress
 from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
-from dingsdk.worker.coordinator.experience import PolicyLag
-from dingsdk.worker.coordinator.pace import Pace
-from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 from dingsdk.worker.run_logger import build_tb_logger
-from dingsdk.worker.sample_counts import SampleCounts
-
-
-def scalars(events: bytes) -> Iterator[tuple[str, int, float]]:
-    """Read an event file. A record is: length, checksum, event, checksum."""
-    at = 0
-    while at < len(events):
-        (size,) = struct.unpack_from("<Q", events, at)
-        event = Event.FromString(events[at + 12 : at + 12 + size])
-        for value in event.summary.value:
-            yield value.tag, event.step, value.simple_value
-        at += 16 + size
-
-
-def status() -> CoordinatorStatus:
-    return CoordinatorStatus(
-        env_steps=10,
-        train_iter=7,
-        is_train_iter_known=True,
-        buffer_count=0,
-        workers={"collector": 2, "learner": 1},
-        running_tasks=2,
-        episodes=12,
-        samples=SampleCounts(),
-        held_up_by="",
-        paces={
-            "c0": Pace("collector", 50.0, 0.5, False),
-            "e0": Pace("evaluator", 30.0, None, False),
-        },
-        policy_lag=PolicyLag(0.25, 1, 2),
-    )
-
-
-def test_paces_and_policy_lag_are_written_at_the_env_step(tmp_path: Path) -> None:
-    with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
-        write_paces(tb_logger, status())
-    (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
-    assert sorted(scalars(path.read_bytes())) == [
-        ("pace/c0", 10, 50.0),
-        ("pace/e0", 10, 30.0),
-        ("policy_lag/largest", 10, 2.0),
-        ("policy_lag/mean", 10, 0.25),
-        ("policy_lag/p99", 10, 1.0),
-        ("relative_pace/c0", 10, 0.5),
-    ]
-
-
-def test_collecting_tasks_write_the_same_curves_as_serial_mode(tmp_path: Path) -> None:
-    finished = {
-        "reward_raw": [1.0, 3.0],
-        "step_count": 40,
-        "avg_step_per_episode": 15.0,  # some of the steps are of unfinished episodes
-        "sample_count": 80,
-        "duration": 2.0,
-        "collect_setting": {"eps": 0.5, "name": "linear"},
-    }
-    games = {
-        **finished,
-        "game_result": [["wins", "losses"], ["wins", "draws"], []],
-        "player_returns": [[1.0, 3.0], [-1.0, -3.0]],
-    }
-    with closing(build_tb_logger(tmp_path, "coordinator")) as tb_logger:
-        write_collected(tb_logger, finished, status(), {"past_players": 3.0})
-        write_collected(tb_logger, {"step_count": 4}, status(), {})  # no episode ended
-        write_collected(tb_logger, games, status(), {})
-    (path,) = (tmp_path / "coordinator_tb_logger").iterdir()
-    found = list(scalars(path.read_bytes()))
-    assert {tag for tag, _, _ in found} >= {
-        "collector_iter/reward_mean",
-        "collector_iter/total_envstep_count",
-        "collector_iter/eps",
-    }
-    assert {step for tag, step, _ in found if "_iter/" in tag} == {7}
-    assert {step for tag, step, _ in found if "_step/" in tag} == {10}
-    values = {tag: value for tag, _, value in reversed(found)}  # values of the first task
-    assert values["collector_step/reward_mean"] == 2.0
-    assert values["collector_step/avg_envstep_per_episode"] == 15.0
-    assert values["collector_step/avg_episode_per_sec"] == 1.0
-    assert values["collector_step/total_episode_count"] == 12
-    samples = [v for tag, _, v in found if tag == "collector_step/avg_train_sample_per_sec"]
-    assert samples == [40, 0, 40]
-    assert [tag for tag, _, _ in found].count("collector_step/reward_mean") == 1
-    assert "collector_step/name" not in values
-    by_player = [
-        values[f"collector_step/reward{player}_{key}"]
-        for player in (0, 1)
-        for key in ("mean", "std", "max", "min")
-    ]
-    assert by_player == [2, 1, 3, 1, -2, 1, -1, -3]
-    shares = [values[f"collector_step/share_of_{name}"] for name in ("wins", "draws", "losses")]
-    assert shares == [0.5, 0.25, 0.25]
-    assert values["commander_step/past_players"] == 3.0
+from tests.tensorboard_events import read_events
+from tests.unit.pipeline.coordinators import status
 
 
 class Group:
@@ -257,35 +154,6 @@ def test_workers_started_by_a_transport_get_the_run_folder_and_config(tmp_path: 
     assert {spec.run_dir for spec in specs} == {tmp_path}
     assert specs[0].cfg["system"]["restarts"] == 3
     assert lost == [spec.worker_id for spec in specs]
-
-
-def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -> None:
-    told: list[Any] = []
-    noted: list[Mapping[str, Any]] = []
-
-    class Observer:
-        @hookimpl
-        def dingsdk_after_evaluate(
-            self, source: str, mean_return: float, train_iter: int, envstep: int
-        ) -> None:
-            told.append((source, mean_return, train_iter, envstep))
-
-    context = RunContext(cfg={}, run_dir=tmp_path)
-    plugins = PluginManager()
-    plugins.register_plugin(Observer(), "observer")
-    with ExitStack() as stack, use_manager(plugins):
-        results = _Results(context, stack)
-        results.coordinator = SimpleNamespace(  # type: ignore[assignment]
-            status=status, note_evaluation=noted.append
-        )
-        for train_iter, returns in ((1, [2.0, 4.0]), (2, []), (3, [1.0, 3.0])):
-            info = {"reward_raw": returns, "train_iter": train_iter, "task_id": "t1"}
-            results.evaluated(info, {"w": np.full(2, train_iter)})
-    assert told == [("t1", 3.0, 1, 10), ("t1", 2.0, 3, 10)]
-    assert [each["mean"] for each in noted] == [3.0, 2.0]
-    assert list(find_checkpoints(tmp_path)) == ["best"]
-    best = load_checkpoint(find_checkpoints(tmp_path)["best"])
-    assert (best.iteration, best.envstep, best.state["model"]["w"].tolist()) == (1, 10, [1, 1])
 
 
 @pytest.mark.parametrize(("players", "buffers", "train_iter"), [(0, 1, 7), (1, 1, 9), (3, 3, 5)])
@@ -408,8 +276,8 @@ def test_watch_loop_ends_at_the_limit_or_on_an_interrupt(
 
         context.stop.set()
         assert _watch(context, coordinator, workers, tb_logger) == "interrupted"
-    (events,) = (tmp_path / "log" / "coordinator_tb_logger").iterdir()
-    paces = [(step, value) for tag, step, value in scalars(events.read_bytes()) if tag == "pace/c0"]
+    events = read_events(tmp_path / "log" / "coordinator_tb_logger")
+    paces = [(step, value) for tag, step, value in events if tag == "pace/c0"]
     assert paces == [(10, 50.0), (20, 50.0), (10, 50.0)]
 
 
@@ -518,19 +386,3 @@ def test_state_is_validated_at_the_end_if_configured(
     context.stop.set()
     parallel_pipeline(context)
     assert len(validated) == is_asked_for
-
-
-def test_statistics_and_progress_are_separated_by_player() -> None:
-    statistics = {"win_rate": 0.5, "b/win_rate": 0.75, "c/loss": 1.0, "pool/size": 3.0}
-    players = ["a", "b", "c"]
-    assert _statistics_of("b", players, statistics) == {"win_rate": 0.75}
-    assert _statistics_of(None, players, statistics) == {"win_rate": 0.5, "pool/size": 3.0}
-    alone = status()
-    several = dataclasses.replace(
-        alone, players={"a": PlayerProgress(3, 40, 7, 30), "b": PlayerProgress(5, 60, 8, 50)}
-    )
-    for player, expected in ((None, (3, 40, 7, 30)), ("a", (3, 40, 7, 30)), ("b", (5, 60, 8, 50))):
-        found = _status_of(player, several)
-        counts = (found.train_iter, found.env_steps, found.episodes, found.samples.collected)
-        assert counts == expected
-    assert _status_of("a", alone) is alone
