@@ -12,7 +12,7 @@ from dingsdk import resume, train
 from dingsdk.errors import SamplesLostError
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.worker.coordinator.experience import PayloadLedger
+from dingsdk.worker.coordinator.payload_ledger import PayloadLedger
 
 SETS = (
     "system.validate_state=true",

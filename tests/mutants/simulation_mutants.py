@@ -235,13 +235,13 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "A payload is announced several times": [
         Mutant(
             "a payload counts as often as it is announced",
-            f"{_COORDINATOR}.experience:PayloadLedger.add",
+            f"{_COORDINATOR}.payload_ledger:PayloadLedger.add",
             "if known is not None:",
             "if False:",
         ),
         Mutant(
             "evicted rows are not counted",
-            f"{_COORDINATOR}.experience:PayloadLedger.evict",
+            f"{_COORDINATOR}.payload_ledger:PayloadLedger.evict",
             "self.evicted_rows[reason] += len(numbers)",
             "self.evicted_rows[reason] += len(set(numbers.tolist()))",
         ),
@@ -249,7 +249,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "Two payloads have one id": [
         Mutant(
             "a second payload under a known id counts as a repetition",
-            f"{_COORDINATOR}.experience:PayloadLedger.add",
+            f"{_COORDINATOR}.payload_ledger:PayloadLedger.add",
             "raise ConflictError(",
             "str(",
         ),
@@ -362,7 +362,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "Payloads are deleted while a learner trains on them": [
         Mutant(
             "a payload is deleted while a learner trains on it",
-            f"{_COORDINATOR}.experience:_Payload.is_garbage",
+            f"{_COORDINATOR}.payload_ledger:_Payload.is_garbage",
             "self.left == 0 and self.pins == 0",
             "self.left == 0",
         ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from dingsdk.errors import ConflictError, ProtocolError
-from dingsdk.worker.coordinator.experience import PayloadLedger
+from dingsdk.worker.coordinator.payload_ledger import PayloadLedger
 
 RETIRED_KEPT = 6
 
