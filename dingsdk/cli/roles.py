@@ -92,7 +92,7 @@ def coordinator(
     that they need. For workers on other hosts, give --host and choose a secret
     (DINGSDK_SECRET_FILE).
     """
-    from dingsdk.cli.train import console_progress, summary
+    from dingsdk.cli.train import summary
     from dingsdk.pipeline.signals import exit_code
     from dingsdk.pipeline.train import compile_run, run_coordinator
 
@@ -109,9 +109,7 @@ def coordinator(
         if note:
             say(note)
 
-    result = run_coordinator(
-        cfg, data.absolute(), announce, None if quiet else console_progress("parallel")
-    )
+    result = run_coordinator(cfg, data.absolute(), announce, progress=not quiet)
     say(summary(result))
     return exit_code(result.signal)
 

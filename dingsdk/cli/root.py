@@ -13,8 +13,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from dingsdk.cli.completion import VARIABLE, complete
-from dingsdk.cli.output import discard, open_closed_streams
+from dingsdk.cli.output import open_closed_streams
 from dingsdk.errors import DingError, UnknownPluginError, nearest_name
+from dingsdk.pipeline.output import discard
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import error_text, raised_in
 from dingsdk.plugins.discovery import version_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
 import os
 import shutil
 import subprocess
@@ -31,8 +30,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import error_text
 
 if TYPE_CHECKING:
-    from dingsdk.pipeline.context import RunContext, RunResult
-    from dingsdk.pipeline.train import ProgressFactory
+    from dingsdk.pipeline.context import RunResult
 
 PAGE_END_S = 15.0
 """How long the live page may take to end before it is killed."""
@@ -91,21 +89,16 @@ def train(
             "system.learner_num by itself; on several hosts start `dingsdk learner` by torchrun."
         )
     if resume is not None:
-        from dingsdk.pipeline.resume import has_journal
-        from dingsdk.pipeline.run_folder import run_path
-
         others = ("config", "mode", "transport", "seed", "output")
         if (name := given_of(click.get_current_context(), others)) is not None:
             raise click.UsageError(
                 f"--resume takes the run's own {name}; beside it there are --set and --quiet."
             )
-        mode = "parallel" if has_journal(run_path(resume)) else "serial"
-    progress = None if quiet else console_progress(mode)
     with ExitStack() as stack:
         page = stack.enter_context(LivePage()) if is_watched else None
         callbacks = [] if page is None else [page.run_started]
         if resume is not None:
-            result = go_on(resume, sets=sets, progress=progress, callbacks=callbacks)
+            result = go_on(resume, sets=sets, progress=not quiet, callbacks=callbacks)
         elif config is None:
             raise click.UsageError("Missing argument 'CONFIG', or --resume RUN.")
         else:
@@ -116,7 +109,7 @@ def train(
                 sets=sets,
                 seed=seed,
                 output=output,
-                progress=progress,
+                progress=not quiet,
                 callbacks=callbacks,
             )
         say(summary(result))
@@ -181,35 +174,6 @@ class LivePage:
                 self._process.kill()
                 self._process.wait()
             self._printer.join(PAGE_END_S)
-
-
-def console_progress(mode: str) -> ProgressFactory:
-    """Return a function that announces a run on the console and returns its progress display."""
-    from dingsdk.cli.console import RunConsole
-    from dingsdk.pipeline.progress import ConsoleProgress
-    from dingsdk.plugins import ask
-
-    console = RunConsole(soft_wrap=True)
-
-    def progress(context: RunContext) -> ConsoleProgress:
-        env, kind = context.cfg.env, context.cfg.policy.type
-        goal = ""
-        if math.isfinite(env.stop_value):
-            goal = f", until a mean return of {env.stop_value:g}"
-        console.print(
-            f"training {kind} on {env.env_id}, {mode}, seed {context.cfg.seed}{goal}; "
-            f"run folder {context.run_dir}",
-            highlight=False,
-            markup=False,
-        )
-        return ConsoleProgress(
-            console,
-            lambda: context.status(),
-            env.stop_value,
-            lambda: ask().progress_columns(run_dir=context.run_dir),
-        )
-
-    return progress
 
 
 def summary(result: RunResult) -> str:

@@ -15,7 +15,7 @@ from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import check_bounds
 from dingsdk.data.spawn import leave_if_importing, spawn_context
-from dingsdk.errors import ConfigError, DingError, RunFolderError
+from dingsdk.errors import ConfigError, DingError, RunFolderError, wrong_type
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
 from dingsdk.pipeline.run_folder import (
@@ -54,7 +54,7 @@ def train(
     sets: Sequence[str] = (),
     seed: int | None = None,
     output: str | os.PathLike[str] = "runs",
-    progress: ProgressFactory | None = None,
+    progress: bool | ProgressFactory = False,
     announce: Callable[[str], None] | None = None,
     *,
     env: str | Callable[..., Any] | None = None,
@@ -75,7 +75,8 @@ def train(
         sets: Overrides as ``"a.b=c"``, applied in order.
         seed: Seed of the run, in place of ``seed`` of the config.
         output: Folder in which the run folder is made.
-        progress: Returns an object that shows the progress of the run; None shows nothing.
+        progress: Whether to show the progress of the run on the console, as ``dingsdk train``
+            does. Also a function that returns another display for a ``RunContext``.
         announce: Called with a line for the user when a signal arrives; None writes to stderr.
         env: An env id, or a class or function that returns an env when it is called with
             ``env.kwargs``; in place of ``env.env_id``.
@@ -103,6 +104,7 @@ def train(
         print(result.reason, result.best_return, result.run_dir)
     """
     leave_if_importing()
+    _check_progress(progress)
     cfg = compile_run(config, mode, transport, sets, seed, env, policy)
     _check_first_checkpoint(cfg, mode)
     with _given(cfg, mode, env, callbacks) as hooks:
@@ -114,7 +116,7 @@ def train(
 def resume(
     run: str | os.PathLike[str],
     sets: Sequence[str] = (),
-    progress: ProgressFactory | None = None,
+    progress: bool | ProgressFactory = False,
     announce: Callable[[str], None] | None = None,
     *,
     env: str | Callable[..., Any] | None = None,
@@ -146,6 +148,7 @@ def resume(
     from dingsdk.pipeline.resume import JournaledRun, changed_config, find_run
 
     leave_if_importing()
+    _check_progress(progress)
     save = find_run(run_path(run))
     if not os.access(save.run_dir, os.W_OK):
         raise RunFolderError(
@@ -192,7 +195,7 @@ def run_coordinator(
     cfg: Any,
     run_dir: Path,
     on_address: Callable[[str, str], None],
-    progress: ProgressFactory | None = None,
+    progress: bool | ProgressFactory = False,
 ) -> RunResult:
     """Train with workers that the user starts; returns the same as ``train``.
 
@@ -222,7 +225,7 @@ def run_coordinator(
 def run_pipeline(
     context: RunContext,
     mode: Mode,
-    progress: ProgressFactory | None = None,
+    progress: bool | ProgressFactory = False,
     announce: Callable[[str], None] | None = None,
 ) -> RunResult:
     """Train in an existing run folder, and write the config, the result and the curve to it.
@@ -248,7 +251,7 @@ def run_pipeline(
         stack.callback(default_manager().unconfigure)
         _warn_of_short_pieces(cfg)
         observe().run_started(config=cfg, run_dir=context.run_dir)
-        shown = None if progress is None else progress(context)
+        shown = _display(progress, context, mode)
         context.recorder = RunRecorder(on_evaluation=None if shown is None else shown.on_evaluation)
         status_file = stack.enter_context(StatusFile(context, mode))
         records: list[Mapping[str, Any]] = []
@@ -290,6 +293,23 @@ def run_pipeline(
         if records:
             observe().run_finished(run_dir=context.run_dir, result=records[0])
         return result
+
+
+def _check_progress(progress: Any) -> None:
+    if not (isinstance(progress, bool) or callable(progress)):
+        what = "True, False, or a function that returns a display for a RunContext"
+        raise wrong_type("progress", what, progress)
+
+
+def _display(progress: bool | ProgressFactory, context: RunContext, mode: Mode) -> Progress | None:
+    """Return what shows the progress of a run; None shows nothing."""
+    if not isinstance(progress, bool):
+        return progress(context)
+    if not progress:
+        return None
+    from dingsdk.pipeline.console import console_progress
+
+    return console_progress(context, mode)
 
 
 def _warn_of_short_pieces(cfg: Any) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk import evaluate, hookimpl, train
+from dingsdk import evaluate, hookimpl, resume, train
 from dingsdk.config import load_config, to_plain
-from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, EnvError
+from dingsdk.errors import CheckpointCorruptError, CheckpointMissingError, ConfigTypeError, EnvError
 from dingsdk.pipeline import serial
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
@@ -163,6 +163,29 @@ def test_status_is_available_during_the_run(tmp_path: Path) -> None:
     assert seen[-1].env_steps > seen[1].env_steps > 0
     assert seen[-1].buffer_fill > 0
     assert seen[-1].buffer_capacity == 10_000
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_progress_of_a_run_can_be_shown_from_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: Any
+) -> None:
+    assert train("cartpole-dqn", mode, sets=SMALL, output=tmp_path).run_dir.exists()
+    assert capsys.readouterr().out == ""
+    result = train("cartpole-dqn", mode, sets=SMALL, output=tmp_path, progress=True)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"training dqn on CartPole-v1, {mode}, seed 0, until a mean return of")
+    assert first.endswith(f"run folder {result.run_dir}")
+    assert f"{result.env_steps:,} env steps" in others[-1]
+    assert f"{result.train_iter:,} iterations" in others[-1]
+
+
+def test_progress_that_is_no_display_is_refused_before_a_run_folder_is_made(tmp_path: Path) -> None:
+    for wrong in (None, "table", 1):
+        with pytest.raises(ConfigTypeError, match=r"^progress: expected True, False, or"):
+            train("cartpole-dqn", sets=SMALL, output=tmp_path, progress=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigTypeError, match=r"^progress: expected"):
+        resume(tmp_path, progress=None)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 def test_failure_is_reported_if_its_result_cannot_be_written(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.cli.console import RunConsole
 from dingsdk.cli.output import say
+from dingsdk.pipeline.console import RunConsole
 
 CODE = "import sys; from dingsdk.cli import main; sys.exit(main())"
 PROGRAM = [sys.executable, "-c", CODE]

@@ -47,7 +47,7 @@ def test_coordinator_takes_its_host_as_text(
 ) -> None:
     told: list[Any] = []
 
-    def run_coordinator(cfg: Any, *given: Any) -> RunResult:
+    def run_coordinator(cfg: Any, *given: Any, progress: bool) -> RunResult:
         told.append(cfg.system.transport.host)
         raise ConfigError("enough", path="x")
 
@@ -171,7 +171,7 @@ def test_coordinator_prints_its_address_and_how_the_run_ended(
 
     assert main([*command, "--quiet"]) == code
     ((cfg, folder, progress),) = told
-    assert (folder, progress) == (tmp_path / "run", None)
+    assert (folder, progress) == (tmp_path / "run", False)
     assert (cfg.seed, cfg.policy.discount_factor) == (5, 0.5)
     assert (cfg.system.transport.host, cfg.system.transport.port) == ("127.0.0.2", 7777)
     lines = capsys.readouterr().out.splitlines()

@@ -218,7 +218,7 @@ def test_standalone_coordinator_waits_a_lease_for_workers_to_rejoin(
     ((context, given),) = found
     assert (context.rejoin_s, context.run_dir, context.resumed) == (7.0, tmp_path / "run", None)
     context.on_address("http://127.0.0.1:1", "")
-    assert (given, addresses) == (("parallel", None), ["http://127.0.0.1:1"])
+    assert (given, addresses) == (("parallel", False), ["http://127.0.0.1:1"])
 
 
 def test_interrupt_message_names_the_saved_checkpoint(tmp_path: Path) -> None:
