@@ -42,8 +42,10 @@ class PanickingEnv(gymnasium.envs.classic_control.CartPoleEnv):  # type: ignore[
 
 
 def test_run_whose_env_panics_ends_with_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DingError, match=r"collector-\d ended with Panic: index out of bounds"):
+    said = r"collector-\d ended with Panic: index out of bounds"
+    with pytest.raises(DingError, match=said) as caught:
         run(tmp_path, f"env.env_id={__name__}:PanickingEnv", concurrency="threads")
+    assert isinstance(caught.value.__cause__, Panic)
 
 
 @pytest.mark.parametrize("concurrency", ["greenlets", "threads"])

@@ -15,6 +15,7 @@ import argparse
 import concurrent.futures
 import hashlib
 import json
+import os
 import sys
 import time
 import tomllib
@@ -86,6 +87,7 @@ class Outcome:
 def main() -> int:
     """Run the command line; return 1 if too few mutants are killed."""
     options = _parse()
+    os.environ.pop("PYTHONPATH", None)  # its packages would be tested instead of the mutants
     tree = Tree(ROOT)
     # Use a copy, so that the checkout may change while mutants are tried.
     copy = Checkout(CACHE / "snapshot", tree)

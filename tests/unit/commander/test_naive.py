@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from dingsdk.worker.commander.base import NO_PROGRESS
 from dingsdk.worker.commander.naive import NaiveCommander
+
+
+def test_progress_begins_at_zero():
+    assert NO_PROGRESS._asdict() == {"train_iter": 0, "env_steps": 0, "episodes": 0, "samples": 0}
 
 
 def test_tasks_are_issued_while_places_are_free(main_config):

@@ -234,7 +234,7 @@ def test_loss_and_priorities_equal_plain_loops(double, scaled, terminated, burn_
 
     log = policy.learn_mode.forward(batch.with_columns(IS=weights))
 
-    total, priorities, q_values = 0.0, [], []
+    total, priorities, q_values, targets = 0.0, [], [], []
     for row, first in enumerate(range(0, 9, 2)):
         value, target = reference(
             policy, episode, first, nstep=3, gamma=0.9, double=double, scaled=scaled
@@ -243,9 +243,11 @@ def test_loss_and_priorities_equal_plain_loops(double, scaled, terminated, burn_
         total += weights[row] * (error**2).sum()
         priorities.append(0.9 * error.max() + 0.1 * error.mean())
         q_values += value.tolist()
+        targets += target.tolist()
     assert log["total_loss"] == pytest.approx(total / (5 * 4), rel=1e-4)
     assert log["priority"] == pytest.approx(priorities, rel=1e-4)
     assert log["q_value"] == pytest.approx(np.mean(q_values), rel=1e-4)
+    assert log["target_q_value"] == pytest.approx(np.mean(targets), rel=1e-4)
 
 
 def test_no_gradient_flows_through_the_burn_in() -> None:

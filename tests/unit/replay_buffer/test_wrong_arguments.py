@@ -83,8 +83,12 @@ def test_a_timeout_that_is_over_does_not_wait(timeout_s: Any) -> None:
 @pytest.mark.parametrize("size", [-1, "x", None, 1.5, 10**400])
 def test_a_size_that_is_no_number_of_rows_is_refused(kind: Any, size: Any) -> None:
     buffer = filled(kind)
-    for call in (buffer.can_sample, buffer.can_push, lambda n: buffer.sample(n, 1)):
-        with pytest.raises(ConfigError):
+    for call, what in (
+        (buffer.can_sample, "a sample size"),
+        (buffer.can_push, "a number of rows"),
+        (lambda n: buffer.sample(n, 1), "a sample size"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{what}: expected an integer from 0 to"):
             call(size)
 
 
