@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dingsdk.pipeline.worker import LOOK_S, SETTLED_S, MemoryWatch, resident_bytes
+from dingsdk.pipeline.memory_watch import LOOK_S, SETTLED_S, MemoryWatch, resident_bytes
 
 MB = 10**6
 
