@@ -148,6 +148,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
             # A hook may have loaded a checkpoint.
             if each.learner.collector_envstep > each.collector.envstep:
                 each.collector.envstep = each.learner.collector_envstep
+        context.loaded = PlayerProgress(team.train_iter, team.env_steps)
         if isinstance(context.resumed, Save):
             saver.resume(context.resumed)
             save_config(context.cfg, context.run_dir / CONFIG_NAME)

@@ -369,6 +369,11 @@ def test_run_with_a_checkpoint_continues_its_env_steps_and_exploration(
     assert 5000 <= first.env_steps <= 5100
     assert result.env_steps >= 5008
     assert 0 < result.samples.collected <= result.env_steps - 5000
+    lines = (result.run_dir / "progress.jsonl").read_text().splitlines()
+    for line in map(json.loads, lines):  # the first is of some time after the first env step
+        assert line["env_steps_per_s"] * line["elapsed_s"] <= 2 * (line["env_steps"] - 5000)
+    status = json.loads((result.run_dir / "status.json").read_text())
+    assert (status["loaded_env_steps"], status["loaded_train_iter"]) == (5000, 7)
     # 1 - 5000 / 10000 = 0.5 at the first step, 0.49 at the 5100th; workers may be a bit ahead.
     assert 0.45 <= contexts[0].exploration["eps"] <= 0.5
     latest = load_checkpoint(result.checkpoints["latest"])
