@@ -201,6 +201,7 @@ def find_save(run: Path) -> Save:
     Raises:
         CheckpointMissingError: there is no save.
         CheckpointCorruptError: the save is damaged; the message names an older one, if any.
+        CheckpointVersionError: another version of dingsdk wrote it.
         CheckpointError: the save is not of the run in this folder.
     """
     if (run / STATE_NAME).is_file():
@@ -252,12 +253,13 @@ def _read(path: Path) -> Save:
     return Save(path, _number(path), state)
 
 
-def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> CheckpointCorruptError:
+def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> CheckpointError:
     older = [each for each in _saves(path.parent) if _number(each) < _number(path)]
     advice = f"; resume from {older[-1]} instead" if older else ""
-    return CheckpointCorruptError(
-        f"the save {path} cannot be used: {error}{advice}", path=str(path)
-    )
+    text = f"the save {path} cannot be used: {error}{advice}"
+    if isinstance(error, DataVersionError):
+        return CheckpointVersionError(text, path=str(path), **error.facts)
+    return CheckpointCorruptError(text, path=str(path))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import torch
 from dingsdk import __version__, resume, train
 from dingsdk.cli import main
 from dingsdk.config import load_config, save_config
-from dingsdk.data import decode_safetensors, encode_safetensors
+from dingsdk.data import container, decode_safetensors, encode_safetensors
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
@@ -268,6 +268,21 @@ def test_damaged_save_is_refused_and_the_previous_one_is_named(run: Path) -> Non
         resume(run)
     assert _contents(run) == before
     assert resume(older).train_iter == 20
+
+
+def test_save_of_another_format_is_refused_and_nothing_changes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = sorted((run / "resume").iterdir())[-1]
+    path = newest / "state.safetensors"
+    state = decode_safetensors("run-state", path.read_bytes())
+    with monkeypatch.context() as later:
+        later.setattr(container, "VERSION", container.VERSION + 1)
+        path.write_bytes(encode_safetensors("run-state", state))
+    before = _contents(run)
+    with pytest.raises(CheckpointVersionError, match=f"{newest} cannot be used: format version 3;"):
+        resume(run)
+    assert _contents(run) == before
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ class Run:
         """Return how the run is doing.
 
         Returns:
-            ``name``; ``state``: ``not begun``, ``under way``, ``over`` or ``silent`` (killed or
-            suspended); ``reason`` why it ended; ``age_s`` of the status; ``status``, the contents
-            of the status file (empty before the run began); ``evaluations``; ``error``, why a file
-            cannot be read.
+            ``name``; ``state``: ``not begun``, ``under way``, ``over``, ``silent`` (killed or
+            suspended) or ``unreadable``; ``reason`` why it ended; ``age_s`` of the status;
+            ``status``, the contents of the status file (empty before the run began);
+            ``evaluations``; ``error``, why a file cannot be read.
         """
         status, error = self._read(StatusRecord)
         result, result_error = self._read(ResultRecord)
@@ -80,7 +80,7 @@ class Run:
         if status and status.get("reason") is None:
             state, reason = "under way" if age_s is None or age_s <= SILENT_S else "silent", None
         else:
-            state = "over" if reason else "not begun"
+            state = "over" if reason else "unreadable" if error else "not begun"
         return {
             "name": self.name,
             "state": state,
