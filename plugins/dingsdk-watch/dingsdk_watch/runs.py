@@ -6,7 +6,8 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,20 @@ class Run:
                 self._rows.append(row)
         if lines:
             self._offset, self._last_line = end, lines[-1] + b"\n"
+
+
+def open_runs(paths: Iterable[Path]) -> list[Run]:
+    """Return the runs in these folders, each once; runs of the same name are named by their path.
+
+    Raises:
+        RunFolderError: as ``Run``.
+    """
+    runs = [Run(path) for path in dict.fromkeys(path.absolute() for path in paths)]
+    counts = Counter(run.name for run in runs)
+    for run in runs:
+        if counts[run.name] > 1:
+            run.name = str(run.path)
+    return runs
 
 
 def _thinned(rows: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:
