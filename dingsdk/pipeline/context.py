@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
 from dingsdk.plugins import ask
-from dingsdk.worker.commander.base import PlayerProgress
+from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.sample_counts import SampleCounts
 
@@ -132,6 +132,8 @@ class RunStatus:
         exploration: Numeric settings of the collect policy, such as ``eps``.
         max_env_steps, max_train_iter: Limits at which the run ends; None for no limit.
         goal: Mean return that ends the run; infinite for none.
+        loaded_env_steps, loaded_train_iter: Counts of the checkpoint that the run began with,
+            which ``env_steps`` and ``train_iter`` include; 0 for new weights.
         players: If several players train, the status of each by its id, in order.
     """
 
@@ -153,6 +155,8 @@ class RunStatus:
     max_env_steps: int | None = None
     max_train_iter: int | None = None
     goal: float = math.inf
+    loaded_env_steps: int = 0
+    loaded_train_iter: int = 0
     players: Mapping[str, PlayerStatus] = field(default_factory=dict)
 
 
@@ -330,6 +334,7 @@ class RunContext:
             by the pipeline.
         stopped_by: Why a plugin wants the run to end, or None.
         exploration: The settings with which the collect policy was last called.
+        loaded: Counts of the checkpoint that the run began with.
     """
 
     cfg: Any
@@ -349,6 +354,7 @@ class RunContext:
     status: Callable[[], RunStatus] = RunStatus
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)
+    loaded: PlayerProgress = NO_PROGRESS
 
     def note_exploration(self, setting: Mapping[str, Any]) -> None:
         """Store the numeric settings with which the collect policy is called."""
@@ -370,6 +376,8 @@ class RunContext:
             "max_env_steps": self.cfg.system.max_env_steps,
             "max_train_iter": None if train_iter >= NO_LIMIT else int(train_iter),
             "goal": float(self.cfg.env.stop_value),
+            "loaded_env_steps": self.loaded.env_steps,
+            "loaded_train_iter": self.loaded.train_iter,
             "players": {
                 player_id: self.recorder.progress_of(
                     name, players[player_id].train_iter, players[player_id].env_steps

@@ -121,7 +121,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         stack.callback(lambda: leave_data(transport, is_kept=is_kept()))
         stack.callback(lambda: transport.close(time_to_close(2)))
         results = ParallelResults(context, stack)
-        tb_logger = results.tb_logger()
+        tb_logger, first = results.tb_logger(), _first_progress(cfg)
         coordinator = results.coordinator = Coordinator(
             cfg,
             transport,
@@ -131,8 +131,10 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             tb_logger=results.tb_logger,
             journal=journal,
             rejoin_s=context.rejoin_s,
-            begins_at=_first_progress(cfg),
+            begins_at=first,
         )
+        # Of all players; the journal of a resumed run is read later.
+        context.loaded = first._replace(env_steps=coordinator.status().env_steps)
         context.status = lambda: _status(context, coordinator)
         workers = _make_workers(context, cfg, transport, coordinator.master)
         # Tasks are closed before their workers, so that a learner can save its checkpoint.

@@ -61,7 +61,7 @@ class ParallelResults:
         if not returns:
             return  # stopped before an episode ended
         player = info.get("player")
-        env_steps = _status_of(player, self.coordinator.status()).env_steps
+        env_steps = int(info["env_steps"])
         tb_logger = self.tb_logger(player)
         evaluation = self._context.recorder.add_evaluation(
             returns, env_steps, int(info["train_iter"]), player, info.get("opponent")

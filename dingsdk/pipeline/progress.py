@@ -40,8 +40,6 @@ class Rate:
     def of(self, count: int, elapsed_s: float) -> float:
         """Return the rate, given that ``count`` was reached after ``elapsed_s``; 0 at the start."""
         passed_s = elapsed_s - self._at_s
-        if not elapsed_s:
-            self._count = count  # not 0, if the run begins with a checkpoint
         if passed_s >= LEAST_S:
             kept = math.exp(-passed_s / MEMORY_S)
             # The weight also falls within the time that passed: this is its mean.
@@ -67,8 +65,11 @@ class RunRates:
         The remaining time is the time until the first limit is reached at these rates; None if
         there is no limit.
         """
-        steps_per_s = self._env_steps.of(status.env_steps, status.elapsed_s)
-        updates_per_s = self._updates.of(status.train_iter, status.elapsed_s)
+        env_steps = status.env_steps - status.loaded_env_steps
+        # A learner that has not loaded its checkpoint yet reports no iterations.
+        train_iter = max(0, status.train_iter - status.loaded_train_iter)
+        steps_per_s = self._env_steps.of(env_steps, status.elapsed_s)
+        updates_per_s = self._updates.of(train_iter, status.elapsed_s)
         limits = (
             (status.max_env_steps, status.env_steps, steps_per_s),
             (status.max_train_iter, status.train_iter, updates_per_s),

@@ -18,7 +18,7 @@ import platform
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from msgspec import structs
 
+from dingsdk import __version__
 from dingsdk.config import apply_set, load_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import flatten, to_plain
@@ -39,6 +40,7 @@ from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
+    CheckpointVersionError,
     ConfigError,
     DataCorruptError,
     DataMissingError,
@@ -199,6 +201,7 @@ def find_save(run: Path) -> Save:
     Raises:
         CheckpointMissingError: there is no save.
         CheckpointCorruptError: the save is damaged; the message names an older one, if any.
+        CheckpointVersionError: another version of dingsdk wrote it.
         CheckpointError: the save is not of the run in this folder.
     """
     if (run / STATE_NAME).is_file():
@@ -250,12 +253,37 @@ def _read(path: Path) -> Save:
     return Save(path, _number(path), state)
 
 
-def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> CheckpointCorruptError:
+def _unusable(path: Path, error: DingError | msgspec.ValidationError) -> CheckpointError:
     older = [each for each in _saves(path.parent) if _number(each) < _number(path)]
     advice = f"; resume from {older[-1]} instead" if older else ""
-    return CheckpointCorruptError(
-        f"the save {path} cannot be used: {error}{advice}", path=str(path)
-    )
+    text = f"the save {path} cannot be used: {error}{advice}"
+    if isinstance(error, DataVersionError):
+        return CheckpointVersionError(text, path=str(path), **error.facts)
+    return CheckpointCorruptError(text, path=str(path))
+
+
+@contextlib.contextmanager
+def _restoring(part: str, save: Save) -> Iterator[None]:
+    """Convert an error of a part that cannot read its state: another version of it wrote the state.
+
+    Raises:
+        CheckpointVersionError: in place of the error.
+    """
+    try:
+        yield
+    except DingError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        found = save.state.versions.get("dingsdk", "of unknown version")
+        raise CheckpointVersionError(
+            f"the save {save.path} does not fit the {part} of this installation "
+            f"({type(error).__name__}: {error}). It was written by dingsdk {found}, perhaps by "
+            "another version of its source: resume the run with that one, or begin a new run with "
+            "the weights in ckpt",
+            path=str(save.path),
+            found=found,
+            expected=__version__,
+        ) from error
 
 
 def changed_config(save: Save | JournaledRun, sets: Sequence[str]) -> dict[str, Any]:
@@ -391,9 +419,10 @@ class RunSaver:
 
     def _resume_player(self, workers: Workers, state: _PlayerState, save: Save, index: int) -> None:
         policy = workers.learner.policy
-        policy.load_state_dict(state.policy["state"])
-        if state.policy["acting_state"] is not None:
-            policy.set_attribute("acting_state", state.policy["acting_state"])
+        with _restoring("policy", save):
+            policy.load_state_dict(state.policy["state"])
+            if state.policy["acting_state"] is not None:
+                policy.set_attribute("acting_state", state.policy["acting_state"])
         resume_buffer = getattr(workers.buffer, "resume_data", workers.buffer.load_data)
         try:
             resume_buffer(str(save.path / _buffer_name(index)))
@@ -401,13 +430,15 @@ class RunSaver:
             raise _unusable(save.path, error) from error
         branch: list[str | int] = ["resume", save.number, *([index] if index else [])]
         for name in ("collector", "evaluator"):
-            is_continued = self._resume_worker(getattr(workers, name), name, state, branch)
+            with _restoring(name, save):
+                is_continued = self._resume_worker(getattr(workers, name), name, state, branch)
             if name == "collector" and not is_continued:
                 # It has dropped the rest of an episode whose first steps are in the buffer.
                 workers.buffer.end_trajectory()
         for name in ("learner", "commander"):
             if name in state.parts:
-                getattr(workers, name).load_state_dict(state.parts[name])
+                with _restoring(name, save):
+                    getattr(workers, name).load_state_dict(state.parts[name])
         workers.updates_left = state.updates_left
         workers.collected, workers.trained = state.samples["collected"], state.samples["trained"]
         workers.evicted_before = Counter(state.samples["evicted"])

@@ -229,6 +229,8 @@ class StatusRecord(msgspec.Struct, kw_only=True):
     max_env_steps: Number | None
     max_train_iter: Number | None
     goal: float | None
+    loaded_env_steps: Number = 0
+    loaded_train_iter: Number = 0
     players: dict[str, PlayerStatus] = {}
     env_steps_per_s: float | None
     updates_per_s: float | None

@@ -50,7 +50,7 @@ from dingsdk.pipeline.process_group import (
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
-from dingsdk.worker.comm.transport import Transport
+from dingsdk.worker.comm.transport import STOPPED_S, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -59,9 +59,6 @@ POLL_S = 0.1
 SILENT_S = 30.0
 """How long the coordinator may send no message before it is killed and another one continues.
 Workers look for it for longer (``system.rejoin_s``), so they join the other one."""
-STOPPED_S = 5.0
-"""A longer pause between two looks does not count as silence: this process was stopped, and maybe
-the coordinator with it."""
 NO_ROOM_PAUSE_S = 1.0
 """Pause before the coordinator is started again after its storage was full."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
@@ -147,7 +144,7 @@ class Supervisor:
         self._looked_at = now
         if is_heard or self._is_ending:
             self._heard_at = now
-        elif now - looked_at > STOPPED_S:
+        elif now - looked_at > STOPPED_S:  # the coordinator may have been stopped too
             self._heard_at += now - looked_at
         limit_s = SILENT_S if self._is_open else START_S
         if now - self._heard_at > limit_s and not self._why_killed:

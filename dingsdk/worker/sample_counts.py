@@ -23,7 +23,7 @@ class SampleCounts:
         collected: Samples that collectors have announced.
         acknowledged: Collected samples that were made available for training.
         trained: Samples that were drawn and trained on; a sample counts each time that it is drawn.
-            A policy may train on it in several epochs.
+            A policy may train on it in several epochs. Padding of sequences does not count.
         live: Samples in the replay buffer; if it is closed, the samples that it held before.
         evicted: Samples that left the buffer, by reason.
     """

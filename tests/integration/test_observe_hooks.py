@@ -93,8 +93,8 @@ def watcher() -> Iterator[Watcher]:
 @pytest.mark.parametrize(
     ("mode", "expected", "sources"),
     [
-        ("serial", IN_BOTH_MODES, {"collector"}),
-        ("parallel", IN_BOTH_MODES | IN_PARALLEL_MODE, {"collector-0", "collector-1"}),
+        ("serial", IN_BOTH_MODES, {"collector", "evaluator"}),
+        ("parallel", IN_BOTH_MODES | IN_PARALLEL_MODE, {"collector-0", "collector-1", "evaluator"}),
     ],
 )
 def test_observer_sees_every_phase_of_a_run(

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk import resume, train
+from dingsdk import __version__, resume, train
 from dingsdk.cli import main
 from dingsdk.config import load_config, save_config
+from dingsdk.data import container, decode_safetensors, encode_safetensors
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
+    CheckpointVersionError,
     ConfigError,
     RunFolderError,
 )
@@ -34,6 +36,7 @@ from dingsdk.testing import StopAndGo
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.testing.stop_and_go import _compare, _interrupt_after
 from dingsdk.worker import ISerialEvaluator
+from dingsdk.worker.commander.serial import BaseSerialCommander
 
 SMALL = (
     "policy.learn.learner.train_iterations=60",
@@ -267,6 +270,21 @@ def test_damaged_save_is_refused_and_the_previous_one_is_named(run: Path) -> Non
     assert resume(older).train_iter == 20
 
 
+def test_save_of_another_format_is_refused_and_nothing_changes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = sorted((run / "resume").iterdir())[-1]
+    path = newest / "state.safetensors"
+    state = decode_safetensors("run-state", path.read_bytes())
+    with monkeypatch.context() as later:
+        later.setattr(container, "VERSION", container.VERSION + 1)
+        path.write_bytes(encode_safetensors("run-state", state))
+    before = _contents(run)
+    with pytest.raises(CheckpointVersionError, match=f"{newest} cannot be used: format version 3;"):
+        resume(run)
+    assert _contents(run) == before
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -322,6 +340,44 @@ def test_damaged_rows_are_refused_and_nothing_changes(run: Path) -> None:
     kept = {name: each for name, each in _contents(run).items() if not name.startswith("log/")}
     with pytest.raises(CheckpointCorruptError, match=f"{rows.name}.*; resume from {older} instead"):
         resume(run)
+    after = _contents(run)
+    assert {name: after.get(name) for name in kept} == kept
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        ("policy", "KeyError: 'rng'"),
+        ("collector", "KeyError: 'finished'"),
+        ("evaluator", "KeyError: 'schedule'"),
+        ("learner", "KeyError: 'monitor'"),
+        ("commander", "KeyError: 'gone'"),
+    ],
+)
+def test_save_of_another_version_of_a_part_is_refused_and_nothing_changes(
+    run: Path, part: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = sorted((run / "resume").iterdir())[-1]
+    path = newest / "state.safetensors"
+    state = decode_safetensors("run-state", path.read_bytes())
+    if part == "policy":
+        state["policy"]["acting_state"] = {}
+    elif part == "commander":
+
+        def load(self: Any, state: Any) -> None:
+            raise KeyError("gone")
+
+        state["parts"]["commander"] = {}
+        monkeypatch.setattr(BaseSerialCommander, "load_state_dict", load, raising=False)
+    else:
+        del state["parts"][part][error.split("'")[1]]
+    path.write_bytes(encode_safetensors("run-state", state))
+    kept = {name: each for name, each in _contents(run).items() if not name.startswith("log/")}
+
+    text = f"(?s){newest} does not fit the {part} of this.*{error}.*dingsdk {__version__}"
+    with pytest.raises(CheckpointVersionError, match=text):
+        resume(run)
+
     after = _contents(run)
     assert {name: after.get(name) for name in kept} == kept
 

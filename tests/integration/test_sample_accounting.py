@@ -12,6 +12,7 @@ from dingsdk import resume, train
 from dingsdk.errors import SamplesLostError
 from dingsdk.pipeline.status_file import read_status
 from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.policy import R2D2Policy
 from dingsdk.worker.coordinator.payload_ledger import PayloadLedger
 
 SETS = (
@@ -53,6 +54,35 @@ def test_on_policy_samples_leave_after_training() -> None:
     found = run("serial", "cartpole-ppo")
     assert found["evicted"] == {"trained": found["collected"]}
     assert found["live"] == 0
+
+
+class CountingR2D2(R2D2Policy):
+    """Counts the rows of the sequences that it trains on."""
+
+    rows = 0
+
+    def learn(self, batch: Any) -> Any:
+        CountingR2D2.rows += int(batch["mask"].sum()) if "mask" in batch else batch["done"].numel()
+        return super().learn(batch)
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_trained_rows_of_sequences_are_counted_without_padding(mode: Any, is_padded: bool) -> None:
+    CountingR2D2.rows = 0
+    sets = (
+        *SETS,
+        f"policy.other.replay_buffer.sampler.pad={is_padded}",
+        "policy.other.replay_buffer.replay_buffer_size=2048",
+        "policy.learn.sequence_length=4",
+        "policy.learn.burn_in=2",
+        "policy.other.replay_buffer.sequence_length=4",
+        "policy.other.replay_buffer.sampler.burn_in=2",
+    )
+    with use_manager(PluginManager()):
+        result = train("cartpole-r2d2", mode, sets=sets, policy=CountingR2D2)
+
+    assert result.samples.trained == CountingR2D2.rows > 0
 
 
 def test_resumed_run_continues_its_sample_counts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +31,6 @@ class SimulatedDisk:
         payloads: Data id -> content, digest, time of the write, and name of the process.
         files: Content of all other files, by name.
         folders: Paths of the subfolders.
-        written_at: When files were last replaced, by name.
         shared: Shared objects that are not files, by name.
         is_full: Whether nothing can be written.
         write_s: How long a write takes.
@@ -45,7 +43,6 @@ class SimulatedDisk:
         self.payloads: dict[str, tuple[SampleBatch, str, float, str]] = {}
         self.files: dict[str, bytes] = {}
         self.folders: set[str] = set()
-        self.written_at: dict[str, float] = {}
         self.shared: dict[str, object] = {}
         self.is_full = False
         self.write_s = 0.002
@@ -123,14 +120,6 @@ class SimulatedFolder(PrivateDir):
         self._check(path)
         self._write(f"{path}.tmp", b"", content)
         disk.files[path] = disk.files.pop(f"{path}.tmp")
-        disk.written_at[path] = disk.world.now
-
-    def stat(self, name: str) -> os.stat_result | None:
-        path = self._prefix + name
-        if path not in self._disk.files:
-            return None
-        times_ns = {"st_mtime_ns": int(self._disk.written_at[path] * 1e9)}
-        return os.stat_result((0,) * 10, times_ns)
 
     def unlink(self, name: str) -> bool:
         self._check(name)

@@ -274,7 +274,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._lengths.extend(each.length for each in own)
         if self._eval_flag:
             self._infos.extend(info_of(each) for each in episodes)
-        tell_observers(self._instance_name, episodes)
+        tell_observers("evaluator" if self._eval_flag else self._instance_name, episodes)
 
     def _is_own(self, episode: EpisodeRecord) -> bool:
         """Return whether an episode was played for the policy of this task."""

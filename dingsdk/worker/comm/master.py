@@ -20,6 +20,7 @@ from dingsdk.errors import (
 from dingsdk.plugins import observe
 from dingsdk.worker.comm.scheduler import Condition, Scheduler
 from dingsdk.worker.comm.transport import (
+    STOPPED_S,
     MasterEnd,
     MasterListener,
     TaskAnswer,
@@ -61,6 +62,7 @@ class Task:
         data: Mapping[str, Any],
         send: Callable[[Task], None],
         condition: Condition,
+        clock: Callable[[], float],
     ) -> None:
         self.task_id = task_id
         self.worker_id = worker_id
@@ -70,6 +72,7 @@ class Task:
         self.error: DingError | None = None
         self._send = send
         self._condition = condition
+        self._clock = clock
         self._callbacks: list[tuple[TaskStatus, Callback]] = []
 
     def start(self) -> Task:
@@ -87,12 +90,19 @@ class Task:
     def join(self, timeout_s: float) -> Task:
         """Wait until the task has ended.
 
+        The wait begins again if this process was stopped during it, and maybe the worker with it.
+
         Raises:
             TaskTimeoutError: it did not end within ``timeout_s``.
         """
         timeout_s = checked_timeout(timeout_s)
         with self._condition:
-            if not self._condition.wait_for(lambda: self.status in _FINAL, timeout_s):
+            began_at = self._clock()
+            while not self._condition.wait_for(lambda: self.status in _FINAL, timeout_s):
+                now = self._clock()
+                if now - began_at - timeout_s > STOPPED_S:
+                    began_at = now
+                    continue
                 raise TaskTimeoutError(
                     f"task {self._name} on worker {self.worker_id} gave no answer within "
                     f"{timeout_s:.1f} s",
@@ -224,6 +234,7 @@ class Master(MasterListener):
             lambda task: self._send(task, incarnation),
             # A condition per task, so that an answer wakes only the callers that wait for it.
             self._scheduler.condition(),
+            self._scheduler.clock,
         )
 
     def ask(

@@ -349,6 +349,11 @@ class WorkerHandle(Protocol):
         """Release its resources after it has ended."""
 
 
+STOPPED_S = 5.0
+"""A wait that lasts this much longer than its limit does not count: the process was stopped, and
+maybe the other side with it."""
+
+
 class Transport(Configurable, ABC):
     """The connections and stores of one run; plugins register it under kind ``transports``.
 

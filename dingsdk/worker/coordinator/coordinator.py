@@ -109,7 +109,7 @@ class Coordinator(Configurable):
         on_collected: Called with the finish info of each collecting task; the info has ``player``
             if the task belongs to another player than the first.
         on_evaluated: Called with (finish info, policy state or None) after each evaluation task,
-            before the commander judges it.
+            before the commander judges it; the info has ``env_steps`` at the start of the task.
         tb_logger: Returns the logger for the curves of a ``player``'s replay buffer, or None.
         journal: Stores the state of the run, and may hold the state of an earlier coordinator.
         rejoin_s: Seconds that workers of the earlier coordinator may take to join; after that,
@@ -657,7 +657,9 @@ class Coordinator(Configurable):
         is_cut_off = state.is_evaluation and not finished.get("collector_done", True)
         if state.is_evaluation and self._on_evaluated is not None and not is_cut_off:
             newest = self.policy_store.newest(policy_id) if policy_id else None
-            self._on_evaluated(finished, newest[1] if newest else None)
+            # Other workers have collected during the evaluation.
+            found = {**finished, "env_steps": state.run_env_steps}
+            self._on_evaluated(found, newest[1] if newest else None)
         if policy_id:
             self.policy_store.discard(policy_id)
         with self.condition:

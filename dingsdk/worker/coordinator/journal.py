@@ -491,13 +491,15 @@ class Journal:
         return dict(state)
 
     def _read_owner(self) -> _Owner:
+        path = str(self._disk.path / OWNER_NAME)
         try:
             content = self._disk.read(OWNER_NAME, _OWNER_BYTES)
             return msgspec.convert(decode_json(_OWNER_KIND, content, _OWNER_BYTES), _Owner)
         except DataMissingError:
             return _NOBODY
+        except DataVersionError as error:
+            raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
         except (DataCorruptError, msgspec.ValidationError) as error:
-            path = str(self._disk.path / OWNER_NAME)
             raise CheckpointCorruptError(f"{path} is damaged: {error}", path=path) from error
 
     def _files(self) -> list[tuple[int, str]]:

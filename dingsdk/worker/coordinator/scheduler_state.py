@@ -343,6 +343,10 @@ class SchedulerState:
         """Record that a task's worker has built its env or policy and now works."""
         assert state.worker is not None  # assigned
         state.began_at = self._clock()
+        if state.is_evaluation:
+            players = self.commander.players()
+            own = players.get(state.player or next(iter(players), ""))
+            state.run_env_steps = self.env_steps if own is None else own.env_steps
         self.pace.start(state.worker.worker_id, state.kind)
 
     def note_progress(self, state: TaskState, total: int) -> None:

@@ -30,6 +30,8 @@ class TaskState:
         wanted: Size of the batch that the driver of a learner waits for; 0 if it does not wait.
         mark: Progress that earlier attempts reached.
         env_steps: Env steps reported by this attempt (collector tasks).
+        run_env_steps: Of an evaluation: env steps of the run (with several players, those of its
+            player) when this attempt began.
         lost_env_steps: Env steps of earlier attempts, whose workers were lost.
         collect_setting: The newest keyword arguments for the collect policy that the commander
             sent during the task.
@@ -48,6 +50,7 @@ class TaskState:
     wanted: int = 0
     mark: int = 0
     env_steps: int = 0
+    run_env_steps: int = 0
     lost_env_steps: int = 0
     collect_setting: Mapping[str, Any] = field(default_factory=dict)
     payload_prefix: str = field(default_factory=lambda: secrets.token_hex(6))

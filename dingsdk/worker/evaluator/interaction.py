@@ -17,7 +17,7 @@ from dingsdk.data.files import ensure_dir
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
 from dingsdk.worker.collector.factory import create_measuring_rollout
-from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout
+from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, tell_observers
 from dingsdk.worker.evaluator.base import ISerialEvaluator
 from dingsdk.worker.evaluator.monitor import (
     VectorEvalMonitor,
@@ -184,6 +184,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         return create_measuring_rollout(self.env, self.policy, monitor.quota)
 
     def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
+        tell_observers("evaluator", episodes)
         for each in episodes:
             monitor.update_info(each.env_id, info_of(each))
             monitor.update_reward(each.env_id, each.episode_return)

@@ -299,6 +299,8 @@ class BaseLearner(Configurable):
             timings["data_time"], self._data_time = self._data_time, None
         logs = [output] if isinstance(output, dict) else output
         _check_logs(logs)
+        # Each of several iterations gets its share, so that sums over iterations are right.
+        timings = {name: seconds / max(1, len(logs)) for name, seconds in timings.items()}
         self.sample_count += len(data)
         self.priority_info = _priority_info(logs[-1].get("priority") if logs else None, data)
         self.collector_envstep = envstep

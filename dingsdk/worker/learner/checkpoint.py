@@ -223,25 +223,22 @@ def can_resume(directory: Path) -> bool:
 
 
 def prune_checkpoints(directory: str | Path | Folder, keep_last: int) -> None:
-    """Remove all but the ``keep_last`` checkpoints ``iteration_<n>`` that were written last.
+    """Remove all but the last ``keep_last`` checkpoints ``iteration_<n>``.
 
-    The checkpoint that ``latest`` names is kept, and so are all other names (``ckpt_best``).
+    They are those with the highest numbers up to that of the checkpoint that ``latest`` names.
+    Those with higher numbers are of an earlier training, and are removed first. The checkpoint
+    that ``latest`` names is kept, and so are all other names (``ckpt_best``).
     """
     with _opened(directory) as folder:
         try:
             newest = _read_pointer(folder)
         except CheckpointError:
-            newest = None
-        written: list[tuple[int, int, str]] = []
-        for name in folder.names():
-            number = _number_of(name)
-            found = folder.stat(name) if number >= 0 and name != newest else None
-            if found is not None:
-                # By time, not number: a run resumed from an old checkpoint uses numbers again.
-                written.append((found.st_mtime_ns, number, name))
-        is_newest_numbered = newest is not None and _number_of(newest) >= 0
-        written.sort(reverse=True)
-        for _, _, name in written[max(keep_last - is_newest_numbered, 0) :]:
+            newest = ""
+        last = _number_of(newest)
+        # Not by time: clocks are set back, and copies of files get new times.
+        numbered = [name for name in folder.names() if _number_of(name) >= 0 and name != newest]
+        numbered.sort(key=lambda name: (0 <= last < _number_of(name), -_number_of(name)))
+        for name in numbered[max(keep_last - (last >= 0), 0) :]:
             try:
                 folder.unlink(name)
             except RunFolderError as error:

@@ -49,11 +49,11 @@ def watch(
     It reads their files and changes nothing. Ctrl-C ends it.
     """
     # Imported here and not above, as the list of commands imports this module.
-    from dingsdk_watch.runs import Run
+    from dingsdk_watch.runs import open_runs
     from dingsdk_watch.server import Server
 
     token = None if token_file is None else _token(token_file)
-    with Server([Run(each) for each in runs], host, port, token, allow_host) as server:
+    with Server(open_runs(runs), host, port, token, allow_host) as server:
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())

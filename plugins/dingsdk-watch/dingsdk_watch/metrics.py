@@ -28,6 +28,8 @@ GAUGES = {
     "elapsed_s": "Seconds since the first env step.",
     "left_s": "Seconds to the first limit, at this pace.",
 }
+LIVE = ("env_steps_per_s", "updates_per_s", "workers", "left_s")
+"""Gauges that only runs under way have, as leases and paces of workers: others make no progress."""
 SAMPLES = ("collected", "acknowledged", "trained")
 
 
@@ -42,6 +44,7 @@ def exposition(runs: Sequence[Run]) -> bytes:
 class _Collector:
     def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
         self._found = found
+        self._live = [run for run in found if run["state"] == "under way"]
 
     def collect(self) -> Iterator[Any]:
         up = GaugeMetricFamily("dingsdk_up", "Whether the run is under way.", labels=["run"])
@@ -60,7 +63,7 @@ class _Collector:
         yield from self._named("column", "What plugins show.", "columns")
 
     def _filled(self, family: Any, name: str) -> Any:
-        for run in self._found:
+        for run in self._live if name in LIVE else self._found:
             value = run["status"].get(name)
             if isinstance(value, int | float):
                 family.add_metric([run["name"]], float(value))
@@ -93,7 +96,7 @@ class _Collector:
             "Env steps or iterations a second of a worker.",
             labels=["run", "worker", "kind"],
         )
-        for run in self._found:
+        for run in self._live:
             for each in run["status"].get("connected") or ():
                 lease.add_metric([run["name"], each["worker_id"], each["role"]], each["lease_s"])
             for task in run["status"].get("tasks") or ():

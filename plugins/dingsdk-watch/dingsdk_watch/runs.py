@@ -6,7 +6,8 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ class Run:
         """Return how the run is doing.
 
         Returns:
-            ``name``; ``state``: ``not begun``, ``under way``, ``over`` or ``silent`` (killed or
-            suspended); ``reason`` why it ended; ``age_s`` of the status; ``status``, the contents
-            of the status file (empty before the run began); ``evaluations``; ``error``, why a file
-            cannot be read.
+            ``name``; ``state``: ``not begun``, ``under way``, ``over``, ``silent`` (killed or
+            suspended) or ``unreadable``; ``reason`` why it ended; ``age_s`` of the status;
+            ``status``, the contents of the status file (empty before the run began);
+            ``evaluations``; ``error``, why a file cannot be read.
         """
         status, error = self._read(StatusRecord)
         result, result_error = self._read(ResultRecord)
@@ -80,7 +81,7 @@ class Run:
         if status and status.get("reason") is None:
             state, reason = "under way" if age_s is None or age_s <= SILENT_S else "silent", None
         else:
-            state = "over" if reason else "not begun"
+            state = "over" if reason else "unreadable" if error else "not begun"
         return {
             "name": self.name,
             "state": state,
@@ -161,6 +162,20 @@ class Run:
                 self._rows.append(row)
         if lines:
             self._offset, self._last_line = end, lines[-1] + b"\n"
+
+
+def open_runs(paths: Iterable[Path]) -> list[Run]:
+    """Return the runs in these folders, each once; runs of the same name are named by their path.
+
+    Raises:
+        RunFolderError: as ``Run``.
+    """
+    runs = [Run(path) for path in dict.fromkeys(path.absolute() for path in paths)]
+    counts = Counter(run.name for run in runs)
+    for run in runs:
+        if counts[run.name] > 1:
+            run.name = str(run.path)
+    return runs
 
 
 def _thinned(rows: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:

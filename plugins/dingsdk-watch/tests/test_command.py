@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -20,6 +21,8 @@ from dingsdk_watch.command import watch
 from dingsdk.cli import main
 from dingsdk.cli.train import LivePage
 from dingsdk.plugins import PluginManager, Switches, use_manager
+
+from .run_folders import write_run
 
 PATIENCE_S = 60.0
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -73,13 +76,18 @@ def address_of(process: subprocess.Popen[str], *patterns: str) -> tuple[int, str
     raise AssertionError("".join(lines))
 
 
-def ask(port: int, token: str) -> int:
+def read(port: int, token: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", "/status.json", headers={"Authorization": f"Bearer {token}"})
-        return connection.getresponse().status
+        answer = connection.getresponse()
+        return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def ask(port: int, token: str) -> int:
+    return read(port, token)[0]
 
 
 def wait_until_refused(port: int) -> None:
@@ -112,6 +120,16 @@ def test_watch_serves_until_it_is_told_to_end(
     process.send_signal(number)
 
     assert process.wait(PATIENCE_S) == 0
+
+
+def test_runs_of_the_same_name_are_named_by_their_paths(start: Start, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a/run", "b/run", "other")]
+    process = start("watch", *runs, runs[0])
+
+    _, content = read(*address_of(process))
+
+    names = [run["name"] for run in json.loads(content)["runs"]]
+    assert names == [str(runs[0]), str(runs[1]), "other"]
 
 
 def test_watch_that_another_program_started_ends_with_it(start: Start, run_folder: Path) -> None:

@@ -81,6 +81,7 @@ def test_file_that_cannot_be_read_is_named_and_the_rest_is_shown(
     run = Run(run_folder)
 
     assert "status.json" in run.status()["error"]
+    assert run.status()["state"] == "unreadable"
     assert run.curves()["env_steps"] == [0, 100, 200]
 
 

@@ -232,15 +232,16 @@ def test_run_without_logs_has_an_empty_one(serve: Serve, run_folder: Path) -> No
 LABELS = ("run", "event", "reason", "worker", "role", "kind", "name")
 
 
-def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_path: Path) -> None:
-    task = {**STATUS["tasks"][0], "kind": "learner", "worker_id": "l1", "per_s": None}
+def test_metrics_can_be_read_by_prometheus_and_ended_runs_have_no_rates(
+    serve: Serve, run_folder: Path, tmp_path: Path
+) -> None:
+    task = {**STATUS["tasks"][0], "kind": "learner", "worker_id": "l1", "per_s": 2.0}
     counts = dict.fromkeys(("collected", "acknowledged", "trained", "live"), 0)
     over = write_run(
         tmp_path / "over",
         reason="limit",
         loss=None,
         tasks=[task],
-        connected=[],
         samples={**counts, "evicted": {}},
         exploration={},
         policy_lag=None,
@@ -257,13 +258,14 @@ def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_p
         for sample in family.samples
     }
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    live = {"env_steps_per_s": 100, "updates_per_s": 25, "workers": 2, "left_s": 38}
     alike = {
-        "env_steps_total": 1200, "train_iter_total": 300, "env_steps_per_s": 100,
-        "updates_per_s": 25, "last_return": 50.5, "best_return": 60, "buffer_fill": 700,
-        "buffer_capacity": 1000, "workers": 2, "elapsed_s": 12, "left_s": 38,
+        "env_steps_total": 1200, "train_iter_total": 300, "last_return": 50.5, "best_return": 60,
+        "buffer_fill": 700, "buffer_capacity": 1000, "elapsed_s": 12,
     }  # fmt: skip
     assert found == {
         **{(name, run): value for name, value in alike.items() for run in ("cartpole", "over")},
+        **{(name, "cartpole"): value for name, value in live.items()},
         ("up", "cartpole"): 1,
         ("up", "over"): 0,
         ("loss", "cartpole"): 0.25,
@@ -284,6 +286,17 @@ def test_metrics_can_be_read_by_prometheus(serve: Serve, run_folder: Path, tmp_p
         ("column", "cartpole", "gpu"): 0.5,
         ("column", "over", "gpu"): 1,
     }
+
+
+def test_worker_whose_pace_is_not_known_yet_has_no_metric_of_it(
+    serve: Serve, tmp_path: Path
+) -> None:
+    task = {**STATUS["tasks"][0], "per_s": None}
+    answer = ask(serve(write_run(tmp_path / "run", tasks=[task])), "/metrics")
+
+    assert answer.status == 200
+    assert "dingsdk_worker_lease_s{" in answer.text
+    assert "dingsdk_worker_per_s{" not in answer.text
 
 
 @pytest.mark.parametrize(

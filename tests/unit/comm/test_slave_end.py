@@ -228,6 +228,35 @@ def test_silent_master_is_lost_and_all_later_calls_raise() -> None:
     site.handler.close()
 
 
+class Stopped(Site):
+    """A site whose process is stopped for two minutes during some requests."""
+
+    stops = 0
+
+    def post(self, target: str, body: bytes, key: str, deadline: float) -> Answer:
+        if self.stops:
+            self.stops -= 1
+            assert isinstance(self.scheduler, SetClock)
+            self.scheduler.now += 120.0
+            raise LinkError("cut")
+        return super().post(target, body, key, deadline)
+
+
+def test_time_in_which_the_process_was_stopped_is_no_silence_of_the_master() -> None:
+    site = Stopped(SetClock())
+    site.join()
+
+    site.stops = 2
+    site.end.renew(1)
+    site.stops = 1
+    assert site.end.next_task(1.0) is None
+
+    site.end.check()
+    assert site.listener.progress == [1]
+    site.end.close()
+    site.handler.close()
+
+
 @pytest.mark.parametrize(
     ("limits", "join_s", "wait_s", "turn_s", "renew_s"),
     [

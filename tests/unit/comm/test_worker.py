@@ -28,6 +28,7 @@ from dingsdk.worker.comm import (
     CommWorker,
     Master,
     Slave,
+    Task,
     TaskFunctions,
     ThreadScheduler,
     WorkerInfo,
@@ -722,6 +723,28 @@ def test_worker_whose_id_was_taken_does_not_rejoin_and_logs_why(
     ]
     assert bench.master.ask("w0", {"name": "ask"}, PATIENCE_S) == {"by": "the second"}
     assert (second.is_over, second.failure) == (False, None)
+
+
+class StoppedCondition(threading.Condition):
+    """A condition of a process that is stopped for two minutes in its first wait."""
+
+    now, waits = 0.0, 0
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits += 1
+        self.now += timeout + (120.0 if self.waits == 1 else 0.0)
+        return predicate()
+
+
+def test_wait_for_an_answer_begins_again_if_the_process_was_stopped() -> None:
+    condition = StoppedCondition()
+    task = Task("t1", "w0", {}, lambda task: None, condition, lambda: condition.now).start()
+
+    with pytest.raises(TaskTimeoutError):
+        task.join(60.0)
+
+    assert (condition.waits, condition.now) == (2, 240.0)
 
 
 def test_worker_whose_transport_raises_ends_the_run_with_that_error(

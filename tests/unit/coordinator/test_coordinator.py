@@ -29,6 +29,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, default_manager, hookimpl, use_manager
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import Slave, WorkerInfo
+from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.coordinator import TaskState
 from dingsdk.worker.coordinator.coordinator import MANY_LOST, _report_pace
 from dingsdk.worker.coordinator.experience import ServedExperience
@@ -213,13 +214,31 @@ def test_evaluated_policy_is_passed_to_the_callback_and_then_deleted(site: Site)
     store.publish("t", {"w": np.arange(2.0)}, 5)
     info = site.finish(is_evaluation=True, collector_done=True, policy_id="t")
     ((found, model),) = site.evaluated
-    assert (found, model["w"].tolist()) == (info, [0.0, 1.0])
+    assert (found, model["w"].tolist()) == ({**info, "env_steps": 0}, [0.0, 1.0])
     assert store.newest("t") is None
     assert site.collected == []
     assert not site.coordinator.has_reached_goal
 
     site.finish(is_evaluation=True, collector_done=True)
     assert site.evaluated[1][1] is None, "the policy was not published"
+
+
+@pytest.mark.parametrize(("player", "env_steps"), [(None, 30), ("b", 50)])
+def test_env_steps_of_an_evaluation_are_those_at_its_start(
+    site: Site, player: str | None, env_steps: int
+) -> None:
+    evaluation = site.task(is_evaluation=True)
+    if player is not None:
+        evaluation.task = {**evaluation.task, "player": player}
+        counts = {"a": PlayerProgress(1, 40), "b": PlayerProgress(1, 50)}
+        site.commander.players = lambda: counts  # type: ignore[method-assign]
+    site.finish(is_evaluation=False, step_count=30)
+    site.coordinator.deal_with_task_started(evaluation)
+    site.finish(is_evaluation=False, step_count=100)
+
+    site.coordinator.deal_with_collector_finish_task(evaluation, {"collector_done": True})
+
+    assert site.evaluated[0][0]["env_steps"] == env_steps
 
 
 def test_incomplete_evaluation_counts_as_failed(site: Site) -> None:

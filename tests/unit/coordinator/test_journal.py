@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dingsdk.data import container
 from dingsdk.data.container import digest_of
 from dingsdk.data.files import Folder
 from dingsdk.errors import (
@@ -389,6 +390,17 @@ def test_damaged_owner_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorruptError, match=r"owner\.json is damaged: ") as caught:
         recovered(tmp_path)
     assert caught.value.path == str(tmp_path / "owner.json")
+
+
+def test_owner_file_of_another_version_is_refused_by_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as later:
+        later.setattr(container, "VERSION", container.VERSION + 1)
+        journal(tmp_path).open()
+    with pytest.raises(CheckpointVersionError, match=r"owner\.json: format version 3; ") as caught:
+        recovered(tmp_path)
+    assert (caught.value.found, caught.value.expected) == (3, 2)
 
 
 def test_owner_file_that_is_a_folder_is_refused_by_name(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ class Commander:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loaded.append(dict(state))
 
+    def players(self) -> dict[str, Any]:
+        return {}
+
     def get_last_eval_task(self) -> dict[str, Any] | None:
         return self.last
 

@@ -77,6 +77,24 @@ def test_data_time_and_train_time_are_logged(make_learner, scripted, monkeypatch
     assert next(now) == 104.0
 
 
+def test_iterations_of_one_training_share_its_times(make_learner, scripted, monkeypatch):
+    now = iter([100.0, 100.5, 101.0, 103.0, 104.0])
+    monkeypatch.setattr(base, "perf_counter", lambda: next(now))
+    logs = [{"loss": 1.0}, {"loss": 2.0}, {"loss": 3.0}, {"loss": 4.0}]
+    learner = make_learner(scripted(lambda data: logs), {**QUIET, "train_iterations": 1})
+    learner.get_data = lambda size: [{}]
+    seen = []
+
+    class Look(LearnerHook):
+        def __call__(self, engine):
+            seen.append((engine.log_vars["data_time"], engine.log_vars["train_time"]))
+
+    learner.register_hook(Look("look", 0, position="after_iter"))
+    learner.start()
+
+    assert seen == [(0.125, 0.5)] * 4
+
+
 def test_loss_is_the_latest_one_if_it_is_a_number(make_learner, scripted):
     logged = [{"total_loss": np.zeros(3)}, {}, {"total_loss": 2}]
     learner = make_learner(scripted(lambda data: logged.pop()), QUIET)

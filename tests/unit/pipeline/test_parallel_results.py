@@ -104,10 +104,11 @@ def test_evaluations_are_reported_and_the_best_policy_is_saved(tmp_path: Path) -
     with ExitStack() as stack, use_manager(plugins):
         results = ParallelResults(context, stack)
         results.coordinator = SimpleNamespace(  # type: ignore[assignment]
-            status=status, note_evaluation=noted.append
+            note_evaluation=noted.append
         )
         for train_iter, returns in ((1, [2.0, 4.0]), (2, []), (3, [1.0, 3.0])):
-            info = {"reward_raw": returns, "train_iter": train_iter, "task_id": "t1"}
+            info = {"reward_raw": returns, "train_iter": train_iter, "env_steps": 10}
+            info["task_id"] = "t1"
             results.evaluated(info, {"w": np.full(2, train_iter)})
     assert told == [("t1", 3.0, 1, 10), ("t1", 2.0, 3, 10)]
     assert [each["mean"] for each in noted] == [3.0, 2.0]

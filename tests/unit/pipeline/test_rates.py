@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -66,9 +67,13 @@ def test_snapshot_right_after_another_does_not_change_the_rate() -> None:
 
 
 def test_counts_of_a_loaded_checkpoint_are_not_part_of_the_rate() -> None:
-    rate = Rate()
-    assert rate.of(5000, 0.0) == 0.0
-    assert rate.of(5010, 1.0) == pytest.approx(10.0)
+    rates = RunRates()
+    loaded = RunStatus(loaded_env_steps=5000, loaded_train_iter=300)
+    first = replace(loaded, env_steps=5010, train_iter=0, elapsed_s=1.0)
+    second = replace(loaded, env_steps=5020, train_iter=302, elapsed_s=2.0)
+
+    assert rates.of(first) == (pytest.approx(10.0), 0.0, None)
+    assert rates.of(second)[:2] == (pytest.approx(10.0), pytest.approx(1.0, rel=0.1))
 
 
 def test_new_rate_has_a_weight_of_63_percent_after_ten_seconds() -> None:

@@ -32,7 +32,7 @@ from dingsdk.worker.comm.requests.messages import (
     first_that_fit,
 )
 from dingsdk.worker.comm.scheduler import Job, Scheduler
-from dingsdk.worker.comm.transport import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
+from dingsdk.worker.comm.transport import STOPPED_S, SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 
 PREFETCH = 64
 """Most tasks fetched at once; a worker serves them in order."""
@@ -273,6 +273,8 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
                 limit = self._clock() + self._request_timeout_s
                 reply = self._ask(self._reports, kind, body, inc, limit)
             except LinkError as error:
+                if self._was_stopped(limit):
+                    started = self._clock()
                 self._note_silence(error, started)
                 self._pause(tries, started + self._lost_after_s)
                 tries += 1
@@ -320,7 +322,9 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
         try:
             reply = convert(self._ask_once(link, request, body, deadline), Reply)
         except LinkError:
-            if self._silent_since is None:
+            if self._was_stopped(deadline):
+                self._silent_since = self._clock()
+            elif self._silent_since is None:
                 self._silent_since = started
             raise
         except (WorkerLostError, ClosedError) as error:
@@ -383,6 +387,10 @@ class RequestSlaveEnd(SlaveEnd, Generic[_Key]):
             if self._inc == inc and self._gone is None:
                 self._gone = error
                 self._condition.notify_all()
+
+    def _was_stopped(self, deadline: float) -> bool:
+        """Whether this process was stopped during a request, and maybe the master with it."""
+        return self._clock() - deadline > STOPPED_S
 
     def _note_silence(self, error: LinkError, since: float | None = None) -> None:
         """Raise WorkerLostError if no request was answered for ``lost_after_s``.
