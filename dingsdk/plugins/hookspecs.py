@@ -197,8 +197,8 @@ def dingsdk_after_task(worker_id: str, task: Mapping[str, Any], outcome: object)
 def dingsdk_after_episode(source: str, env_id: int, episode_return: float, length: int) -> None:
     """An episode ended after ``length`` env steps, with the undiscounted ``episode_return``.
 
-    ``source`` is the instance name of the collector, or ``evaluator`` for an episode of an
-    evaluation. Called in the process and thread that plays the episode.
+    ``source`` is the instance name of the collector or evaluator; ``evaluator`` if a collector of
+    parallel mode evaluates. Called in the process and thread that plays the episode.
     """
 
 
