@@ -111,14 +111,18 @@ class SampleBatch(Sequence[dict[str, Any]]):
         """Join batches with equal columns into a new batch with its own memory.
 
         Raises:
-            SchemaMismatchError: no batches, or batches that differ in keys, shapes or dtypes;
-                facts ``key``, ``row`` (index of the batch), ``expected``, ``found``.
+            SchemaMismatchError: no batches, something else, or batches that differ in keys, shapes
+                or dtypes; facts ``key``, ``row`` (index of the batch), ``expected``, ``found``.
         """
-        batches = list(batches)
-        if not batches:
+        given: list[Any] = list(batches)
+        if not given:
             raise mismatch("batches to join", "", ">= 1 batch", 0)
-        columns = _concat([batch.columns for batch in batches], "")
-        return cls.trusted(columns, sum(batch.length for batch in batches))
+        for index, batch in enumerate(given):
+            if not isinstance(batch, SampleBatch):
+                hint, found = "join dicts with from_rows", type(batch).__name__
+                raise mismatch(f"batch {index}", "", "a SampleBatch", found, hint, row=index)
+        columns = _concat([batch.columns for batch in given], "")
+        return cls.trusted(columns, sum(batch.length for batch in given))
 
     def keys(self) -> KeysView[str]:
         """Return the names of the top-level columns."""

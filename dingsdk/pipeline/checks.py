@@ -18,6 +18,8 @@ MULTI_BUFFER = "multi_buffer"
 """Key of ``policy.other.replay_buffer``: if True, the section contains several named buffers."""
 MOST_TRAININGS = 1_000
 """On-policy, most trainings on the samples of one collect."""
+_TRIED_COLLECTS = 200
+"""Collects of a serial run with which its limiter is tried."""
 
 _BUFFER = "policy.other.replay_buffer"
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
@@ -227,6 +229,39 @@ def _check_samples(run: _Run) -> str:
     )
 
 
+def _check_sequences(run: _Run) -> str:
+    """A policy that trains on columns gets its sequences in columns."""
+    storage = run.classes.get(f"{_BUFFER}.storage")
+    draws = getattr(buffer_parts(run.cfg, run.classes).get(_BUFFER), "draws", "")
+    if draws != "sequences" or not getattr(storage, "holds_objects", False):
+        return ""
+    if not run.is_base_policy():
+        return ""
+    return (
+        f"{_BUFFER}.storage.type {run.buffer['storage']['type']!r} gives sequences as lists of "
+        f"rows, and a policy of type {run.policy['type']!r} trains on columns; choose auto, array "
+        "or memmap"
+    )
+
+
+def _check_metric(run: _Run) -> str:
+    """If the evaluator passes batches of data to the policy, the policy takes them."""
+    from dingsdk.policy import BasePolicy
+    from dingsdk.worker import MetricSerialEvaluator
+
+    evaluator, policy = run.classes.get("policy.eval.evaluator"), run.classes["policy"]
+    if not (isinstance(evaluator, type) and issubclass(evaluator, MetricSerialEvaluator)):
+        return ""
+    if not run.is_base_policy() or policy.eval_mode is not BasePolicy.eval_mode:
+        return ""
+    return (
+        f"policy.eval.evaluator.type {run.policy['eval']['evaluator']['type']!r} passes batches of "
+        f"data to the policy, and one of type {run.policy['type']!r} takes observations by env; "
+        "give the policy an eval_mode of its own, as in dingsdk/examples/digits.py, or choose "
+        "interaction"
+    )
+
+
 def _check_pace(run: _Run) -> str:
     """In serial mode, the limiter admits the rows of each collect: no other thread samples.
 
@@ -237,15 +272,32 @@ def _check_pace(run: _Run) -> str:
     if not is_followed or limiter.get("type") != "samples_per_insert":
         return ""
     learn, length = run.policy["learn"], run.buffer.get("sequence_length", 1)
-    sampled = learn["update_per_collect"] * learn["batch_size"] * length / pushed
-    wanted = limiter["samples_per_insert"]
-    if limiter["error_buffer"] is not None or wanted <= sampled:
+    updates, batch = learn["update_per_collect"], learn["batch_size"] * length
+    part = run.classes[f"{_BUFFER}.limiter"](limiter)
+    part.can_insert(pushed)
+    part.on_insert(part.min_size // pushed * pushed)
+    for _ in range(_TRIED_COLLECTS):
+        for _ in range(updates):
+            if not part.can_sample(batch) or part.size < batch:
+                break
+            part.on_sample(batch)
+        if not part.can_insert(pushed):
+            break
+        part.on_insert(pushed)
+    else:
         return ""
+    wanted, sampled = limiter["samples_per_insert"], updates * batch / pushed
+    if wanted > sampled:
+        return (
+            f"{_BUFFER}.limiter.samples_per_insert is {wanted:g}, but a serial run samples only "
+            f"{sampled:g} rows for each row that it pushes (policy.learn.update_per_collect times "
+            "batch_size, divided by policy.collect.n_sample): its pushes would be refused; lower "
+            "the first, or raise update_per_collect"
+        )
     return (
-        f"{_BUFFER}.limiter.samples_per_insert is {wanted:g}, but a serial run samples only "
-        f"{sampled:g} rows for each row that it pushes (policy.learn.update_per_collect times "
-        "batch_size, divided by policy.collect.n_sample): its pushes would be refused; lower the "
-        "first, or raise update_per_collect"
+        f"{_BUFFER}.limiter.error_buffer is {limiter['error_buffer']}: it would refuse the pushes "
+        f"of a serial run, {pushed} rows in turn with batches of {batch}; raise it to "
+        f"{pushed * wanted + batch * max(wanted, 1):g}, or leave it out"
     )
 
 
@@ -447,5 +499,7 @@ _ALWAYS = (
     _check_recording,
     _check_replay,
     _check_samples,
+    _check_sequences,
+    _check_metric,
 )
 _IN_PARALLEL = (_check_on_policy, _check_storage, _check_memory_limit, _check_inference)

@@ -149,7 +149,7 @@ class SystemSection(Section, frozen=True, kw_only=True):
     rejoin_s: Positive = 60.0
     restarts: Whole = 3
     worker_memory_limit: Count | None = None
-    torch_threads: Held = 1
+    torch_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     max_env_steps: Count | None = None
     save_every: NotNegative | Literal["auto"] | None = "auto"
     validate_state: bool = False

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable, deep_merge_dicts, to_easydict
 from dingsdk.data import SampleBatch, collate
 from dingsdk.data.capture import capture, revive
-from dingsdk.data.columns import rows_to_columns
+from dingsdk.data.columns import mismatch, rows_to_columns
 from dingsdk.data.pytree import flatten, map_leaves, named_leaves, part_of
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import (
@@ -356,6 +356,9 @@ class BasePolicy(Configurable, ABC):
 
         Images of uint8 (columns of three dimensions or more) keep their dtype; all other columns
         become float32.
+
+        Raises:
+            SchemaMismatchError: they are neither.
         """
         if type(obs) is not np.ndarray:
             if isinstance(obs, torch.Tensor):
@@ -363,6 +366,9 @@ class BasePolicy(Configurable, ABC):
                 return (obs if is_image else obs.float()).to(self.device)
             if isinstance(obs, Mapping):
                 return {key: self.tensor(value) for key, value in obs.items()}
+            if not isinstance(obs, np.ndarray):
+                expected = "an array, a tensor or a dict of these"
+                raise mismatch("observations", "obs", expected, type(obs).__name__)
         # torch warns about read-only arrays.
         if obs.dtype != _FLOAT32 or not obs.flags.writeable:
             obs = obs.astype(_UINT8 if obs.dtype == _UINT8 and obs.ndim > 2 else _FLOAT32)
@@ -617,6 +623,14 @@ class BasePolicy(Configurable, ABC):
         self, field: str, obs: Mapping[int, Any], **setting: Any
     ) -> dict[int, dict[str, Any]]:
         """The dict form of ``act``: ``{env_id: obs} -> {env_id: {"action": ...}}``."""
+        if not isinstance(obs, Mapping):
+            raise mismatch(
+                f"{field}_mode.forward",
+                "obs",
+                "a dict {env_id: observation}",
+                type(obs).__name__,
+                "pass columns of observations to forward_batch",
+            )
         if not obs:
             return {}
         env_ids = list(obs)

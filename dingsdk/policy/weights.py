@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dingsdk.data.columns import mismatch
 from dingsdk.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def load_state(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
     Raises:
         SchemaMismatchError: something does not fit; nothing is changed.
     """
+    if not isinstance(state, Mapping):
+        raise mismatch("policy state", "state", "a mapping", type(state).__name__)
     given = {name: parts[name] for name in parts if name in state or name == "model"}
     for name, part in given.items():
         section = state.get(name)

@@ -8,6 +8,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dingsdk.config import Configurable
 from dingsdk.data.capture import Savable
 from dingsdk.envs.base import EnvManager
@@ -52,6 +54,18 @@ def samples_of(collector: Any, **kwargs: Any) -> Any:
     is_sequence = isinstance(answer, Sized)
     expect_answer(collector, "collect", answer, is_sequence, "a SampleBatch or a list of samples")
     return answer
+
+
+def whole_number(name: str, found: Any) -> int:
+    """Return an argument that counts samples or episodes.
+
+    Raises:
+        ConfigTypeError: it is not an integer >= 0.
+    """
+    is_integer = isinstance(found, int | np.integer) and not isinstance(found, bool)
+    if not is_integer or found < 0:
+        raise wrong_type(name, "a whole number >= 0", found)
+    return int(found)
 
 
 class SerialWorker(Configurable, Savable, ABC):

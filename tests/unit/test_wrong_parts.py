@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,10 +10,13 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 
+from dingsdk.data import SampleBatch
 from dingsdk.envs import BaseVectorEnvManager, create_env_manager
-from dingsdk.errors import ConfigError, ConfigTypeError, HookError
+from dingsdk.errors import ConfigError, ConfigTypeError, HookError, SchemaMismatchError
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import (
     AdvancedReplayBuffer,
@@ -103,6 +107,49 @@ def test_a_function_in_place_of_a_learner_hook_is_refused(tmp_path: Any) -> None
 def test_a_number_in_place_of_a_section_is_refused(part: Any) -> None:
     with pytest.raises(ConfigTypeError, match="expected a dict of settings, found 100"):
         part(100)
+
+
+@pytest.mark.parametrize("obs", [np.zeros((2, 4), np.float32), torch.zeros(2, 4), [[0.0] * 4]])
+def test_columns_given_to_the_dict_form_of_a_policy_are_refused(
+    policy: DQNPolicy, obs: Any
+) -> None:
+    for mode in (policy.collect_mode, policy.eval_mode):
+        with pytest.raises(SchemaMismatchError, match=r"dict \{env_id: .*forward_batch"):
+            mode.forward(obs)
+    assert policy.eval_mode.forward({}) == {}
+
+
+@pytest.mark.parametrize("obs", [[[0.0] * 4], None, {"a": [1.0]}])
+def test_observations_that_are_no_columns_are_refused(policy: DQNPolicy, obs: Any) -> None:
+    with pytest.raises(SchemaMismatchError, match="expected an array, a tensor or a dict"):
+        policy.eval_mode.forward_batch(obs)
+
+
+@pytest.mark.parametrize("state", [None, [], 3, torch.zeros(2)])
+def test_a_policy_state_that_is_no_mapping_is_refused(policy: DQNPolicy, state: Any) -> None:
+    with pytest.raises(SchemaMismatchError, match="policy state: expected a mapping"):
+        policy.eval_mode.load_state_dict(state)
+
+
+def test_rows_given_to_concat_are_refused() -> None:
+    with pytest.raises(
+        SchemaMismatchError, match=r"batch 1: .*found dict; join dicts with from_rows"
+    ):
+        SampleBatch.concat([SampleBatch({"x": [1.0]}), {"x": 1.0}])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("count", [2.5, "8", True, -1, math.nan])
+def test_an_amount_that_is_no_whole_number_is_refused(
+    tmp_path: Any, policy: DQNPolicy, worker: Any, count: Any
+) -> None:
+    env = create_env_manager({"type": "in_process"}, [make_env])
+    modes = {InteractionSerialEvaluator: policy.eval_mode}
+    part = worker({}, env, modes.get(worker, policy.collect_mode), exp_name=str(tmp_path))
+    amount = {"n_sample" if worker is SampleSerialCollector else "n_episode": count}
+    with pytest.raises(ConfigTypeError, match="expected a whole number >= 0"):
+        getattr(part, "eval" if worker is InteractionSerialEvaluator else "collect")(**amount)
+    part.close()
 
 
 NOTEBOOK = """

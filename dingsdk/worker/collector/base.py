@@ -14,7 +14,7 @@ from dingsdk.errors import NotSetError
 from dingsdk.plugins import observe
 from dingsdk.worker.collector.rollout import EpisodeRecord, return_statistics, tell_observers
 from dingsdk.worker.run_logger import floats_of, write_statistics
-from dingsdk.worker.serial_worker import SerialWorker
+from dingsdk.worker.serial_worker import SerialWorker, whole_number
 
 ENV_STEPS_PER_ITER = 10
 """A log is also due after this number of env steps for each iteration of ``collect_print_freq``."""
@@ -82,7 +82,7 @@ class ISerialCollector(SerialWorker):
                 f"please set {name}: neither collect({name}=...) nor the policy names one",
                 what=name,
             )
-        return int(wanted)
+        return whole_number(name, wanted)
 
     @property
     def envstep(self) -> int:

@@ -24,6 +24,8 @@ _MOST_STEPS_IN_VAIN = 20_000
 class SampleCollector(ISerialCollector):
     """Base class of collectors that return a given number of train samples per call."""
 
+    counts: ClassVar[str] = "n_sample"
+
     _default_n_sample: int | None = None
     _last_train_iter: int | None = None
     _policy_cfg: Mapping[str, Any]
@@ -171,7 +173,6 @@ class SampleSerialCollector(SampleCollector):
         type: str = "sample"
         seed: Seed | None = None
 
-    counts: ClassVar[str] = "n_sample"
     resumes = True
     saved = (*ISerialCollector.saved, "_stocks", "_last_train_iter", "_has_warned")
 

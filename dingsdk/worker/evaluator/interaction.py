@@ -27,6 +27,7 @@ from dingsdk.worker.evaluator.monitor import (
     write_mp4,
     write_returns,
 )
+from dingsdk.worker.serial_worker import whole_number
 
 
 class RenderSection(Section, frozen=True, kw_only=True):
@@ -129,7 +130,7 @@ class InteractionSerialEvaluator(ISerialEvaluator):
                 "please set n_episode: neither eval(n_episode=...) nor the config names one",
                 what="n_episode",
             )
-        monitor = VectorEvalMonitor(self.env.env_num, int(count))
+        monitor = VectorEvalMonitor(self.env.env_num, whole_number("n_episode", count))
         is_rendering = force_render or self._is_time_to_render(train_iter, envstep)
         if is_rendering and (why := why_no_video(type(self.env))):
             path = "policy.eval.evaluator.render"

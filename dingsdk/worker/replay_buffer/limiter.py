@@ -30,6 +30,8 @@ from dingsdk.errors import CheckpointCorruptError
 
 _FORGOTTEN = 0.01
 """A decayed count below this is treated as zero. One row decays to it in one window."""
+_ROUNDING = 1e-6
+"""By how much a number of rows times a ratio may be off."""
 
 
 class Limiter(Configurable, ABC):
@@ -135,8 +137,9 @@ class SamplesPerInsertLimiter(Limiter):
     * a sample of ``n`` rows is admitted if the size is at least ``min_size`` and ``owed`` after
       the sample is at least ``start - samples_ahead``;
     * a push of ``n`` rows is admitted if the size is below ``min_size``, or ``owed`` after the
-      push is at most ``start + error_buffer``; without an ``error_buffer`` also if the size is
-      below the largest batch so far.
+      push is at most ``start + error_buffer``;
+    * without an ``error_buffer``, a push is also admitted if the size is below the largest batch so
+      far, and the rows that are pushed before a batch can be sampled count for ``min_size``.
 
     Source: Reverb's ``SampleToInsertRatio``. Differences:
 
@@ -170,6 +173,7 @@ class SamplesPerInsertLimiter(Limiter):
         **Limiter.counts,
         "largest_push": int,
         "largest_batch": int,
+        "first_inserts": int,
     }
 
     def __init__(self, cfg: Mapping[str, Any], seed: int | None = None) -> None:
@@ -179,16 +183,15 @@ class SamplesPerInsertLimiter(Limiter):
         self.min_size = section.min_size
         self._error_buffer: float | None = section.error_buffer
         self._samples_ahead: float | None = section.samples_ahead
-        self.largest_push = self.largest_batch = 0
+        self.largest_push = self.largest_batch = self.first_inserts = 0
 
     def can_insert(self, n: int) -> bool:
         self.largest_push = max(self.largest_push, n)
-        # A batch of more rows than are stored cannot be sampled, so both sides would wait.
-        least = self.largest_batch if self._error_buffer is None else 0
-        if self.size < max(self.min_size, least):
+        if self._is_too_small():
             return True
         owed = (self.inserts + n) * self._ratio - self.samples
-        return owed <= self.min_size * self._ratio + self._slack()
+        first = max(self.min_size, self.first_inserts)
+        return owed <= first * self._ratio + self._slack() + _ROUNDING
 
     def can_sample(self, n: int) -> bool:
         self.largest_batch = max(self.largest_batch, n)
@@ -197,6 +200,20 @@ class SamplesPerInsertLimiter(Limiter):
         owed = self.inserts * self._ratio - self.samples - n
         ahead = self._slack() if self._samples_ahead is None else self._samples_ahead
         return owed >= self.min_size * self._ratio - ahead
+
+    def on_insert(self, n: int) -> None:
+        if self._error_buffer is None and not self.samples and self._is_too_small():
+            self.first_inserts = self.inserts + n
+        super().on_insert(n)
+
+    def reset(self) -> None:
+        super().reset()
+        self.first_inserts = 0
+
+    def _is_too_small(self) -> bool:
+        # A batch of more rows than are stored cannot be sampled, so both sides would wait.
+        least = self.largest_batch if self._error_buffer is None else 0
+        return self.size < max(self.min_size, least)
 
     def _slack(self) -> float:
         if self._error_buffer is not None:

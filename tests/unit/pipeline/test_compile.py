@@ -229,6 +229,12 @@ def test_missing_collect_size_is_refused_in_serial_mode(kind: str, key: str) -> 
     compile_config(changed(*sets, f"policy.collect.{key}=64"))
 
 
+def test_missing_collect_size_of_games_is_refused_in_serial_mode() -> None:
+    with pytest.raises(ConfigError, match="a collector of type 'sample_1v1' counts") as caught:
+        compile_run("tictactoe-selfplay", sets=["policy.collect.n_sample=null"])
+    assert caught.value.path == "policy.collect.n_sample"
+
+
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -331,8 +337,10 @@ def test_traj_len_inf_is_set_for_games_with_ordered_buffers(
     class Ordered(DQNPolicy):
         trains_on = frozenset({"sequences", "episodes"})
 
-    cfg = _game(f"policy.other.replay_buffer.type={buffer}", "policy.collect.n_episode=8")
+    cfg = _game(f"policy.other.replay_buffer.type={buffer}")
     cfg["policy"]["collect"]["collector"] = collector
+    if collector["type"] == "episode_1v1":
+        cfg["policy"]["collect"]["n_episode"] = 8
 
     assert compile_config(cfg, policy=Ordered, mode=mode).policy.traj_len_inf is True
 
@@ -916,6 +924,34 @@ def test_limiter_that_would_refuse_the_pushes_of_a_serial_run_is_refused() -> No
         compile_config(changed(*sets, f"{limiter}.samples_per_insert=9"))
 
     assert caught.value.path == f"{limiter}.samples_per_insert"
+
+    sets = (*sets, f"{limiter}.samples_per_insert=8")
+    compile_config(changed(*sets, f"{limiter}.error_buffer=384"))
+    with pytest.raises(ConfigError, match="batches of 32; raise it to 384") as caught:
+        compile_config(changed(*sets, f"{limiter}.error_buffer=50"))
+
+    assert caught.value.path == f"{limiter}.error_buffer"
+
+
+def test_sequences_of_objects_are_refused_for_a_policy_that_trains_on_columns() -> None:
+    path = "policy.other.replay_buffer.storage.type"
+    with pytest.raises(ConfigError, match=r"lists of rows.*'r2d2' trains on columns") as caught:
+        compile_config(changed("policy.type=r2d2", f"{path}=object"))
+    assert caught.value.path == path
+
+
+def test_metric_evaluator_is_refused_for_a_policy_that_acts_by_env() -> None:
+    sets = ("policy.eval.evaluator={type: metric, data: 'dingsdk.examples.digits:held_out'}",)
+    with pytest.raises(ConfigError, match="'dqn' takes observations by env") as caught:
+        compile_config(changed(*sets))
+    assert caught.value.path == "policy.eval.evaluator.type"
+
+
+def test_metric_evaluator_of_several_ranks_is_refused_in_a_run() -> None:
+    path = "policy.eval.evaluator.multi_gpu"
+    with pytest.raises(ConfigError, match="one process makes the evaluations") as caught:
+        compile_run("metric-supervised", sets=[f"{path}=true"])
+    assert caught.value.path == path
 
 
 def test_env_manager_that_cannot_run_the_env_is_refused() -> None:

@@ -112,10 +112,30 @@ def test_samples_per_insert_is_kept_without_deadlocks(
         else:
             limiter.on_sample(batch)
         if limiter.samples:
-            owed = limiter.inserts * ratio - limiter.samples - 20 * ratio
+            owed = limiter.inserts * ratio - limiter.samples
             slack = error_buffer or (chunk * ratio + batch) / 2
-            assert -slack <= owed <= slack + chunk * ratio
+            # Without an error_buffer, all rows before the first batch count for the start.
+            first = max(20 + chunk, 0 if error_buffer else batch)
+            assert 20 * ratio - slack <= owed <= first * ratio + slack
     assert limiter.samples > 1000
+
+
+@pytest.mark.parametrize(("pushed", "batch"), [(32, 16), (8, 128), (512, 128), (1, 16)])
+@pytest.mark.parametrize("updates", [1, 2, 16])
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_collects_and_batches_in_turns_are_admitted_at_their_own_ratio(
+    pushed: int, batch: int, updates: int, share: float
+) -> None:
+    ratio = share * updates * batch / pushed
+    limiter = SamplesPerInsertLimiter({"samples_per_insert": ratio})
+    for _ in range(500):
+        assert limiter.can_insert(pushed)
+        limiter.on_insert(pushed)
+        for _ in range(updates):
+            if limiter.can_sample(batch) and limiter.size >= batch:
+                limiter.on_sample(batch)
+    owed = limiter.inserts * ratio - limiter.samples
+    assert abs(owed) <= (pushed + batch) * ratio + batch
 
 
 def test_the_ratio_holds_once_min_size_is_reached() -> None:
