@@ -18,8 +18,8 @@ MULTI_BUFFER = "multi_buffer"
 """Key of ``policy.other.replay_buffer``: if True, the section contains several named buffers."""
 MOST_TRAININGS = 1_000
 """On-policy, most trainings on the samples of one collect."""
-_TRIED_COLLECTS = 200
-"""Collects of a serial run with which its limiter is tried."""
+_TRIED_COLLECTS, _TRIED_BATCHES = 200, 100_000
+"""Most collects, and most batches, of a serial run with which its limiter is tried."""
 
 _BUFFER = "policy.other.replay_buffer"
 _BUFFER_PARTS = (_BUFFER, f"{_BUFFER}.sampler", f"{_BUFFER}.remover")
@@ -276,7 +276,7 @@ def _check_pace(run: _Run) -> str:
     part = run.classes[f"{_BUFFER}.limiter"](limiter)
     part.can_insert(pushed)
     part.on_insert(part.min_size // pushed * pushed)
-    for _ in range(_TRIED_COLLECTS):
+    for _ in range(min(_TRIED_COLLECTS, _TRIED_BATCHES // updates)):
         for _ in range(updates):
             if not part.can_sample(batch) or part.size < batch:
                 break
