@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -264,6 +267,57 @@ def test_functions_and_objects_are_called_by_the_hooks(tmp_path: Path, mode: str
     told = len(recorder.told)
     train(tmp_path, mode)
     assert len(recorder.told) == told
+
+
+class Counted:
+    """Counts iterations and evaluations, and stops the run after ``iterations``."""
+
+    def __init__(self, iterations: int, together: threading.Barrier) -> None:
+        self._last = iterations - 1
+        self._together = together
+        self.iterations: list[int] = []
+        self.evaluations: list[int] = []
+
+    def run_started(self) -> None:
+        self._together.wait()
+
+    def after_iter(self, iteration: int) -> None:
+        self.iterations.append(iteration)
+
+    def after_evaluate(self, train_iter: int) -> None:
+        self.evaluations.append(train_iter)
+
+    def should_stop(self) -> str | None:
+        return "enough" if self._last in self.iterations else None
+
+    def progress_columns(self) -> dict[str, int]:
+        return {"last": self._last}
+
+    def run_finished(self) -> None:
+        self._together.wait()
+
+
+@pytest.mark.parametrize("sets", [["in_memory", "greenlets"], ["in_memory", "threads"], []])
+def test_callbacks_are_not_called_for_a_run_in_another_thread(
+    tmp_path: Path, sets: list[str]
+) -> None:
+    together = threading.Barrier(2, timeout=30)
+    recorders = [Counted(count, together) for count in (2, 3)]
+    keys = ("system.transport.type", "system.transport.concurrency")
+    assigned = [f"{key}={value}" for key, value in zip(keys, sets, strict=False)]
+    mode = "parallel" if sets else "serial"
+
+    def run(recorder: Counted) -> Any:
+        return train(tmp_path, mode, sets=assigned, callbacks=[recorder])
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run, recorders))
+
+    for recorder, result in zip(recorders, results, strict=True):
+        assert recorder.iterations == list(range(result.train_iter))
+        assert recorder.evaluations == [each.train_iter for each in result.evaluations]
+        status = json.loads((result.run_dir / "status.json").read_text())
+        assert status["columns"] == {"last": recorder._last}
 
 
 def test_exception_of_a_callback_is_logged_with_its_name(
