@@ -1,7 +1,7 @@
 """Handles SIGINT, SIGTERM and SIGHUP: the first one stops the run cleanly, the next exits at once.
 
-A terminal that closes may send SIGHUP several times, so SIGHUP never exits at once. In a notebook or
-a Python shell, the second SIGINT raises KeyboardInterrupt: an exit would lose the user's variables.
+A terminal that closes may send SIGHUP several times, so SIGHUP never exits at once. In a notebook
+or a Python shell, the second SIGINT raises KeyboardInterrupt: an exit would lose all variables.
 """
 
 from __future__ import annotations
