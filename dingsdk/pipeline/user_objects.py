@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dingsdk.data.spawn import is_at_top, is_importable
+from dingsdk.envs.make import GIVEN
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.hooks import Observers
@@ -61,7 +62,7 @@ def name_env(env: str | Callable[..., Any]) -> str:
     import gymnasium as gym
 
     # Another object with the same name gets a new id: an earlier run may still use the old id.
-    stem = env_id = f"given/{re.sub(r'[^A-Za-z0-9_]', '', name) or 'env'}"
+    stem = env_id = f"{GIVEN}{re.sub(r'[^A-Za-z0-9_]', '', name) or 'env'}"
     counts = itertools.count(2)
     while (spec := gym.registry.get(env_id)) is not None and spec.entry_point is not env:
         env_id = f"{stem}-{next(counts)}"

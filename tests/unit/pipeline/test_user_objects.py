@@ -26,6 +26,8 @@ from dingsdk.errors import (
     DuplicateTypeError,
     HookError,
     PluginLoadError,
+    UnknownEnvError,
+    UnknownPluginError,
 )
 from dingsdk.pipeline.user_objects import HOOKS, IN_WORKERS, name_env
 from dingsdk.plugins import PluginManager, Switches, hookspecs, use_manager
@@ -181,6 +183,24 @@ def test_policy_class_must_be_given_again_in_another_process(tmp_path: Path) -> 
         assert dingsdk.evaluate(run_dir, policy=OneAction).mean == 5.0
     with pytest.raises(ConfigError, match="'OneAction', not 'DQNPolicy'"):
         dingsdk.load_policy(run_dir, policy=DQNPolicy)
+
+
+def test_error_tells_how_another_process_finds_the_given_classes(tmp_path: Path) -> None:
+    run_dir = train(tmp_path, env=lambda length: Paid(length)).run_dir
+    with (
+        use_manager(PluginManager(Switches())),
+        pytest.raises(UnknownPluginError, match="Pass a class of your own as policy="),
+    ):
+        dingsdk.load_policy(run_dir)
+    config = run_dir / "config.yaml"
+    env_id = dingsdk.load_policy(run_dir).config["env"]["env_id"]
+    del gym.registry[env_id]
+    for unknown in (env_id, "__main__:Paid"):
+        config.write_text(config.read_text().replace(env_id, unknown))
+        with pytest.raises(UnknownEnvError, match=r"write 'module:Name' as env\.env_id in"):
+            dingsdk.evaluate(run_dir)
+    config.write_text(config.read_text().replace("__main__:Paid", f"{__name__}:Paid"))
+    assert dingsdk.evaluate(run_dir).mean == 5.0
 
 
 @pytest.mark.parametrize(
