@@ -39,7 +39,7 @@ IN_WORKERS = {
 _HOOK_LIKE = re.compile(r"(before|after|run)_")
 _lock = threading.Lock()
 _active: set[int] = set()
-"""Numbers of the runs that this process is running, which may be in several threads."""
+"""Numbers of the runs and evaluations in this process, which may be in several threads."""
 _run: ContextVar[int | None] = ContextVar("run", default=None)
 """Number of the run that the current thread or job belongs to."""
 
@@ -121,7 +121,7 @@ def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Ite
     """
     manager = default_manager()
     with ExitStack() as stack:
-        run = stack.enter_context(_numbered())
+        run = stack.enter_context(numbered_run())
         for index, callback in enumerate(callbacks):
             if isinstance(callback, LearnerHook):
                 continue
@@ -194,8 +194,11 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
 
 
 @contextmanager
-def _numbered() -> Iterator[int]:
-    """Give the run of this thread the lowest number that no other active run has."""
+def numbered_run() -> Iterator[int]:
+    """Give the run of this thread the lowest number that no other active run has.
+
+    In the block, the callbacks of other runs are not called.
+    """
     with _lock:
         number = next(each for each in itertools.count(1) if each not in _active)
         _active.add(number)

@@ -340,6 +340,18 @@ def test_callbacks_are_not_called_for_a_run_in_another_thread(
         assert status["columns"] == {"last": recorder._last}
 
 
+def test_callback_is_not_called_for_an_evaluation_of_another_run(tmp_path: Path) -> None:
+    run_dir, means = train(tmp_path).run_dir, []
+
+    def after_evaluate(mean_return: float) -> None:
+        means.append(mean_return)
+        means.append(-dingsdk.evaluate(run_dir).mean)
+
+    train(tmp_path, callbacks=[after_evaluate])
+    assert means == [5.0, -5.0] * (len(means) // 2)
+    assert 0 < len(means) <= 4
+
+
 def test_exception_of_a_callback_is_logged_with_its_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
