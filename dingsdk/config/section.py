@@ -163,6 +163,7 @@ def derive(base: type[Section], overrides: Mapping[str, Any], name: str) -> type
     return _extend(base, added, name)
 
 
+@cache
 def rebase(section: type[Section], base: type[Section], name: str) -> type[Section]:
     """Return a section with the fields of ``base`` and of ``section``; those of ``section`` win."""
     own = [(field.name, field.type, field.default) for field in fields_of(section).values()]

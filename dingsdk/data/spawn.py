@@ -37,7 +37,8 @@ def spawn_context(path: str) -> SpawnContext:
     if multiprocessing.current_process().daemon:
         raise ConfigError(
             f"{path} asks for new processes, and this one, a daemon of multiprocessing, may start "
-            "none; start it with daemon=False",
+            "none; start it with daemon=False, or by concurrent.futures.ProcessPoolExecutor in "
+            "place of multiprocessing.Pool",
             path=path,
         )
     script = multiprocessing.spawn.get_preparation_data("").get("init_main_from_path")
@@ -47,6 +48,9 @@ def spawn_context(path: str) -> SpawnContext:
             f"is no file {script}; save it as a file",
             path=path,
         )
+    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+        # The new process would have to know it: in a worker of joblib it is "loky".
+        multiprocessing.set_start_method("spawn", force=True)
     return multiprocessing.get_context("spawn")
 
 

@@ -30,6 +30,8 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.discovery import install_extra_command
 
+GIVEN = "given/"
+"""Begin of the ids of env classes and functions that only this process knows."""
 _EVALUATE = "evaluate"
 """Key of a wrapper's section: whether envs of evaluations have the wrapper."""
 _OWN_KEYS = ("type", "import_names", _EVALUATE)
@@ -191,6 +193,13 @@ def find_spec(env_id: str) -> Any:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
+        if env_id.startswith(("__main__:", GIVEN)):
+            raise _unknown(
+                env_id,
+                "was defined by the program that trained, and this program has no such class or "
+                "function; pass it to resume as env=, or define it in a module, and write "
+                "'module:Name' as env.env_id in the config.yaml of the run",
+            ) from error
         nearest = nearest_name(name, gym.registry)
         package = next((p for prefix, p in _PACKAGES.items() if name.startswith(prefix)), None)
         # gymnasium suggests a name too, but only from the same namespace.

@@ -12,6 +12,7 @@ from dingsdk.data.seeding import derive_seed
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.pipeline.predict import load_weights, open_run, read_config
 from dingsdk.pipeline.serial import make_eval_envs
+from dingsdk.pipeline.user_objects import numbered_run
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import torch_threads
 from dingsdk.worker import create_serial_evaluator
@@ -83,7 +84,11 @@ def evaluate(
     player = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))
     load_weights(player.eval_mode, found, folder)
     manager = make_eval_envs(cfg, "evaluation", envs)
-    with torch_threads(cfg.system.torch_threads), tempfile.TemporaryDirectory() as scratch:
+    with (
+        numbered_run(),
+        torch_threads(cfg.system.torch_threads),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         # The evaluator writes logs; they must not mix with the logs of the run.
         evaluator = create_serial_evaluator(
             cfg.policy.eval.evaluator, env=manager, policy=player.eval_mode, exp_name=scratch

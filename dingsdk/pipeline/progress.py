@@ -7,6 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from dingsdk.pipeline.context import Evaluation, RunStatus
@@ -117,7 +119,8 @@ class ConsoleProgress:
         self._rates = RunRates()
         self._returns: deque[float] = deque(maxlen=SPARKS)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        run = partial(copy_context().run, self._run)  # the context knows the run
+        self._thread = threading.Thread(target=run, name="progress", daemon=True)
         self._live: Any = None
         self._printed: RunStatus | None = None
 

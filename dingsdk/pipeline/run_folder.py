@@ -27,6 +27,7 @@ import logging
 import math
 import os
 import platform
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -69,6 +70,9 @@ _FILES = (
     f"{CHECKPOINT_FOLDER}/latest.json",
 )
 _FOLDERS = (CHECKPOINT_FOLDER, JOURNAL_FOLDER, "resume", "log", "replay", "transport")
+_umask_lock = threading.Lock()
+_umask, _private = 0, 0
+"""The umask to restore, and the number of ``private_files`` blocks that are active."""
 LINE = "#1f6fb4"
 STOP = "#c4501b"
 INK = "#333333"
@@ -217,13 +221,20 @@ def discard_run(folder: Path) -> None:
 def private_files() -> Iterator[None]:
     """In the block, create files with mode 0600 and folders with mode 0700, for any umask.
 
-    The umask belongs to the process, so this also applies to files of other threads.
+    The umask belongs to the process, so this also applies to files of other threads. The last of
+    several blocks that run at the same time restores it.
     """
-    before = os.umask(0o077)
+    global _private, _umask
+    with _umask_lock:
+        before = os.umask(0o077)
+        _umask, _private = _umask if _private else before, _private + 1
     try:
         yield
     finally:
-        os.umask(before)
+        with _umask_lock:
+            _private -= 1
+            if not _private:
+                os.umask(_umask)
 
 
 def find_checkpoints(run_dir: Path) -> dict[str, Path]:

@@ -1,6 +1,7 @@
 """Handles SIGINT, SIGTERM and SIGHUP: the first one stops the run cleanly, the next exits at once.
 
-A terminal that closes may send SIGHUP several times, so SIGHUP never exits at once.
+A terminal that closes may send SIGHUP several times, so SIGHUP never exits at once. In a notebook
+or a Python shell, the second SIGINT raises KeyboardInterrupt: an exit would lose all variables.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def to_stderr(line: str) -> None:
     """Write a line for the user, unless nobody can read it."""
     with contextlib.suppress(OSError, ValueError):  # the terminal is closed
         sys.stderr.write(f"{line}\n")
+
+
+def _is_interactive() -> bool:
+    """Whether the process is a notebook or a Python shell."""
+    return hasattr(sys, "ps1")
 
 
 class StopOnSignal:
@@ -90,12 +96,15 @@ class StopOnSignal:
         if self.received is not None:
             if name is signal.SIGHUP:
                 return
+            if name is signal.SIGINT and _is_interactive():
+                raise KeyboardInterrupt
             saved = self._saved()
             self._announce(f"{name.name} again: exiting at once" + (saved and f"; {saved}"))
             # Not sys.exit: cleanup code could delay it, and the second signal must exit at once.
             os._exit(exit_code(name))
         self.received = name
-        self._announce(f"{name.name}: {self.doing}; press Ctrl-C again to exit at once")
+        again = "interrupt again to stop" if _is_interactive() else "press Ctrl-C again to exit"
+        self._announce(f"{name.name}: {self.doing}; {again} at once")
         self._stop.set()
         if not self._is_armed:
             self.break_after(PATIENCE_S)

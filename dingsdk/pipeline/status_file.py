@@ -20,6 +20,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -87,7 +89,8 @@ class StatusFile:
         self._mode = mode
         self._clock = clock
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+        run = partial(copy_context().run, self._run)  # the context knows the run
+        self._thread = threading.Thread(target=run, name="status", daemon=True)
         self._has_failed = False
         self._rates = RunRates()
         self._line_at_s = -math.inf

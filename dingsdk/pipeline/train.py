@@ -64,7 +64,8 @@ def train(
     """Train the policy of a config, and write a run folder.
 
     If ``train`` is called from the main thread, SIGINT, SIGTERM and SIGHUP stop the run within
-    seconds: it saves a checkpoint and ends with the reason ``interrupted``.
+    seconds: it saves a checkpoint and ends with the reason ``interrupted``. A second signal exits
+    the process at once; in a notebook or a Python shell, a second SIGINT only ends the run.
 
     Args:
         config: A file, the name of a shipped example, or the config itself.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
 from dingsdk.data.spawn import is_at_top, is_importable
+from dingsdk.envs.make import GIVEN
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.hooks import Observers
@@ -34,6 +37,11 @@ IN_WORKERS = {
 }
 """Hooks that are called in the process of a worker."""
 _HOOK_LIKE = re.compile(r"(before|after|run)_")
+_lock = threading.Lock()
+_active: set[int] = set()
+"""Numbers of the runs and evaluations in this process, which may be in several threads."""
+_run: ContextVar[int | None] = ContextVar("run", default=None)
+"""Number of the run that the current thread or job belongs to."""
 
 
 def name_env(env: str | Callable[..., Any]) -> str:
@@ -54,7 +62,7 @@ def name_env(env: str | Callable[..., Any]) -> str:
     import gymnasium as gym
 
     # Another object with the same name gets a new id: an earlier run may still use the old id.
-    stem = env_id = f"given/{re.sub(r'[^A-Za-z0-9_]', '', name) or 'env'}"
+    stem = env_id = f"{GIVEN}{re.sub(r'[^A-Za-z0-9_]', '', name) or 'env'}"
     counts = itertools.count(2)
     while (spec := gym.registry.get(env_id)) is not None and spec.entry_point is not env:
         env_id = f"{stem}-{next(counts)}"
@@ -105,12 +113,15 @@ def check_importable(name: str, target: object, *, has_script: bool = True) -> N
 def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Iterator[None]:
     """Register callbacks for the duration of the block; learner hooks are ignored.
 
+    They are not called for runs in other threads of this process.
+
     Raises:
         ConfigError: a callback implements no hook, or a hook that is called in worker processes.
         PluginLoadError: a callback has an argument that its hook does not have.
     """
     manager = default_manager()
     with ExitStack() as stack:
+        run = stack.enter_context(numbered_run())
         for index, callback in enumerate(callbacks):
             if isinstance(callback, LearnerHook):
                 continue
@@ -125,9 +136,13 @@ def callbacks_registered(callbacks: Sequence[Any], *, in_processes: bool) -> Ite
                     found=remote,
                 )
             plugin = SimpleNamespace(
-                **{f"dingsdk_{hook}": _implementation(each) for hook, each in functions.items()}
+                **{
+                    f"dingsdk_{hook}": _implementation(each, run)
+                    for hook, each in functions.items()
+                }
             )
-            registered = manager.register_plugin(plugin, f"{name} (callbacks[{index}])")
+            where = f"callbacks[{index}]" + (f" of run {run} in this process" if run > 1 else "")
+            registered = manager.register_plugin(plugin, f"{name} ({where})")
             stack.callback(manager.unregister_plugin, registered)
         yield
 
@@ -178,10 +193,27 @@ def _functions_of(callback: Any, path: str) -> tuple[str, dict[str, Callable[...
     return name, found
 
 
-def _implementation(function: Callable[..., Any]) -> Callable[..., Any]:
+@contextmanager
+def numbered_run() -> Iterator[int]:
+    """Give the run of this thread the lowest number that no other active run has.
+
+    In the block, the callbacks of other runs are not called.
+    """
+    with _lock:
+        number = next(each for each in itertools.count(1) if each not in _active)
+        _active.add(number)
+    token = _run.set(number)
+    try:
+        yield number
+    finally:
+        _run.reset(token)
+        _active.discard(number)
+
+
+def _implementation(function: Callable[..., Any], run: int) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any) -> Any:
-        return function(*args)
+        return function(*args) if _run.get() in (run, None) else None
 
     implementation: Callable[..., Any] = hookimpl(call)
     return implementation

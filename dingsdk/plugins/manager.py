@@ -351,6 +351,8 @@ class PluginManager:
             advice = f" To get it: {install_command(install)}."
         elif others and not nearest:
             advice = f" There is one among the {' and the '.join(others)}."
+        elif kind == "policies" and not nearest:
+            advice = " Pass a class of your own as policy=."
         return unknown(kind, key, known, advice, path=where, nearest=nearest, install=install)
 
     # loading

@@ -12,6 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -131,8 +133,10 @@ class ThreadJob(Job):
 
     def __init__(self, function: Callable[[], None], name: str) -> None:
         self.name = name
-        # Daemon: a job that ignores its close flag must not keep the process alive.
-        self.thread = threading.Thread(target=self.call, args=(function,), name=name, daemon=True)
+        # In the context of its starter, which knows the run. Daemon: a job that ignores its close
+        # flag must not keep the process alive.
+        call = partial(copy_context().run, self.call, function)
+        self.thread = threading.Thread(target=call, name=name, daemon=True)
 
     @property
     def done(self) -> bool:

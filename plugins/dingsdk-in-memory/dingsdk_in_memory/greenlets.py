@@ -16,6 +16,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,7 @@ class GreenletJob(Job):
 
     def __init__(self, function: Callable[[], None], name: str, ended: GreenletCondition) -> None:
         self.name = name
-        self._function = function
+        self._function = partial(copy_context().run, function)
         self._ended = ended
         self._done = False
         self.greenlet: greenlet | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -60,6 +61,32 @@ def test_daemon_cannot_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"^some\.key asks for new processes.*daemon=False"):
         spawn_context("some.key")
+
+
+FOREIGN_METHOD = """
+import multiprocessing.context
+from dingsdk.data.spawn import spawn_context
+
+class Foreign(multiprocessing.context.SpawnContext):
+    _name = "foreign"
+
+if __name__ == "__main__":
+    multiprocessing.context._concrete_contexts["foreign"] = Foreign()
+    multiprocessing.set_start_method("foreign")
+    process = spawn_context("some.key").Process(target=print, args=("started",))
+    process.start()
+    process.join()
+"""
+
+
+def test_process_can_be_started_where_a_library_has_set_its_own_start_method(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FOREIGN_METHOD)
+    command = [sys.executable, str(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("started\n", "")
 
 
 def test_only_top_level_classes_are_importable() -> None:

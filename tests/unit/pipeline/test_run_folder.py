@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -175,6 +176,19 @@ def test_files_of_a_run_are_private_and_the_umask_is_restored(tmp_path: Path) ->
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes == {"file": 0o600, "folder": 0o700, "later": 0o666}
+
+
+def test_umask_is_restored_after_runs_in_several_threads() -> None:
+    before = os.umask(0)
+    try:
+        with ExitStack() as second:
+            with private_files():
+                second.enter_context(private_files())
+            while_second = os.umask(0o077)
+        after = os.umask(0)
+    finally:
+        os.umask(before)
+    assert (while_second, after) == (0o077, 0)
 
 
 def test_file_instead_of_the_root_folder_is_refused(tmp_path: Path) -> None:

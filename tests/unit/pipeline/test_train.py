@@ -284,6 +284,28 @@ def test_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[1] == "SIGINT again: exiting at once; a file was saved"
 
 
+def test_second_interrupt_in_a_notebook_ends_the_run_but_not_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exit_at_once(code: int) -> None:
+        raise AssertionError(f"the process would exit with {code}")
+
+    def after_iter(iteration: int) -> None:
+        if iteration == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        assert iteration < 3
+
+    monkeypatch.setattr(os, "_exit", exit_at_once)
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    result = train("cartpole-dqn", sets=SETS, seed=0, output=tmp_path, callbacks=[after_iter])
+
+    assert (result.reason, result.signal) == ("interrupted", signal.SIGINT)
+    assert (result.run_dir / "result.json").is_file()
+    told = "SIGINT: stopping and saving a checkpoint; interrupt again to stop at once"
+    assert told in capsys.readouterr().err
+
+
 def test_terminal_that_closes_with_several_signals_stops_the_run_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +26,8 @@ from dingsdk.errors import (
     DuplicateTypeError,
     HookError,
     PluginLoadError,
+    UnknownEnvError,
+    UnknownPluginError,
 )
 from dingsdk.pipeline.user_objects import HOOKS, IN_WORKERS, name_env
 from dingsdk.plugins import PluginManager, Switches, hookspecs, use_manager
@@ -180,6 +185,24 @@ def test_policy_class_must_be_given_again_in_another_process(tmp_path: Path) -> 
         dingsdk.load_policy(run_dir, policy=DQNPolicy)
 
 
+def test_error_tells_how_another_process_finds_the_given_classes(tmp_path: Path) -> None:
+    run_dir = train(tmp_path, env=lambda length: Paid(length)).run_dir
+    with (
+        use_manager(PluginManager(Switches())),
+        pytest.raises(UnknownPluginError, match="Pass a class of your own as policy="),
+    ):
+        dingsdk.load_policy(run_dir)
+    config = run_dir / "config.yaml"
+    env_id = dingsdk.load_policy(run_dir).config["env"]["env_id"]
+    del gym.registry[env_id]
+    for unknown in (env_id, "__main__:Paid"):
+        config.write_text(config.read_text().replace(env_id, unknown))
+        with pytest.raises(UnknownEnvError, match=r"write 'module:Name' as env\.env_id in"):
+            dingsdk.evaluate(run_dir)
+    config.write_text(config.read_text().replace("__main__:Paid", f"{__name__}:Paid"))
+    assert dingsdk.evaluate(run_dir).mean == 5.0
+
+
 @pytest.mark.parametrize(
     ("name", "sets"),
     [
@@ -264,6 +287,69 @@ def test_functions_and_objects_are_called_by_the_hooks(tmp_path: Path, mode: str
     told = len(recorder.told)
     train(tmp_path, mode)
     assert len(recorder.told) == told
+
+
+class Counted:
+    """Counts iterations and evaluations, and stops the run after ``iterations``."""
+
+    def __init__(self, iterations: int, together: threading.Barrier) -> None:
+        self._last = iterations - 1
+        self._together = together
+        self.iterations: list[int] = []
+        self.evaluations: list[int] = []
+
+    def run_started(self) -> None:
+        self._together.wait()
+
+    def after_iter(self, iteration: int) -> None:
+        self.iterations.append(iteration)
+
+    def after_evaluate(self, train_iter: int) -> None:
+        self.evaluations.append(train_iter)
+
+    def should_stop(self) -> str | None:
+        return "enough" if self._last in self.iterations else None
+
+    def progress_columns(self) -> dict[str, int]:
+        return {"last": self._last}
+
+    def run_finished(self) -> None:
+        self._together.wait()
+
+
+@pytest.mark.parametrize("sets", [["in_memory", "greenlets"], ["in_memory", "threads"], []])
+def test_callbacks_are_not_called_for_a_run_in_another_thread(
+    tmp_path: Path, sets: list[str]
+) -> None:
+    together = threading.Barrier(2, timeout=30)
+    recorders = [Counted(count, together) for count in (2, 3)]
+    keys = ("system.transport.type", "system.transport.concurrency")
+    assigned = [f"{key}={value}" for key, value in zip(keys, sets, strict=False)]
+    mode = "parallel" if sets else "serial"
+
+    def run(recorder: Counted) -> Any:
+        return train(tmp_path, mode, sets=assigned, callbacks=[recorder])
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run, recorders))
+
+    for recorder, result in zip(recorders, results, strict=True):
+        assert recorder.iterations == list(range(result.train_iter))
+        assert recorder.evaluations == [each.train_iter for each in result.evaluations]
+        status = json.loads((result.run_dir / "status.json").read_text())
+        assert status["columns"] == {"last": recorder._last}
+
+
+def test_callback_is_not_called_for_an_evaluation_of_another_run(tmp_path: Path) -> None:
+    run_dir, means = train(tmp_path).run_dir, []
+
+    def after_evaluate(mean_return: float) -> None:
+        means.append(mean_return)
+        means.append(-dingsdk.evaluate(run_dir).mean)
+
+    train(tmp_path, callbacks=[after_evaluate])
+    assert means == [5.0, -5.0] * (len(means) // 2)
+    assert 0 < len(means) <= 4
 
 
 def test_exception_of_a_callback_is_logged_with_its_name(
