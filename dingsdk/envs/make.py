@@ -197,8 +197,8 @@ def find_spec(env_id: str) -> Any:
             raise _unknown(
                 env_id,
                 "was defined by the program that trained, and this program has no such class or "
-                "function; pass it to resume as env=, or define it in a module, and write "
-                "'module:Name' as env.env_id in the config.yaml of the run",
+                "function; pass it as env=, or define it in a module, and write 'module:Name' as "
+                "env.env_id in the config.yaml of the run",
             ) from error
         nearest = nearest_name(name, gym.registry)
         package = next((p for prefix, p in _PACKAGES.items() if name.startswith(prefix)), None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dingsdk.data.seeding import derive_seed
 from dingsdk.pipeline.compile import compile_config
@@ -61,6 +63,7 @@ def evaluate(
     episodes: int | None = None,
     seed: int | None = None,
     policy: type | None = None,
+    env: str | Callable[..., Any] | None = None,
 ) -> EvalResult:
     """Play episodes with a checkpoint of a run; the run folder is not changed.
 
@@ -70,7 +73,7 @@ def evaluate(
             ``load_policy``. Only with a run folder, for which None means ``best``.
         episodes: Number of episodes, >= 1; None for the run's ``env.n_evaluator_episode``.
         seed: In place of the run's seed. The same seed plays the same episodes.
-        policy: The class that was passed to ``train``, if that was in another process.
+        policy, env: What was passed to ``train``, if that was in another process.
 
     Raises:
         CheckpointMissingError: the folder or the checkpoint does not exist.
@@ -78,7 +81,7 @@ def evaluate(
         ConfigError: the saved config cannot work, for example because a plugin is missing.
     """
     folder, found = open_run(run_dir, checkpoint)
-    cfg = compile_config(read_config(folder, policy), seed=seed, mode="eval")
+    cfg = compile_config(read_config(folder, policy, env), seed=seed, mode="eval")
     count = episodes or cfg.env.n_evaluator_episode
     envs = min(cfg.env.evaluator_env_num, count)
     player = create_policy(cfg.policy, enable_field=["eval"], seed=derive_seed(cfg.seed, "policy"))

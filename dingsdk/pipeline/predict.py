@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from dingsdk.errors import (
     listing,
 )
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, no_run_text, run_path
-from dingsdk.pipeline.user_objects import name_policy
+from dingsdk.pipeline.user_objects import name_env, name_policy
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint
@@ -99,11 +99,14 @@ def load_weights(policy: Any, found: Checkpoint, folder: Path) -> None:
         ) from error
 
 
-def read_config(folder: Path, policy: type | None) -> dict[str, Any]:
-    """Return the config of a run folder; register the class ``policy``, if it is given.
+def read_config(
+    folder: Path, policy: type | None, env: str | Callable[..., Any] | None
+) -> dict[str, Any]:
+    """Return the config of a run folder, with the given policy class and env.
 
     Raises:
         ConfigError: the file is damaged, or names another policy than the class.
+        ConfigTypeError: ``env`` cannot be an env.
     """
     config = load_config(folder / CONFIG_NAME)
     for name in ("env", "policy"):
@@ -119,11 +122,16 @@ def read_config(folder: Path, policy: type | None) -> dict[str, Any]:
         )
     if policy is not None:
         name_policy(policy)
+    if env is not None:
+        config["env"]["env_id"] = name_env(env)
     return config
 
 
 def load_policy(
-    run: str | os.PathLike[str], which: str | None = None, policy: type | None = None
+    run: str | os.PathLike[str],
+    which: str | None = None,
+    policy: type | None = None,
+    env: str | Callable[..., Any] | None = None,
 ) -> SavedPolicy:
     """Load the policy of a run, to choose actions with it; starts no env and no workers.
 
@@ -131,7 +139,7 @@ def load_policy(
         run: A run folder, or a checkpoint file in one.
         which: ``best``, ``latest``, the name of a checkpoint in the run folder, such as
             ``iteration_10``, or the path of any other. Only with a run folder; None means ``best``.
-        policy: The class that was passed to ``train``, if that was in another process.
+        policy, env: What was passed to ``train``, if that was in another process.
 
     Returns:
         The policy. It uses the CPU if the run used a GPU and this machine has none.
@@ -146,7 +154,7 @@ def load_policy(
         action, _ = policy.predict(obs)
     """
     folder, found = open_run(run, which)
-    return SavedPolicy(read_config(folder, policy), found, folder)
+    return SavedPolicy(read_config(folder, policy, env), found, folder)
 
 
 class SavedPolicy:

@@ -197,8 +197,11 @@ def test_error_tells_how_another_process_finds_the_given_classes(tmp_path: Path)
     del gym.registry[env_id]
     for unknown in (env_id, "__main__:Paid"):
         config.write_text(config.read_text().replace(env_id, unknown))
-        with pytest.raises(UnknownEnvError, match=r"write 'module:Name' as env\.env_id in"):
+        with pytest.raises(UnknownEnvError, match=r"pass it as env=.* as env\.env_id in"):
             dingsdk.evaluate(run_dir)
+        assert dingsdk.evaluate(run_dir, env=Paid).mean == 5.0
+        with dingsdk.load_policy(run_dir, env=Paid).make_env() as env:
+            assert isinstance(env.unwrapped, Paid)
     config.write_text(config.read_text().replace("__main__:Paid", f"{__name__}:Paid"))
     assert dingsdk.evaluate(run_dir).mean == 5.0
 
