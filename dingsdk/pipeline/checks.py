@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dingsdk.config.plain import find
 from dingsdk.errors import ConfigError
 from dingsdk.worker.replay_buffer.config import is_limited
 
@@ -227,6 +228,23 @@ def _check_samples(run: _Run) -> str:
         f"{_BUFFER}.type {run.buffer['type']!r} draws {drawn}, on which a policy of type "
         f"{run.policy['type']!r} does not train; choose another buffer or policy"
     )
+
+
+def _check_unused_buffer(run: _Run) -> str:
+    """On-policy, no kind of replay buffer is chosen: the samples are trained on without it."""
+    if not run.policy["on_policy"]:
+        return ""
+    from dingsdk.worker import NaiveReplayBuffer
+
+    usual = NaiveReplayBuffer.default_config()
+    for key in ("type", "storage.type", "sampler.type", "remover.type", "limiter.type"):
+        chosen = find(run.buffer, key)
+        if chosen not in (None, find(usual, key)):
+            return (
+                f"{_BUFFER}.{key} is {chosen!r}, but a policy of type {run.policy['type']!r} "
+                "trains on its newest samples without a replay buffer; leave it out"
+            )
+    return ""
 
 
 def _check_sequences(run: _Run) -> str:
@@ -499,6 +517,7 @@ _ALWAYS = (
     _check_recording,
     _check_replay,
     _check_samples,
+    _check_unused_buffer,
     _check_sequences,
     _check_metric,
 )

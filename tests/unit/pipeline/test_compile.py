@@ -1271,3 +1271,21 @@ def test_chosen_buffer_keeps_its_own_default_sampler() -> None:
     buffer = compile_config(cfg).policy.other.replay_buffer
 
     assert buffer.sampler.type == "proportional"
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("type", "advanced"),
+        ("storage.type", "object"),
+        ("limiter.type", "push_sample_rate"),
+    ],
+)
+def test_kind_of_buffer_that_an_on_policy_run_does_not_use_is_refused(
+    mode: Any, key: str, kind: str
+) -> None:
+    path = f"policy.other.replay_buffer.{key}"
+    with pytest.raises(ConfigError, match="'ppo' trains on its newest samples without") as caught:
+        compile_run("cartpole-ppo", mode, None, [f"{path}={kind}"], 0)
+    assert caught.value.path == path
