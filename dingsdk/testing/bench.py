@@ -130,7 +130,8 @@ def expect_equal(found: Any, expected: Any, what: str) -> None:
 @contextlib.contextmanager
 def leaves_nothing(patience_s: float) -> Iterator[None]:
     """Expect the block to leave no thread, open file or socket; threads have some time to end."""
-    threads, files = set(threading.enumerate()), open_files()
+    # Garbage is collected first: if files of it were closed in the block, they would hide others.
+    threads, files = set(threading.enumerate()), open_files(collect=True)
     yield
     deadline = time.monotonic() + patience_s
     left = [thread for thread in threading.enumerate() if thread not in threads]

@@ -27,6 +27,7 @@ from dingsdk.testing import (
     open_files,
 )
 from dingsdk.testing import check_transport as check
+from dingsdk.testing.bench import leaves_nothing
 from dingsdk.testing.extension_rules.observers import ObserverBench
 from dingsdk.worker.comm import SlaveEnd
 
@@ -62,14 +63,35 @@ def test_bench_of_observers_calls_every_hook(tmp_path: Path) -> None:
     assert called == hooks - {"dingsdk_addhooks"}
 
 
+class Holder:
+    """Holds an open file, which only the garbage collector closes."""
+
+    def __init__(self) -> None:
+        self.itself, self.descriptor = self, os.open(os.devnull, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def test_file_is_left_open_although_garbage_closes_another_one_at_the_same_time() -> None:
+    left: list[int] = []
+
+    def leave_one() -> None:
+        with leaves_nothing(0.0):
+            gc.collect()
+            left.append(os.open(os.devnull, os.O_RDONLY))
+
+    gc.disable()
+    try:
+        Holder()
+        with pytest.raises(RuleBroken, match="1 open files or sockets left"):
+            leave_one()
+    finally:
+        gc.enable()
+        os.close(left[0])
+
+
 def test_open_files_leaves_out_garbage_on_request() -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.itself, self.descriptor = self, os.open(os.devnull, os.O_RDONLY)
-
-        def __del__(self) -> None:
-            os.close(self.descriptor)
-
     gc.disable()
     try:
         before = open_files(collect=True)
