@@ -262,24 +262,6 @@ def _check_sequences(run: _Run) -> str:
     )
 
 
-def _check_metric(run: _Run) -> str:
-    """If the evaluator passes batches of data to the policy, the policy takes them."""
-    from dingsdk.policy import BasePolicy
-    from dingsdk.worker import MetricSerialEvaluator
-
-    evaluator, policy = run.classes.get("policy.eval.evaluator"), run.classes["policy"]
-    if not (isinstance(evaluator, type) and issubclass(evaluator, MetricSerialEvaluator)):
-        return ""
-    if not run.is_base_policy() or policy.eval_mode is not BasePolicy.eval_mode:
-        return ""
-    return (
-        f"policy.eval.evaluator.type {run.policy['eval']['evaluator']['type']!r} passes batches of "
-        f"data to the policy, and one of type {run.policy['type']!r} takes observations by env; "
-        "give the policy an eval_mode of its own, as in dingsdk/examples/digits.py, or choose "
-        "interaction"
-    )
-
-
 def _check_pace(run: _Run) -> str:
     """In serial mode, the limiter admits the rows of each collect: no other thread samples.
 
@@ -519,6 +501,5 @@ _ALWAYS = (
     _check_samples,
     _check_unused_buffer,
     _check_sequences,
-    _check_metric,
 )
 _IN_PARALLEL = (_check_on_policy, _check_storage, _check_memory_limit, _check_inference)

@@ -185,7 +185,10 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         return create_measuring_rollout(self.env, self.policy, monitor.quota)
 
     def _record(self, episodes: list[EpisodeRecord], monitor: VectorEvalMonitor) -> None:
-        tell_observers(self._instance_name, episodes)
+        # In a worker, the instance name is that of a collector.
+        tell_observers(
+            self._instance_name if self.tells_observers else self._default_name, episodes
+        )
         for each in episodes:
             monitor.update_info(each.env_id, info_of(each))
             monitor.update_reward(each.env_id, each.episode_return)

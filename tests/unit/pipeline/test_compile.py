@@ -940,13 +940,6 @@ def test_sequences_of_objects_are_refused_for_a_policy_that_trains_on_columns() 
     assert caught.value.path == path
 
 
-def test_metric_evaluator_is_refused_for_a_policy_that_acts_by_env() -> None:
-    sets = ("policy.eval.evaluator={type: metric, data: 'dingsdk.examples.digits:held_out'}",)
-    with pytest.raises(ConfigError, match="'dqn' takes observations by env") as caught:
-        compile_config(changed(*sets))
-    assert caught.value.path == "policy.eval.evaluator.type"
-
-
 def test_metric_evaluator_of_several_ranks_is_refused_in_a_run() -> None:
     path = "policy.eval.evaluator.multi_gpu"
     with pytest.raises(ConfigError, match="one process makes the evaluations") as caught:
