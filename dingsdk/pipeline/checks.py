@@ -251,9 +251,8 @@ def _check_sequences(run: _Run) -> str:
     """A policy that trains on columns gets its sequences in columns."""
     storage = run.classes.get(f"{_BUFFER}.storage")
     draws = getattr(buffer_parts(run.cfg, run.classes).get(_BUFFER), "draws", "")
-    if draws != "sequences" or not getattr(storage, "holds_objects", False):
-        return ""
-    if not run.is_base_policy():
+    is_of_objects = draws == "sequences" and getattr(storage, "holds_objects", False)
+    if not (is_of_objects and run.is_base_policy()):
         return ""
     return (
         f"{_BUFFER}.storage.type {run.buffer['storage']['type']!r} gives sequences as lists of "

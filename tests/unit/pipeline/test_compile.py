@@ -41,6 +41,7 @@ from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
+from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
 from dingsdk.worker.replay_buffer.remover import FifoRemover
 
 MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
@@ -931,6 +932,21 @@ def test_limiter_that_would_refuse_the_pushes_of_a_serial_run_is_refused() -> No
         compile_config(changed(*sets, f"{limiter}.error_buffer=50"))
 
     assert caught.value.path == f"{limiter}.error_buffer"
+
+
+def test_limiter_is_tried_with_a_limited_number_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def can_sample(self: Any, n: int) -> bool:
+        tried.append(n)
+        assert len(tried) <= 100_000
+        return self.size >= n
+
+    monkeypatch.setattr(SamplesPerInsertLimiter, "can_sample", can_sample)
+    limiter = "policy.other.replay_buffer.limiter={type: samples_per_insert}"
+    compile_config(changed(limiter, "policy.learn.update_per_collect=1000"))
+    assert tried
+    compile_config(changed(limiter, "policy.learn.update_per_collect=1000000000"))
 
 
 def test_sequences_of_objects_are_refused_for_a_policy_that_trains_on_columns() -> None:
