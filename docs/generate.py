@@ -79,6 +79,7 @@ MODULES = (
     "dingsdk",
     "dingsdk.config",
     "dingsdk.data",
+    "dingsdk.runtime",
     "dingsdk.envs",
     "dingsdk.errors",
     "dingsdk.plugins",

@@ -122,7 +122,7 @@ def _checked(what: str, look: Callable[[], str], fix: str) -> Finding:
 def _spawn() -> str:
     import multiprocessing
 
-    from dingsdk.data.spawn import signals_blocked
+    from dingsdk.runtime.spawn import signals_blocked
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

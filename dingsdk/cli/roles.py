@@ -143,13 +143,13 @@ def work(
     worker_id: str | None,
 ) -> int:
     """Run one worker of a role until the run ends or a signal arrives; return the exit code."""
-    from dingsdk.data.files import check_id
     from dingsdk.errors import ProtocolError
     from dingsdk.pipeline.parallel import worker_config
     from dingsdk.pipeline.signals import StopOnSignal, exit_code
     from dingsdk.pipeline.train import compile_run
     from dingsdk.pipeline.worker import check_reach, run_worker
     from dingsdk.pipeline.worker_process import OUT_OF_MEMORY
+    from dingsdk.runtime.files import check_id
 
     cfg = compile_run(config, "parallel", transport, sets)
     check_reach(cfg)

@@ -21,9 +21,9 @@ SILENT_S = 30.0
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(run: Path, as_json: bool) -> None:
     """Show the state of the run in folder RUN, or how it ended. Changes nothing."""
-    from dingsdk.data.files import is_locked
     from dingsdk.pipeline.run_folder import run_path
     from dingsdk.pipeline.status_file import read_status
+    from dingsdk.runtime.files import is_locked
 
     found = read_status(run_path(run))
     # The lock may not work for a run on another host.

@@ -51,7 +51,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from dingsdk.data.columns import as_columns, common_length, is_tensor, mismatch
-from dingsdk.data.files import Buffer
 from dingsdk.data.pytree import flatten, nest
 from dingsdk.data.sample_batch import SampleBatch
 from dingsdk.errors import (
@@ -62,6 +61,7 @@ from dingsdk.errors import (
     DataVersionError,
     SchemaMismatchError,
 )
+from dingsdk.runtime.files import Buffer
 
 VERSION = 2
 """Version of the format, for all kinds; data from before this common format counts as version 1."""

@@ -10,11 +10,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from typing import Any
 
-from dingsdk.data.deadline import Closing
 from dingsdk.data.pytree import map_leaves
 from dingsdk.data.sample_batch import collate
-from dingsdk.data.spawn import spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.runtime.deadline import Closing
+from dingsdk.runtime.spawn import spawn_context
 
 JOIN_S, PROCESSES_JOIN_S = 5.0, 30.0
 """How long ``close`` waits for the thread: without worker processes, and with them, because they

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from dingsdk.config import Configurable, NotNegative, PartSection, Whole
 from dingsdk.data.action_mask import nearest_legal
 from dingsdk.data.capture import capture
-from dingsdk.data.deadline import Closing
 from dingsdk.envs.guard import ABNORMAL, close_quietly
 from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.saving import set_attributes
@@ -37,6 +36,7 @@ from dingsdk.errors import (
     PolicyOutputError,
     wrong_type,
 )
+from dingsdk.runtime.deadline import Closing
 
 _NO_EPISODE_INFO: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 

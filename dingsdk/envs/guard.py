@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from dingsdk.data.deadline import returns_within
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs.players import player_num, set_first_seat
 from dingsdk.envs.saving import attributes_of, env_state, set_attributes, set_env_state
@@ -20,6 +19,7 @@ from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, EnvError, SchemaMismatchError, wrong_type
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.kinds import COMM_KINDS
+from dingsdk.runtime.deadline import returns_within
 
 if TYPE_CHECKING:
     from dingsdk.envs.base import EnvManager

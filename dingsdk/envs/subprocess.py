@@ -19,15 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.config import Count, Positive
-from dingsdk.data.deadline import set_patience
 from dingsdk.data.pytree import part_of
-from dingsdk.data.spawn import (
-    check_guarded,
-    how_it_ended,
-    is_main_importable,
-    signals_blocked,
-    spawn_context,
-)
 from dingsdk.envs.base import Capabilities, EnvManager, StepColumns, Timestep, step_columns
 from dingsdk.envs.guard import (
     ABNORMAL,
@@ -42,6 +34,14 @@ from dingsdk.envs.guard import (
 )
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
 from dingsdk.errors import ConfigError, DingError, EnvError
+from dingsdk.runtime.deadline import set_patience
+from dingsdk.runtime.spawn import (
+    check_guarded,
+    how_it_ended,
+    is_main_importable,
+    signals_blocked,
+    spawn_context,
+)
 
 _CLOSE_TIMEOUT_S = 4.0
 """How long the processes of envs may take to end; then they are killed."""

@@ -12,11 +12,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from dingsdk.config import NotNegative
-from dingsdk.data.spawn import signals_blocked
 from dingsdk.envs.base_vector import BaseVectorEnvManager
 from dingsdk.envs.guard import GuardedEnvFn
 from dingsdk.envs.make import EnvFn
 from dingsdk.errors import ConfigError
+from dingsdk.runtime.spawn import signals_blocked
 
 
 class VectorEnvManager(BaseVectorEnvManager):

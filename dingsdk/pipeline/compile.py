@@ -12,7 +12,6 @@ from easydict import EasyDict
 
 from dingsdk.config import Part, PartSection, Section, complete, save_config, to_easydict
 from dingsdk.config.plain import find, put
-from dingsdk.data.files import ensure_dir
 from dingsdk.errors import ConfigError, PluginLoadError, UnknownKeyError, UnknownPluginError
 from dingsdk.pipeline.checks import MULTI_BUFFER, check_run, needed_order
 from dingsdk.pipeline.di_engine import convert_reference_shape, rename_all_aliases
@@ -22,6 +21,7 @@ from dingsdk.pipeline.run_folder import make_run_folder
 from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.interfaces import check_interface
+from dingsdk.runtime.files import ensure_dir
 
 _log = logging.getLogger(__name__)
 

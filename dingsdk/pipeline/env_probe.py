@@ -13,10 +13,10 @@ import numpy as np
 from dingsdk.config import to_easydict
 from dingsdk.config.plain import find
 from dingsdk.data import SampleBatch
-from dingsdk.data.deadline import closing_in_time
 from dingsdk.data.list_samples import pack_samples
 from dingsdk.data.pytree import flatten
 from dingsdk.pipeline.checks import buffer_parts, refusal
+from dingsdk.runtime.deadline import closing_in_time
 
 _log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dingsdk.data.files import folder_error
 from dingsdk.data.pytree import map_leaves, named_leaves
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, listing
 from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.policy import BasePolicy
+from dingsdk.runtime.files import folder_error
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _CHECKED_ROWS = 16

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk.config import deep_merge_dicts, save_config, to_easydict
-from dingsdk.data.deadline import closing_in_time
-from dingsdk.data.files import Folder, ensure_dir, locked_folder
 from dingsdk.errors import (
     CheckpointError,
     ConfigError,
@@ -46,6 +44,8 @@ from dingsdk.pipeline.worker import (
 from dingsdk.pipeline.worker_process import WorkerSpec
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
+from dingsdk.runtime.deadline import closing_in_time
+from dingsdk.runtime.files import Folder, ensure_dir, locked_folder
 from dingsdk.worker import Coordinator
 from dingsdk.worker.collector.factory import traj_len_of
 from dingsdk.worker.comm.master import Master

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dingsdk.config import to_plain
-from dingsdk.data.spawn import (
+from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.pipeline.worker import WorkerGroup
+from dingsdk.pipeline.worker_process import ADDRESS, HANDLED, OUT_OF_MEMORY, WorkerSpec, worker_main
+from dingsdk.plugins import default_manager
+from dingsdk.runtime.spawn import (
     UNGUARDED,
     UNGUARDED_TEXT,
     how_it_ended,
     signals_blocked,
     spawn_context,
 )
-from dingsdk.errors import ConfigError, WorkerCrashedError
-from dingsdk.pipeline.worker import WorkerGroup
-from dingsdk.pipeline.worker_process import ADDRESS, HANDLED, OUT_OF_MEMORY, WorkerSpec, worker_main
-from dingsdk.plugins import default_manager
 from dingsdk.worker.comm.transport import WorkerHandle
 
 _log = logging.getLogger(__name__)

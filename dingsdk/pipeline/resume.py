@@ -32,7 +32,7 @@ from dingsdk import __version__
 from dingsdk.config import apply_set, load_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import flatten, to_plain
-from dingsdk.data import Folder, decode_safetensors, encode_safetensors
+from dingsdk.data import decode_safetensors, encode_safetensors
 from dingsdk.data.capture import capture, revive
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import seed_envs
@@ -60,6 +60,7 @@ from dingsdk.pipeline.run_folder import (
 )
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
+from dingsdk.runtime import Folder
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.learner.checkpoint import save_pause
 

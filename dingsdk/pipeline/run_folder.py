@@ -37,7 +37,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dingsdk import __version__
-from dingsdk.data.files import (
+from dingsdk.errors import CheckpointMissingError, RunFolderError, nearest_name
+from dingsdk.plugins import ask
+from dingsdk.plugins.discovery import version_of
+from dingsdk.runtime.files import (
     Folder,
     atomic_write_json,
     ensure_dir,
@@ -45,9 +48,6 @@ from dingsdk.data.files import (
     locked_folder,
     open_private,
 )
-from dingsdk.errors import CheckpointMissingError, RunFolderError, nearest_name
-from dingsdk.plugins import ask
-from dingsdk.plugins.discovery import version_of
 
 if TYPE_CHECKING:
     from dingsdk.pipeline.context import Evaluation, RunResult

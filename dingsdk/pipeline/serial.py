@@ -16,7 +16,7 @@ import numpy as np
 from easydict import EasyDict
 
 from dingsdk.config import save_config, to_easydict
-from dingsdk.data import Folder, SampleBatch, deadline
+from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
@@ -29,6 +29,7 @@ from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import part_of
 from dingsdk.policy import Policy, create_policy
 from dingsdk.policy.threads import torch_threads
+from dingsdk.runtime import Folder, deadline
 from dingsdk.worker import (
     create_buffer,
     create_learner,

@@ -28,7 +28,6 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from dingsdk.config.section import Number
-from dingsdk.data.files import Folder, atomic_write_json, folder_error, keep_lines, open_private
 from dingsdk.errors import DataCorruptError, DataMissingError, DingError, RunFolderError
 from dingsdk.pipeline.context import Mode, PlayerStatus, RunContext, TaskStatus, WorkerStatus
 from dingsdk.pipeline.progress import RunRates
@@ -41,6 +40,7 @@ from dingsdk.pipeline.run_folder import (
     no_run_text,
 )
 from dingsdk.plugins import ask
+from dingsdk.runtime.files import Folder, atomic_write_json, folder_error, keep_lines, open_private
 
 INTERVAL_S = 2.0
 """Longest time between two writes of a run's status."""

@@ -16,8 +16,6 @@ from typing import Any
 
 from dingsdk import errors
 from dingsdk.config import to_plain
-from dingsdk.data.files import Folder
-from dingsdk.data.spawn import UNGUARDED, UNGUARDED_TEXT, how_it_ended
 from dingsdk.errors import DingError, StorageFullError, WorkerCrashedError
 from dingsdk.pipeline.context import RunContext, RunResult, RunStatus
 from dingsdk.pipeline.coordinator_process import (
@@ -50,6 +48,8 @@ from dingsdk.pipeline.process_group import (
 from dingsdk.pipeline.run_folder import JOURNAL_FOLDER
 from dingsdk.pipeline.worker import leave_data, make_transport, transport_class, worker_ids
 from dingsdk.plugins import default_manager, observe
+from dingsdk.runtime.files import Folder
+from dingsdk.runtime.spawn import UNGUARDED, UNGUARDED_TEXT, how_it_ended
 from dingsdk.worker.comm.transport import STOPPED_S, Transport
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import check_bounds
-from dingsdk.data.spawn import leave_if_importing, spawn_context
 from dingsdk.errors import ConfigError, DingError, RunFolderError, wrong_type
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
@@ -35,6 +34,7 @@ from dingsdk.pipeline.signals import StopOnSignal, to_stderr
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
+from dingsdk.runtime.spawn import leave_if_importing, spawn_context
 
 if TYPE_CHECKING:
     from dingsdk.worker import LearnerHook

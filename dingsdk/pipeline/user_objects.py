@@ -13,11 +13,11 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from dingsdk.data.spawn import is_at_top, is_importable
 from dingsdk.envs.make import GIVEN
 from dingsdk.errors import ConfigError, ConfigTypeError, listing, nearest_name, wrong_type
 from dingsdk.plugins import default_manager, hookimpl, hookspecs
 from dingsdk.plugins.hooks import Observers
+from dingsdk.runtime.spawn import is_at_top, is_importable
 from dingsdk.worker import LearnerHook
 
 HOOKS = (

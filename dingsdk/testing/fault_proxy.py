@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
-from dingsdk.data.deadline import Closing
+from dingsdk.runtime.deadline import Closing
 
 DELAY_S = 0.03
 REORDER_S = 0.05

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from dingsdk.data.deadline import returns_within
 from dingsdk.errors import DingError
+from dingsdk.runtime.deadline import returns_within
 
 PATIENCE_S = 5.0
 _LIMIT = 12.0

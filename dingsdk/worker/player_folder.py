@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dingsdk.data.files import check_id
+from dingsdk.runtime.files import check_id
 
 PLAYERS_FOLDER = "players"
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dingsdk.data.files import ensure_dir, folder_error, open_private
 from dingsdk.errors import ClosedError, RunFolderError
+from dingsdk.runtime.files import ensure_dir, folder_error, open_private
 
 MAX_TEXT_BYTES = 8 << 20
 """Size at which a text log continues in a new file; three older files are kept."""

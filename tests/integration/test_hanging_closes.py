@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dingsdk.data import deadline
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import default_manager
+from dingsdk.runtime import deadline
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.collector.sample import SampleSerialCollector
 from dingsdk.worker.comm import learner as comm_learner

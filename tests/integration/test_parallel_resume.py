@@ -21,7 +21,6 @@ import pytest
 from dingsdk import resume, train
 from dingsdk.cli import main
 from dingsdk.config import load_config
-from dingsdk.data.files import Folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointMissingError,
@@ -33,6 +32,7 @@ from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import make_transport
+from dingsdk.runtime.files import Folder
 from dingsdk.worker import Coordinator
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dingsdk.data.files import Folder
+from dingsdk.runtime.files import Folder
 from dingsdk.worker.coordinator.journal import Fact, Journal, LeaseEnded
 
 

@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 LAYERS = (
     {"errors", "lazy"},
-    {"config", "data"},
+    {"config", "data", "runtime"},
     {"plugins"},
     {"envs", "policy", "worker"},
     {"pipeline"},

@@ -37,7 +37,7 @@ AREAS = {
     "envs": ("dingsdk/envs/",),
     "collector": ("dingsdk/worker/collector/", "dingsdk/worker/evaluator/", "dingsdk/worker/"),
     "buffer": ("dingsdk/worker/replay_buffer/",),
-    "data": ("dingsdk/data/",),
+    "data": ("dingsdk/data/", "dingsdk/runtime/"),
     "learner": (
         "dingsdk/worker/learner/",
         "dingsdk/worker/run_logger",

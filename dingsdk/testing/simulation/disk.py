@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from dingsdk.data import FrameInfo, PrivateDir, SampleBatch
-from dingsdk.data.files import Buffer
+from dingsdk.data import FrameInfo, SampleBatch
 from dingsdk.errors import (
     ConflictError,
     DataCorruptError,
@@ -17,6 +16,8 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.runtime import PrivateDir
+from dingsdk.runtime.files import Buffer
 from dingsdk.testing.simulation.world import ProcessKilled, SimulatedProcess, World
 from dingsdk.worker.comm import PolicyStore, Scheduler, StepDataStore, Transport
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Self
 
-from dingsdk.data.spawn import spawn_context
+from dingsdk.runtime.spawn import spawn_context
 from dingsdk.testing.simulation.simulation import Simulation, SimulationError
 
 RUN_TIMEOUT_S = 600.0

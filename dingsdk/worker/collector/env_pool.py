@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from dingsdk.data.deadline import close_in_time
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
+from dingsdk.runtime.deadline import close_in_time
 
 EnvKind = Literal["collector", "evaluator"]
 

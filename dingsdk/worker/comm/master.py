@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dingsdk.data import checked_timeout
 from dingsdk.errors import (
     DingError,
     TaskFailedError,
@@ -18,6 +17,7 @@ from dingsdk.errors import (
     WorkerLostError,
 )
 from dingsdk.plugins import observe
+from dingsdk.runtime import checked_timeout
 from dingsdk.worker.comm.scheduler import Condition, Scheduler
 from dingsdk.worker.comm.transport import (
     STOPPED_S,

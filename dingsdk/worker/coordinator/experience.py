@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.deadline import close_in_time
 from dingsdk.errors import (
     BufferFullError,
     DingError,
     ProtocolError,
     SamplesLostError,
 )
+from dingsdk.runtime.deadline import close_in_time
 from dingsdk.worker.coordinator.payload_ledger import PayloadLedger, filled
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_buffer.config import is_limited

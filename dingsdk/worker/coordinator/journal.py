@@ -25,7 +25,6 @@ import msgspec
 import numpy as np
 
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
-from dingsdk.data.files import Buffer, Folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
@@ -36,6 +35,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.runtime.files import Buffer, Folder
 
 VERSION = 3
 """Version of a journal's format."""

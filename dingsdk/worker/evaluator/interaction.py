@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from dingsdk.config import Count, Section
-from dingsdk.data.files import ensure_dir
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import ConfigError, NotSetError
+from dingsdk.runtime.files import ensure_dir
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, tell_observers
 from dingsdk.worker.evaluator.base import ISerialEvaluator

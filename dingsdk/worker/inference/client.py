@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dingsdk.data.channel import Channel, Head, decode_value, encode_value
-from dingsdk.data.files import PrivateDir
-from dingsdk.data.secret import find_secret
 from dingsdk.errors import DingError
+from dingsdk.runtime.channel import Channel, Head, decode_value, encode_value
+from dingsdk.runtime.files import PrivateDir
+from dingsdk.runtime.secret import find_secret
 
 FOLDER = "inference"
 """Folder of a run with the secret, and one file ``<server>.address`` per server."""

@@ -22,14 +22,14 @@ import torch
 
 from dingsdk.config.plain import to_plain
 from dingsdk.data import SampleBatch, decode_frame, encode_frame
-from dingsdk.data.deadline import Closing, set_patience
 from dingsdk.data.seeding import derive_seed
-from dingsdk.data.spawn import check_guarded, how_it_ended, signals_blocked, spawn_context
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
 from dingsdk.plugins.blame import error_text
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
+from dingsdk.runtime.deadline import Closing, set_patience
+from dingsdk.runtime.spawn import check_guarded, how_it_ended, signals_blocked, spawn_context
 from dingsdk.worker.learner.remote_ranks import (
     OVER,
     RankPlace,

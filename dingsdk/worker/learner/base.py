@@ -18,7 +18,6 @@ import msgspec
 
 from dingsdk.config import Configurable, Count, PartSection, Section, Whole, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
-from dingsdk.data.deadline import returns_within, warn_of_left
 from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -29,6 +28,7 @@ from dingsdk.errors import (
 from dingsdk.plugins import observe
 from dingsdk.plugins.blame import registered_as
 from dingsdk.policy.base import LearnMode
+from dingsdk.runtime.deadline import returns_within, warn_of_left
 from dingsdk.worker.learner.checkpoint import EXCEPTION, LATEST
 from dingsdk.worker.learner.hooks import (
     LearnerHook,

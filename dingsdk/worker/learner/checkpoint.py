@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dingsdk import __version__
-from dingsdk.data import Folder, decode_json, decode_safetensors, encode_json, encode_safetensors
+from dingsdk.data import decode_json, decode_safetensors, encode_json, encode_safetensors
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -35,6 +35,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
 )
 from dingsdk.plugins import ask, observe
+from dingsdk.runtime import Folder
 
 LATEST = "latest"
 EXCEPTION = "ckpt_exception"

@@ -17,9 +17,9 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from dingsdk.data.connections import format_address, ip_of, listen
-from dingsdk.data.deadline import set_patience
 from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.runtime.connections import format_address, ip_of, listen
+from dingsdk.runtime.deadline import set_patience
 
 JOIN_S = 120.0
 """How long ranks may take to find each other."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dingsdk.config import Count, Section
-from dingsdk.data.files import Folder, keep_lines, open_private
 from dingsdk.errors import HookError
 from dingsdk.plugins.discovery import install_extra_command
+from dingsdk.runtime.files import Folder, keep_lines, open_private
 from dingsdk.worker.learner.hooks import LearnerHook, PeriodArgs
 from dingsdk.worker.learner.monitor import as_number
 

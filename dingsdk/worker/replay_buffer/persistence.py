@@ -32,7 +32,6 @@ from dingsdk.data.container import (
     encode_frame,
     encode_json,
 )
-from dingsdk.data.files import Buffer, Folder, locked_folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -43,6 +42,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
+from dingsdk.runtime.files import Buffer, Folder, locked_folder
 from dingsdk.worker.replay_buffer.state import (
     KEPT,
     ColumnCopy,

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from dingsdk.config import Section
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import join_key, mismatch
-from dingsdk.data.deadline import Closing, checked_timeout
 from dingsdk.errors import (
     BufferClosedError,
     BufferFullError,
@@ -34,6 +33,7 @@ from dingsdk.errors import (
     wrong_type,
 )
 from dingsdk.plugins import default_manager
+from dingsdk.runtime.deadline import Closing, checked_timeout
 from dingsdk.worker.replay_buffer import persistence, state
 from dingsdk.worker.replay_buffer.config import BufferSection, Parts, check_family, check_order
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener

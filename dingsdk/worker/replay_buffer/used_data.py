@@ -21,8 +21,8 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import mismatch
-from dingsdk.data.files import Folder, check_id
 from dingsdk.errors import DataMissingError, RunFolderError, SchemaMismatchError, StorageFullError
+from dingsdk.runtime.files import Folder, check_id
 from dingsdk.worker.replay_buffer.interface import RowListener
 from dingsdk.worker.replay_buffer.storage import Rows
 

@@ -12,18 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dingsdk import errors
-from dingsdk.data import (
-    Buffer,
-    PrivateDir,
-    SampleBatch,
-    Secret,
-    checked_timeout,
-    find_secret,
-    named_secret,
-)
-from dingsdk.data.channel import Channel, Refused, decode_value, encode_value
-from dingsdk.data.connections import parse_address
-from dingsdk.data.deadline import Closing
+from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     AuthError,
     BufferFullError,
@@ -32,6 +21,10 @@ from dingsdk.errors import (
     DingError,
     ServerLostError,
 )
+from dingsdk.runtime import Buffer, PrivateDir, Secret, checked_timeout, find_secret, named_secret
+from dingsdk.runtime.channel import Channel, Refused, decode_value, encode_value
+from dingsdk.runtime.connections import parse_address
+from dingsdk.runtime.deadline import Closing
 from dingsdk.worker.replay_buffer.table import checked_size
 from dingsdk.worker.replay_server.messages import (
     INFO_KIND,

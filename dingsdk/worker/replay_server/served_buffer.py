@@ -23,11 +23,8 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from dingsdk.data import Folder, SampleBatch, decode_json, encode_json
-from dingsdk.data.channel import decode_value
+from dingsdk.data import SampleBatch, decode_json, encode_json
 from dingsdk.data.container import checkpoint_errors
-from dingsdk.data.deadline import Closing
-from dingsdk.data.files import locked_folder, write_chunks
 from dingsdk.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -37,6 +34,10 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
+from dingsdk.runtime import Folder
+from dingsdk.runtime.channel import decode_value
+from dingsdk.runtime.deadline import Closing
+from dingsdk.runtime.files import locked_folder, write_chunks
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import RowListener, Table, persistence
 from dingsdk.worker.replay_server.messages import ROWS_KIND

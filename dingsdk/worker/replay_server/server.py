@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from dingsdk.config import Configurable, Positive, Section
-from dingsdk.data import (
+from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
+from dingsdk.runtime import (
     Connections,
     PrivateDir,
     Secret,
@@ -24,9 +25,8 @@ from dingsdk.data import (
     listen,
     why_not_bound,
 )
-from dingsdk.data.channel import Channel, Refused, decode_value, encode_value
-from dingsdk.data.deadline import Closing
-from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
+from dingsdk.runtime.channel import Channel, Refused, decode_value, encode_value
+from dingsdk.runtime.deadline import Closing
 from dingsdk.worker.replay_server.client import ADDRESS_NAME, secret_in
 from dingsdk.worker.replay_server.messages import (
     INFO_KIND,

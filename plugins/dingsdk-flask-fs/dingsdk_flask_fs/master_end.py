@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import flask
 from werkzeug.exceptions import HTTPException
 
-from dingsdk.data import PrivateDir, check_reach, format_address, is_loopback
+from dingsdk.runtime import PrivateDir, check_reach, format_address, is_loopback
 from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
     BODIES,

@@ -15,8 +15,8 @@ from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import TcpWSGIServer  # type: ignore[import-untyped]
 from waitress.task import ThreadedTaskDispatcher  # type: ignore[import-untyped]
 
-from dingsdk.data import format_address, why_not_bound
 from dingsdk.errors import ConfigError, PortInUseError
+from dingsdk.runtime import format_address, why_not_bound
 
 _log = logging.getLogger(__name__)
 

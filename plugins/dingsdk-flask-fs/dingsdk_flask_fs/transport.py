@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from dingsdk.config import Whole
-from dingsdk.data import PrivateDir, format_address
 from dingsdk.errors import ConfigError
+from dingsdk.runtime import PrivateDir, format_address
 from dingsdk.worker.comm.requests import (
     EPOCH_FILE,
     FILE_VARIABLE,

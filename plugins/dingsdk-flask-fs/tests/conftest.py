@@ -18,7 +18,7 @@ import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER, Signer
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
-from dingsdk.data import Secret
+from dingsdk.runtime import Secret
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
 

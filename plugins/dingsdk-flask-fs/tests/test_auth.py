@@ -11,8 +11,8 @@ from dingsdk_flask_fs.auth import Signer, Verifier
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dingsdk.data import Secret
 from dingsdk.errors import AuthError
+from dingsdk.runtime import Secret
 
 SECRET = Secret(b"s" * 32, source="test", is_explicit=True)
 OTHER = Secret(b"o" * 32, source="test", is_explicit=True)

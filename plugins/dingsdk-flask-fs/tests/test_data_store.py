@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data import PrivateDir, SampleBatch, encode_batch
+from dingsdk.data import SampleBatch, encode_batch
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -26,6 +26,7 @@ from dingsdk.errors import (
     ProtocolError,
     RunFolderError,
 )
+from dingsdk.runtime import PrivateDir
 from dingsdk.testing import recorded_writes
 from dingsdk.worker.comm.files.data_store import FileDataStore
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.data import PrivateDir, encode_batch
+from dingsdk.data import encode_batch
 from dingsdk.errors import (
     DataCorruptError,
     DataMissingError,
     StorageFullError,
 )
+from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.files.data_store import FileDataStore, FilePool, check_free
 
 from .payloads import file_of, large, mapped, piece

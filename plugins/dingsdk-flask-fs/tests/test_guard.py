@@ -15,7 +15,7 @@ from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.guard import Guard, Refusal, Throttle, target_of
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
-from dingsdk.data import Secret
+from dingsdk.runtime import Secret
 from dingsdk.worker.comm.requests import RequestHandler
 from dingsdk.worker.comm.requests.messages import BODIES
 

@@ -16,8 +16,8 @@ from dingsdk_flask_fs.auth import Signer, Verifier
 from dingsdk_flask_fs.connection import Connection, ForeignAnswerError, LinkError, _foreign, _left
 from dingsdk_flask_fs.transport import FlaskFSTransport, parse_address
 
-from dingsdk.data import Secret
 from dingsdk.errors import AuthError, WorkerLostError
+from dingsdk.runtime import Secret
 from dingsdk.worker.comm import WorkerInfo, requests
 
 from .conftest import SECRET

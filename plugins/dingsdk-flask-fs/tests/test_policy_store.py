@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dingsdk.data import Folder, decode_frame, decode_json, encode_json
+from dingsdk.data import decode_frame, decode_json, encode_json
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -21,6 +21,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
+from dingsdk.runtime import Folder
 from dingsdk.testing import open_files, recorded_writes
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore, Returned, encode_policy
 

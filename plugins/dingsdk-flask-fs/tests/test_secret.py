@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
-from dingsdk.data import PrivateDir, check_reach, create_secret, find_secret, named_secret
 from dingsdk.errors import AuthError, InsecureBindError, WorkerLostError
+from dingsdk.runtime import PrivateDir, check_reach, create_secret, find_secret, named_secret
 from dingsdk.testing import open_files, recorded_writes
 from dingsdk.worker.comm import WorkerInfo
 

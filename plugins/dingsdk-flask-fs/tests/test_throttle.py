@@ -10,7 +10,7 @@ import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER, Signer, Verifier
 from dingsdk_flask_fs.guard import BURST, SMALL_BYTES, Throttle, network_of
 
-from dingsdk.data import Secret
+from dingsdk.runtime import Secret
 from dingsdk.worker.comm import TaskMessage
 
 OTHER = "another secret of good length"

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from dingsdk.data import checked_timeout, decode_message, encode_message
+from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ClosedError, ConfigError, WorkerLostError
+from dingsdk.runtime import checked_timeout
 from dingsdk.worker.comm import (
     LEFT,
     MasterEnd,

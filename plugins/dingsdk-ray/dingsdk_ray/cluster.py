@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dingsdk.data import is_loopback
 from dingsdk.errors import ConfigError, InsecureBindError, PluginNotInstalledError
+from dingsdk.runtime import is_loopback
 
 LEAST_VERSION = (2, 54)
 """The oldest Ray that works."""

@@ -9,15 +9,7 @@ from typing import Any
 
 from dingsdk_shared_memory.data_store import encode
 
-from dingsdk.data import (
-    FrameInfo,
-    SampleBatch,
-    check_id,
-    checked_timeout,
-    decode_batch,
-    decode_frame,
-    encode_frame,
-)
+from dingsdk.data import FrameInfo, SampleBatch, decode_batch, decode_frame, encode_frame
 from dingsdk.errors import (
     ClosedError,
     DataCorruptError,
@@ -26,6 +18,7 @@ from dingsdk.errors import (
     StorageFullError,
     WorkerLostError,
 )
+from dingsdk.runtime import check_id, checked_timeout
 from dingsdk.worker.comm import PolicyStore, StepDataStore
 from dingsdk.worker.comm.requests import Answer, Link, LinkError
 from dingsdk_ray.cluster import NAMESPACE

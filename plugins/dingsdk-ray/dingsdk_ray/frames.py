@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dingsdk.data import Buffer
+from dingsdk.runtime import Buffer
 
 SMALL_BYTES = 64 << 10
 """Frames up to this size are sent as bytes; larger ones as arrays, which Ray shares."""

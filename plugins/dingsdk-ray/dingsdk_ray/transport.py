@@ -19,9 +19,9 @@ from dingsdk_shared_memory.transport import SharedMemoryTransport
 from msgspec import Meta
 
 from dingsdk.config import Section
-from dingsdk.data import Secret, find_secret
 from dingsdk.errors import ConfigError, listing, nearest_name
 from dingsdk.plugins import default_manager
+from dingsdk.runtime import Secret, find_secret
 from dingsdk.worker.comm import MasterListener, PolicyStore, StepDataStore, WorkerHandle
 from dingsdk.worker.comm.requests import RequestHandler, RequestSlaveEnd
 from dingsdk_ray import cluster

@@ -11,10 +11,10 @@ import gymnasium as gym
 import pytest
 
 from dingsdk import train
-from dingsdk.data.spawn import is_importable
 from dingsdk.errors import ConfigError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import DQNPolicy
+from dingsdk.runtime.spawn import is_importable
 
 
 def make_env() -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from dingsdk.data import Buffer, FrameInfo, SampleBatch, check_id, decode_batch
+from dingsdk.data import FrameInfo, SampleBatch, decode_batch
 from dingsdk.errors import ConflictError, DataCorruptError
+from dingsdk.runtime import Buffer, check_id
 from dingsdk.worker.comm.files import WaitingDataStore, encode_payload
 from dingsdk_shared_memory.segments import INLINE_BYTES, Segments
 

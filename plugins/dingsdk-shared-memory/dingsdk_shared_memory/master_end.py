@@ -7,8 +7,8 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from dingsdk.data import open_private
 from dingsdk.errors import RunDirLockedError
+from dingsdk.runtime import open_private
 from dingsdk.worker.comm import MasterListener, ThreadScheduler
 from dingsdk.worker.comm.requests import (
     Answer,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dingsdk.data import check_id
 from dingsdk.errors import DataCorruptError
+from dingsdk.runtime import check_id
 from dingsdk.worker.comm import PolicyStore
 from dingsdk.worker.comm.files import Returned, check_policy, decode_policy, encode_policy
 from dingsdk_shared_memory.segments import Segments

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from dingsdk.data import Folder, PrivateDir, decode_json, encode_json, is_locked, open_private
+from dingsdk.data import decode_json, encode_json
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -34,6 +34,7 @@ from dingsdk.errors import (
     DingError,
     RunDirLockedError,
 )
+from dingsdk.runtime import Folder, PrivateDir, is_locked, open_private
 from dingsdk_shared_memory.segments import Segments
 
 ROOT = Path("/dev/shm")

@@ -49,8 +49,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import xxhash
 
-from dingsdk.data import Buffer, PrivateDir, open_private
 from dingsdk.errors import DataCorruptError, StorageFullError
+from dingsdk.runtime import Buffer, PrivateDir, open_private
 from dingsdk.worker.comm.files import check_free
 from dingsdk_shared_memory.streaming import copy
 

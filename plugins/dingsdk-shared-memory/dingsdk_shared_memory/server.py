@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from dingsdk.data import Connections
 from dingsdk.errors import PortInUseError
+from dingsdk.runtime import Connections
 from dingsdk.worker.comm.requests import Answer, Channel, Secret
 from dingsdk_shared_memory.connection import Ask, Reply
 

@@ -30,7 +30,7 @@ from dingsdk_shared_memory.segments import Segments
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
 from dingsdk import SampleBatch
-from dingsdk.data import PrivateDir, encode_json
+from dingsdk.data import encode_json
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -43,6 +43,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.runtime import PrivateDir
 from dingsdk.testing import failing_calls, open_files
 
 from .conftest import a_batch

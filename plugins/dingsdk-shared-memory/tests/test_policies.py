@@ -11,8 +11,8 @@ import torch
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
 from dingsdk_shared_memory.segments import Segments
 
-from dingsdk.data import PrivateDir
 from dingsdk.errors import ConfigError, DataCorruptError, ProtocolError, StorageFullError
+from dingsdk.runtime import PrivateDir
 
 LARGE = 1 << 15
 

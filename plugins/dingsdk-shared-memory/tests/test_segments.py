@@ -25,8 +25,8 @@ from dingsdk_shared_memory.segments import (
     _entry_at,
 )
 
-from dingsdk.data import PrivateDir
 from dingsdk.errors import ClosedError, DataCorruptError, StorageFullError
+from dingsdk.runtime import PrivateDir
 from dingsdk.testing.os_calls import failing_calls
 
 LARGE = 1 << 16

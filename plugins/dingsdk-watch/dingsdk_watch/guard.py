@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from werkzeug.wrappers import Request
 
-from dingsdk.data import is_loopback, url_host
 from dingsdk.errors import InsecureBindError
+from dingsdk.runtime import is_loopback, url_host
 
 TOKEN_PARAMETER = "token"
 SAFE_SITES = ("same-origin", "none")

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from dingsdk.data import Folder
 from dingsdk.errors import DataCorruptError, DataMissingError, RunFolderError
 from dingsdk.pipeline import ResultRecord, StatusRecord, read_record
+from dingsdk.runtime import Folder
 
 STATUS, PROGRESS, RESULT, CONFIG = "status.json", "progress.jsonl", "result.json", "config.yaml"
 MAX_BYTES = 64 << 20

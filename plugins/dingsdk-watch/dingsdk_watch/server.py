@@ -11,8 +11,8 @@ from typing import Any
 from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 from waitress.server import create_server  # type: ignore[import-untyped]
 
-from dingsdk.data import format_address, listen, url_host
 from dingsdk.errors import PortInUseError
+from dingsdk.runtime import format_address, listen, url_host
 from dingsdk_watch.app import create_app
 from dingsdk_watch.guard import TOKEN_PARAMETER, Guard, allowed_hosts
 from dingsdk_watch.runs import Run

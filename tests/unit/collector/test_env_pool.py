@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from dingsdk.data import deadline
 from dingsdk.envs import EnvManager, create_env_manager, make_env_fns
 from dingsdk.errors import EnvError
+from dingsdk.runtime import deadline
 from dingsdk.worker.collector.env_pool import EnvPool, Unfinished
 
 ENV = {"env_id": "CartPole-v1", "collector_env_num": 2, "evaluator_env_num": 1}

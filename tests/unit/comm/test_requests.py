@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from dingsdk.data import PrivateDir
 from dingsdk.errors import (
     ClosedError,
     DataMissingError,
@@ -22,6 +21,7 @@ from dingsdk.errors import (
     ProtocolError,
     StaleEpochError,
 )
+from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import (

@@ -14,7 +14,6 @@ import pytest
 
 from dingsdk.data import container
 from dingsdk.data.container import digest_of
-from dingsdk.data.files import Folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
@@ -22,6 +21,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.runtime.files import Folder
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker.coordinator.experience import open_experience
 from dingsdk.worker.coordinator.journal import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dingsdk.data.files import Buffer, Folder
 from dingsdk.errors import StorageFullError
+from dingsdk.runtime.files import Buffer, Folder
 from dingsdk.worker.coordinator.journal import RETRY_S, Journal, Keeper, LeaseEnded
 
 

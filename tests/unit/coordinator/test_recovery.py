@@ -13,7 +13,6 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.data.container import encode_frame
-from dingsdk.data.files import Folder
 from dingsdk.errors import (
     CheckpointCorruptError,
     CheckpointVersionError,
@@ -23,6 +22,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.parallel import worker_config
 from dingsdk.pipeline.train import compile_run
 from dingsdk.plugins import default_manager
+from dingsdk.runtime.files import Folder
 from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker import Coordinator
 from dingsdk.worker.comm import WorkerInfo

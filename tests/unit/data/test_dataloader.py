@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from dingsdk.data import AsyncDataLoader, LockContext, LockContextType
+from dingsdk.data import AsyncDataLoader
 from dingsdk.errors import ConfigError, WorkerCrashedError
+from dingsdk.runtime import LockContext, LockContextType
 
 from .child_samples import broken, end_of_process, sample, tensor_sample
 

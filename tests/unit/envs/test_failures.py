@@ -20,10 +20,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AsyncVectorEnv
 
 from dingsdk.data.seeding import derive_seed
-from dingsdk.data.spawn import signals_blocked
 from dingsdk.envs import EnvManager, create_env_manager, guard, make_env_fns, vector
 from dingsdk.envs.guard import FAILURES, GuardedEnv
 from dingsdk.errors import EnvError, SchemaMismatchError
+from dingsdk.runtime.spawn import signals_blocked
 
 RAISE, NAN, WRONG_SHAPE, NAN_REWARD, REPORT = 1, 2, 3, 4, 5
 IN_PROCESS = {"type": "in_process"}

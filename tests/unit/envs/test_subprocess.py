@@ -25,7 +25,6 @@ import psutil
 import pytest
 
 from dingsdk.data import SampleBatch, decode_safetensors, encode_safetensors
-from dingsdk.data.deadline import set_patience
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import Capabilities, EnvManager, create_env_manager, make_env_fns
 from dingsdk.envs import subprocess as subprocess_envs
@@ -33,6 +32,7 @@ from dingsdk.errors import ClosedError, ConfigError, EnvError, PolicyOutputError
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy import create_policy
 from dingsdk.policy.base import EvalMode
+from dingsdk.runtime.deadline import set_patience
 from dingsdk.testing import open_files
 from dingsdk.worker.collector.factory import create_measuring_rollout
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter
@@ -824,7 +824,7 @@ def test_missing_main_guard_in_the_users_script_is_a_config_error(
         (group,) = manager._groups  # type: ignore[attr-defined]
         os.kill(group.process.pid, signal.SIGKILL)
         group.process.join(10.0)
-        monkeypatch.setattr("dingsdk.data.spawn.UNGUARDED", -signal.SIGKILL)
+        monkeypatch.setattr("dingsdk.runtime.spawn.UNGUARDED", -signal.SIGKILL)
         with pytest.raises(ConfigError) as caught:
             group.answer()
         assert caught.value.path == "env_manager.type"

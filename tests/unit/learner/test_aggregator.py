@@ -23,10 +23,10 @@ import pytest
 import torch
 
 from dingsdk.data import SampleBatch
-from dingsdk.data.spawn import UNGUARDED
 from dingsdk.errors import ConfigError, NonFiniteError, WorkerCrashedError
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.policy import DQNPolicy, create_policy, torch_threads
+from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.worker.learner import aggregator
 from dingsdk.worker.learner.aggregator import LearnerAggregator, merge_logs, split_batch
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dingsdk.config import to_easydict
-from dingsdk.data.spawn import UNGUARDED
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.pipeline.process_group import (
     Deaths,
@@ -23,6 +22,7 @@ from dingsdk.pipeline.process_group import (
 )
 from dingsdk.pipeline.worker_process import OUT_OF_MEMORY, WorkerSpec
 from dingsdk.plugins import Snapshot
+from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.testing import open_files
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dingsdk.config import to_easydict
-from dingsdk.data import deadline
 from dingsdk.data.seeding import seeds_recorded
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
@@ -29,6 +28,7 @@ from dingsdk.pipeline.serial import (
     _run,
 )
 from dingsdk.pipeline.train import compile_run
+from dingsdk.runtime import deadline
 from dingsdk.worker.sample_counts import SampleCounts
 
 N_SAMPLE = 4

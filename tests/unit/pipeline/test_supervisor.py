@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dingsdk.data.spawn import UNGUARDED
 from dingsdk.errors import (
     ConfigError,
     DingError,
@@ -45,6 +44,7 @@ from dingsdk.pipeline.supervisor import (
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import worker_ids
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
+from dingsdk.runtime.spawn import UNGUARDED
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
 
 REPORT = "Fatal Python error: Segmentation fault"

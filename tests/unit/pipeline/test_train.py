@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from dingsdk.config import save_config, to_plain
-from dingsdk.data.files import Folder
 from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.context import RunContext
@@ -41,6 +40,7 @@ from dingsdk.pipeline.train import (
 )
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.policy import create_policy
+from dingsdk.runtime.files import Folder
 from dingsdk.worker import LearnerHook
 from dingsdk.worker.coordinator.journal import Journal
 from dingsdk.worker.learner.checkpoint import load_checkpoint, save_checkpoint

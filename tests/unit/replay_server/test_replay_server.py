@@ -24,9 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dingsdk import ReplayClient, ReplayServer
-from dingsdk.data import PrivateDir, SampleBatch, create_secret, format_address
-from dingsdk.data import channel as channels
-from dingsdk.data.connections import parse_address
+from dingsdk.data import SampleBatch
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -48,6 +46,9 @@ from dingsdk.errors import (
     StorageFullError,
     UnknownKeyError,
 )
+from dingsdk.runtime import PrivateDir, create_secret, format_address
+from dingsdk.runtime import channel as channels
+from dingsdk.runtime.connections import parse_address
 from dingsdk.testing import open_files, recorded_writes
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import client as clients

@@ -18,16 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 
-from dingsdk.data import (
-    Buffer,
-    FrameInfo,
-    PrivateDir,
-    SampleBatch,
-    check_id,
-    checked_timeout,
-    decode_batch,
-    encode_batch,
-)
+from dingsdk.data import FrameInfo, SampleBatch, decode_batch, encode_batch
 from dingsdk.errors import (
     ClosedError,
     ConfigError,
@@ -37,6 +28,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.runtime import Buffer, PrivateDir, check_id, checked_timeout
 from dingsdk.worker.comm.transport import StepDataStore
 
 DATA_FOLDERS = ("data", "quarantine", "pool-small", "pool-large")

@@ -17,16 +17,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from dingsdk.data import (
-    Buffer,
-    FrameInfo,
-    PrivateDir,
-    check_id,
-    decode_frame,
-    decode_json,
-    encode_frame,
-    encode_json,
-)
+from dingsdk.data import FrameInfo, decode_frame, decode_json, encode_frame, encode_json
 from dingsdk.errors import (
     ConfigError,
     DataCorruptError,
@@ -36,6 +27,7 @@ from dingsdk.errors import (
     SchemaMismatchError,
     StorageFullError,
 )
+from dingsdk.runtime import Buffer, PrivateDir, check_id
 from dingsdk.worker.comm.files.data_store import check_free
 from dingsdk.worker.comm.transport import PolicyStore
 

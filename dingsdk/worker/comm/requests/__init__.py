@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dingsdk.data.channel import Channel as Channel
-    from dingsdk.data.channel import Head as Head
-    from dingsdk.data.secret import FILE_NAME as FILE_NAME
-    from dingsdk.data.secret import FILE_VARIABLE as FILE_VARIABLE
-    from dingsdk.data.secret import VARIABLE as VARIABLE
-    from dingsdk.data.secret import Secret as Secret
-    from dingsdk.data.secret import create_secret as create_secret
-    from dingsdk.data.secret import find_secret as find_secret
-    from dingsdk.data.secret import named_secret as named_secret
+    from dingsdk.runtime.channel import Channel as Channel
+    from dingsdk.runtime.channel import Head as Head
+    from dingsdk.runtime.secret import FILE_NAME as FILE_NAME
+    from dingsdk.runtime.secret import FILE_VARIABLE as FILE_VARIABLE
+    from dingsdk.runtime.secret import VARIABLE as VARIABLE
+    from dingsdk.runtime.secret import Secret as Secret
+    from dingsdk.runtime.secret import create_secret as create_secret
+    from dingsdk.runtime.secret import find_secret as find_secret
+    from dingsdk.runtime.secret import named_secret as named_secret
     from dingsdk.worker.comm.requests.handler import RequestHandler as RequestHandler
     from dingsdk.worker.comm.requests.link import Answer as Answer
     from dingsdk.worker.comm.requests.link import ForeignAnswerError as ForeignAnswerError

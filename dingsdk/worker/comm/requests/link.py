@@ -10,8 +10,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from dingsdk.data.connections import Peer
 from dingsdk.errors import ClosedError, DingError, ProtocolError, StaleEpochError
+from dingsdk.runtime.connections import Peer
 
 _log = logging.getLogger(__name__)
 

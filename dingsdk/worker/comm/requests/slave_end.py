@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from dingsdk.data import check_id, checked_timeout, decode_message, encode_message
+from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import (
     AuthError,
     ClosedError,
@@ -19,6 +19,7 @@ from dingsdk.errors import (
     StaleEpochError,
     WorkerLostError,
 )
+from dingsdk.runtime import check_id, checked_timeout
 from dingsdk.worker.comm.requests.link import Answer, ForeignAnswerError, Link, LinkError
 from dingsdk.worker.comm.requests.messages import (
     MAX_WAIT_S,

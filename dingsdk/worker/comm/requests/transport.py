@@ -15,8 +15,9 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 import msgspec
 from msgspec import Meta
 
-from dingsdk.data import PrivateDir, Secret, decode_json, encode_json, find_secret
+from dingsdk.data import decode_json, encode_json
 from dingsdk.errors import ClosedError, DataCorruptError, DataMissingError
+from dingsdk.runtime import PrivateDir, Secret, find_secret
 from dingsdk.worker.comm.requests.handler import RequestHandler
 from dingsdk.worker.comm.requests.link import Link, LinkError
 from dingsdk.worker.comm.requests.slave_end import RequestSlaveEnd

@@ -25,10 +25,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dingsdk.data import PrivateDir
 from dingsdk.data.container import checkpoint_errors, decode_json, encode_json
-from dingsdk.data.files import FULL, close_reader, file_error, locked_folder, open_private
 from dingsdk.errors import CheckpointCorruptError, DataMissingError, DingError
+from dingsdk.runtime import PrivateDir
+from dingsdk.runtime.files import FULL, close_reader, file_error, locked_folder, open_private
 
 How = Literal["create", "open", "extend"]
 """How to map a file: ``create`` makes a new file of zeros, and replaces a file that an unfinished

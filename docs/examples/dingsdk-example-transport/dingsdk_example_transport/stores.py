@@ -7,15 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dingsdk import SampleBatch
-from dingsdk.data import (
-    PrivateDir,
-    check_id,
-    decode_batch,
-    decode_frame,
-    encode_batch,
-    encode_frame,
-)
+from dingsdk.data import decode_batch, decode_frame, encode_batch, encode_frame
 from dingsdk.errors import DataMissingError
+from dingsdk.runtime import PrivateDir, check_id
 from dingsdk.worker.comm import PolicyStore, StepDataStore
 
 MAX_BYTES = 256 << 20

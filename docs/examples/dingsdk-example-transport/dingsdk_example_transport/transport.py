@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dingsdk.data import PrivateDir
+from dingsdk.runtime import PrivateDir
 from dingsdk.worker.comm import (
     MasterEnd,
     Place,

@@ -20,15 +20,6 @@ from typing import Any
 
 import pytest
 
-from dingsdk.data import Folder, PrivateDir, check_id
-from dingsdk.data.files import (
-    atomic_write_json,
-    ensure_dir,
-    folder_error,
-    is_locked,
-    locked_folder,
-    open_private,
-)
 from dingsdk.errors import (
     ClosedError,
     DataCorruptError,
@@ -36,6 +27,15 @@ from dingsdk.errors import (
     ProtocolError,
     RunFolderError,
     StorageFullError,
+)
+from dingsdk.runtime import Folder, PrivateDir, check_id
+from dingsdk.runtime.files import (
+    atomic_write_json,
+    ensure_dir,
+    folder_error,
+    is_locked,
+    locked_folder,
+    open_private,
 )
 from dingsdk.testing import failing_calls, open_files, recorded_writes
 
@@ -168,8 +168,8 @@ def test_error_for_a_file_truncated_during_a_read_names_the_file(
         raise ValueError("mmap length is greater than file size")
 
     folder.write_atomic("x", [b"content"])
-    monkeypatch.setattr("dingsdk.data.files.os.read", lambda *given: b"")
-    monkeypatch.setattr("dingsdk.data.files.mmap.mmap", fail)
+    monkeypatch.setattr("dingsdk.runtime.files.os.read", lambda *given: b"")
+    monkeypatch.setattr("dingsdk.runtime.files.mmap.mmap", fail)
     with pytest.raises(DataCorruptError, match="/x is refused: it was cut off") as caught:
         folder.view("x", 1 << 20, map_above=map_above)
     assert caught.value.where == "x"
@@ -723,7 +723,7 @@ TEMPORARY = ".tmp-0123456789abcdef"
 def test_the_temporary_file_of_a_killed_writer_is_swept(tmp_path: Path) -> None:
     code = """
 import os, sys
-from dingsdk.data import Folder
+from dingsdk.runtime import Folder
 
 def kill(*_, **__):
     os.kill(os.getpid(), 9)

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from dingsdk.data.deadline import Closing
 from dingsdk.errors import (
     ClosedError,
     DataCorruptError,
@@ -35,6 +34,7 @@ from dingsdk.errors import (
     RunFolderError,
     StorageFullError,
 )
+from dingsdk.runtime.deadline import Closing
 
 Buffer = bytes | bytearray | memoryview
 

@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from dingsdk.data.spawn import (
+from dingsdk.errors import ConfigError
+from dingsdk.runtime.spawn import (
     UNGUARDED,
     check_guarded,
     how_it_ended,
@@ -20,7 +21,6 @@ from dingsdk.data.spawn import (
     leave_if_importing,
     spawn_context,
 )
-from dingsdk.errors import ConfigError
 
 
 def test_unguarded_script_exits_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_daemon_cannot_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FOREIGN_METHOD = """
 import multiprocessing.context
-from dingsdk.data.spawn import spawn_context
+from dingsdk.runtime.spawn import spawn_context
 
 class Foreign(multiprocessing.context.SpawnContext):
     _name = "foreign"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dingsdk.data import Connections, connections, format_address
-from dingsdk.data.connections import listen
+from dingsdk.runtime import Connections, connections, format_address
+from dingsdk.runtime.connections import listen
 
 PATIENCE_S = 10.0
 

@@ -27,11 +27,11 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
-from dingsdk.data.connections import parse_address
 from dingsdk.data.container import decode_frame, encode_frame
-from dingsdk.data.files import Buffer
-from dingsdk.data.secret import Secret
 from dingsdk.errors import AuthError, ProtocolError
+from dingsdk.runtime.connections import parse_address
+from dingsdk.runtime.files import Buffer
+from dingsdk.runtime.secret import Secret
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from dingsdk.data.files import PrivateDir, open_private
 from dingsdk.errors import AuthError, InsecureBindError
+from dingsdk.runtime.files import PrivateDir, open_private
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from multiprocessing import Pipe
 
 import pytest
 
-from dingsdk.data import deadline
-from dingsdk.data.deadline import (
+from dingsdk.runtime import deadline
+from dingsdk.runtime.deadline import (
     close_in_time,
     closing_in_time,
     returns_within,
@@ -65,7 +65,7 @@ def test_call_that_returns_in_time_ran_in_its_own_thread() -> None:
 
 def test_call_returns_when_the_interpreter_is_ending() -> None:
     code = """
-from dingsdk.data.deadline import returns_within
+from dingsdk.runtime.deadline import returns_within
 
 class Part:
     within = staticmethod(returns_within)
