@@ -7,7 +7,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,12 +31,14 @@ from dingsdk.worker.comm.row_store import RowStore
 from dingsdk.worker.comm.slave import CLOSE_TIMEOUT_S, TaskFunctions
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.comm.worker import ANSWER_WITHIN_S, REPLAY_PAUSE_S, REPLAY_WAIT_S, CommWorker
-from dingsdk.worker.factory import create_learner
+from dingsdk.worker.factory import create_buffer, create_learner
 from dingsdk.worker.learner.aggregator import RANK_S, LearnerAggregator
 from dingsdk.worker.learner.checkpoint import can_resume, load_checkpoint, save_pause
 from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
+from dingsdk.worker.replay_buffer.home import Home
+from dingsdk.worker.replay_buffer.table import Table
 from dingsdk.worker.replay_server import ReplayClient
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ replaced by other rows."""
 SERVE_TIMEOUT_S = 20.0
 """How long to wait for a batch of a replay server before reporting to the coordinator that there
 is none yet."""
+EXCHANGE_S = 0.025
+"""How long the learner trains between two exchanges with the coordinator, if it has data."""
 LEARN_TIMEOUT_S = 3600.0
 """Longest time of one learn task; the master's deadline and the lease are shorter."""
 HOOK_CLOSE_S = 4.0
@@ -131,6 +135,8 @@ class BaseCommLearner(CommWorker):
         self._is_on_policy = False
         """Whether the policy is on-policy: it is then published after each training."""
         self._rows: RowStore | None = None
+        self._home: Home | None = None
+        """The replay buffer, if this process holds its rows."""
         self._load_until = 0.0
         self._begin()
 
@@ -156,6 +162,10 @@ class BaseCommLearner(CommWorker):
         """Whether to train on all leased batches before it asks again."""
         self._is_idle = False
         """Whether it waits for batches and has none."""
+        self._confirmed = 0
+        """Number of the newest report of the home that the coordinator has processed."""
+        self._trained_rows = 0
+        """Rows that it has trained on in this task."""
         self._saved_iter = 0
         """Iteration of the last checkpoint of ``save_every_s``."""
         self._save_at = self._clock() + (self._cfg.save_every_s or math.inf)
@@ -182,7 +192,9 @@ class BaseCommLearner(CommWorker):
             "learner_start_task": lambda task: self.deal_with_learner_start(task["task_info"]),
             "learner_get_data_task": lambda task: self.deal_with_get_data(),
             "learner_learn_task": lambda task: self.deal_with_learner_learn(task["data"]),
-            "learner_go_on_task": lambda task: self.deal_with_learner_go_on(task["task_id"]),
+            "learner_go_on_task": lambda task: self.deal_with_learner_go_on(
+                task["task_id"], int(task.get("confirmed", 0))
+            ),
             "learner_close_task": lambda task: self.deal_with_learner_close(),
         }
 
@@ -194,10 +206,19 @@ class BaseCommLearner(CommWorker):
             self._is_on_policy = bool(task_info["policy"].get("on_policy"))
             self._begin()
             self._close_rows()
-            self._rows = RowStore(int(capacity), storage_cfg, self._load_payload)
+            if task_info.get("home") is None:
+                self._rows = RowStore(int(capacity), storage_cfg, self._load_payload)
             self._learner = self._create_learner(task_info)
+            if (home := task_info.get("home")) is not None:
+                self._home = self._create_home(buffer_cfg, home)
         self.start_job(self._train, self._learner.close, f"{self.info.worker_id}-learner")
         return {"message": "learner task has started"}
+
+    def _create_home(self, buffer_cfg: Mapping[str, Any], home: Mapping[str, Any]) -> Home:
+        learner = self._learner
+        buffer = create_buffer(buffer_cfg, tb_logger=learner.tb_logger, exp_name=learner.exp_name)
+        buffer.clear()  # rows on disk, of a learner that was lost, are announced again
+        return Home(cast(Table, buffer), self._load_payload, home["limiter"])
 
     def _train(self) -> None:
         """Run the learner.
@@ -223,7 +244,7 @@ class BaseCommLearner(CommWorker):
         text = f"{error}; {worker_id} and its ranks begin again {start}"
         return WorkerLostError(text, worker_id=worker_id)
 
-    def deal_with_learner_go_on(self, task_id: str) -> Mapping[str, Any]:
+    def deal_with_learner_go_on(self, task_id: str, confirmed: int = 0) -> Mapping[str, Any]:
         """Continue for a new coordinator, after training on the batches that the old one leased.
 
         Returns:
@@ -234,6 +255,9 @@ class BaseCommLearner(CommWorker):
             TaskFail: the learner belongs to another task.
         """
         self.go_on_with_job(task_id)
+        if self._home is not None:
+            report = self._home_info(self._home, confirmed)
+            return {"info": report, "known": sorted(self._home.known), **self.task_ids()}
         assert self._rows is not None  # made when the task started
         with self.condition:
             if self._owes_info:
@@ -270,6 +294,8 @@ class BaseCommLearner(CommWorker):
         That can be before the last batch: ``batches_left`` of the info is the number of batches
         that are left. The answer also has the learner's next demand, or None.
         """
+        if self._home is not None:
+            return self._exchange(self._home, data)
         if self._rows is None:
             raise TaskFail({"message": "no learner"}, "this learner has no task")
         with self.condition:
@@ -285,6 +311,57 @@ class BaseCommLearner(CommWorker):
             info = self._learn_info()
         self._told_iter = max(self._told_iter, int(info["learner_step"]))
         return {"info": info, "demand": demand, **self.task_ids()}
+
+    def _exchange(self, home: Home, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Take new announcements; answer when it has no data, or after ``EXCHANGE_S``."""
+        self._learner.collector_envstep = int(data["env_steps"])
+        self._confirmed = int(data["confirmed"])
+        with self.condition:
+            if data["announcements"]:
+                home.announce(data["announcements"])
+                self._load_until = self._clock() + LOAD_TIMEOUT_S
+                self._is_idle = False
+                self.condition.notify_all()
+            self.task_wait(lambda: self._is_idle, EXCHANGE_S)
+        self.raise_job_error()
+        info = self._home_info(home, int(data["confirmed"]))
+        self._told_iter = max(self._told_iter, int(info["learner_step"]))
+        return {"info": info, **self.task_ids()}
+
+    def _home_info(self, home: Home, confirmed: int) -> dict[str, Any]:
+        """Return the learner's info, and the reports that the coordinator has not confirmed."""
+        is_idle = self._is_idle
+        home.report()
+        return {
+            **self._learner.learn_info,
+            "priority_info": {},  # priorities stay in this process
+            "reports": home.reports(confirmed),
+            "trained_rows": self._trained_rows,
+            "count": home.buffer.count(),
+            "limiter": home.buffer.limiter_counts(),
+            "is_idle": is_idle,
+        }
+
+    def _next_batch(self, home: Home, batch_size: int) -> SampleBatch | list[Any] | None:
+        """Insert what was announced, and sample a batch; None: the task is over."""
+        if self._clock() >= self._save_at:
+            self._save()
+        buffer: Any = home.buffer
+        while not self.is_stopping:
+            if home.has_waiting:
+                home.insert_waiting()
+            batch: SampleBatch | list[Any] | None = buffer.sample(
+                batch_size, self._learner.train_iter
+            )
+            if batch is not None:
+                self._trained_rows += len(batch)
+                return batch
+            with self.condition:
+                self._is_idle = True
+                self.condition.notify_all()
+                if not self.job_wait(lambda: not self._is_idle, self._catch_up):
+                    return None
+        return None
 
     def _take_demand(self) -> dict[str, Any] | None:
         demand, self._demand = self._demand, None
@@ -306,7 +383,9 @@ class BaseCommLearner(CommWorker):
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
         answer = {**self.task_ids(), **self._replay_figures()}
-        if self._learner is not None and self._learner.train_iter > self._told_iter:
+        if self._home is not None:
+            answer["info"] = self._home_info(self._home, self._confirmed)
+        elif self._learner is not None and self._learner.train_iter > self._told_iter:
             self._report()
             answer["info"] = self._info
         self._learner = None
@@ -315,6 +394,9 @@ class BaseCommLearner(CommWorker):
         return answer
 
     def _close_rows(self) -> None:
+        if self._home is not None:
+            self._home.buffer.close()
+            self._home = None
         if self._rows is not None:
             self._rows.close()
             self._rows = None
@@ -434,6 +516,9 @@ class BaseCommLearner(CommWorker):
         Returns a list of episodes if the replay buffer holds episodes, and a list of samples if
         samples are or contain lists.
         """
+        if self._home is not None:
+            self.yield_turn()
+            return self._next_batch(self._home, batch_size)
         while (columns := self._next_lease(batch_size)) is not None:
             batch = self._gather(columns)
             if batch is not None:
@@ -578,13 +663,17 @@ class BaseCommLearner(CommWorker):
         priorities = info.get("priority_info")
         # Rows of a buffer without priorities have no ids.
         if priorities and None not in priorities["replay_unique_id"]:
-            if self.replay is not None:
+            if self._home is not None:
+                self._home.buffer.update(priorities)
+            elif self.replay is not None:
                 self.replay.update(priorities)
             else:
                 self._priorities.append(priorities)
         if info["learner_done"]:
             with self.condition:
-                self._report()
+                if self._home is None:
+                    self._report()
+                self._is_idle = True
                 self.condition.notify_all()
 
     def _report(self) -> None:

@@ -41,8 +41,11 @@ from dingsdk.worker.coordinator.journal import (
     Opened,
     Progressed,
     Pushed,
+    Restarted,
+    Settled,
     Trained,
 )
+from dingsdk.worker.coordinator.live_payloads import LivePayloads, uses_home
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.pace import Pace
 from dingsdk.worker.coordinator.roles import Role, create_roles
@@ -491,6 +494,9 @@ class Coordinator(Configurable):
 
     def _new_experience(self, state: TaskState) -> Experience:
         policy = self._cfg["policy"]
+        if uses_home(self._cfg):
+            collect_rows = int(policy["collect"].get("n_sample") or 1)
+            return LivePayloads(2 * collect_rows)
         if self._is_served:
             return ServedExperience()
         if policy.get("on_policy"):
@@ -563,7 +569,7 @@ class Coordinator(Configurable):
         if not self._is_served and not self.data_store.has(data_id):
             with self.condition:
                 rows, experience = state.waiting.pop(data_id, 0), self.experience_of(state)
-                if experience is not None and experience.ledger.knows(data_id):
+                if experience is not None and experience.knows(data_id):
                     return True  # reported again, after all its rows have left
                 self._state.unacknowledged_rows += rows
             _log.warning("payload %s vanished before it was acknowledged", data_id)
@@ -582,7 +588,7 @@ class Coordinator(Configurable):
                 state.waiting.pop(data_id, None)
                 self._state.outage.note_progress()
                 garbage = self._state.take_garbage(experience)
-                if not self._is_served and data_id not in experience.ledger.numbers:
+                if not self._is_served and data_id not in experience.live_ids():
                     # A late repeat: its payload was stored again, and nobody would read it.
                     garbage.append(data_id)
             self.condition.notify_all()
@@ -629,7 +635,7 @@ class Coordinator(Configurable):
         """Record in the journal that a payload is acknowledged; False if there is no room."""
         if self._keeper is None or self._is_served:
             return True
-        if experience.ledger.knows(str(meta["data_id"])):
+        if experience.knows(str(meta["data_id"])):
             return not self._keeper.is_behind
         return self._keeper.acknowledge(
             Pushed(
@@ -681,6 +687,12 @@ class Coordinator(Configurable):
             experience = self.experience_of(state)
             if experience is None or (self._keeper is not None and self._keeper.is_behind):
                 return None
+            if isinstance(experience, LivePayloads):
+                return {
+                    "announcements": experience.take_news(),
+                    "confirmed": experience.confirmed,
+                    "env_steps": self._state.env_steps,
+                }
             size, batches = int(demand["batch_size"]), int(demand.get("batches", 1))
             train_iter = int(demand["cur_learner_iter"])
             self._record.note_iteration(state.task_id, train_iter)
@@ -703,7 +715,14 @@ class Coordinator(Configurable):
             self._loss = info.get("loss", self._loss)
             experience = self.experience_of(state)
             garbage: list[str] = []
-            if experience is not None:
+            if isinstance(experience, LivePayloads):
+                before = experience.confirmed
+                experience.settle(state, info)
+                if experience.confirmed > before:
+                    self._note(Settled(state.task_id, train_iter, _plain(info)))
+                garbage = self._state.take_garbage(experience)
+                self.condition.notify_all()
+            elif experience is not None:
                 found = (info.get("priority_info") or {}).items()
                 priorities = {name: np.asarray(values) for name, values in found}
                 lost = [(int(number), str(why)) for number, why in info["lost_payloads"]]
@@ -727,7 +746,27 @@ class Coordinator(Configurable):
         with self.condition:
             experience = self.experience_of(state)
             if experience is not None:
-                experience.rejoin(state, map(int, known))
+                experience.rejoin(state, known)
+
+    def begin_home(self, state: TaskState) -> Mapping[str, Any] | None:
+        """Announce all live payloads to the new home of a buffer.
+
+        Returns:
+            What the home must know: ``limiter``, the counts of an earlier home or None. None if the
+            learner does not hold the rows of its buffer.
+        """
+        with self.condition:
+            experience = self.experience_of(state)
+            if not isinstance(experience, LivePayloads):
+                return None
+            experience.restart()
+            self._note(Restarted(state.task_id))
+            return {"limiter": experience.limiter}
+
+    def home_of(self, state: TaskState) -> LivePayloads | None:
+        """Return the live payloads of a task whose worker is a home, else None."""
+        experience = self._state.experiences.get(state.buffer_id)
+        return experience if isinstance(experience, LivePayloads) else None
 
     def deal_with_learner_judge_finish(self, state: TaskState, info: Mapping[str, Any]) -> bool:
         """Return whether the learner task is to end."""
@@ -892,7 +931,7 @@ class Coordinator(Configurable):
         Otherwise the learner would wait for missing payloads in each batch. Payloads that were
         announced to it are not checked: it may hold them even if they are no longer stored.
         """
-        if len(info["lost_payloads"]) < MANY_LOST:
+        if len(info.get("lost_payloads", ())) < MANY_LOST:
             return
         with self.condition:
             names = experience.readable(state.announced)
@@ -963,6 +1002,11 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
     limiter = policy["other"]["replay_buffer"].get("limiter") or {}
     is_limited = limiter.get("samples_ahead") == 0 or EpisodePace.of(cfg) is not None
     return bool(policy.get("on_policy") or is_limited)
+
+
+def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a coordinator that restarts must know of an info of a home."""
+    return {key: info[key] for key in ("reports", "is_idle", "trained_rows", "limiter", "count")}
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

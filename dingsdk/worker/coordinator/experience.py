@@ -202,6 +202,14 @@ class Experience:
             self.pace.episodes += episodes_of(meta)
         return True
 
+    def knows(self, data_id: str) -> bool:
+        """Return whether a payload was announced before."""
+        return self.ledger.knows(data_id)
+
+    def live_ids(self) -> Collection[str]:
+        """Return the ids of payloads that may still be read."""
+        return self.ledger.numbers.keys()
+
     def can_push(self, rows: int) -> bool:
         """Return whether the buffer admits a payload of ``rows`` rows now."""
         if not self.buffer.can_push(rows):

@@ -162,6 +162,20 @@ class LeaseEnded(Fact, frozen=True):
     task_id: str
 
 
+class Restarted(Fact, frozen=True):
+    """Another learner begins to hold the rows of a task's buffer."""
+
+    task_id: str
+
+
+class Settled(Fact, frozen=True):
+    """The home of a task's buffer reported what it inserted, and which rows have left."""
+
+    task_id: str
+    train_iter: int
+    info: dict[str, Any]
+
+
 class Missing(Fact, frozen=True):
     """Payloads of a buffer are missing."""
 
@@ -194,6 +208,8 @@ _FACTS = (
     | Leased
     | Trained
     | LeaseEnded
+    | Restarted
+    | Settled
     | Missing
     | Progressed
     | Evaluated

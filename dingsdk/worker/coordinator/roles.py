@@ -164,16 +164,27 @@ class LearnerRole(Role):
     def drive(self, coordinator: Coordinator, state: TaskState, task: Mapping[str, Any]) -> None:
         """Start a learner, lease batches to it until it is done, then close it."""
         coordinator.open_experience(state)
-        start = {"name": "learner_start_task", "task_info": task}
+        home = coordinator.begin_home(state)
+        start = {"name": "learner_start_task", "task_info": {**task, "home": home}}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)
+        if home is not None:
+            self._train_at_home(coordinator, state)
+            return
         self._train(coordinator, state, is_done=False)
 
     def go_on(self, coordinator: Coordinator, state: TaskState) -> None:
         """Process the learner's result of its last lease, then continue as ``drive``."""
-        kept = {"name": "learner_go_on_task", "task_id": state.task_id}
+        kept: dict[str, Any] = {"name": "learner_go_on_task", "task_id": state.task_id}
+        if (home := coordinator.home_of(state)) is not None:
+            kept["confirmed"] = home.confirmed
         answer = coordinator.ask(state, kept, "learn_timeout_s")
         coordinator.deal_with_task_started(state)
+        if home is not None:
+            coordinator.deal_with_learner_send_info(state, answer["info"])
+            coordinator.deal_with_learner_known(state, answer["known"])
+            self._train_at_home(coordinator, state)
+            return
         coordinator.deal_with_learner_known(state, answer["known"])
         is_done = False
         if answer["info"] is None:
@@ -182,6 +193,28 @@ class LearnerRole(Role):
             coordinator.deal_with_learner_send_info(state, answer["info"])
             is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
         self._train(coordinator, state, is_done)
+
+    def _train_at_home(self, coordinator: Coordinator, state: TaskState) -> None:
+        """Pass announcements on to the learner, and its reports to the coordinator."""
+        is_done = False
+        state.wanted = 1
+        while not is_done and not coordinator.is_ending:
+            data = coordinator.deal_with_learner_get_data(state, {})
+            if data is None:
+                break
+            learn = {"name": "learner_learn_task", "data": data}
+            answer = coordinator.ask(state, learn, "learn_timeout_s")
+            coordinator.deal_with_learner_send_info(state, answer["info"])
+            is_done = coordinator.deal_with_learner_judge_finish(state, answer["info"])
+            if answer["info"]["is_idle"] and not is_done:
+                with coordinator.condition:
+                    coordinator.condition.wait_for(
+                        lambda: coordinator.is_ending or _has_news(coordinator, state), WAIT_S
+                    )
+        finished = coordinator.ask(state, {"name": "learner_close_task"})
+        if "info" in finished:
+            coordinator.deal_with_learner_send_info(state, finished["info"])
+        coordinator.deal_with_learner_finish_task(state, finished, has_trained_out=is_done)
 
     def _train(self, coordinator: Coordinator, state: TaskState, is_done: bool) -> None:
         demand = None
@@ -291,6 +324,11 @@ class CollectorRole(Role):
             answers_left -= is_done
         finished = coordinator.ask(state, {"name": "collector_close_task"})
         coordinator.deal_with_collector_finish_task(state, finished)
+
+
+def _has_news(coordinator: Coordinator, state: TaskState) -> bool:
+    home = coordinator.home_of(state)
+    return home is None or home.has_news
 
 
 def create_roles(cfg: Mapping[str, Any]) -> dict[str, Role]:

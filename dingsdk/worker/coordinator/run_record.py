@@ -30,8 +30,11 @@ from dingsdk.worker.coordinator.journal import (
     Pushed,
     Queued,
     Recovered,
+    Restarted,
+    Settled,
     Trained,
 )
+from dingsdk.worker.coordinator.live_payloads import LivePayloads
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
 from dingsdk.worker.coordinator.tasks import TaskState
 
@@ -208,7 +211,21 @@ class RunRecord:
             return scheduler.take_garbage(experience)
         elif isinstance(fact, Leased | Trained | LeaseEnded):
             return self._apply_lease(fact)
+        elif isinstance(fact, Restarted | Settled):
+            return self._apply_home(fact)
         return []
+
+    def _apply_home(self, fact: Restarted | Settled) -> list[str]:
+        state = self._scheduler.running[fact.task_id]
+        experience = self._scheduler.experiences[state.buffer_id]
+        if not isinstance(experience, LivePayloads):
+            raise ValueError("the journal is of a run whose learner held the rows")
+        if isinstance(fact, Restarted):
+            experience.restart()
+            return []
+        self.note_iteration(fact.task_id, fact.train_iter)
+        experience.settle(state, fact.info)
+        return self._scheduler.take_garbage(experience)
 
     def _apply_lease(self, fact: Leased | Trained | LeaseEnded) -> list[str]:
         state = self._scheduler.running[fact.task_id]

@@ -612,7 +612,7 @@ class SchedulerState:
     @property
     def live_payloads(self) -> set[str]:
         """Data ids that the buffers or a learner may still need."""
-        return {name for each in self.experiences.values() for name in each.ledger.numbers}
+        return {name for each in self.experiences.values() for name in each.live_ids()}
 
     def find_live(self) -> Callable[[str], bool]:
         """Return a function that returns whether a payload may still be announced or read.

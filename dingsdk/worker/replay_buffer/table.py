@@ -39,6 +39,7 @@ from dingsdk.worker.replay_buffer.config import BufferSection, Parts, check_fami
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
+from dingsdk.worker.replay_buffer.origins import Origins
 from dingsdk.worker.replay_buffer.sampler import ENDS, Sampler
 from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arrays
 
@@ -108,6 +109,7 @@ class Table(IBuffer, Closing):
         # Rows removed in this critical section; None if no listener wants them.
         self._departures: list[tuple[Rows, str]] | None = None
         self._copies: tuple[state.TableCopy, ...] = ()
+        self._origins: Origins | None = None
         seconds = self._cfg.periodic_thruput_seconds
         self._throughput = ThroughputMonitor(instance_name, seconds, tb_logger)
         self._sample_monitor = self._new_sample_monitor(tb_logger)
@@ -204,6 +206,7 @@ class Table(IBuffer, Closing):
             )
             or self._is_durable
             or self._copies
+            or self._origins is not None
         )
         self._has_plain_pushes = not (
             self._is_followed
@@ -406,6 +409,10 @@ class Table(IBuffer, Closing):
         where, replaced = self._remover.allot(n)
         if replaced is not None and self._departures is not None:
             self._note_departure(self._metadata.living(replaced), "overwritten")
+        if self._origins is not None:
+            if replaced is not None:
+                self._origins.remove(replaced, "overwritten")
+            self._origins.insert(where)
         if accepted is None:
             storage.put_row(where.start if type(where) is slice else int(where[0]), rows)
         else:
@@ -462,6 +469,8 @@ class Table(IBuffer, Closing):
         """Remove rows (positions oldest first) that leave without replacement."""
         if self._departures is not None:
             self._note_departure(where, reason)
+        if self._origins is not None:
+            self._origins.remove(where, reason)
         self._metadata.remove(where)
         self._sampler.on_remove(where)
         if self._copies:
@@ -507,7 +516,7 @@ class Table(IBuffer, Closing):
                 waited_s=waited_s,
             )
 
-    def _push_unlimited(self, rows: Rows) -> None:
+    def push_unlimited(self, rows: Rows) -> None:
         """Push rows without asking the limiter."""
         with self._change():
             if len(rows):
@@ -612,6 +621,33 @@ class Table(IBuffer, Closing):
                 self._departures = []
             self._look_at_parts()
 
+    def restore_limiter(self, counts: Mapping[str, Any]) -> None:
+        """Let the limiter go on from the counts of an earlier buffer (``Limiter.state_dict``).
+
+        Raises:
+            CheckpointCorruptError: these are no counts.
+        """
+        with self._change():
+            self._limiter.load_state_dict(counts)
+            self._limiter.size = self._count
+
+    def limiter_counts(self) -> dict[str, Any]:
+        """Return the counts of the limiter."""
+        with self._lock:
+            return self._limiter.state_dict()
+
+    def track_origins(self) -> Origins:
+        """Count the stored rows of each payload from now on; the buffer must be empty."""
+        with self._lock:
+            self._origins = Origins(self._capacity)
+            self._look_at_parts()
+            return self._origins
+
+    def take_left(self) -> list[tuple[int, str, int]]:
+        """Return ``(payload, reason, rows)`` of the rows that left since the last call."""
+        with self._lock:
+            return [] if self._origins is None else self._origins.take_left()
+
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
         self.add_listener(_RemoveFunction(listener))
@@ -670,6 +706,8 @@ class Table(IBuffer, Closing):
                 (self._storage.take(where), "cleared")  # type: ignore[union-attr]
                 for where in self._living()
             ]
+        if self._origins is not None:
+            self._origins.clear()
         self._left["cleared"] += self._count
         self._count = 0
         self._history = secrets.token_hex(16)
@@ -797,10 +835,10 @@ class Table(IBuffer, Closing):
             ends = facts.get(ENDS, np.zeros(len(rows), np.bool_))
             start = 0
             for stop in (np.flatnonzero(ends) + 1).tolist():
-                self._push_unlimited(rows[start:stop])
+                self.push_unlimited(rows[start:stop])
                 self.end_trajectory()
                 start = stop
-            self._push_unlimited(rows[start:])
+            self.push_unlimited(rows[start:])
             return
         if "priority" in facts:
             rows = _with_priorities(rows, facts["priority"])
@@ -856,7 +894,7 @@ class Table(IBuffer, Closing):
         if deepcopy and "data" in state_dict:
             state_dict = {**state_dict, "data": copy.deepcopy(state_dict["data"])}
         if set(state_dict) == {"data"}:
-            self._push_unlimited(state.rows_of(state_dict["data"]))
+            self.push_unlimited(state.rows_of(state_dict["data"]))
         else:
             state.load(self, state_dict)
 

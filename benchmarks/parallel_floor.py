@@ -1,0 +1,279 @@
+"""Parallel training, compared with serial mode and with the least that two processes need.
+
+    python benchmarks/parallel_floor.py [--jobs dqn sac] [--seeds 3]
+    python benchmarks/parallel_floor.py --contenders serial floor in_memory shared_memory
+
+The jobs are those of ``train.py``. The *floor* is a collector process and a learner process: the
+collector sends pieces of trajectories through a pipe, the learner puts them into a table of the
+same kind, trains as often as serial mode does, and sends its weights back every
+``SEND_POLICY_FREQ`` updates. It has no leases, no journal, no acknowledgements, no evaluation and
+no hooks, and its messages are pickled. Nothing that does more can be much faster.
+
+For every contender time runs from the first env step to the last update, and CPU seconds are those
+of all its processes in that time, so imports and the last evaluation do not count. Contenders take
+turns, seed by seed. Ratios are medians over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium
+
+sys.path.insert(0, str(Path(__file__).parent))
+from train import JOBS, config_of, updates_of
+
+CONTENDERS: Final = ("serial", "floor", "in_memory", "shared_memory")
+PIECE_ROWS: Final = 32
+"""Rows of a piece that the floor's collector sends, or those of a collect if these are more."""
+AHEAD_PIECES: Final = 2
+"""Pieces by which the floor's collector may be ahead of its learner."""
+SEND_POLICY_FREQ: Final = 10
+MARKS: Final = "DINGSDK_BENCHMARK_MARKS"
+"""Environment variable with the folder where processes write the times that they note."""
+
+
+def mark(name: str) -> None:
+    """Create a file whose time of change is now."""
+    (Path(os.environ[MARKS]) / name).touch()
+
+
+class FirstStep(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Marks the first step of an env that collects."""
+
+    is_marked = False
+
+    def step(self, action: Any) -> Any:
+        if not FirstStep.is_marked:
+            FirstStep.is_marked = True
+            if not (Path(os.environ[MARKS]) / "first").exists():
+                mark("first")
+        return self.env.step(action)
+
+
+def cartpole() -> gymnasium.Env[Any, Any]:
+    """Return the env of the job ``dqn``."""
+    return FirstStep(gymnasium.make("CartPole-v1"))
+
+
+def pendulum() -> gymnasium.Env[Any, Any]:
+    """Return the env of the job ``sac``."""
+    return FirstStep(gymnasium.make("Pendulum-v1"))
+
+
+ENVS: Final = {"dqn": cartpole, "sac": pendulum}
+
+
+def run_ours(contender: str, name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Train with ``dingsdk.train``."""
+    import dingsdk
+
+    config = config_of(name, job)
+    mode = "serial" if contender == "serial" else "parallel"
+    transport = None if mode == "serial" else contender
+    folder = Path(os.environ[MARKS]) / "run"
+    result = dingsdk.train(config, mode, transport, seed=seed, output=folder, env=ENVS[name])
+    return {"env_steps": result.env_steps, "updates": result.train_iter}
+
+
+def collect(pipe: Any, cfg: Any, env: Any, stop_at: int) -> None:
+    """Collect pieces and send them, at most ``AHEAD_PIECES`` ahead of the learner."""
+    import torch
+
+    from dingsdk.envs import create_env_manager
+    from dingsdk.policy import create_policy
+    from dingsdk.worker import create_serial_collector
+
+    torch.set_num_threads(1)
+    policy = create_policy(cfg.policy, enable_field=["collect", "command"], seed=cfg.seed)
+    manager = create_env_manager(cfg.env_manager, [env] * cfg.env.collector_env_num)
+    manager.seed(cfg.seed)
+    collector = create_serial_collector(
+        cfg.policy.collect.collector, env=manager, policy=policy.collect_mode
+    )
+    rows, ahead, train_iter = max(PIECE_ROWS, cfg.policy.collect.n_sample), 0, 0
+    while collector.envstep < stop_at:
+        while ahead >= AHEAD_PIECES or pipe.poll():
+            kind, content = pipe.recv()
+            if kind == "weights":
+                train_iter, model = content
+                policy.collect_mode.load_state_dict({"model": model})
+            else:
+                ahead -= 1
+        setting = policy.command_mode.get_setting_collect(
+            {"learner_step": train_iter, "envstep": collector.envstep}
+        )
+        samples = collector.collect(rows, train_iter=train_iter, policy_kwargs=setting)
+        pipe.send((samples, collector.envstep))
+        ahead += 1
+    pipe.send(None)
+    collector.close()
+
+
+def run_floor(name: str, job: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Train with a collector process and a learner in this process, and nothing else."""
+    import torch
+
+    from dingsdk.pipeline.compile import compile_config
+    from dingsdk.policy import create_policy
+    from dingsdk.worker import create_buffer, create_learner
+
+    torch.set_num_threads(1)
+    cfg = compile_config(config_of(name, job), seed=seed)
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=collect, args=(theirs, cfg, ENVS[name], job["env_steps"]))
+    process.start()
+    policy = create_policy(cfg.policy, enable_field=["learn"], seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        learner = create_learner(
+            cfg.policy.learn.learner, policy=policy.learn_mode, exp_name=folder
+        )
+        buffer = create_buffer(cfg.policy.other.replay_buffer, exp_name=folder)
+        ratio = job["gradient_steps"] / job["train_freq"]
+        batch_size, inserted, updates, envstep = job["batch_size"], 0, 0, 0
+
+        def publish() -> None:
+            ours.send(("weights", (updates, policy.learn_mode.state_dict()["model"])))
+
+        publish()
+        first = None
+        while (piece := ours.recv()) is not None:
+            samples, envstep = piece
+            buffer.push(samples, envstep)
+            inserted += len(samples)
+            ours.send(("taken", None))
+            if inserted <= job["learning_starts"]:
+                continue
+            first = inserted if first is None else first
+            while updates < (inserted - first) * ratio:
+                batch = buffer.sample(batch_size, cur_learner_iter=updates)
+                learner.train(batch, envstep)
+                if learner.priority_info:
+                    buffer.update(learner.priority_info)
+                updates += 1
+                if updates % SEND_POLICY_FREQ == 0:
+                    publish()
+        mark("last")
+        learner.close()
+        buffer.close()
+    process.join(60)
+    return {"env_steps": envstep, "updates": updates}
+
+
+def cpu_s(session: int) -> float:
+    """Return the CPU seconds of all processes of a session, including those that have ended."""
+    tick, total = os.sysconf("SC_CLK_TCK"), 0
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (each / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session:
+                    total += sum(map(int, fields[11:15]))
+    return total / tick
+
+
+def measure(contender: str, name: str, seed: int, env_steps: int | None) -> dict[str, Any]:
+    """Run a contender in a new session of processes; return its figures.
+
+    The last update is where the learner writes its last checkpoint, right after it.
+    """
+    command = [sys.executable, __file__, "--run", contender, "--jobs", name]
+    command += ["--first-seed", str(seed)]
+    if env_steps is not None:
+        command += ["--env-steps", str(env_steps)]
+    with tempfile.TemporaryDirectory() as marks:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", MARKS: marks}
+        began, used = time.time(), [(0.0, 0.0)]
+        with subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            while process.poll() is None:
+                used.append((time.time(), cpu_s(process.pid)))
+                time.sleep(0.1)
+            output, ended = process.communicate()[0], time.time()
+        if process.returncode:
+            raise SystemExit(f"{contender} failed")
+        first = (Path(marks) / "first").stat().st_mtime
+        found = [Path(marks) / "last", *Path(marks).glob("run/**/ckpt/iteration_*.safetensors")]
+        last = max(each.stat().st_mtime for each in found if each.exists())
+
+    def used_at(moment: float) -> float:
+        return max(seconds for at, seconds in used if at <= moment)
+
+    return {
+        **json.loads(output.splitlines()[-1]),
+        "wall_s": last - first,
+        "cpu_s": used_at(last) - used_at(first),
+        "startup_s": first - began,
+        "end_s": ended - last,
+    }
+
+
+def show(name: str, runs: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Print the medians of a job's runs, and their ratios to serial mode and to the floor."""
+    for contender, found in runs.items():
+
+        def ratio(to: str, of: Any, found: Any = found) -> str:
+            if to not in runs:
+                return ""
+            pairs = zip(found, runs[to], strict=True)
+            return f" {statistics.median(of(a) / of(b) for a, b in pairs):5.2f} x {to}"
+
+        def median(key: str, found: Any = found) -> float:
+            return statistics.median(each[key] for each in found)
+
+        rate = statistics.median(each["updates"] / each["wall_s"] for each in found)
+        sys.stdout.write(
+            f"{name:4} {contender:13} {rate:7,.0f} updates/s"
+            + ratio("serial", lambda each: each["updates"] / each["wall_s"])
+            + ratio("floor", lambda each: each["updates"] / each["wall_s"])
+            + f"; CPU {median('cpu_s'):5.1f} s"
+            + ratio("serial", lambda each: each["cpu_s"] / each["updates"])
+            + f"; {median('startup_s'):.1f} s to the first step, {median('end_s'):.1f} s after\n"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--jobs", nargs="+", default=["dqn", "sac"], choices=["dqn", "sac"])
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--env-steps", type=int, help="instead of those of the jobs")
+    parser.add_argument("--run", choices=CONTENDERS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        name = args.jobs[0]
+        job = {**JOBS[name], **({"env_steps": args.env_steps} if args.env_steps else {})}
+        if args.run == "floor":
+            found = run_floor(name, job, args.first_seed)
+        else:
+            found = run_ours(args.run, name, job, args.first_seed)
+        wanted = updates_of(job)
+        if not 0.9 * wanted <= found["updates"] <= 1.2 * wanted:
+            raise SystemExit(f"{args.run} made {found}, not about {wanted:,} updates")
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    for name in args.jobs:
+        runs: dict[str, list[dict[str, Any]]] = {each: [] for each in args.contenders}
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
+            for contender in args.contenders if seed % 2 else args.contenders[::-1]:
+                runs[contender].append(measure(contender, name, seed, args.env_steps))
+        show(name, runs)
+
+
+if __name__ == "__main__":
+    main()
