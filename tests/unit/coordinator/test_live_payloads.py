@@ -1,0 +1,125 @@
+"""The coordinator's list of live payloads, for a buffer whose rows are with its learner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError
+from dingsdk.worker.coordinator.live_payloads import LEAST_AHEAD_ROWS, LivePayloads
+from dingsdk.worker.coordinator.tasks import TaskState
+
+STATE = TaskState("learner")
+
+
+def announce(payloads: LivePayloads, name: str, rows: int = 4) -> bool:
+    return payloads.push({"data_id": name, "rows": rows, "digest": None}, 0)
+
+
+def report(number: int, **changes: Any) -> dict[str, Any]:
+    return {"number": number, "inserted": [], "lost": [], "left": [], **changes}
+
+
+def settle(payloads: LivePayloads, *reports: dict[str, Any], **info: Any) -> None:
+    own = {"is_idle": False, "trained_rows": 0, "limiter": {}, "count": 0, **info}
+    payloads.settle(STATE, {"reports": list(reports), **own})
+
+
+def names(payloads: LivePayloads) -> list[str]:
+    return [each["data_id"] for each in payloads.take_news()]
+
+
+def test_home_gets_each_announcement_once_in_order_of_arrival() -> None:
+    payloads = LivePayloads(8)
+    assert all(announce(payloads, name) for name in "abc")
+    assert not announce(payloads, "b")
+    assert names(payloads) == ["a", "b", "c"]
+    assert announce(payloads, "d")
+    assert names(payloads) == ["d"]
+
+
+def test_payload_is_deleted_when_its_last_row_has_left() -> None:
+    payloads = LivePayloads(8)
+    announce(payloads, "a"), announce(payloads, "b")
+    settle(payloads, report(1, inserted=["a", "b"], left=[("a", "overwritten", 3)]))
+    assert payloads.take_garbage([]) == []
+    settle(payloads, report(2, left=[("a", "stale", 1)], lost=[("b", "corrupt")]))
+    assert sorted(payloads.take_garbage([])) == ["a", "b"]
+    assert payloads.counts().evicted == {"overwritten": 3, "stale": 1, "corrupt": 4}
+    assert not announce(payloads, "a"), "a late repeat"
+    payloads.check()
+
+
+def test_report_that_arrives_again_changes_nothing() -> None:
+    payloads = LivePayloads(8)
+    announce(payloads, "a")
+    first = report(1, inserted=["a"], left=[("a", "overwritten", 2)])
+    settle(payloads, first)
+    settle(payloads, first)
+    assert payloads.count_rows() == 2
+    payloads.check()
+
+
+def test_collectors_wait_while_the_home_has_not_inserted_enough() -> None:
+    payloads = LivePayloads(8)
+    assert payloads.can_push(10 * LEAST_AHEAD_ROWS), "a large payload goes in alone"
+    announce(payloads, "a", LEAST_AHEAD_ROWS)
+    assert not payloads.can_push(1)
+    settle(payloads, report(1, inserted=["a"]))
+    assert payloads.can_push(1)
+
+
+def test_new_home_gets_all_live_payloads_and_counts_their_rows_again() -> None:
+    payloads = LivePayloads(8)
+    for name in "abc":
+        announce(payloads, name)
+    settle(
+        payloads,
+        report(1, inserted=["a", "b"], left=[("a", "overwritten", 4), ("b", "overwritten", 1)]),
+        trained_rows=10,
+    )
+    payloads.restart()
+    news = payloads.take_news()
+    assert [(each["data_id"], each["was_inserted"]) for each in news] == [("b", True), ("c", False)]
+    assert payloads.count_rows() == 8
+    settle(payloads, report(1, inserted=["b", "c"]), trained_rows=5)
+    assert payloads.counts().trained == 15
+    assert payloads.can_push(LEAST_AHEAD_ROWS), "rows that were inserted before do not wait again"
+    payloads.check()
+
+
+def test_home_that_kept_its_rows_gets_what_it_does_not_know() -> None:
+    payloads = LivePayloads(8)
+    for name in "abc":
+        announce(payloads, name)
+    payloads.rejoin(STATE, ["a", "c", "older"])
+    assert names(payloads) == ["b"]
+
+
+def test_state_continues_in_another_coordinator() -> None:
+    payloads = LivePayloads(8)
+    for name in "abcd":
+        announce(payloads, name)
+    names(payloads)
+    left = [("a", "overwritten", 4), ("b", "used_up", 1)]
+    settle(payloads, report(3, inserted=["a", "b"], left=left), trained_rows=7)
+    other = LivePayloads(8)
+    other.load_state_dict(payloads.state_dict())
+    assert other.state_dict() == payloads.state_dict()
+    assert other.counts() == payloads.counts()
+    assert (other.confirmed, names(other)) == (3, ["c", "d"])
+    assert not announce(other, "a")
+    other.check()
+    with pytest.raises(CheckpointCorruptError, match="live payloads"):
+        LivePayloads(8).load_state_dict({"live": [1]})
+
+
+def test_payload_with_other_rows_under_a_known_id_is_refused() -> None:
+    payloads = LivePayloads(8)
+    announce(payloads, "a")
+    with pytest.raises(ConflictError, match="ids are used once"):
+        announce(payloads, "a", rows=5)
+    with pytest.raises(ProtocolError, match="0 rows"):
+        announce(payloads, "b", rows=0)
+    assert payloads.counts().acknowledged == 4

@@ -1,0 +1,164 @@
+"""The home of a buffer: payloads go into the table in order, and what leaves is reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dingsdk.data import SampleBatch
+from dingsdk.errors import DataCorruptError, DataMissingError
+from dingsdk.worker import create_buffer
+from dingsdk.worker.replay_buffer.home import Home
+
+BUFFERS: dict[str, dict[str, Any]] = {
+    "naive": {"type": "naive", "replay_buffer_size": 40},
+    "smaller than a payload": {"type": "naive", "replay_buffer_size": 7},
+    "elastic": {"type": "elastic", "replay_buffer_size": 40},
+    "used up": {"type": "advanced", "replay_buffer_size": 40, "max_use": 2},
+    "stale": {"type": "advanced", "replay_buffer_size": 40, "max_staleness": 3},
+    "objects": {"type": "naive", "replay_buffer_size": 40, "storage": {"type": "object"}},
+    "episodes": {"type": "episode", "replay_buffer_size": 5},
+}
+
+
+class Store(dict[str, SampleBatch]):
+    """Payloads by id; each row knows its payload and its number in it."""
+
+    def add(self, name: str, rows: int, train_iter: int = 0) -> dict[str, Any]:
+        """Store a payload; return its announcement."""
+        self[name] = SampleBatch(
+            {
+                "obs": np.arange(rows, dtype=np.float32)[:, None],
+                "payload": np.full(rows, int(name)),
+                "collect_iter": np.full(rows, train_iter),
+                "done": np.zeros(rows, np.bool_),
+            }
+        )
+        return {"data_id": name, "rows": rows}
+
+    def load(self, name: str, digest: str | None) -> SampleBatch:
+        """Return a payload."""
+        if name not in self:
+            raise DataMissingError(f"no payload {name}", data_id=name)
+        return self[name]
+
+
+def payloads_in(buffer: Any) -> Counter[int]:
+    """Count the rows of each payload in a buffer of columns, without the home."""
+    return Counter(buffer.state_dict()["data"]["payload"].tolist())
+
+
+@pytest.mark.parametrize("cfg", BUFFERS.values(), ids=BUFFERS)
+def test_rows_of_each_payload_are_in_the_buffer_or_reported_as_left(cfg: dict[str, Any]) -> None:
+    rng, store = np.random.default_rng(0), Store()
+    home = Home(create_buffer({**cfg, "seed": 0}), store.load)
+    wanted: Counter[tuple[str, str]] = Counter()
+
+    def note(rows: Any, reason: str) -> None:
+        for row in rows:  # an episode is a batch
+            numbers = row.columns["payload"][:1] if isinstance(row, SampleBatch) else row["payload"]
+            wanted[str(int(np.asarray(numbers).item())), reason] += 1
+
+    home.buffer.add_remove_listener(note)
+    rows_of: dict[str, int] = {}
+    found: Counter[tuple[str, str]] = Counter()
+    confirmed = 0
+    for number in range(60):
+        rows = int(rng.integers(1, 12))
+        rows_of[str(number)] = 1 if cfg["type"] == "episode" else rows
+        home.announce([store.add(str(number), rows, train_iter=number // 4)])
+        home.insert_waiting()
+        home.buffer.sample(4, number // 4)
+        home.report()
+        for report in home.reports(confirmed):
+            confirmed = report["number"]
+            assert report["lost"] == []
+            for name, reason, count in report["left"]:
+                found[name, reason] += count
+        assert found == wanted
+        left: Counter[str] = Counter()
+        for (name, _), count in wanted.items():
+            left[name] += count
+        assert home.known == {name for name, rows in rows_of.items() if left[name] < rows}
+    assert found
+
+
+def test_payloads_wait_in_order_until_the_limiter_admits_them() -> None:
+    limiter = {"type": "samples_per_insert", "samples_per_insert": 1.0, "min_size": 4}
+    limiter |= {"error_buffer": 8.0, "samples_ahead": 0}
+    store = Store()
+    home = Home(create_buffer({"type": "naive", "limiter": limiter, "seed": 0}), store.load)
+    home.announce([store.add(str(number), 4) for number in range(6)])
+    home.insert_waiting()
+    assert payloads_in(home.buffer) == {0: 4, 1: 4, 2: 4}
+    assert home.has_waiting
+    assert home.buffer.sample(4, 0) is not None
+    home.insert_waiting()
+    assert payloads_in(home.buffer) == {0: 4, 1: 4, 2: 4, 3: 4}
+
+
+def test_payloads_that_cannot_be_read_are_reported_and_others_are_inserted() -> None:
+    store = Store()
+
+    def load(name: str, digest: str | None) -> SampleBatch:
+        if name == "1":
+            raise DataCorruptError("damaged", where="payload", data_id=name)
+        return store.load(name, digest)
+
+    home = Home(create_buffer({"type": "naive", "seed": 0}), load)
+    home.announce([store.add(str(number), 2) for number in range(4)])
+    del store["2"]
+    home.insert_waiting()
+    home.report()
+    (report,) = home.reports(0)
+    assert report["inserted"] == ["0", "3"]
+    assert report["lost"] == [("1", "corrupt"), ("2", "missing")]
+    assert payloads_in(home.buffer) == {0: 2, 3: 2}
+
+
+def test_payload_that_is_announced_again_is_inserted_once() -> None:
+    store = Store()
+    home = Home(create_buffer({"type": "naive", "seed": 0}), store.load)
+    announced = [store.add("0", 3), store.add("1", 3)]
+    home.announce(announced)
+    home.announce(announced)
+    home.insert_waiting()
+    home.announce(announced)
+    home.insert_waiting()
+    assert payloads_in(home.buffer) == {0: 3, 1: 3}
+
+
+def test_new_home_goes_on_from_the_counts_of_the_earlier_limiter() -> None:
+    limiter = {"type": "samples_per_insert", "samples_per_insert": 1.0, "min_size": 4}
+    limiter |= {"error_buffer": 8.0, "samples_ahead": 0}
+    cfg, store = {"type": "naive", "limiter": limiter, "seed": 0}, Store()
+    first = Home(create_buffer(cfg), store.load)
+    announced = [store.add(str(number), 4) for number in range(4)]
+    first.announce(announced)
+    first.insert_waiting()
+    while first.buffer.sample(4, 0) is not None:
+        first.insert_waiting()
+    counts = first.buffer.limiter_counts()
+    assert counts["inserts"] == 16
+
+    second = Home(create_buffer(cfg), store.load, counts)
+    second.announce({**each, "was_inserted": True} for each in announced)
+    second.insert_waiting()
+    assert payloads_in(second.buffer) == {0: 4, 1: 4, 2: 4, 3: 4}
+    assert second.buffer.limiter_counts() == counts
+    assert second.buffer.sample(4, 0) is None
+
+
+def test_reports_are_repeated_until_they_are_confirmed() -> None:
+    store = Store()
+    home = Home(create_buffer({"type": "naive", "seed": 0}), store.load)
+    for number in range(3):
+        home.announce([store.add(str(number), 1)])
+        home.insert_waiting()
+        home.report()
+    home.report()  # nothing changed
+    assert [each["inserted"] for each in home.reports(0)] == [["0"], ["1"], ["2"]]
+    assert [each["number"] for each in home.reports(2)] == [3]
