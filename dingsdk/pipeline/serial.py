@@ -12,12 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from easydict import EasyDict
 
 from dingsdk.config import save_config, to_easydict
-from dingsdk.data import SampleBatch
-from dingsdk.data.columns import leaves
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
 from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
@@ -45,7 +42,6 @@ from dingsdk.worker.factory import reopening_storage
 from dingsdk.worker.learner.aggregator import LearnerAggregator
 from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
-from dingsdk.worker.replay_buffer.sampler.sequence import MASK
 from dingsdk.worker.run_logger import build_tb_logger
 from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_of
@@ -275,22 +271,10 @@ def _update(context: RunContext, workers: Workers) -> None:
             return
         expect_answer(buffer, "sample", batch, hasattr(batch, "__len__"), "a batch or None")
         learner.train(batch, workers.collector.envstep)
-        workers.trained += _rows_in(batch, buffer)
+        workers.trained += rows_in(batch, buffer)
         if learner.priority_info:
             buffer.update(learner.priority_info)
         workers.updates_left -= 1
-
-
-def _rows_in(batch: Any, buffer: Any) -> int:
-    """Return how many samples a batch has: of sequences, their rows without the padding."""
-    if getattr(buffer, "needs_order", None) != "sequence":
-        return len(batch)
-    if not isinstance(batch, SampleBatch):
-        return sum(map(len, batch))
-    if (mask := batch.columns.get(MASK)) is not None:
-        return int(np.count_nonzero(mask))
-    _, column = next(leaves(batch.columns))
-    return math.prod(column.shape[:2])
 
 
 def _end_at_limit(context: RunContext, team: Team, saver: RunSaver, reason: Reason) -> Reason:

@@ -38,8 +38,10 @@ from dingsdk.worker.learner.hooks import LearnerHook
 from dingsdk.worker.learner.remote_ranks import RemoteRanks
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.replay_buffer.home import Home
+from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
 from dingsdk.worker.replay_server import ReplayClient
+from dingsdk.worker.sample_counts import rows_in
 
 _log = logging.getLogger(__name__)
 
@@ -218,7 +220,8 @@ class BaseCommLearner(CommWorker):
         learner = self._learner
         buffer = create_buffer(buffer_cfg, tb_logger=learner.tb_logger, exp_name=learner.exp_name)
         buffer.clear()  # rows on disk, of a learner that was lost, are announced again
-        return Home(cast(Table, buffer), self._load_payload, home["limiter"])
+        pace = None if home["pace"] is None else EpisodePace(**home["pace"])
+        return Home(cast(Table, buffer), self._load_payload, pace, home["counts"])
 
     def _train(self) -> None:
         """Run the learner.
@@ -338,7 +341,7 @@ class BaseCommLearner(CommWorker):
             "reports": home.reports(confirmed),
             "trained_rows": self._trained_rows,
             "count": home.buffer.count(),
-            "limiter": home.buffer.limiter_counts(),
+            "counts": home.counts(),
             "is_idle": is_idle,
         }
 
@@ -346,15 +349,12 @@ class BaseCommLearner(CommWorker):
         """Insert what was announced, and sample a batch; None: the task is over."""
         if self._clock() >= self._save_at:
             self._save()
-        buffer: Any = home.buffer
         while not self.is_stopping:
             if home.has_waiting:
                 home.insert_waiting()
-            batch: SampleBatch | list[Any] | None = buffer.sample(
-                batch_size, self._learner.train_iter
-            )
+            batch = home.sample(batch_size, self._learner.train_iter)
             if batch is not None:
-                self._trained_rows += len(batch)
+                self._trained_rows += rows_in(batch, home.buffer)
                 return batch
             with self.condition:
                 self._is_idle = True

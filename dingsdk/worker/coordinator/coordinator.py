@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -21,7 +22,6 @@ from dingsdk.worker.comm.slave import RENEWALS
 from dingsdk.worker.comm.transport import Transport, WorkerInfo
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.coordinator.experience import (
-    EpisodePace,
     Experience,
     PolicyLag,
     ServedExperience,
@@ -54,6 +54,7 @@ from dingsdk.worker.coordinator.scheduler_state import LOSSES, SchedulerState
 from dingsdk.worker.coordinator.section import CoordinatorSection
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_buffer, create_parallel_commander
+from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.sample_counts import SampleCounts
 
 _log = logging.getLogger(__name__)
@@ -752,8 +753,8 @@ class Coordinator(Configurable):
         """Announce all live payloads to the new home of a buffer.
 
         Returns:
-            What the home must know: ``limiter``, the counts of an earlier home or None. None if the
-            learner does not hold the rows of its buffer.
+            What the home must know: ``counts`` of an earlier home, and the ``pace`` of episodes.
+            None if the learner does not hold the rows of its buffer.
         """
         with self.condition:
             experience = self.experience_of(state)
@@ -761,7 +762,11 @@ class Coordinator(Configurable):
                 return None
             experience.restart()
             self._note(Restarted(state.task_id))
-            return {"limiter": experience.limiter}
+            pace = EpisodePace.of(self._cfg)
+            return {
+                "counts": experience.home_counts,
+                "pace": None if pace is None else dataclasses.asdict(pace),
+            }
 
     def home_of(self, state: TaskState) -> LivePayloads | None:
         """Return the live payloads of a task whose worker is a home, else None."""
@@ -1006,7 +1011,7 @@ def _is_paced(cfg: Mapping[str, Any]) -> bool:
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a coordinator that restarts must know of an info of a home."""
-    return {key: info[key] for key in ("reports", "is_idle", "trained_rows", "limiter", "count")}
+    return {key: info[key] for key in ("reports", "is_idle", "trained_rows", "counts", "count")}
 
 
 def _as_ding_error(error: Exception, where: str) -> DingError:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dingsdk.errors import CheckpointCorruptError, ConflictError, ProtocolError, SamplesLostError
-from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.experience import Experience, episodes_of
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import SampleCounts
@@ -30,6 +30,7 @@ class _Payload:
     rows: int
     digest: str | None
     env_steps: int
+    episodes: int
     is_inserted: bool = False
     left: Counter[str] = field(default_factory=Counter)
 
@@ -60,8 +61,8 @@ class LivePayloads(Experience):
         """Whether the home had nothing to train on when it answered last."""
         self.confirmed = 0
         """Number of the newest report of the home that was processed."""
-        self.limiter: Mapping[str, Any] | None = None
-        """Counts of the home's limiter."""
+        self.home_counts: Mapping[str, Any] | None = None
+        """The newest ``counts()`` of the home."""
 
     @property
     def has_news(self) -> bool:
@@ -94,7 +95,7 @@ class LivePayloads(Experience):
             )
         if self.knows(data_id):
             return False
-        self._live[data_id] = _Payload(rows, digest, envstep)
+        self._live[data_id] = _Payload(rows, digest, envstep, episodes_of(meta))
         self._news[data_id] = None
         self._acked_rows += rows
         self._waiting_rows += rows
@@ -117,7 +118,8 @@ class LivePayloads(Experience):
 
     def _announcement(self, name: str) -> Announcement:
         found = self._live[name]
-        return Announcement(name, found.rows, found.digest, found.env_steps, found.is_inserted)
+        facts = (found.rows, found.digest, found.env_steps, found.episodes, found.is_inserted)
+        return Announcement(name, *facts)
 
     def restart(self) -> None:
         """Announce all live payloads again, to a new home."""
@@ -171,7 +173,7 @@ class LivePayloads(Experience):
             self.note_reports(info["reports"])
             self.is_idle = bool(info["is_idle"])
             self.trained_rows = self._earlier_trained_rows + int(info["trained_rows"])
-            self.limiter = dict(info["limiter"])
+            self.home_counts = dict(info["counts"])
             self.buffer.rows = int(info["count"])
         return False
 
@@ -208,7 +210,7 @@ class LivePayloads(Experience):
         """Return all counts and live payloads as plain data."""
         return {
             "live": [
-                [name, each.rows, each.digest, each.env_steps, each.is_inserted, dict(each.left)]
+                [name, *msgspec.structs.astuple(self._announcement(name))[1:], dict(each.left)]
                 for name, each in self._live.items()
             ],
             "retired": list(self._retired)[-4096:],
@@ -216,7 +218,7 @@ class LivePayloads(Experience):
             "acked_rows": self._acked_rows,
             "trained_rows": self.trained_rows,
             "confirmed": self.confirmed,
-            "limiter": None if self.limiter is None else dict(self.limiter),
+            "home_counts": None if self.home_counts is None else dict(self.home_counts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,14 +228,14 @@ class LivePayloads(Experience):
             CheckpointCorruptError: it is not such a state.
         """
         try:
-            for name, rows, digest, env_steps, is_inserted, left in state["live"]:
-                payload = _Payload(int(rows), digest, int(env_steps), bool(is_inserted))
+            for name, rows, digest, env_steps, episodes, is_inserted, left in state["live"]:
+                payload = _Payload(int(rows), digest, int(env_steps), int(episodes), is_inserted)
                 payload.left.update({str(key): int(count) for key, count in left.items()})
                 self._live[str(name)] = payload
             self._retired = dict.fromkeys(map(str, state["retired"]))
             self._evicted = Counter(state["evicted"])
             self._acked_rows, self.trained_rows = state["acked_rows"], state["trained_rows"]
-            self.confirmed, self.limiter = int(state["confirmed"]), state["limiter"]
+            self.confirmed, self.home_counts = int(state["confirmed"]), state["home_counts"]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointCorruptError(f"these are no live payloads: {error}") from error
         self._news = {name: None for name, each in self._live.items() if not each.is_inserted}

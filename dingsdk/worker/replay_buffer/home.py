@@ -12,6 +12,7 @@ import msgspec
 from dingsdk.data import SampleBatch
 from dingsdk.data.list_samples import has_lists, unpack_samples
 from dingsdk.errors import DataCorruptError, DataMissingError
+from dingsdk.worker.replay_buffer.pace import EpisodePace
 from dingsdk.worker.replay_buffer.table import Table
 
 REPORTS_KEPT = 256
@@ -26,6 +27,7 @@ class Announcement(msgspec.Struct, frozen=True):
         rows: Number of its rows (samples).
         digest: Digest of its content; None if its collector gave none.
         env_steps: Env steps of the run when it was acknowledged.
+        episodes: Episodes that ended in it.
         was_inserted: Whether an earlier home has inserted it, so that the limiter has counted it.
     """
 
@@ -33,6 +35,7 @@ class Announcement(msgspec.Struct, frozen=True):
     rows: int
     digest: str | None = None
     env_steps: int = 0
+    episodes: int = 1
     was_inserted: bool = False
 
     @property
@@ -71,19 +74,21 @@ class Home:
     Args:
         buffer: An empty table.
         load: Returns a payload by its id and its digest.
-        limiter: Counts of the limiter of an earlier home of this buffer, whose payloads are
-            announced again.
+        pace: Limits the batches by the number of episodes.
+        counts: ``counts()`` of an earlier home of this buffer, whose payloads are announced again.
     """
 
     def __init__(
         self,
         buffer: Table,
         load: Callable[[str, str | None], SampleBatch],
-        limiter: Mapping[str, Any] | None = None,
+        pace: EpisodePace | None = None,
+        counts: Mapping[str, Any] | None = None,
     ) -> None:
         self.buffer = buffer
         self._load = load
-        self._earlier = limiter
+        self._pace = pace
+        self._earlier = counts
         self._origins = buffer.track_origins()
         self._is_of_episodes = buffer.needs_order == "episode"
         self._lock = threading.Lock()
@@ -119,8 +124,7 @@ class Home:
             first = self._waiting[0]
             if not first.was_inserted:
                 self._go_on_counting()
-            units = 1 if self._is_of_episodes else first.rows
-            if not (first.was_inserted or self.buffer.can_push(units)):
+            if not (first.was_inserted or self._can_push(first)):
                 return
             self._insert(first)
             self._waiting.popleft()
@@ -129,8 +133,35 @@ class Home:
     def _go_on_counting(self) -> None:
         """Restore the limiter's counts, once the rows that it has counted are in the buffer."""
         if self._earlier is not None:
-            self.buffer.restore_limiter(self._earlier)
+            self.buffer.restore_limiter(self._earlier["limiter"])
+            if self._pace is not None:
+                self._pace.episodes, self._pace.batches = self._earlier["pace"]
             self._earlier = None
+
+    def _can_push(self, announced: Announcement) -> bool:
+        if not self.buffer.can_push(1 if self._is_of_episodes else announced.rows):
+            return False
+        pace = self._pace
+        # If no batch can be drawn, the learner waits for more rows.
+        return pace is None or pace.may_push or not self.buffer.can_sample(pace.batch_size)
+
+    def sample(self, size: int, train_iter: int) -> SampleBatch | list[Any] | None:
+        """Return a batch; None while there is none to train on."""
+        if self._pace is not None and not self._pace.may_draw:
+            return None
+        buffer: Any = self.buffer
+        batch: SampleBatch | list[Any] | None = buffer.sample(size, cur_learner_iter=train_iter)
+        if batch is not None and self._pace is not None:
+            self._pace.batches += 1
+        return batch
+
+    def counts(self) -> dict[str, Any]:
+        """Return what another home of the buffer needs to admit as many rows and batches."""
+        pace = self._pace
+        return {
+            "limiter": self.buffer.limiter_counts(),
+            "pace": None if pace is None else [pace.episodes, pace.batches],
+        }
 
     def _insert(self, announced: Announcement) -> None:
         data_id = announced.data_id
@@ -156,6 +187,9 @@ class Home:
             else:
                 self.buffer.push(pushed, announced.env_steps)
             self._inserted.append(data_id)
+        pace = self._pace
+        if pace is not None and self.buffer.can_sample(pace.batch_size):
+            pace.episodes += announced.episodes
 
     def _lose(self, data_id: str, reason: str) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ def report(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def settle(payloads: LivePayloads, *reports: dict[str, Any], **info: Any) -> None:
-    own = {"is_idle": False, "trained_rows": 0, "limiter": {}, "count": 0, **info}
+    own = {"is_idle": False, "trained_rows": 0, "counts": {}, "count": 0, **info}
     payloads.settle(STATE, {"reports": list(reports), **own})
 
 

@@ -141,14 +141,14 @@ def test_new_home_goes_on_from_the_counts_of_the_earlier_limiter() -> None:
     first.insert_waiting()
     while first.buffer.sample(4, 0) is not None:
         first.insert_waiting()
-    counts = first.buffer.limiter_counts()
-    assert counts["inserts"] == 16
+    counts = first.counts()
+    assert counts["limiter"]["inserts"] == 16
 
-    second = Home(create_buffer(cfg), store.load, counts)
+    second = Home(create_buffer(cfg), store.load, counts=counts)
     second.announce({**each, "was_inserted": True} for each in announced)
     second.insert_waiting()
     assert payloads_in(second.buffer) == {0: 4, 1: 4, 2: 4, 3: 4}
-    assert second.buffer.limiter_counts() == counts
+    assert second.counts() == counts
     assert second.buffer.sample(4, 0) is None
 
 
