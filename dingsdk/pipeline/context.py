@@ -329,7 +329,6 @@ class RunContext:
         workers: Returns the group of workers to use; None for the workers of the config.
         rejoin_s: How many seconds the workers of an earlier coordinator may take to join.
         resumed: The save or the journal to continue from; None for a new run.
-        replays: The schedule that a run of parallel mode repeats, or None.
         status: Returns a snapshot for the progress display, which calls it in its own thread; set
             by the pipeline.
         stopped_by: Why a plugin wants the run to end, or None.
@@ -350,7 +349,6 @@ class RunContext:
     workers: Callable[[Master], WorkerGroup] | None = None
     rejoin_s: float = 0.0
     resumed: Save | JournaledRun | None = None
-    replays: Path | None = None
     status: Callable[[], RunStatus] = RunStatus
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)

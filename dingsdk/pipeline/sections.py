@@ -133,8 +133,6 @@ class SystemSection(Section, frozen=True, kw_only=True):
         validate_state: Whether to check, every 5 s and at the end, that each acknowledged sample
             is in the replay buffer or was evicted for a counted reason. If the check fails, the run
             ends with ``SamplesLostError``.
-        record_schedule: Whether to record the order of all deliveries, so that ``dingsdk replay``
-            can train the same weights again (parallel mode, transport in_memory).
     """
 
     transport: Annotated[dict[str, Any], Part("transports")] = preset("in_memory")
@@ -153,7 +151,6 @@ class SystemSection(Section, frozen=True, kw_only=True):
     max_env_steps: Count | None = None
     save_every: NotNegative | Literal["auto"] | None = "auto"
     validate_state: bool = False
-    record_schedule: bool = False
 
 
 class RunSection(Section, frozen=True, kw_only=True):

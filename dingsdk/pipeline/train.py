@@ -240,8 +240,6 @@ def run_pipeline(
         saved=lambda: _saved(context.run_dir),
         may_break=(lambda: context.is_breakable) if mode == "serial" else None,
     )
-    if context.replays is not None:
-        signals.doing = "stopping the replay"
     with held(context.run_dir), private_files(), signals, ExitStack() as stack:
         stack.callback(_discard_unless_begun, context)
         if cfg.system.replay.address and context.on_address is None:

@@ -381,11 +381,6 @@ class Transport(Configurable, ABC):
     training process starts them as child processes."""
 
     @classmethod
-    def takes_turns(cls, section: Mapping[str, Any]) -> bool:
-        """Whether all jobs of a run take turns, so that their schedule can be recorded."""
-        return False
-
-    @classmethod
     def section_at(cls, section: Mapping[str, Any], address: str) -> Mapping[str, Any]:
         """Return the section for a restarted master that must use an earlier master's address.
 

@@ -177,8 +177,6 @@ class Coordinator(Configurable):
         self._has_news = False
         self._is_started = False
         self._is_closed = False
-        # Decided by the jobs that drive tasks, not by the waiting caller, so that a replay of a
-        # recorded schedule does the same.
         self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
         self._last_collects: dict[str, int] | None = None
         """By buffer id: number of its collects when the env steps are used up."""

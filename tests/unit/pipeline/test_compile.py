@@ -1040,24 +1040,6 @@ def test_inference_server_refuses_unsupported_parts(sets: list[str], match: str)
     assert caught.value.path == "system.roles.inference"
 
 
-@pytest.mark.parametrize(
-    ("sets", "mode", "match"),
-    [
-        ([], "serial", "has no schedule"),
-        (["system.transport.concurrency=threads"], "parallel", "'in_memory' jobs run side by side"),
-        (["env_manager.type=async_subprocess"], "parallel", "use another env manager"),
-    ],
-)
-def test_schedule_that_cannot_be_recorded_is_refused(
-    sets: list[str], mode: Any, match: str
-) -> None:
-    base = ("system.record_schedule=true", "system.transport.concurrency=greenlets")
-    compile_config(changed(*base), mode="parallel")
-    with pytest.raises(ConfigError, match=match) as caught:
-        compile_config(changed(*base, *sets), mode=mode)
-    assert caught.value.path == "system.record_schedule"
-
-
 def test_memory_limit_is_refused_if_workers_are_threads() -> None:
     user = changed("system.worker_memory_limit=1e9")
 
