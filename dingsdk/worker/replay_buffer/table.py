@@ -44,7 +44,6 @@ from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arr
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
-    from dingsdk.worker.replay_buffer.used_data import UsedData
 
 _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
@@ -68,10 +67,6 @@ class Table(IBuffer, Closing):
     rows, the metadata removes keys that are not stored, the sampler and the listeners check the
     rows, the storage accepts them. *Commit* cannot fail: the remover assigns positions, the storage
     writes, then metadata, sampler and limiter are updated.
-
-    Attributes:
-        used_data: Deletes the files of rows that have left, if the config sets
-            ``enable_track_used_data``; else None. Its ``lease`` keeps files that are still read.
     """
 
     Config: ClassVar[type[Section]] = BufferSection
@@ -79,8 +74,6 @@ class Table(IBuffer, Closing):
     needs_fifo: ClassVar[bool] = False
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
-
-    used_data: UsedData | None = None
     _why_closed = "is closed"
 
     def __init__(
@@ -131,8 +124,7 @@ class Table(IBuffer, Closing):
         if self._cfg.enable_track_used_data:
             from dingsdk.worker.replay_buffer.used_data import UsedData
 
-            self.used_data = UsedData(self._cfg.data_root)
-            self.add_listener(self.used_data)
+            self.add_listener(UsedData(self._cfg.data_root))
         _tables.add(self)
 
     @classmethod
