@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
+from dingsdk.pipeline.saved_run import JournaledRun, Save
 from dingsdk.plugins import ask
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
-    from dingsdk.pipeline.resume import JournaledRun, Save
     from dingsdk.pipeline.worker import WorkerGroup
     from dingsdk.worker import LearnerHook
     from dingsdk.worker.comm.master import Master

@@ -226,7 +226,7 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
 def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
     from dingsdk.config import to_easydict
     from dingsdk.pipeline.parallel import parallel_pipeline
-    from dingsdk.pipeline.resume import JournaledRun
+    from dingsdk.pipeline.saved_run import JournaledRun
     from dingsdk.plugins import default_manager
 
     manager = default_manager()

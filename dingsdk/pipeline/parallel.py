@@ -30,8 +30,8 @@ from dingsdk.pipeline.context import (
     WorkerStatus,
 )
 from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
-from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
     WorkerGroup,

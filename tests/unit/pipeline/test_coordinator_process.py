@@ -44,7 +44,7 @@ from dingsdk.pipeline.coordinator_process import (
     encode,
 )
 from dingsdk.pipeline.process_group import LinkedProcess
-from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker_process import HANDLED
 from dingsdk.plugins import PluginManager, default_manager, hookimpl, observe, use_manager

@@ -17,8 +17,8 @@ from dingsdk.cli.status import SILENT_S, _lines, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
 from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
-from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import CONFIG_NAME, PROGRESS_NAME, RESULT_NAME, STATUS_NAME, held
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.status_file import StatusFile, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager

@@ -34,7 +34,7 @@ from dingsdk.pipeline.coordinator_process import (
     encode,
 )
 from dingsdk.pipeline.process_group import KILL_S, WorkerProcess
-from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.supervisor import (
     CLOSE_S,
     INTERRUPTED_CLOSE_S,
