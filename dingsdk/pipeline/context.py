@@ -76,7 +76,7 @@ class PlayerResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskStatus:
+class RunningTask:
     """A task that a worker has.
 
     Attributes:
@@ -147,7 +147,7 @@ class RunStatus:
     elapsed_s: float = 0.0
     held_up_by: str = ""
     samples: SampleCounts = field(default_factory=SampleCounts)
-    tasks: tuple[TaskStatus, ...] = ()
+    tasks: tuple[RunningTask, ...] = ()
     policy_lag: Mapping[str, float] | None = None
     connected: tuple[WorkerStatus, ...] = ()
     loss: float | None = None

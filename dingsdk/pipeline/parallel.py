@@ -24,9 +24,9 @@ from dingsdk.pipeline.context import (
     Evaluation,
     Reason,
     RunContext,
+    RunningTask,
     RunResult,
     RunStatus,
-    TaskStatus,
     WorkerStatus,
 )
 from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
@@ -395,10 +395,10 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
     )
 
 
-def _task_status(state: TaskState, paces: Mapping[str, Pace]) -> TaskStatus:
+def _task_status(state: TaskState, paces: Mapping[str, Pace]) -> RunningTask:
     worker_id = "" if state.worker is None else state.worker.worker_id
     pace = paces.get(worker_id)
-    return TaskStatus(
+    return RunningTask(
         task_id=state.task_id,
         kind=state.kind,
         worker_id=worker_id,

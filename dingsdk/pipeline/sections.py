@@ -9,11 +9,11 @@ from msgspec import Meta
 
 from dingsdk.config import (
     Count,
-    Held,
     NotNegative,
     Part,
     Positive,
     Section,
+    SmallCount,
     Whole,
     fields_of,
     preset,
@@ -51,8 +51,8 @@ class EnvSection(Section, frozen=True, kw_only=True):
     env_id: str
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     wrappers: list[Any] = msgspec.field(default_factory=list)
-    collector_env_num: Held = 8
-    evaluator_env_num: Held = 5
+    collector_env_num: SmallCount = 8
+    evaluator_env_num: SmallCount = 5
     n_evaluator_episode: Count = 5
     stop_value: int | float = float("inf")
     collector_episode_num: Count = 8
@@ -136,8 +136,8 @@ class SystemSection(Section, frozen=True, kw_only=True):
     """
 
     transport: Annotated[dict[str, Any], Part("transports")] = preset("in_memory")
-    collector_num: Held = 2
-    learner_num: Held = 1
+    collector_num: SmallCount = 2
+    learner_num: SmallCount = 1
     roles: Annotated[dict[str, Any], Part("roles", many=True)] = msgspec.field(default_factory=dict)
     collector: Annotated[dict[str, Any], Part("comm_collectors")] = preset("base")
     learner: Annotated[dict[str, Any], Part("comm_learners")] = preset("base")

@@ -38,7 +38,7 @@ from dingsdk.worker import (
     get_serial_collector_cls,
     get_serial_evaluator_cls,
 )
-from dingsdk.worker.collector.seat import Seat
+from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
 from dingsdk.worker.factory import reopening_storage
@@ -352,7 +352,7 @@ def _players(policy: Policy, cfg: Any, count: int) -> list[Any]:
     for index in range(1, count):
         seed = derive_seed(cfg.seed, "player", index)
         opponent = create_policy(cfg.policy, enable_field=["collect"], seed=seed)
-        modes.append(Seat(opponent.collect_mode, collect_data=False))
+        modes.append(SwappablePlayer(opponent.collect_mode, collect_data=False))
     return modes
 
 
