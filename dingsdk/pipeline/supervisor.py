@@ -58,7 +58,7 @@ POLL_S = 0.1
 """Longest wait for a message of the coordinator between two checks of the workers."""
 SILENT_S = 30.0
 """How long the coordinator may send no message before it is killed and another one continues.
-Workers look for it for longer (``system.rejoin_s``), so they join the other one."""
+Workers look for a coordinator for longer (``system.rejoin_s``), so they join the new one."""
 NO_ROOM_PAUSE_S = 1.0
 """Pause before the coordinator is started again after its storage was full."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)

@@ -454,12 +454,12 @@ def recover(table: Table) -> None:
             if facts is not None:
                 metadata.insert(where, facts)
             table._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
-    # Whoever pushed these rows has gone, and cannot continue their trajectory.
+    # The process that pushed the rows has ended, so nobody continues their trajectory.
     table.end_newest_trajectory()
     table._pushed_before_clear = count - recovered.get("push_count", count)
     if not metadata.keeps_facts:
         return
-    # They also keep how often they were sampled.
+    # Row metadata of this kind also keeps how often rows were sampled.
     metadata = cast("RowMetadata", metadata)
     where = table._remover.oldest_first()
     marks = storage.recovered_marks(where)

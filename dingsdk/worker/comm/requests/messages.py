@@ -186,7 +186,7 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
         else NumberedAnswer.__struct_fields__
     )
     fields = {"n": number, **{name: getattr(item, name) for name in names[1:]}}
-    # It is sent inside of three containers; encode it with them, so that its depth is checked.
+    # The item is sent inside of three containers: encode all, so that the depth is checked.
     encoded = encode_message([[[fields]]])[3:-3]
     if len(encoded) > max_bytes - OVERHEAD_BYTES:
         raise ProtocolError(
