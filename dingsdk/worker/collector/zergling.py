@@ -34,7 +34,6 @@ from dingsdk.worker.collector.rollout import (
 )
 from dingsdk.worker.evaluator.monitor import info_of, merge_infos, numbers_of
 
-PAYLOAD_ROWS = int(__import__("os").environ.get("DINGSDK_ROWS", "1"))
 MAX_RETURNS_KEPT = 10_000
 """Most episode returns that are kept, because a task without an end must not grow."""
 
@@ -95,6 +94,7 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
         self._episode_count = 0
         self._sample_count = 0
         self._payload_count = 0
+        self._least_rows = int(cfg.get("payload_rows", 1))
         self._unsent_episodes = 0  # that ended since the last payload
         self._writers: Sequence[Writer] = ()
         try:
@@ -215,7 +215,8 @@ class ZerglingParallelCollector(BaseParallelCollector, AdmittedCollecting):
             read("cfg"), None if n_episode else n_sample, self._unroll_len, self._env_num
         )
         # Whole episodes when the policy counts in episodes; each is sent as it ends.
-        self._rows_per_payload: float = 1 if traj_len is None else max(int(n_sample), PAYLOAD_ROWS)
+        rows = max(int(n_sample or 1), self._least_rows)
+        self._rows_per_payload: float = 1 if traj_len is None else rows
         self._sends_episodes = bool(read("cfg").get("traj_len_inf"))
         if self._is_on_policy:
             self._rows_per_payload = math.inf  # rows are sent after the last admitted step

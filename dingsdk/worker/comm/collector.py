@@ -202,6 +202,7 @@ class BaseCommCollector(CommWorker):
         # The run folder in the task is a path on the master's host.
         own = {"exp_name": str(self.run_dir), "instance_name": self.collector_uid}
         shared = {"env_pool": self._env_pool, "inference": self.inference}
+        shared["payload_rows"] = task_info.get("payload_rows", 1)
         cfg = to_easydict({**task_info["collector_cfg"], **own})
         collector = create_parallel_collector({**cfg, **shared})
         collector.send_metadata = self.send_metadata

@@ -16,7 +16,9 @@ from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.replay_buffer.home import Announcement, HomeReport
 from dingsdk.worker.sample_counts import SampleCounts
 
-LEAST_AHEAD_ROWS = 64
+PAYLOAD_ROWS = 32
+"""Least rows of a payload: announcing rows one by one would take longer than training on them."""
+LEAST_AHEAD_ROWS = 2 * PAYLOAD_ROWS
 """Rows by which collectors may always be ahead of the home: what a fast learner trains on between
 two exchanges."""
 RETIRED_KEPT = 65_536

@@ -15,6 +15,7 @@ from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Transport
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
+from dingsdk.worker.coordinator.live_payloads import PAYLOAD_ROWS, LivePayloads
 from dingsdk.worker.coordinator.on_policy import OnPolicyExperience
 from dingsdk.worker.coordinator.tasks import TaskState
 from dingsdk.worker.factory import create_comm_collector, create_comm_learner
@@ -282,6 +283,8 @@ class CollectorRole(Role):
             experience = coordinator.experience_of(state)
             if experience is not None and not state.is_evaluation:
                 task = {**task, "columns": list(experience.columns)}
+                if isinstance(experience, LivePayloads):
+                    task["payload_rows"] = PAYLOAD_ROWS
         start = {"name": "collector_start_task", "task_info": task}
         coordinator.ask(state, start, "start_timeout_s")
         coordinator.deal_with_task_started(state)

@@ -1,0 +1,62 @@
+"""Parallel runs in which the learner's process holds the rows of the replay buffer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dingsdk.pipeline.train import train
+
+from .process_cluster import ProcessCluster
+from .short_runs import QUICK
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DINGSDK_HOME", "1")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        ("policy.other.replay_buffer.type=advanced", "policy.priority=true"),
+        ("policy.other.replay_buffer.type=elastic",),
+    ],
+    ids=["naive", "prioritized", "elastic"],
+)
+def test_every_acknowledged_row_is_in_the_buffer_or_evicted(
+    tmp_path: Path, sets: tuple[str, ...]
+) -> None:
+    own = ("system.validate_state=true", "policy.other.replay_buffer.replay_buffer_size=100")
+    result = train(
+        "cartpole-dqn", "parallel", "in_memory", output=tmp_path, sets=(*QUICK, *own, *sets)
+    )
+    assert result.train_iter == 200
+    counts = result.samples
+    assert counts.acknowledged == counts.live + sum(counts.evicted.values())
+    assert counts.trained == 200 * 16
+    assert counts.live > 0
+    assert counts.evicted["overwritten"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "flask_fs"])
+def test_another_learner_gets_the_rows_of_one_that_was_killed(
+    tmp_path: Path, transport: str
+) -> None:
+    with closing(ProcessCluster(tmp_path, transport=transport)) as cluster:
+        cluster.expect_training()
+        before = cluster.coordinator.status().samples
+        os.kill(cluster.pid("learner-0"), signal.SIGKILL)
+        incarnation = cluster.incarnation("learner-0")
+        cluster.expect(lambda: cluster.incarnation("learner-0") > incarnation)
+        cluster.expect(lambda: cluster.coordinator.status().samples.trained > before.trained + 1000)
+        cluster.coordinator.validate_state()
+        after = cluster.coordinator.status().samples
+        assert set(after.evicted) <= {"overwritten"}
+        assert after.acknowledged == after.live + sum(after.evicted.values())
