@@ -70,7 +70,10 @@ class ConfigTypeError(ConfigError, TypeError):
 
 
 class UnknownKeyError(ConfigError, KeyError):
-    """A config key that nothing reads. Facts: ``path``, ``key``, ``known``, ``nearest``."""
+    """Config keys that nothing reads.
+
+    Facts: ``path``, ``key``, ``known``, ``nearest`` of the first one; ``paths`` of all.
+    """
 
 
 class UnknownPluginError(ConfigError, KeyError):

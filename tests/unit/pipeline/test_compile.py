@@ -674,6 +674,29 @@ def test_unknown_key_names_its_path_and_the_nearest_one(assignment: str, nearest
     assert caught.value.nearest == nearest
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_all_unknown_keys_are_in_one_error_whatever_else_is_wrong(mode: Any) -> None:
+    mistakes = {
+        "env.env_idd=x": "did you mean 'env_id'?",
+        "policy.learn.batchsize=3": "did you mean 'batch_size'?",
+        "policy.learn.learner.hook.save_ckpt_after_itr=5": "Did you mean 'save_ckpt_after_iter'?",
+        "policy.learn.learner.hook.a.typ=log_show": "did you mean 'type'?",
+        "policy.other.replay_buffer.limiter.min_siz=1": "did you mean 'min_size'?",
+        "system.torch_thread=3": "did you mean 'torch_threads'?",
+    }
+    user = changed(*mistakes, "policy.learn.batch_size=often")
+    del user["env"]["env_id"]
+
+    with pytest.raises(UnknownKeyError) as caught:
+        compile_config(user, mode=mode)
+
+    assert sorted(caught.value.paths) == sorted(each.partition("=")[0] for each in mistakes)
+    _, *lines = str(caught.value).splitlines()
+    for mistake, advice in mistakes.items():
+        (line,) = (each for each in lines if mistake.partition("=")[0] in each)
+        assert advice in line
+
+
 @pytest.mark.parametrize(
     ("assignment", "kind"),
     [
