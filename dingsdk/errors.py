@@ -72,7 +72,8 @@ class ConfigTypeError(ConfigError, TypeError):
 class UnknownKeyError(ConfigError, KeyError):
     """Config keys that nothing reads.
 
-    Facts: ``path``, ``key``, ``known``, ``nearest`` of the first one; ``paths`` of all.
+    Facts: ``path``, ``key``, ``known``, ``nearest`` of the first one; ``unknown``, a list of the
+    path of each and advice.
     """
 
 

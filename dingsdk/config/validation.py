@@ -75,16 +75,22 @@ def complete(
 
 
 def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
-    """Return one error for several, with the facts of the first one and the ``paths`` of all."""
+    """Return one error for several, with the facts of the first and ``unknown`` keys of all."""
     if len(errors) == 1:
         return errors[0]
-    paths = [path for error in errors for path in error.facts.get("paths", [error.path])]
-    lines = [
-        " ".join([str(error).removeprefix("unknown config key "), *getattr(error, "__notes__", ())])
-        for error in errors
-    ]
-    text = "\n  ".join([f"{len(paths)} unknown config keys:", *lines])
-    return UnknownKeyError(text, **{**errors[0].facts, "paths": paths})
+    unknown: list[tuple[str, str]] = []
+    for error in errors:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        for path, advice in error.facts.get("unknown", [(error.path, str(error))]):
+            unknown.append((path, "; ".join(filter(None, (advice, notes)))))
+    told: set[str] = set()
+    parts = []
+    for path, advice in unknown:
+        is_new = advice and advice not in told  # several keys of a section have one list of keys
+        parts.append(f"{path} ({advice})" if is_new else path)
+        told.add(advice)
+    text = f"{len(parts)} unknown config keys: {', '.join(parts)}"
+    return UnknownKeyError(text, **{**errors[0].facts, "unknown": unknown})
 
 
 def read_section(section: type[SectionT], given: Mapping[str, Any], path: str = "") -> SectionT:
@@ -390,17 +396,18 @@ def _unknown_key(
     where = join_key(path, key)
     nearest = nearest_name(key, known)
     elsewhere = None if nearest else _find_key(key, full, root)
-    advice = f"did you mean {nearest!r}? " if nearest else ""
+    known_here = f"Known here: {listing(known)}"
+    advice = f"did you mean {nearest!r}?" if nearest else ""
     if elsewhere:
-        advice = f"there is {elsewhere}. "
+        advice = f"there is {elsewhere}."
     return UnknownKeyError(
-        f"unknown config key {where}; {advice}Known here: {listing(known)}",
+        f"unknown config key {where}; {advice}{advice and ' '}{known_here}",
         path=where,
         key=key,
         known=known,
         nearest=nearest,
         elsewhere=elsewhere,
-        paths=[where],
+        unknown=[(where, advice.removesuffix(".") or known_here)],
     )
 
 

@@ -307,14 +307,18 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
 
 def _unknown(key: str, path: str) -> UnknownKeyError:
     nearest = nearest_name(key, SHORT_HOOKS)
-    hint = f" Did you mean {nearest!r}?" if nearest else ""
+    hint = f"Did you mean {nearest!r}?" if nearest else ""
+    known = (
+        f"Known: {', '.join(sorted(SHORT_HOOKS))}; any other name takes a dict with 'type' and "
+        "'position'."
+    )
     return UnknownKeyError(
-        f"unknown learner hook {path}.{hint} Known: {', '.join(sorted(SHORT_HOOKS))}; any other "
-        "name takes a dict with 'type' and 'position'.",
+        f"unknown learner hook {path}. {hint}{hint and ' '}{known}",
         path=path,
         key=key,
         known=sorted(SHORT_HOOKS),
         nearest=nearest,
+        unknown=[(path, hint or known)],
     )
 
 
