@@ -162,6 +162,7 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     ("transports", "ray"): "dingsdk-rl-ray",
     (NAMES, "RayTransport"): "dingsdk-rl-ray",
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
+    (OBSERVERS, "di_engine"): "dingsdk-rl-di-engine",
     ("commands", "watch"): "dingsdk-rl-watch",
 }
 """(kind, type key or class name) -> distribution, for the plugins of this repository; used in

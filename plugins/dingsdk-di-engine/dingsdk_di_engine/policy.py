@@ -56,7 +56,7 @@ class DIEnginePolicy(Configurable):
         seed: int | None = None,
     ) -> None:
         section = self.read(cfg, "policy")
-        policy_class = _find(section.name)
+        policy_class = find_policy(section.name)
         defaults = policy_class.default_config()
         if bool(defaults.on_policy) is not section.on_policy:
             raise ConfigError(
@@ -177,7 +177,7 @@ def _shared(section: Any) -> dict[str, Any]:
     return {**shared, **{key: value for key, value in optional.items() if value is not None}}
 
 
-def _find(name: str) -> Any:
+def find_policy(name: str) -> Any:
     """Return DI-engine's class of a policy; the variant with schedules if there is one."""
     try:
         import ding.policy  # noqa: F401 - it registers the policies
