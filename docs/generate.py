@@ -92,12 +92,16 @@ MODULES = (
 )
 """Public modules; plugins may import the names that these export."""
 FIRST_PARTY = {
+    "learner_hooks": {
+        "mlflow": "dingsdk_trackers.hooks:MlflowHook",
+        "wandb": "dingsdk_trackers.hooks:WandbHook",
+    },
     "transports": {
         "flask_fs": "dingsdk_flask_fs.transport:FlaskFSTransport",
         "in_memory": "dingsdk_in_memory.transport:InMemoryTransport",
         "ray": "dingsdk_ray.transport:RayTransport",
         "shared_memory": "dingsdk_shared_memory.transport:SharedMemoryTransport",
-    }
+    },
 }
 """Parts of the plugins in this repository, installed or not."""
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
