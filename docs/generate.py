@@ -391,8 +391,7 @@ def _hook_tables(path: str) -> Iterator[str]:
         f"{entry}.",
         leaves_out=(),
     )
-    for key in default_manager().builtin_types("learner_hooks"):
-        hook = default_manager().get("learner_hooks", key)
+    for key, hook in _parts_of_repository("learner_hooks"):
         title = f"`{path}`, type `{key}`\n\n{_first(hook)}"
         if fields_of(hook.Args):
             yield _section_table(title, hook.Args, f"{entry}.ext_args.")
