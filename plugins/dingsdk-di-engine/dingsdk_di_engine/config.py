@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import ConfigError, ConfigTypeError, UnknownEnvError
 from dingsdk.plugins import default_manager
-from dingsdk_di_engine.keys import LEFT_OUT, MOVED, NO_SECTION, ONLY, WITHOUT
+from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, NO_SECTION, ONLY, WITHOUT
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -258,11 +258,8 @@ def _convert_env(main: dict[str, Any], create_env: Mapping[str, Any]) -> None:
     if zoo_name == "atari":
         env["env_id"] = f"ale_py:{env_id or ''}".replace("ale_py:ale_py:", "ale_py:")
         env.setdefault("wrappers", [*_ATARI_WRAPPERS])
-    elif isinstance(env_id, str):
-        env["env_id"] = newest_version(env_id)
-    elif zoo_name is not None:
-        env["env_id"] = find_env_id(str(zoo_name))
-        _log.info("create_config.env.type %r is %s here", zoo_name, env["env_id"])
+    elif isinstance(env_id, str) or (env_id is None and zoo_name is not None):
+        env["env_id"] = newest_version(env_id or ENVS.get(str(zoo_name), str(zoo_name)))
     if stack:
         wrappers = env.setdefault("wrappers", [])
         if isinstance(wrappers, list):
@@ -323,60 +320,25 @@ def newest_version(env_id: str) -> str:
     is_removed = getattr(getattr(spec, "entry_point", None), "__module__", "") == "gymnasium.envs"
     if ":" in env_id or (spec is not None and not is_removed):
         return env_id
-    namespace, name, asked = parse_env_id(env_id)
+    try:
+        namespace, name, asked = parse_env_id(env_id)
+    except gymnasium.error.Error:
+        return env_id  # the check of the config reports it
     newest = find_highest_version(namespace, name)
     if newest is None:
-        raise _unknown_env(f"env.env_id {env_id!r}", env_id, set(gymnasium.registry))
+        near = difflib.get_close_matches(env_id, list(gymnasium.registry), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise UnknownEnvError(
+            f"{env_id!r} is no env of gymnasium{hint} Set env.env_id in main_config to a gymnasium "
+            "id, or to module:Class for an env of your own",
+            env_id=env_id,
+            nearest=near[0] if near else None,
+        )
     if newest <= (asked or 0):
         return env_id
     found = f"{env_id.removesuffix(f'-v{asked}')}-v{newest}"
     _log.info("env.env_id: %s is %s now", env_id, found)
     return found
-
-
-def find_env_id(zoo_name: str) -> str:
-    """Return the newest gymnasium id whose bare name is ``zoo_name``, as ``CartPole-v1``.
-
-    Case, punctuation and versions are ignored; an id without a namespace is preferred.
-
-    Raises:
-        UnknownEnvError: no env has that name, or several envs in different namespaces have it.
-    """
-    import gymnasium
-
-    versions: dict[str, list[tuple[int, str]]] = {}
-    for env_id, spec in gymnasium.registry.items():
-        if _bare(spec.name) == _bare(zoo_name):
-            base = env_id.removesuffix(f"-v{spec.version}")
-            versions.setdefault(base, []).append((spec.version or 0, env_id))
-    versions = {base: ids for base, ids in versions.items() if "/" not in base} or versions
-    if len(versions) == 1:
-        return max(next(iter(versions.values())))[1]
-    what = f"create_config.env.type {zoo_name!r}"
-    if versions:
-        raise UnknownEnvError(
-            f"{what} could be any of {', '.join(sorted(versions))}; set env.env_id in main_config",
-            env_id=zoo_name,
-            nearest=None,
-            known=sorted(versions),
-        )
-    names = {_bare(each.name) for each in gymnasium.registry.values()}
-    raise _unknown_env(what, zoo_name, names)
-
-
-def _unknown_env(what: str, env_id: str, names: set[str]) -> UnknownEnvError:
-    near = difflib.get_close_matches(env_id, sorted(names), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return UnknownEnvError(
-        f"{what} is no env of gymnasium{hint} Set env.env_id in main_config to a gymnasium id, "
-        "or to module:Class for an env of your own",
-        env_id=env_id,
-        nearest=near[0] if near else None,
-    )
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _take(cfg: dict[str, Any], path: str) -> Any:

@@ -135,3 +135,16 @@ NO_SECTION: Mapping[str, str] = {
 }
 """Sections and switches that are refused if they are used, with the reason. They may be in
 ``create_config``, in ``main_config``, and in its ``policy`` and ``policy.learn``."""
+
+ENVS: Mapping[str, str] = {
+    "acrobot": "Acrobot-v1",
+    "bipedalwalker": "BipedalWalker-v3",
+    "cartpole": "CartPole-v1",
+    "cliffwalking": "CliffWalking-v1",
+    "frozen_lake": "FrozenLake-v1",
+    "lunarlander": "LunarLander-v3",
+    "mountain_car": "MountainCar-v0",
+    "pendulum": "Pendulum-v1",
+    "taxi": "Taxi-v3",
+}
+"""Type of an env in DI-engine's zoo -> its id in gymnasium, for configs without ``env_id``."""

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from dingsdk_di_engine.config import convert, find_env_id
-from dingsdk_di_engine.keys import LEFT_OUT, MOVED, ONLY, WITHOUT
+from dingsdk_di_engine.config import convert
+from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, ONLY, WITHOUT
 
 from dingsdk.errors import ConfigError, UnknownEnvError, UnknownKeyError
 from dingsdk.pipeline.compile import compile_config
@@ -396,14 +396,14 @@ def test_learning_rate_scheduler_of_ppo_becomes_a_hook_that_counts_iterations() 
     assert hook.ext_args == {"iterations": 50 * 3 * 4, "final": 0.1}  # 4 batches of 64 for 200
 
 
-@pytest.mark.parametrize("garbage", [3, "text", [1], {"a": {}}, [[]], True])
+@pytest.mark.parametrize("garbage", [3, "a b/c d-v-1", [1], {"a": {}}, [[]], True])
 def test_wrong_value_anywhere_is_an_error_of_the_config(garbage: Any) -> None:
     for section, paths in {
         "main_config": flatten(parallel_shape()["main_config"]),
         "create_config": flatten(parallel_shape()["create_config"]),
         "system_config": ["coordinator", "path_data"],
     }.items():
-        for path in ["", *paths]:
+        for path in ["", "env.env_id", "policy.learn.lr_scheduler", "env_manager.type", *paths]:
             shape = parallel_shape()
             if path:
                 put(shape[section], path, garbage)
@@ -574,28 +574,13 @@ def test_unknown_key_in_a_converted_section_is_named_with_its_new_path() -> None
     assert caught.value.path == "policy.model.dropout"
 
 
-@pytest.mark.parametrize(
-    ("zoo_name", "env_id"),
-    [
-        ("cartpole", "CartPole-v1"),
-        ("pendulum", "Pendulum-v1"),
-        ("mountain_car", "MountainCar-v0"),
-        ("acrobot", "Acrobot-v1"),
-    ],
-)
-def test_zoo_name_finds_the_newest_env_of_that_name(zoo_name: str, env_id: str) -> None:
-    assert find_env_id(zoo_name) == env_id
+@pytest.mark.parametrize(("zoo_name", "env_id"), ENVS.items())
+def test_env_of_the_zoo_without_an_id_has_one_in_gymnasium(zoo_name: str, env_id: str) -> None:
+    shape = serial_shape()
+    shape["create_config"]["env"]["type"] = zoo_name
 
-
-@pytest.mark.parametrize(
-    ("zoo_name", "says"),
-    [
-        ("smac_v9", "is no env of gymnasium. Set env.env_id"),
-        ("cartpol", "is no env of gymnasium; did you mean 'cartpole'? Set env.env_id"),
-    ],
-)
-def test_zoo_name_that_gymnasium_lacks_is_refused(zoo_name: str, says: str) -> None:
-    with pytest.raises(UnknownEnvError, match=re.escape(says)) as caught:
-        find_env_id(zoo_name)
-
-    assert caught.value.env_id == zoo_name
+    name, _, version = convert(shape)["env"]["env_id"].rpartition("-v")
+    assert (name, int(version) > 0) == (env_id.rpartition("-v")[0], env_id[-1] != "0")
+    shape["create_config"]["env"]["type"] = f"{zoo_name}x"
+    with pytest.raises(UnknownEnvError, match=rf"'{zoo_name}x' is no env of gymnasium"):
+        convert(shape)
