@@ -6,6 +6,7 @@ tests of `test_policy.py` train with the real DI-engine.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,14 @@ def made(*args: Any, **section: Any) -> Any:
 
 def test_policy_is_installed_under_its_type() -> None:
     assert PluginManager().get("policies", "di_engine") is DIEnginePolicy
+
+
+def test_plugin_itself_imports_neither_torch_nor_gymnasium() -> None:
+    program = "import sys, dingsdk_di_engine.plugin; print({'torch', 'gymnasium'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_config_of_a_policy_that_dingsdk_lacks_becomes_one_of_the_bridge(

@@ -579,8 +579,8 @@ def test_env_of_the_zoo_without_an_id_has_one_in_gymnasium(zoo_name: str, env_id
     shape = serial_shape()
     shape["create_config"]["env"]["type"] = zoo_name
 
-    name, _, version = convert(shape)["env"]["env_id"].rpartition("-v")
-    assert (name, int(version) > 0) == (env_id.rpartition("-v")[0], env_id[-1] != "0")
+    name, _, _ = convert(shape)["env"]["env_id"].rpartition("-v")
+    assert name == env_id.rpartition("-v")[0]  # its version may be newer
     shape["create_config"]["env"]["type"] = f"{zoo_name}x"
     with pytest.raises(UnknownEnvError, match=rf"'{zoo_name}x' is no env of gymnasium"):
         convert(shape)
