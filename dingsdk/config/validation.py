@@ -81,14 +81,16 @@ def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
     unknown: list[tuple[str, str]] = []
     for error in errors:
         notes = "; ".join(getattr(error, "__notes__", ()))
-        for path, advice in error.facts.get("unknown", [(error.path, str(error))]):
+        own = [(error.facts.get("path", "unknown"), str(error))]
+        for path, advice in error.facts.get("unknown", own):
             unknown.append((path, "; ".join(filter(None, (advice, notes)))))
     told: set[str] = set()
     parts = []
     for path, advice in unknown:
-        is_new = advice and advice not in told  # several keys of a section have one list of keys
-        parts.append(f"{path} ({advice})" if is_new else path)
-        told.add(advice)
+        # Several keys of a section have one list of known keys.
+        parts.append(path if advice in told else f"{path} ({advice})")
+        if advice.startswith("Known"):
+            told.add(advice)
     text = f"{len(parts)} unknown config keys: {', '.join(parts)}"
     return UnknownKeyError(text, **{**errors[0].facts, "unknown": unknown})
 
