@@ -166,9 +166,10 @@ videos of envs in processes, no place for collectors, no number of episodes; wit
 
 
 @pytest.mark.slow
-def test_each_key_of_the_zoo_is_mapped_or_refused_with_its_reason() -> None:
+def test_each_key_of_the_zoo_is_mapped_or_refused_with_its_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ZOO, str(PACKAGES)],
+        cwd=tmp_path,  # MuJoCo writes a log there
         env={**os.environ, "PYTHONPATH": str(PACKAGES)},
         capture_output=True,
         text=True,
