@@ -36,7 +36,6 @@ from dingsdk.config import (
     documentation_of,
     fields_of,
 )
-from dingsdk.pipeline.di_engine_keys import MOVED, NO_SECTION, NOT_USED, ONLY, OTHER_POLICIES
 from dingsdk.pipeline.sections import EnvSection, RunSection, SystemSection
 from dingsdk.plugins import (
     KINDS,
@@ -93,12 +92,16 @@ MODULES = (
 )
 """Public modules; plugins may import the names that these export."""
 FIRST_PARTY = {
+    "learner_hooks": {
+        "mlflow": "dingsdk_trackers.hooks:MlflowHook",
+        "wandb": "dingsdk_trackers.hooks:WandbHook",
+    },
     "transports": {
         "flask_fs": "dingsdk_flask_fs.transport:FlaskFSTransport",
         "in_memory": "dingsdk_in_memory.transport:InMemoryTransport",
         "ray": "dingsdk_ray.transport:RayTransport",
         "shared_memory": "dingsdk_shared_memory.transport:SharedMemoryTransport",
-    }
+    },
 }
 """Parts of the plugins in this repository, installed or not."""
 NOTE = "<!-- Written by docs/generate.py; change the code's docstrings instead. -->"
@@ -388,8 +391,7 @@ def _hook_tables(path: str) -> Iterator[str]:
         f"{entry}.",
         leaves_out=(),
     )
-    for key in default_manager().builtin_types("learner_hooks"):
-        hook = default_manager().get("learner_hooks", key)
+    for key, hook in _parts_of_repository("learner_hooks"):
         title = f"`{path}`, type `{key}`\n\n{_first(hook)}"
         if fields_of(hook.Args):
             yield _section_table(title, hook.Args, f"{entry}.ext_args.")
@@ -420,20 +422,33 @@ def _read(name: str) -> Any:
 
 def di_engine_keys_page() -> str:
     """Return the table of DI-engine's config keys that are moved, left out or rejected."""
-    rows = [f"| `{old}` | moved | `{new}` |" for old, new in MOVED.items()]
-    rows += [f"| `{path}` | left out | {reason} |" for path, reason in NOT_USED.items()]
-    for path, (only, reason) in ONLY.items():
+    names = ("MOVED", "LEFT_OUT", "WITHOUT", "ONLY", "NO_SECTION")
+    moved, left_out, without, only_if, sections = (
+        _read(f"dingsdk_di_engine.keys:{name}") for name in names
+    )
+
+    def shown(entry: str) -> str:
+        kind, colon, path = entry.rpartition(":")
+        return f"`{path}` of `{kind}`" if colon else f"`{path}`"
+
+    rows = [f"| {shown(old)} | moved | `{new}` |" for old, new in moved.items()]
+    rows += [f"| {shown(path)} | left out | {reason} |" for path, reason in left_out.items()]
+    for path, (value, reason) in without.items():
+        rows.append(f"| {shown(path)} | left out, with a warning unless `{value}` | {reason} |")
+    for path, (only, reason) in only_if.items():
         fate = f"left out if `{only}`, else refused" if only else "left out if off, else refused"
-        rows.append(f"| `{path}` | {fate} | {reason} |")
-    for name, reason in NO_SECTION.items():
+        rows.append(f"| {shown(path)} | {fate} | {reason} |")
+    for name, reason in sections.items():
         rows.append(f"| `{name}` | left out if off, else refused | {reason} |")
-    for kind, reason in OTHER_POLICIES.items():
-        rows.append(f"| `policy.type: {kind}` | refused | {reason} |")
     intro = (
-        "A config in DI-engine's shape (`main_config`, `create_config`, `system_config`) is "
-        "converted before it is compiled. A key that [config keys](config.md) lists keeps its "
-        "place and meaning. This table has the others; a key in neither is an error that names "
-        "it. One error names all that is refused.\n\n"
+        "The plugin `dingsdk-rl-di-engine` converts a config in DI-engine's shape (`main_config`, "
+        "`create_config`, `system_config`) before it is compiled. A key that [config "
+        "keys](config.md) lists keeps its place and meaning. This table has the others; a key in "
+        "neither is an error that names it. One error names all that is refused.\n\n"
+        "A policy that dingsdk does not have, such as `td3`, becomes the policy `di_engine`, which "
+        "runs DI-engine's own; its keys stay as they are. Characters of `exp_name` that a run "
+        "folder cannot have become `_`. The shapes of observations and actions are read from the "
+        "env. `lr_scheduler` of PPO becomes the learner hook `lr_schedule`.\n\n"
         "The buffer of a policy with `priority` that has no type of its own is `advanced`. An "
         "env of the type `atari` gets the prefix `ale_py:` and the wrappers `episode_statistics` "
         "and `atari`, and with `env.frame_stack` that one too. Of "

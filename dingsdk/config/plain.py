@@ -115,13 +115,6 @@ def find(cfg: Any, path: str) -> Any:
     return cfg
 
 
-def take(cfg: dict[str, Any], path: str) -> Any:
-    """Remove and return the value at a dotted path; return None if there is none."""
-    parent, _, last = path.rpartition(".")
-    section = find(cfg, parent) if parent else cfg
-    return section.pop(last, None) if isinstance(section, dict) else None
-
-
 def put(cfg: dict[str, Any], path: str, value: Any) -> None:
     """Set the value at a dotted path; do nothing if a part of the path is not a section."""
     section: Any = cfg

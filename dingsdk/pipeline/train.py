@@ -354,15 +354,11 @@ def compile_run(
     user = dict(config) if isinstance(config, Mapping) else load_config(config)
     check_bounds(user)
     from dingsdk.pipeline.checks import MULTI_BUFFER
-    from dingsdk.pipeline.compile import compile_config
+    from dingsdk.pipeline.compile import compile_config, convert_config
     from dingsdk.pipeline.user_objects import name_env, name_policy
 
-    user = deep_merge_dicts({}, user)
-    if "main" in user and "create" in user:
-        from dingsdk.pipeline.di_engine import convert_reference_shape
-
-        # Converted before the overrides, which use the paths of the compiled config.
-        user = convert_reference_shape(user)
+    # Converted before the overrides, which use the paths of the compiled config.
+    user = convert_config(user)
     if env is not None:
         user = deep_merge_dicts(user, {"env": {"env_id": name_env(env)}})
     if policy is not None:

@@ -162,27 +162,30 @@ SHIPPED: Mapping[tuple[str, str], str] = {
     ("transports", "ray"): "dingsdk-rl-ray",
     (NAMES, "RayTransport"): "dingsdk-rl-ray",
     ("policies", "di_engine"): "dingsdk-rl-di-engine",
+    (OBSERVERS, "di_engine"): "dingsdk-rl-di-engine",
     ("commands", "watch"): "dingsdk-rl-watch",
+    ("learner_hooks", "mlflow"): "dingsdk-rl-trackers",
+    ("learner_hooks", "wandb"): "dingsdk-rl-trackers",
 }
 """(kind, type key or class name) -> distribution, for the plugins of this repository; used in
 messages about plugins that are not installed."""
 
 
-def install_command(distribution: str, checkout: Path = _CHECKOUT) -> str:
-    """Return the command that installs a distribution of this repository.
+def install_command(distribution: str, extra: str = "", checkout: Path = _CHECKOUT) -> str:
+    """Return the command that installs a distribution of this repository, with an extra of it.
 
     Our distributions are not on a package index, where others could take their names. So the
     command names a folder: in this checkout, if dingsdk runs from one.
     """
-    folder = Path("plugins", distribution.replace(OWN_DISTRIBUTION, "dingsdk"))
-    here = checkout / folder
-    if (here / "pyproject.toml").is_file():
-        return f"pip install {here}"
-    return f"pip install ./{folder}, in a clone of the dingsdk repository"
+    folder = distribution.replace(OWN_DISTRIBUTION, "dingsdk")
+    place = "." if distribution == OWN_DISTRIBUTION else f"./plugins/{folder}"
+    here = checkout / place
+    is_here = (here / "pyproject.toml").is_file()
+    what = str(here if is_here else place)
+    what = f"'{what}[{extra}]'" if extra else what
+    return f"pip install {what}" + ("" if is_here else ", in a clone of the dingsdk repository")
 
 
 def install_extra_command(extra: str, checkout: Path = _CHECKOUT) -> str:
     """Return the command that installs an extra of dingsdk; see ``install_command``."""
-    if (checkout / "pyproject.toml").is_file():
-        return f"pip install '{checkout}[{extra}]'"
-    return f"pip install '.[{extra}]', in a clone of the dingsdk repository"
+    return install_command(OWN_DISTRIBUTION, extra, checkout)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dingsdk.runtime.files import check_id as check_id
     from dingsdk.runtime.files import is_locked as is_locked
     from dingsdk.runtime.files import open_private as open_private
+    from dingsdk.runtime.http_guard import HttpGuard as HttpGuard
+    from dingsdk.runtime.http_guard import Refusal as Refusal
+    from dingsdk.runtime.http_guard import ip_address_of as ip_address_of
+    from dingsdk.runtime.http_guard import target_of as target_of
     from dingsdk.runtime.secret import Secret as Secret
     from dingsdk.runtime.secret import check_reach as check_reach
     from dingsdk.runtime.secret import create_secret as create_secret

@@ -234,9 +234,8 @@ def test_badge_that_cannot_be_written_is_an_error(
     assert not list(tmp_path.iterdir())
 
 
-LEFT_OUT = {"mlflow", "wandb", "async_subprocess", "envpool", "subprocess"}
-"""``mlflow`` and ``wandb`` use services, in threads that stay alive. Checking these env managers
-takes minutes; ``tests/contracts`` does it."""
+LEFT_OUT = {"async_subprocess", "envpool", "subprocess"}
+"""Checking these env managers takes minutes; ``tests/contracts`` does it."""
 
 
 @pytest.mark.slow

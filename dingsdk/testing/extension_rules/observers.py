@@ -85,6 +85,7 @@ class ObserverBench(RuleBench[Any]):
         plugin = {"plugin": self._make, "name": "observer", "manager": self.manager}
         return [
             ("dingsdk_plugin_registered", plugin),
+            ("dingsdk_convert_config", {"config": config}),
             ("dingsdk_configure", {"config": config}),
             ("dingsdk_run_started", {"config": config, "run_dir": run_dir}),
             *self.work(run_dir),

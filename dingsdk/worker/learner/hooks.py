@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dingsdk.config import Count, Section, read_section, to_easydict
+from dingsdk.config import Count, Section, join_unknown, read_section, to_easydict
 from dingsdk.errors import (
     CheckpointError,
     ConfigError,
@@ -209,24 +209,36 @@ def build_learner_hook_by_cfg(cfg: Mapping[str, Any], config_path: str = _CONFIG
     if len(cfg) == 1 and isinstance(inner, Mapping) and "type" not in inner:
         cfg = inner
     hooks: HookTable = {position: [] for position in LearnerHook.positions}
+    unknown: list[UnknownKeyError] = []
     for key, value in cfg.items():
-        path = f"{config_path}.{key}"
-        full = {"name": key}
-        if key in SHORT_HOOKS:
-            full = dict(zip(("type", "position", "name"), SHORT_HOOKS[key][:3], strict=True))
-        elif not isinstance(value, Mapping):
-            raise _unknown(key, path)
-        if not isinstance(value, Mapping):
-            if not value:
-                continue
-            value = _simplified_args(key, value, path)
-        entry = read_section(HookEntry, {**full, **value}, path)
-        # Checked after the rest, so that a misspelt key is named as such.
-        for required in ("type", "position"):
-            if not getattr(entry, required):
-                raise wrong_type(f"{path}.{required}", "str", value.get(required))
-        add_learner_hook(hooks, _create(entry, path))
+        try:
+            hook = _build_entry(key, value, f"{config_path}.{key}")
+        except UnknownKeyError as error:
+            unknown.append(error)
+        else:
+            if hook is not None:
+                add_learner_hook(hooks, hook)
+    if unknown:
+        raise join_unknown(unknown)
     return hooks
+
+
+def _build_entry(key: str, value: Any, path: str) -> LearnerHook | None:
+    full = {"name": key}
+    if key in SHORT_HOOKS:
+        full = dict(zip(("type", "position", "name"), SHORT_HOOKS[key][:3], strict=True))
+    elif not isinstance(value, Mapping):
+        raise _unknown(key, path)
+    if not isinstance(value, Mapping):
+        if not value:
+            return None
+        value = _simplified_args(key, value, path)
+    entry = read_section(HookEntry, {**full, **value}, path)
+    # Checked after the rest, so that a misspelt key is named as such.
+    for required in ("type", "position"):
+        if not getattr(entry, required):
+            raise wrong_type(f"{path}.{required}", "str", value.get(required))
+    return _create(entry, path)
 
 
 def add_learner_hook(hooks: HookTable, hook: LearnerHook) -> None:
@@ -295,14 +307,18 @@ def _create(entry: HookEntry, path: str) -> LearnerHook:
 
 def _unknown(key: str, path: str) -> UnknownKeyError:
     nearest = nearest_name(key, SHORT_HOOKS)
-    hint = f" Did you mean {nearest!r}?" if nearest else ""
+    hint = f"Did you mean {nearest!r}?" if nearest else ""
+    known = (
+        f"Known: {', '.join(sorted(SHORT_HOOKS))}; any other name takes a dict with 'type' and "
+        "'position'."
+    )
     return UnknownKeyError(
-        f"unknown learner hook {path}.{hint} Known: {', '.join(sorted(SHORT_HOOKS))}; any other "
-        "name takes a dict with 'type' and 'position'.",
+        f"unknown learner hook {path}. {hint}{hint and ' '}{known}",
         path=path,
         key=key,
         known=sorted(SHORT_HOOKS),
         nearest=nearest,
+        unknown=[(path, hint or known)],
     )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
-from dingsdk_flask_fs.guard import Guard, Refusal, Throttle, target_of
+from dingsdk_flask_fs.guard import Guard, Throttle
 from dingsdk_flask_fs.transport import FlaskFSTransport
 
-from dingsdk.runtime import Secret
+from dingsdk.runtime import Refusal, Secret, target_of
 from dingsdk.worker.comm.requests import RequestHandler
 from dingsdk.worker.comm.requests.messages import BODIES
 

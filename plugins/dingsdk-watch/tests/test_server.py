@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dingsdk_watch.guard import Guard, allowed_hosts
+from dingsdk_watch.guard import allowed_hosts
 from dingsdk_watch.runs import Run
 from dingsdk_watch.server import Server
 from prometheus_client.parser import text_string_to_metric_families
@@ -466,9 +466,3 @@ def test_request_with_two_hosts_is_refused(serve: Serve, run_folder: Path) -> No
             text = f"GET /metrics HTTP/1.1\r\n{hosts}{token}Connection: close\r\n\r\n"
             connection.sendall(text.encode())
             assert connection.recv(64).split()[1] == status
-
-
-def test_host_without_a_port_is_accepted_on_the_http_port() -> None:
-    hosts = Guard("token", "session", ["127.0.0.1"], 80).hosts
-    assert hosts == {"127.0.0.1", "127.0.0.1:80"}
-    assert Guard("token", "session", ["127.0.0.1"], 8080).hosts == {"127.0.0.1:8080"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,14 +30,15 @@ from dingsdk.errors import (
     ConfigTypeError,
     DingError,
     EnvError,
+    PluginNotInstalledError,
     UnknownEnvError,
     UnknownKeyError,
     UnknownPluginError,
 )
 from dingsdk.pipeline.compile import compile_config, compile_config_parallel
-from dingsdk.pipeline.di_engine_keys import NO_SECTION
 from dingsdk.pipeline.train import compile_run
-from dingsdk.plugins import PluginManager, use_manager
+from dingsdk.plugins import PluginManager, Switches, hookimpl, use_manager
+from dingsdk.plugins.discovery import Advert, discover
 from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
@@ -550,26 +551,84 @@ def test_folder_of_a_saved_config_is_reused_if_renew_dir_is_false(
     assert load_config(tmp_path / "run" / "total_config.yaml")["seed"] == 2
 
 
-def test_parameters_have_the_order_of_the_reference() -> None:
-    main = {"env": {"collector_env_num": 4}, "policy": {"discount_factor": 0.9}}
-    create = {
-        "env": {"type": "cartpole"},
-        "env_manager": {"type": "base"},
-        "policy": {"type": "dqn"},
-        "replay_buffer": {"type": "advanced"},
-    }
+class Converter:
+    """A plugin that converts configs with ``main`` and ``create``, as DI-engine's."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    @hookimpl
+    def dingsdk_convert_config(self, config: Any) -> Any:
+        if "main" not in config:
+            return None
+        self.given.append(config)
+        return {**config["main"], "policy": config["create"]["policy"]}
+
+
+@pytest.fixture
+def converter() -> Iterator[Converter]:
+    plugin = Converter()
+    parts = [advert for advert in discover() if advert.kind != "plugins"]
+    with use_manager(PluginManager(discover=lambda: parts)) as manager:
+        manager.register_plugin(plugin, "converter")
+        yield plugin
+
+
+def test_parameters_have_the_order_of_the_reference(converter: Converter) -> None:
+    main = {"env": {"env_id": "CartPole-v1"}}
+    create = {"policy": {"type": "dqn"}}
 
     cfg = compile_config(main, seed=3, auto=True, create_cfg=create, save_cfg=False)
     same = compile_config(
         main, None, None, None, None, None, None, None, None, None, 3, True, create, False
     )
+    compile_config(main, create_cfg=create, system_cfg={"coordinator": {}}, mode="parallel")
 
-    assert (cfg.seed, cfg.env.env_id, cfg.policy.discount_factor) == (3, "CartPole-v1", 0.9)
-    assert cfg.policy.other.replay_buffer.type == "advanced"
+    assert (cfg.seed, cfg.env.env_id, cfg.policy.type) == (3, "CartPole-v1", "dqn")
     assert same == cfg
-    system = {"coordinator": {"lease_s": 7.0}}
-    with_system = compile_config(main, create_cfg=create, system_cfg=system, mode="parallel")
-    assert with_system.system.coordinator.lease_s == 7.0
+    pair = {"main": main, "create": create}
+    systems: list[dict[str, Any]] = [{}, {}, {"coordinator": {}}]
+    assert converter.given == [{**pair, "system": each} for each in systems]
+
+
+def test_converted_config_is_checked_and_overridden_as_any_other(converter: Converter) -> None:
+    shape = {"main": {"env": {"env_id": "CartPole-v1"}}, "create": {"policy": {"type": "dqn"}}}
+    before = deep_merge_dicts({}, shape)
+
+    assert compile_run(shape, sets=["policy.nstep=3"]).policy.nstep == 3
+    assert shape == before
+    shape["create"]["policy"]["nsteps"] = 3
+    with pytest.raises(UnknownKeyError, match=r"policy\.nsteps"):
+        compile_run(shape)
+
+
+def converter_of(module: str) -> Advert:
+    return Advert("plugins", "di_engine", module, "dingsdk-rl-di-engine", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("adverts", "switches", "why"),
+    [
+        ([], {}, "it is not installed; to get it: pip install .*dingsdk-di-engine"),
+        ([converter_of("absent_module")], {}, "it is not loaded: ModuleNotFoundError"),
+        (
+            [converter_of("any")],
+            {"disabled": ("dingsdk-rl-di-engine",)},
+            "it is not loaded: .*DISABL",
+        ),
+    ],
+)
+@pytest.mark.parametrize("shape", [{"main_config": {}, "create_config": {}}, {"main": {}}])
+def test_config_of_di_engine_without_its_plugin_is_one_line_that_names_the_plugin(
+    adverts: list[Advert], switches: Any, why: str, shape: dict[str, Any]
+) -> None:
+    manager = PluginManager(Switches(**switches), discover=lambda: adverts)
+
+    with use_manager(manager), pytest.raises(PluginNotInstalledError, match=why) as caught:
+        compile_run(shape)
+
+    assert caught.value.install == "dingsdk-rl-di-engine"
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_cfg_type_keys_are_removed() -> None:
@@ -582,9 +641,9 @@ def test_cfg_type_keys_are_removed() -> None:
 @pytest.mark.parametrize(
     ("given", "path", "reason"),
     [
-        ({"env": dict}, "env", "an env is named by env.env_id"),
-        ({"reward_model": dict}, "reward_model", NO_SECTION["reward_model"]),
-        ({"world_model": dict}, "world_model", NO_SECTION["world_model"]),
+        ({"env": dict}, "env", "env.env_id names the env"),
+        ({"reward_model": dict}, "reward_model", "dingsdk has none"),
+        ({"world_model": dict}, "world_model", "dingsdk has none"),
         ({"auto": True}, "create_cfg", "give it"),
     ],
 )
@@ -670,6 +729,29 @@ def test_unknown_key_names_its_path_and_the_nearest_one(assignment: str, nearest
     path = assignment.partition("=")[0]
     assert caught.value.path == ("polcy" if nearest == "policy" else path)
     assert caught.value.nearest == nearest
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_all_unknown_keys_are_in_one_error_whatever_else_is_wrong(mode: Any) -> None:
+    mistakes = {
+        "env.env_idd=x": "did you mean 'env_id'?",
+        "policy.learn.batchsize=3": "did you mean 'batch_size'?",
+        "policy.learn.learner.hook.save_ckpt_after_itr=5": "Did you mean 'save_ckpt_after_iter'?",
+        "policy.learn.learner.hook.a.typ=log_show": "did you mean 'type'?",
+        "policy.learn.learner.hook.b.typ=log_show": "did you mean 'type'?",
+        "policy.other.replay_buffer.limiter.min_siz=1": "did you mean 'min_size'?",
+        "system.torch_thread=3": "did you mean 'torch_threads'?",
+    }
+    user = changed(*mistakes, "policy.learn.batch_size=often")
+    del user["env"]["env_id"]
+
+    with pytest.raises(UnknownKeyError) as caught:
+        compile_config(user, mode=mode)
+
+    asked = {mistake.partition("=")[0]: advice for mistake, advice in mistakes.items()}
+    assert dict(caught.value.unknown) == asked
+    for path, advice in asked.items():
+        assert f"{path} ({advice})" in str(caught.value)
 
 
 @pytest.mark.parametrize(

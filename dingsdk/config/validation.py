@@ -1,4 +1,4 @@
-"""Checks config sections against their types, fills in defaults; classes built from a section."""
+"""Validates config sections by their types and adds defaults; classes built from a section."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from dingsdk.config.section import (
 from dingsdk.errors import (
     ConfigError,
     ConfigTypeError,
+    DingError,
     UnknownKeyError,
     listing,
     nearest_name,
@@ -57,17 +58,41 @@ def complete(
         path: Dotted path of the section in the whole config, for messages.
 
     Raises:
-        UnknownKeyError: a key that nothing reads. The message names the nearest spelling, or
-            another section that has this key.
+        UnknownKeyError: keys that nothing reads, all of them, whatever else is wrong. The message
+            names the nearest spelling of each, or another section that has the key.
         ConfigTypeError: a value has the wrong type or is out of range; with its dotted path.
         ConfigError: a value is missing, or two values contradict each other.
         UnknownPluginError: a type that nothing provides.
     """
     walk = _Walk(find)
     full = walk.section(section, given, path)
-    if walk.unknown:
-        raise _unknown_key(*walk.unknown[0], full, path)
+    unknown = [_unknown_key(*each, full, path) for each in walk.unknown] + walk.refused
+    if unknown:
+        raise join_unknown(unknown)
+    if walk.errors:
+        raise walk.errors[0]
     return full
+
+
+def join_unknown(errors: Sequence[UnknownKeyError]) -> UnknownKeyError:
+    """Return one error for several, with the facts of the first and ``unknown`` keys of all."""
+    if len(errors) == 1:
+        return errors[0]
+    unknown: list[tuple[str, str]] = []
+    for error in errors:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        own = [(error.facts.get("path", "unknown"), str(error))]
+        for path, advice in error.facts.get("unknown", own):
+            unknown.append((path, "; ".join(filter(None, (advice, notes)))))
+    told: set[str] = set()
+    parts = []
+    for path, advice in unknown:
+        # Several keys of a section have one list of known keys.
+        parts.append(path if advice in told else f"{path} ({advice})")
+        if advice.startswith("Known"):
+            told.add(advice)
+    text = f"{len(parts)} unknown config keys: {', '.join(parts)}"
+    return UnknownKeyError(text, **{**errors[0].facts, "unknown": unknown})
 
 
 def read_section(section: type[SectionT], given: Mapping[str, Any], path: str = "") -> SectionT:
@@ -152,44 +177,45 @@ def _check_declared(cls: type[Configurable]) -> None:
 
 
 class _Walk:
-    """One pass over a config, which collects the keys that nothing reads.
+    """One pass over a config, which collects its errors.
 
-    They are reported at the end, when all sections are known: the message can then name the
-    section that a misplaced key belongs to.
+    They are raised at the end, when all sections are known: the message can then name all unknown
+    keys, and the section that a misplaced key belongs to.
+
+    Attributes:
+        unknown: Key, path of its section and known keys, for each key that nothing reads.
+        refused: Errors of parts that check keys themselves.
+        errors: All other errors.
     """
 
     def __init__(self, find: FindClass | None) -> None:
         self._find = find
         self.unknown: list[tuple[str, str, list[str]]] = []
+        self.refused: list[UnknownKeyError] = []
+        self.errors: list[DingError] = []
+
+    def _count(self) -> int:
+        return len(self.unknown) + len(self.refused) + len(self.errors)
 
     def section(self, section: type[Section], given: Any, path: str) -> dict[str, Any]:
         fields = fields_of(section)
         given = _mapping(given, path, f"a section with the keys {', '.join(fields) or 'none'}")
         full: dict[str, Any] = {}
-        for name, field in fields.items():
-            where = f"{path}.{name}" if path else name
-            if field.section is not None:
-                full[name] = self.section(field.section, given.get(name), where)
-            elif name not in given and field.required:
-                text = documentation_of(section)[name] or f"Set it, as in --set {where}=VALUE."
-                text = text.replace("``", "`")
-                raise ConfigError(f"{where} is missing. {text}", path=where)
-            elif field.part is not None and field.part.many:
-                full[name] = self._parts(field.part, given.get(name), where)
-            elif field.part is not None:
-                full[name] = self._part(field.part, given.get(name), field.default, where)
-            elif name in given:
-                full[name] = _checked(given[name], field, where)
-            else:
-                make = field.make_default
-                full[name] = field.default if make is None else make()
+        before = self._count()
         for key in given:
-            if key in fields:
-                continue
-            if section.is_open:
-                full[key] = copy_containers(given[key])
-            else:
+            if key not in fields and not section.is_open:
                 self.unknown.append((str(key), path, sorted(fields)))
+        for name, field in fields.items():
+            try:
+                full[name] = self._value(section, field, given, join_key(path, name))
+            except UnknownKeyError as error:
+                self.refused.append(error)
+            except DingError as error:
+                self.errors.append(error)
+        if section.is_open:
+            full |= {key: copy_containers(given[key]) for key in given if key not in fields}
+        if self._count() > before:
+            return full
         try:
             msgspec.convert(full, section)
         except msgspec.ValidationError as error:
@@ -201,6 +227,25 @@ class _Walk:
                 raise ConfigError(text, path=join_key(path, name)) from error
             raise _contradiction(str(error), fields, path) from error
         return full
+
+    def _value(
+        self, section: type[Section], field: Field, given: Mapping[str, Any], path: str
+    ) -> Any:
+        """Return the completed value of a field of a section."""
+        value = given.get(field.name)
+        if field.section is not None:
+            return self.section(field.section, value, path)
+        if field.name not in given and field.required:
+            text = documentation_of(section)[field.name] or f"Set it, as in --set {path}=VALUE."
+            text = text.replace("``", "`")
+            raise ConfigError(f"{path} is missing. {text}", path=path)
+        if field.part is not None:
+            if field.part.many:
+                return self._parts(field.part, value, path)
+            return self._part(field.part, value, field.default, path)
+        if field.name in given:
+            return _checked(value, field, path)
+        return field.default if field.make_default is None else field.make_default()
 
     def _parts(self, part: Part, given: Any, path: str) -> dict[str, Any]:
         sections = _mapping(given, path, f"sections of {part.kind} by their type")
@@ -224,9 +269,10 @@ class _Walk:
             # The defaults are of another type: keep those that both types have, except parts.
             kept = {key for key, field in fields_of(section).items() if field.part is None}
             default = {key: value for key, value in default.items() if key in kept}
+        before = self._count()
         full = self.section(section, deep_merge_dicts(default, {**given, "type": type_key}), path)
         check = getattr(cls, "check_config", None)
-        if check is not None:
+        if check is not None and self._count() == before:
             check(full, path)
         return full
 
@@ -352,16 +398,18 @@ def _unknown_key(
     where = join_key(path, key)
     nearest = nearest_name(key, known)
     elsewhere = None if nearest else _find_key(key, full, root)
-    advice = f"did you mean {nearest!r}? " if nearest else ""
+    known_here = f"Known here: {listing(known)}"
+    advice = f"did you mean {nearest!r}?" if nearest else ""
     if elsewhere:
-        advice = f"there is {elsewhere}. "
+        advice = f"there is {elsewhere}."
     return UnknownKeyError(
-        f"unknown config key {where}; {advice}Known here: {listing(known)}",
+        f"unknown config key {where}; {advice}{advice and ' '}{known_here}",
         path=where,
         key=key,
         known=known,
         nearest=nearest,
         elsewhere=elsewhere,
+        unknown=[(where, advice.removesuffix(".") or known_here)],
     )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from dingsdk_di_engine.config import convert
+from dingsdk_di_engine.keys import ENVS, LEFT_OUT, MOVED, ONLY, WITHOUT
 
 from dingsdk.errors import ConfigError, UnknownEnvError, UnknownKeyError
 from dingsdk.pipeline.compile import compile_config
-from dingsdk.pipeline.di_engine import convert_reference_shape, find_env_id, rename_all_aliases
-from dingsdk.pipeline.di_engine_keys import MOVED, NOT_USED, ONLY, OTHER_POLICIES
 
 
 def serial_shape() -> dict[str, Any]:
@@ -81,7 +83,7 @@ def parallel_shape() -> dict[str, Any]:
 
 
 def test_serial_config_compiles_with_its_values(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="dingsdk"):
+    with caplog.at_level(logging.INFO, logger="dingsdk_di_engine"):
         cfg = compile_config(serial_shape())
 
     assert cfg.env.env_id == "CartPole-v1"
@@ -167,7 +169,7 @@ def test_transport_is_taken_from_the_comm_parts() -> None:
     for name in ("comm_learner", "comm_collector"):
         shape["create_config"][name]["type"] = "flask_fs"
 
-    assert convert_reference_shape(shape)["system"]["transport"] == {"type": "flask_fs"}
+    assert convert(shape)["system"]["transport"] == {"type": "flask_fs"}
 
 
 def test_create_config_overrides_main_config() -> None:
@@ -175,7 +177,7 @@ def test_create_config_overrides_main_config() -> None:
     shape["main_config"]["policy"]["other"]["replay_buffer"]["type"] = "elastic"
     shape["create_config"]["replay_buffer"]["type"] = "advanced"
 
-    found = convert_reference_shape(shape)["policy"]["other"]["replay_buffer"]
+    found = convert(shape)["policy"]["other"]["replay_buffer"]
 
     assert found == {"type": "advanced", "replay_buffer_size": 20000}
 
@@ -185,7 +187,7 @@ def test_two_transports_are_refused() -> None:
     shape["create_config"]["comm_collector"]["type"] = "flask_fs"
 
     with pytest.raises(ConfigError, match="flask_fs"):
-        convert_reference_shape(shape)
+        convert(shape)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_section_without_counterpart_is_refused_by_name(
     shape[section].update(value)
 
     with pytest.raises(ConfigError) as caught:
-        convert_reference_shape(shape)
+        convert(shape)
 
     assert caught.value.path == path
 
@@ -227,50 +229,77 @@ def at(section: Any, path: str) -> Any:
     return section
 
 
-@pytest.mark.parametrize("old", [each for each in MOVED if each != "env.manager"])
-def test_moved_key_gets_its_new_path(old: str) -> None:
+def shape_for(entry: str) -> tuple[dict[str, Any], str]:
+    """Return a config of the policy that an entry of a table is for, and the entry's path."""
+    kind, _, path = entry.rpartition(":")
     shape = serial_shape()
-    put(shape["main_config"], old, 123)
-
-    found = convert_reference_shape(shape)
-
-    assert (at(found, MOVED[old]), at(found, old)) == (123, None)
+    shape["create_config"]["policy"]["type"] = kind or "dqn"
+    return shape, path
 
 
-@pytest.mark.parametrize("path", NOT_USED)
+def of_dingsdk(table: Mapping[str, Any]) -> list[str]:
+    return [entry for entry in table if not entry.startswith("di_engine:")]
+
+
+@pytest.mark.parametrize("entry", [each for each in MOVED if each != "env.manager"])
+def test_moved_key_gets_its_new_path(entry: str) -> None:
+    shape, path = shape_for(entry)
+    put(shape["main_config"], path, 123)
+
+    found = convert(shape)
+
+    assert (at(found, MOVED[entry]), at(found, path)) == (123, None)
+
+
+@pytest.mark.parametrize("entry", LEFT_OUT)
 def test_unused_key_is_removed_and_the_reason_is_logged(
-    path: str, caplog: pytest.LogCaptureFixture
+    entry: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shape = serial_shape()
+    shape, path = shape_for(entry)
     put(shape["main_config"], path, 1)
 
-    with caplog.at_level(logging.INFO, logger="dingsdk"):
-        found = convert_reference_shape(shape)
+    with caplog.at_level(logging.INFO, logger="dingsdk_di_engine"):
+        found = convert(shape)
 
     assert at(found, path) is None
-    assert f"{path} is not used: {NOT_USED[path]}" in caplog.text
+    assert f"{path} is not used: {LEFT_OUT[entry]}" in caplog.text
 
 
-@pytest.mark.parametrize("path", ONLY)
-def test_fixed_switch_is_removed_at_its_value_and_refused_at_another(path: str) -> None:
-    shape = serial_shape()
-    put(shape["main_config"], path, ONLY[path][0])
-    assert at(convert_reference_shape(shape), path) is None
+@pytest.mark.parametrize("entry", of_dingsdk(WITHOUT))
+def test_setting_without_a_counterpart_is_removed_with_a_warning(
+    entry: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape, path = shape_for(entry)
+    put(shape["main_config"], path, WITHOUT[entry][0])
+    assert at(convert(shape), path) is None
+    assert caplog.records == []
+
+    put(shape["main_config"], path, 7)
+    assert at(convert(shape), path) is None
+    assert caplog.messages == [f"{path} 7 is not used: {WITHOUT[entry][1]}"]
+
+
+@pytest.mark.parametrize("entry", ONLY)
+def test_fixed_switch_is_removed_at_its_value_and_refused_at_another(entry: str) -> None:
+    shape, path = shape_for(entry)
+    only, reason = ONLY[entry]
+    put(shape["main_config"], path, only)
+    assert at(convert(shape), path) is None
 
     put(shape["main_config"], path, {"use_norm": False} if path == "env.norm_obs" else False)
-    if not ONLY[path][0]:
-        assert at(convert_reference_shape(shape), path) is None
+    if not only:
+        assert at(convert(shape), path) is None
         put(shape["main_config"], path, {"use_norm": True} if path == "env.norm_obs" else True)
-    with pytest.raises(ConfigError, match=re.escape(ONLY[path][1])) as caught:
-        convert_reference_shape(shape)
-    assert caught.value.path == path
+    with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
+        convert(shape)
+    assert (caught.value.path, caught.value.refused) == (path, {path: reason})
 
 
 def test_section_counts_as_on_if_one_of_its_switches_is_on() -> None:
     shape = serial_shape()
     put(shape["main_config"], "env.norm_obs", {"use_norm": True, "offline": False})
     with pytest.raises(ConfigError) as caught:
-        convert_reference_shape(shape)
+        convert(shape)
     assert caught.value.path == "env.norm_obs"
 
 
@@ -278,44 +307,34 @@ def test_env_manager_in_the_env_section_overrides_the_top_level_one() -> None:
     shape = serial_shape()
     shape["main_config"]["env_manager"] = {"max_retry": 2, "step_timeout": 7.0}
     shape["main_config"]["env"]["manager"] = {"max_retry": 5}
-    found = convert_reference_shape(shape)["env_manager"]
+    found = convert(shape)["env_manager"]
     assert (found["max_retry"], found["step_timeout"]) == (5, 7.0)
 
 
 def test_error_lists_everything_that_cannot_be_converted() -> None:
     shape = serial_shape()
-    shape["main_config"]["policy"]["learn"] |= {"value_norm": True, "multi_gpu": True}
-    shape["create_config"] |= {"policy": {"type": "td3"}, "model": {"type": "qac"}}
+    shape["main_config"]["policy"]["learn"] |= {"adv_norm": False, "multi_gpu": True}
+    shape["create_config"] |= {"policy": {"type": "ppo"}, "model": {"type": "qac"}}
 
     with pytest.raises(ConfigError) as caught:
-        convert_reference_shape(shape)
+        convert(shape)
 
     for text in (
         "main_config.policy.learn.multi_gpu (several learners",
         "create_config.model (known sections are",
-        "policy.type ('td3' is none of its policies: sac is nearest; the plugin",
-        "policy.learn.value_norm (values",
+        "policy.learn.adv_norm (advantages",
     ):
         assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", OTHER_POLICIES)
-def test_error_for_a_di_engine_policy_names_the_nearest(kind: str) -> None:
+def test_user_policy_keeps_its_module_and_its_shapes() -> None:
     shape = serial_shape()
-    shape["create_config"]["policy"]["type"] = f"{kind}_command"
+    shape["create_config"]["policy"] = {"type": "acer", "import_names": ["ding.x", "mine"]}
 
-    with pytest.raises(ConfigError, match=OTHER_POLICIES[kind]):
-        convert_reference_shape(shape)
+    policy = convert(shape)["policy"]
 
-
-def test_unknown_policy_suggests_the_bridge_and_a_user_policy_keeps_its_module() -> None:
-    shape = serial_shape()
-    shape["create_config"]["policy"] = {"type": "acer", "import_names": ["ding.policy.acer"]}
-    with pytest.raises(ConfigError, match="'acer' is none of its policies; the plugin dingsdk-rl"):
-        convert_reference_shape(shape)
-
-    shape["create_config"]["policy"]["import_names"] = ["mine"]
-    assert convert_reference_shape(shape)["policy"]["type"] == "acer"
+    assert (policy["type"], policy["import_names"]) == ("acer", ["mine"])
+    assert policy["model"]["obs_shape"] == 4
 
 
 @pytest.mark.parametrize(
@@ -324,23 +343,84 @@ def test_unknown_policy_suggests_the_bridge_and_a_user_policy_keeps_its_module()
         ("LunarLander-v2", "LunarLander-v3"),
         ("CartPole-v0", "CartPole-v0"),
         ("CartPole-v99", "CartPole-v99"),
-        ("Nowhere-v1", "Nowhere-v1"),
+        ("Hopper-v3", "Hopper-v5"),
+        ("mine:Nowhere-v1", "mine:Nowhere-v1"),
         ("Acrobot", "Acrobot-v1"),
     ],
 )
 def test_env_id_that_gymnasium_removed_becomes_its_newest_version(theirs: str, ours: str) -> None:
     shape = serial_shape()
     shape["main_config"]["env"]["env_id"] = theirs
-    assert convert_reference_shape(shape)["env"]["env_id"] == ours
+    assert convert(shape)["env"]["env_id"] == ours
 
 
-def test_priorities_of_sequences_are_refused() -> None:
+def test_env_that_gymnasium_lacks_is_refused() -> None:
     shape = serial_shape()
-    shape["create_config"]["policy"]["type"] = "r2d2"
-    shape["main_config"]["policy"]["priority"] = True
-    with pytest.raises(ConfigError, match="sequences are drawn uniformly") as caught:
-        convert_reference_shape(shape)
-    assert caught.value.path == "policy.priority"
+    shape["main_config"]["env"]["env_id"] = "CartPol-v1"
+    with pytest.raises(UnknownEnvError, match="no env of gymnasium; did you mean 'CartPole-v1'"):
+        convert(shape)
+
+
+def test_envpool_of_atari_has_its_own_ids_and_wrappers() -> None:
+    shape = serial_shape()
+    shape["create_config"] |= {"env": {"type": "atari"}, "env_manager": {"type": "env_pool"}}
+    shape["main_config"]["env"] |= {"env_id": "PongNoFrameskip-v4", "frame_stack": 4}
+
+    found = convert(shape)
+
+    assert (found["env"]["env_id"], found["env_manager"]["type"]) == ("envpool:Pong-v5", "envpool")
+    assert "wrappers" not in found["env"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("group/x y", "group_x_y"), ("a.b-c_1", "a.b-c_1"), ("../up", ".._up")]
+)
+def test_experiment_name_becomes_the_name_of_a_run_folder(theirs: str, ours: str) -> None:
+    shape = serial_shape()
+    shape["main_config"]["exp_name"] = theirs
+    assert compile_config(shape).exp_name == ours
+
+
+def test_learning_rate_scheduler_of_ppo_becomes_a_hook_that_counts_iterations() -> None:
+    shape = serial_shape()
+    shape["create_config"]["policy"]["type"] = "ppo"
+    policy = shape["main_config"]["policy"] = {
+        "learn": {"epoch_per_collect": 3, "batch_size": 64},
+        "collect": {"n_sample": 200},
+    }
+    policy["learn"]["lr_scheduler"] = {"epoch_num": 50, "min_lr_lambda": 0.1}
+
+    hook = compile_config(shape).policy.learn.learner.hook.lr_schedule
+
+    assert hook.type == "lr_schedule"
+    assert hook.ext_args == {"iterations": 50 * 3 * 4, "final": 0.1}  # 4 batches of 64 for 200
+
+
+@pytest.mark.parametrize("garbage", [3, "a b/c d-v-1", [1], {"a": {}}, [[]], True])
+def test_wrong_value_anywhere_is_an_error_of_the_config(garbage: Any) -> None:
+    for section, paths in {
+        "main_config": flatten(parallel_shape()["main_config"]),
+        "create_config": flatten(parallel_shape()["create_config"]),
+        "system_config": ["coordinator", "path_data"],
+    }.items():
+        for path in ["", "env.env_id", "policy.learn.lr_scheduler", "env_manager.type", *paths]:
+            shape = parallel_shape()
+            if path:
+                put(shape[section], path, garbage)
+            else:
+                shape[section] = garbage
+            with suppress(ConfigError):
+                convert(shape)
+
+
+def flatten(section: dict[str, Any], path: str = "") -> list[str]:
+    """Return the dotted paths of all keys."""
+    found = []
+    for key, value in section.items():
+        found.append(f"{path}{key}")
+        if isinstance(value, dict):
+            found += flatten(value, f"{path}{key}.")
+    return found
 
 
 def test_ppo_config_of_the_zoo_compiles() -> None:
@@ -401,7 +481,7 @@ def test_r2d2_config_of_the_zoo_compiles_with_equal_lengths() -> None:
 def test_sequence_lengths_default_to_those_of_dingsdk() -> None:
     shape = serial_shape()
     shape["create_config"]["policy"]["type"] = "r2d2"
-    buffer = convert_reference_shape(shape)["policy"]["other"]["replay_buffer"]
+    buffer = convert(shape)["policy"]["other"]["replay_buffer"]
     assert buffer == {"type": "sequence", "replay_buffer_size": 20000}
 
 
@@ -455,7 +535,7 @@ def test_atari_config_of_the_zoo_gets_env_id_and_wrappers() -> None:
     shape["main_config"]["policy"]["model"]["obs_shape"] = [4, 84, 84]
     shape["main_config"]["policy"]["model"]["encoder_hidden_size_list"] = [128, 128, 512]
 
-    found = convert_reference_shape(shape)
+    found = convert(shape)
 
     assert found["env"]["env_id"] == "ale_py:PongNoFrameskip-v4"
     stack = {"type": "frame_stack", "stack_size": 4}
@@ -468,7 +548,7 @@ def test_atari_env_keeps_its_given_env_id_and_wrappers() -> None:
     shape["create_config"]["env"] = {"type": "atari"}
     shape["main_config"]["env"] |= {"env_id": "ale_py:ALE/Pong-v5", "wrappers": ["atari"]}
 
-    found = convert_reference_shape(shape)
+    found = convert(shape)
 
     assert found["env"]["env_id"] == "ale_py:ALE/Pong-v5"
     assert found["env"]["wrappers"] == ["atari"]
@@ -478,10 +558,10 @@ def test_frames_of_other_envs_are_stacked_after_their_own_wrappers() -> None:
     shape = serial_shape()
     shape["main_config"]["env"] |= {"frame_stack": 3, "wrappers": ["episode_statistics"]}
     stack = {"type": "frame_stack", "stack_size": 3}
-    assert convert_reference_shape(shape)["env"]["wrappers"] == ["episode_statistics", stack]
+    assert convert(shape)["env"]["wrappers"] == ["episode_statistics", stack]
 
     del shape["main_config"]["env"]["wrappers"]
-    assert convert_reference_shape(shape)["env"]["wrappers"] == [stack]
+    assert convert(shape)["env"]["wrappers"] == [stack]
 
 
 def test_unknown_key_in_a_converted_section_is_named_with_its_new_path() -> None:
@@ -494,62 +574,13 @@ def test_unknown_key_in_a_converted_section_is_named_with_its_new_path() -> None
     assert caught.value.path == "policy.model.dropout"
 
 
-@pytest.mark.parametrize(
-    ("zoo_name", "env_id"),
-    [
-        ("cartpole", "CartPole-v1"),
-        ("pendulum", "Pendulum-v1"),
-        ("mountain_car", "MountainCar-v0"),
-        ("acrobot", "Acrobot-v1"),
-    ],
-)
-def test_zoo_name_finds_the_newest_env_of_that_name(zoo_name: str, env_id: str) -> None:
-    assert find_env_id(zoo_name) == env_id
+@pytest.mark.parametrize(("zoo_name", "env_id"), ENVS.items())
+def test_env_of_the_zoo_without_an_id_has_one_in_gymnasium(zoo_name: str, env_id: str) -> None:
+    shape = serial_shape()
+    shape["create_config"]["env"]["type"] = zoo_name
 
-
-@pytest.mark.parametrize(
-    ("zoo_name", "says"),
-    [
-        ("smac_v9", "is no env of gymnasium. Set env.env_id"),
-        ("cartpol", "is no env of gymnasium; did you mean 'cartpole'? Set env.env_id"),
-    ],
-)
-def test_zoo_name_that_gymnasium_lacks_is_refused(zoo_name: str, says: str) -> None:
-    with pytest.raises(UnknownEnvError, match=re.escape(says)) as caught:
-        find_env_id(zoo_name)
-
-    assert caught.value.env_id == zoo_name
-
-
-def test_documented_aliases_are_renamed() -> None:
-    cfg = rename_all_aliases(
-        {
-            "system": {"comm_learner_type": "in_memory", "comm_collector_type": "in_memory"},
-            "policy": {
-                "learn": {"learner": {"learner_type": "base", "import_module": ["mine"]}},
-                "other": {"commander": {"parallel_commander_type": "solo"}},
-            },
-        }
-    )
-
-    assert cfg["system"] == {"transport": {"type": "in_memory"}}
-    assert cfg["policy"]["learn"]["learner"] == {"type": "base", "import_names": ["mine"]}
-    assert cfg["policy"]["other"]["commander"] == {"type": "solo"}
-
-
-def test_alias_does_not_change_the_rest_of_its_section() -> None:
-    cfg = {
-        "system": {
-            "comm_learner_type": "flask_fs",
-            "transport": {"port": 7777},
-            "collector_num": 3,
-        }
-    }
-    assert rename_all_aliases(cfg) == {
-        "system": {"transport": {"type": "flask_fs", "port": 7777}, "collector_num": 3}
-    }
-
-
-def test_alias_that_contradicts_the_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="keep one of them"):
-        rename_all_aliases({"learner": {"type": "base", "learner_type": "other"}})
+    name, _, _ = convert(shape)["env"]["env_id"].rpartition("-v")
+    assert name == env_id.rpartition("-v")[0]  # its version may be newer
+    shape["create_config"]["env"]["type"] = f"{zoo_name}x"
+    with pytest.raises(UnknownEnvError, match=rf"'{zoo_name}x' is no env of gymnasium"):
+        convert(shape)
