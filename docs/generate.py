@@ -49,7 +49,7 @@ from dingsdk.plugins import (
 )
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
-from dingsdk.plugins.templates import render
+from dingsdk.plugins.templates import next_steps, render
 from dingsdk.policy import BasePolicy
 from dingsdk.policy.sections import PolicySection
 from dingsdk.testing import (
@@ -131,32 +131,21 @@ def template_page(kind: str) -> str:
     name = f"my-{kind}"
     folder, module = f"dingsdk-rl-{name}", f"dingsdk_{name.replace('-', '_')}"
     files = render(kind, name)
-    _, _, notes = files["README.md"].partition("## About\n\n")
-    template = TEMPLATES[kind]
-    commands = [
-        f"dingsdk new plugin {kind} {name}",
-        f"pip install './{folder}[test]'",
-        f"pytest {folder}",
-        f"dingsdk check {folder}",
-        f"dingsdk train {folder}/example.yaml --mode {template.mode}",
-    ]
+    commands = [f"dingsdk new plugin {kind} {name}", *next_steps(kind, name, f"./{folder}")]
     shown = {
         "The plugin": ("python", f"{module}/__init__.py"),
-        "Its tests": ("python", "tests/test_rules.py"),
         "A config that uses it": ("yaml", "example.yaml"),
     }
-    more = _MORE.get(kind)
     noun = kind.replace("-", " ")
     parts = [
-        notes.strip(),
         "These commands write a working package, install it, run its tests, check it against the "
-        "rules of its\nkind, and train with it. Then change its code.",
+        "rules of its\nkind, and use it. Then change its code.",
         "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```",
         *(
             f"## {title}\n\n```{language} file={folder}/{path}\n{files[path]}```"
             for title, (language, path) in shown.items()
         ),
-        *([f"## More\n\n{more}"] if more else []),
+        f"## More\n\n{_MORE[kind]}",
     ]
     note = "<!-- Written by docs/generate.py; change the template instead. -->"
     title = f"# Write {_article(noun)} {noun}"

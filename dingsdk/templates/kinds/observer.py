@@ -3,8 +3,8 @@
 Its functions have the names of hooks, and take only the arguments that they need. The reference page of
 hooks lists all hooks, with the process and thread in which each is called. While it is installed, an
 observer is loaded in every process of each run. To turn it off, set
-`DINGSDK_DISABLED_PLUGINS=dingsdk-rl-plugin-name`. An exception is logged with the observer's name, and the run continues. Keep it fast, because the run
-waits for it.
+`DINGSDK_DISABLED_PLUGINS=dingsdk-rl-plugin-name`.
+An exception is logged with the observer's name, and the run continues. Keep it fast: the run waits for it.
 """
 
 from __future__ import annotations
