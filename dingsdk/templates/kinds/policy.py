@@ -8,8 +8,10 @@ declares the optional capabilities; remove those that your policy does not have.
 
     policy:
       type: plugin_name
+      collect:
+        n_sample: 64
       learn:
-        learning_rate: 0.001
+        update_per_collect: 8
     system:
       max_env_steps: 20000
 """
