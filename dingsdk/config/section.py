@@ -191,6 +191,8 @@ def rebase(section: type[Section], base: type[Section], name: str) -> type[Secti
                 kind = rebase(field.section, theirs.section, inner)
             elif isinstance(default or {}, Mapping):
                 kind = derive(theirs.section, default or {}, inner)
+        elif theirs is not None and field.type in (Any, dict[str, Any], *_PLAIN):  # less exact
+            kind = theirs.type
         own.append((field.name, kind, default))
     return _extend(base, own, name)
 

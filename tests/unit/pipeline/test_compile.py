@@ -1321,7 +1321,8 @@ def test_empty_section_of_a_plain_config_has_the_defaults(own: str, empty: Any) 
         "policy": (DQNPolicy,),
         "configurable": (Configurable,),
     }
-    paths = [*PLAIN, *(f"{key}.{name}" for key in PLAIN for name in PLAIN[key] if key != "model")]
+    inner = [(key, name) for key in PLAIN for name, value in PLAIN[key].items() if value == {}]
+    paths = [*PLAIN, *map(".".join, inner), "learn.learner", "other.replay_buffer"]
     for path in ["", *paths]:
         if path == "model" and empty is None:
             continue
@@ -1338,3 +1339,14 @@ def test_empty_section_of_a_plain_config_has_the_defaults(own: str, empty: Any) 
         assert cfg.policy.collect.collector.type == "sample", path
         assert buffer.replay_buffer_size == 70 or path.startswith("other"), path
         assert learner.train_iterations == 7 or path.startswith("learn"), path
+
+
+@pytest.mark.parametrize("base", [object, DQNPolicy, Configurable])
+@pytest.mark.parametrize("value", [None, {}, 0])
+def test_wrong_default_of_a_plain_config_is_refused(base: type, value: Any) -> None:
+    config = {"learn": {"batch_size": value}}
+    policy = type("Plain", (base,), {"config": config, "learn_mode": 1, "collect_mode": 1})
+    policy.eval_mode = 1  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigError, match="batch_size: expected a whole number.*its default"):
+        compile_config(MINIMAL, policy=policy)
