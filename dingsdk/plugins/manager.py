@@ -595,11 +595,13 @@ class PluginManager:
         return take_snapshot(self, without)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Register the types of a snapshot in this process.
+        """Register the types of a snapshot in this process, and set its log level.
 
         If a plugin cannot be loaded here, the error is logged; with ``DINGSDK_STRICT_PLUGINS``, it
         is raised. The types of such a plugin are still declared; using them raises an error.
         """
+        if snapshot.log_level:
+            logging.getLogger("dingsdk").setLevel(snapshot.log_level)
         for module, owner in snapshot.modules:
             with self._reported():
                 self.load(module, owner)
