@@ -75,6 +75,9 @@ from dingsdk.worker.learner.hooks import SHORT_HOOKS, HookEntry
 from dingsdk.worker.replay_server import ReplayServer
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+from api import module_text  # noqa: E402 - beside this file, which tests run by its path
+
 MODULES = (
     "dingsdk",
     "dingsdk.config",
@@ -117,7 +120,7 @@ def pages() -> dict[str, str]:
         "part-rules.md": part_rules_page(),
         "extension-rules.md": extension_rules_page(),
         **_rule_pages(),
-        **{f"api/{module}.md": api_page(module) for module in MODULES},
+        **{f"api/{module}.md": _page(f"`{module}`", module_text(module)) for module in MODULES},
     }
 
 
@@ -174,25 +177,6 @@ _MORE = {
     "observer": _RULES_OF.format("extension", "observer")
     + " [The hooks](../../reference/hooks.md) are what an observer can implement.",
 }
-
-
-def api_page(module: str) -> str:
-    """Return the page of a public module: one directive per name, which the site expands."""
-    found = importlib.import_module(module)
-    names = [
-        name
-        for name in getattr(found, "__all__", None) or sorted(vars(found))
-        if not name.startswith("_") and _is_of(found, name)
-    ]
-    parts = [inspect.getdoc(found) or "", *(f"::: {module}.{name}" for name in names)]
-    return _page(f"`{module}`", "\n\n".join(parts))
-
-
-def _is_of(module: Any, name: str) -> bool:
-    """Return whether a module exports a name; without ``__all__`` it exports its own classes."""
-    if hasattr(module, "__all__"):
-        return True
-    return getattr(getattr(module, name), "__module__", None) == module.__name__
 
 
 OBSERVATIONS = {
