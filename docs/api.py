@@ -119,7 +119,8 @@ def _markdown(doc: str) -> str:
         found = re.search(r"^(?=\S)", body, re.MULTILINE)
         inside, after = (body[: found.start()], body[found.start() :]) if found else (body, "")
         if title.startswith("Example"):
-            parts.append(inspect.cleandoc(inside))
+            code = inspect.cleandoc(inside)
+            parts.append(f"```python\n{code}\n```" if code.startswith(">>>") else code)
         elif title in ("Returns", "Yields"):
             parts.append(" ".join(inside.split()))
         else:

@@ -48,8 +48,13 @@ def test_public_names_are_described_in_the_files(pages: dict[str, str]) -> None:
             name, _, body = entry.partition("\n")
             assert body.strip(), f"{page}: {name}"
             assert " at 0x" not in body, f"{page}: {name}"
-    config = pages["api/dingsdk.worker.md"].partition("`NaiveReplayBuffer`")[2]
-    assert "**Args**" in config.split("\n## ")[0]
+    (entry,) = (
+        entry
+        for entry in pages["api/dingsdk.worker.md"].split("\n## ")
+        if entry.startswith('<a id="dingsdk.worker.NaiveReplayBuffer">')
+    )
+    assert "class NaiveReplayBuffer(" in entry
+    assert "**Args**" in entry
 
 
 def test_every_hook_kind_and_error_is_described(pages: dict[str, str]) -> None:
