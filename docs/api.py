@@ -39,7 +39,7 @@ def _described(anchor: str, name: str, found: Any) -> Iterator[str]:
         yield f"`{type(found).__name__}`. {_constant_docs().get(name, '')}".strip()
         return
     prefix = "class " if inspect.isclass(found) else ""
-    yield f"```python\n{prefix}{name}{_signature(found)}\n```"
+    yield f"```py\n{prefix}{name}{_signature(found)}\n```"
     yield _markdown(_own_doc(found))
     for member, value in vars(found).items() if inspect.isclass(found) else ():
         function = getattr(value, "__func__", getattr(value, "fget", value))
@@ -52,7 +52,7 @@ def _described(anchor: str, name: str, found: Any) -> Iterator[str]:
             yield f"### `{name}.{member}` (property)"
         elif inspect.isfunction(function):
             yield f"### `{name}.{member}`"
-            yield f"```python\n{member}{_signature(function)}\n```"
+            yield f"```py\n{member}{_signature(function)}\n```"
         else:
             continue
         yield _markdown(doc)
@@ -120,7 +120,7 @@ def _markdown(doc: str) -> str:
         inside, after = (body[: found.start()], body[found.start() :]) if found else (body, "")
         if title.startswith("Example"):
             code = inspect.cleandoc(inside)
-            parts.append(f"```python\n{code}\n```" if code.startswith(">>>") else code)
+            parts.append(f"```py\n{code}\n```" if code.startswith(">>>") else code)
         elif title in ("Returns", "Yields"):
             parts.append(" ".join(inside.split()))
         else:
