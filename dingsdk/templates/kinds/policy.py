@@ -76,7 +76,7 @@ class PluginNamePolicy(BasePolicy):
             self.device
         )
         if self.learns:
-            self.optimizer = torch.optim.Adam(self.net.parameters(), self.section.learn.learning_rate)
+            self.optimizer: Any = torch.optim.Adam(self.net.parameters(), self.section.learn.learning_rate)
 
     def state(self) -> Mapping[str, Stateful]:
         return {"model": self.net, **({"optimizer": self.optimizer} if self.learns else {})}
@@ -118,7 +118,7 @@ class PluginNamePolicy(BasePolicy):
         values = self.net(batch["obs"].float()).gather(1, chosen).squeeze(1)
         loss = nn.functional.smooth_l1_loss(values, self.target(batch))
         self.optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         self.optimizer.step()
         return {"total_loss": float(loss.detach())}
 
