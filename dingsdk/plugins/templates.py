@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-import yaml
-
 from dingsdk.config import deep_merge_dicts
 from dingsdk.errors import ConfigError, RunFolderError, listing, nearest_name
 from dingsdk.plugins.discovery import version_of
@@ -98,6 +96,8 @@ def next_steps(kind: str, name: str, folder: str) -> list[str]:
 
 def render(kind: str, name: str) -> dict[str, str]:
     """Return the files of a new package, by their path; raises the errors of ``new_plugin``."""
+    import yaml  # not at the top: `dingsdk --help` imports this module
+
     template = TEMPLATES.get(kind)
     if template is None:
         nearest = nearest_name(kind, TEMPLATES)
