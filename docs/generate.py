@@ -48,7 +48,7 @@ from dingsdk.plugins import (
 )
 from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.switches import VARIABLES
-from dingsdk.plugins.templates import render
+from dingsdk.plugins.templates import next_steps, render
 from dingsdk.policy import BasePolicy
 from dingsdk.policy.sections import PolicySection
 from dingsdk.testing import (
@@ -74,6 +74,10 @@ from dingsdk.worker.learner.hooks import SHORT_HOOKS, HookEntry
 from dingsdk.worker.replay_server import ReplayServer
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+from api import module_text  # noqa: E402 - beside this file, which tests run by its path
+from house import picture  # noqa: E402
+
 MODULES = (
     "dingsdk",
     "dingsdk.config",
@@ -120,7 +124,7 @@ def pages() -> dict[str, str]:
         "part-rules.md": part_rules_page(),
         "extension-rules.md": extension_rules_page(),
         **_rule_pages(),
-        **{f"api/{module}.md": api_page(module) for module in MODULES},
+        **{f"api/{module}.md": _page(f"`{module}`", module_text(module)) for module in MODULES},
     }
 
 
@@ -134,32 +138,21 @@ def template_page(kind: str) -> str:
     name = f"my-{kind}"
     folder, module = f"dingsdk-rl-{name}", f"dingsdk_{name.replace('-', '_')}"
     files = render(kind, name)
-    _, _, notes = files["README.md"].partition("## About\n\n")
-    template = TEMPLATES[kind]
-    commands = [
-        f"dingsdk new plugin {kind} {name}",
-        f"pip install './{folder}[test]'",
-        f"pytest {folder}",
-        f"dingsdk check {folder}",
-        f"dingsdk train {folder}/example.yaml --mode {template.mode}",
-    ]
+    commands = [f"dingsdk new plugin {kind} {name}", *next_steps(kind, name, f"./{folder}")]
     shown = {
         "The plugin": ("python", f"{module}/__init__.py"),
-        "Its tests": ("python", "tests/test_rules.py"),
         "A config that uses it": ("yaml", "example.yaml"),
     }
-    more = _MORE.get(kind)
     noun = kind.replace("-", " ")
     parts = [
-        notes.strip(),
         "These commands write a working package, install it, run its tests, check it against the "
-        "rules of its\nkind, and train with it. Then change its code.",
+        "rules of its\nkind, and use it. Then change its code.",
         "```console\n" + "\n".join(f"$ {command}" for command in commands) + "\n```",
         *(
             f"## {title}\n\n```{language} file={folder}/{path}\n{files[path]}```"
             for title, (language, path) in shown.items()
         ),
-        *([f"## More\n\n{more}"] if more else []),
+        f"## More\n\n{_MORE[kind]}",
     ]
     note = "<!-- Written by docs/generate.py; change the template instead. -->"
     title = f"# Write {_article(noun)} {noun}"
@@ -188,25 +181,6 @@ _MORE = {
     "observer": _RULES_OF.format("extension", "observer")
     + " [The hooks](../../reference/hooks.md) are what an observer can implement.",
 }
-
-
-def api_page(module: str) -> str:
-    """Return the page of a public module: one directive per name, which the site expands."""
-    found = importlib.import_module(module)
-    names = [
-        name
-        for name in getattr(found, "__all__", None) or sorted(vars(found))
-        if not name.startswith("_") and _is_of(found, name)
-    ]
-    parts = [inspect.getdoc(found) or "", *(f"::: {module}.{name}" for name in names)]
-    return _page(f"`{module}`", "\n\n".join(parts))
-
-
-def _is_of(module: Any, name: str) -> bool:
-    """Return whether a module exports a name; without ``__all__`` it exports its own classes."""
-    if hasattr(module, "__all__"):
-        return True
-    return getattr(getattr(module, name), "__module__", None) == module.__name__
 
 
 OBSERVATIONS = {
@@ -865,6 +839,8 @@ def main() -> int:
         if not is_check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
+    if not is_check:  # the numbers of lines change with each edit, so they are not checked
+        (DOCS / "images" / "house.svg").write_text(picture(), encoding="utf-8")
     if is_check and stale:
         sys.stderr.write(f"out of date: {', '.join(stale)}; run `make docs`\n")
         return 1

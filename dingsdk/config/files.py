@@ -243,8 +243,10 @@ def apply_set(cfg: dict[str, Any], assignment: str) -> dict[str, Any]:
         check_bounds(value)
     except (yaml.YAMLError, ConfigError) as error:
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        if isinstance(error, yaml.YAMLError):
+            problem = f"the value is no YAML ({problem}); quote it"
         raise ConfigError(
-            f"cannot set {shown}: the value is no YAML ({problem}); quote it",
+            f"cannot set {shown}: {problem}",
             path=".".join(keys),
             assignment=assignment,
         ) from error

@@ -35,7 +35,7 @@ from dingsdk.pipeline.sections import EnvSection, RunSection
 from dingsdk.plugins import ask, default_manager
 from dingsdk.plugins.discovery import SHIPPED, install_command
 from dingsdk.plugins.interfaces import check_interface
-from dingsdk.plugins.kinds import OBSERVERS
+from dingsdk.plugins.kinds import OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.runtime.files import ensure_dir
 
 _log = logging.getLogger(__name__)
@@ -130,6 +130,10 @@ def compile_config(
             **named["replay_buffer"],
         }
     _derive(compiled, user)
+    path = "policy.learn.learner.hook"  # learners find their hooks themselves
+    for name, hook in (find(compiled, path) or {}).items():
+        if isinstance(hook, Mapping) and isinstance(hook.get("type"), str):
+            find_class.check_shadowed("learner_hooks", hook["type"], f"{path}.{name}")
     found = find_class.found
     names: Sequence[str] = ()
     if mode != "eval":
@@ -231,6 +235,7 @@ class _ClassFinder:
         """The classes that were found, by the config path of their part."""
         self._own = own
         self._mode = mode
+        self._told: set[tuple[str, str]] = set()
         self._manager = default_manager()
 
     def __call__(self, kind: str, type_key: Any, import_names: Sequence[str], path: str) -> Any:
@@ -243,6 +248,7 @@ class _ClassFinder:
             cls = self._own.get((kind, path))
             if cls is None:
                 cls = self._manager.get(kind, type_key, import_names, path)
+                self.check_shadowed(kind, type_key, path)
         except (UnknownPluginError, PluginLoadError) as error:
             if self._needs(kind, error):
                 raise
@@ -252,6 +258,21 @@ class _ClassFinder:
             check_interface(kind, type_key, cls, path)
         self.found[path] = cls
         return cls
+
+    def check_shadowed(self, kind: str, type_key: str, path: str) -> None:
+        """Warn if an installed type has the key of the type of dingsdk that a config gets."""
+        if (kind, type_key) in self._told:
+            return
+        self._told.add((kind, type_key))
+        if others := self._manager.shadowed(kind, type_key):
+            own = f"{type_key}@{OWN_DISTRIBUTION}"
+            text = (
+                f"{path}.type: {type_key!r} names a type of dingsdk and an installed one; the run "
+                f"uses that of dingsdk. To choose, write {' or '.join([own, *others])}"
+            )
+            if self._manager.switches.strict:
+                raise PluginLoadError(text, plugin=others[0], kind=kind, reason="shadowed")
+            _log.warning(text)
 
     def _needs(self, kind: str, error: Exception) -> bool:
         if self._mode == "serial":

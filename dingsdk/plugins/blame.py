@@ -16,7 +16,17 @@ _CONTRACT = "dingsdk.worker.comm.transport"
 
 def error_text(error: BaseException) -> str:
     """Return the class and the text of an exception, and the part of a plugin that raised it."""
-    return f"{type(error).__name__}: {error}{raised_in(error)}"
+    return encodable(f"{type(error).__name__}: {error}{raised_in(error)}")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception as a text that messages can carry."""
+    return encodable("".join(traceback.format_exception(error)))
+
+
+def encodable(text: str) -> str:
+    """Escape lone surrogates, as of file names that are not UTF-8: messages cannot carry them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def raised_in(error: BaseException) -> str:

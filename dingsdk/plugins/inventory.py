@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -108,16 +109,18 @@ def _registered(kind: str, key: str, entry: Entry, version: str | None) -> Plugi
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The registered types, as plain text that can be sent to child processes.
+    """The registered types and the log level, as plain data that can be sent to child processes.
 
     Attributes:
         modules: (module, owner) of the plugins to load again, in order.
         entries: (kind, type key, owner, ``module:qualname``) of all registered types that are
             not built in and that another process can import.
+        log_level: Level of the logger ``dingsdk``; 0 if none was set.
     """
 
     modules: tuple[tuple[str, str], ...]
     entries: tuple[tuple[str, str, str, str], ...]
+    log_level: int = 0
 
 
 def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
@@ -141,7 +144,7 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
         for kind, key, entry in added_entries(manager)
         if (place := entry.place or _importable_place(entry.target)) is not None
     ]
-    return Snapshot(tuple(modules), tuple(entries))
+    return Snapshot(tuple(modules), tuple(entries), logging.getLogger("dingsdk").level)
 
 
 def _importable_place(target: object) -> str | None:

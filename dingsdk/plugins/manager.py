@@ -34,7 +34,7 @@ from dingsdk.plugins.builtins import BUILTINS
 from dingsdk.plugins.discovery import SHIPPED, Advert, discover, install_command
 from dingsdk.plugins.hooks import Answers, Observers
 from dingsdk.plugins.inventory import PluginInfo, Snapshot, list_plugins, take_snapshot
-from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS
+from dingsdk.plugins.kinds import API_VERSION, KINDS, NAMES, OBSERVERS, OWN_DISTRIBUTION
 from dingsdk.plugins.registry import Registry, Transaction, place_of, transaction, unknown
 from dingsdk.plugins.switches import Switches, is_named
 
@@ -144,6 +144,14 @@ class PluginManager:
     def why_not(self, advert: Advert) -> str | None:
         """Return why an advertised plugin may not be loaded (switch or contract), or None."""
         return self.switches.why_not(advert.names) or advert.misfit
+
+    def shadowed(self, kind: str, type_key: str) -> list[str]:
+        """Return ``key@distribution`` of each installed type whose key names a type of dingsdk."""
+        entry = self.registry(kind).entry(type_key)
+        if entry is None or entry.owner != OWN_DISTRIBUTION:
+            return []
+        found = [a for a in self.adverts(kind, type_key) if self.why_not(a) is None]
+        return [f"{advert.key}@{advert.distribution}" for advert in found]
 
     def plugins(self) -> list[PluginInfo]:
         """Return all types and their providers, built-in ones too; imports nothing."""
@@ -587,11 +595,13 @@ class PluginManager:
         return take_snapshot(self, without)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Register the types of a snapshot in this process.
+        """Register the types of a snapshot in this process, and set its log level.
 
         If a plugin cannot be loaded here, the error is logged; with ``DINGSDK_STRICT_PLUGINS``, it
         is raised. The types of such a plugin are still declared; using them raises an error.
         """
+        if snapshot.log_level:
+            logging.getLogger("dingsdk").setLevel(snapshot.log_level)
         for module, owner in snapshot.modules:
             with self._reported():
                 self.load(module, owner)

@@ -71,7 +71,7 @@ def named_secret(environ: Mapping[str, str] = os.environ) -> Secret | None:
     if FILE_VARIABLE in environ:
         return _read(Path(environ[FILE_VARIABLE]), is_explicit=True)
     if VARIABLE in environ:
-        return Secret(environ[VARIABLE].strip().encode(), source=VARIABLE, is_explicit=True)
+        return Secret(os.fsencode(environ[VARIABLE].strip()), source=VARIABLE, is_explicit=True)
     return None
 
 

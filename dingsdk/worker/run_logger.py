@@ -34,20 +34,21 @@ class RunLogger(logging.Logger):
     """The text log of one component; ``close()`` releases its file.
 
     It is not registered with :mod:`logging`, so two runs in one process never share handlers.
-    Records also reach the handlers that the user added to the ``dingsdk`` logger.
+    The file gets every record of ``level`` and above. Handlers of the process get those that the
+    level of the logger ``dingsdk`` (or of ``dingsdk.run``, or of the root) admits.
 
     Args:
-        name: Shown to handlers as the logger's name.
+        name: The component; handlers see the logger ``dingsdk.run.{name}``.
         file: Text file to append to, or None to write no file.
-        level: Lowest level that is logged.
+        level: Lowest level that is written to the file.
 
     Raises:
         RunFolderError: ``file`` cannot be opened for writing.
     """
 
     def __init__(self, name: str, file: Path | None, level: int = logging.INFO) -> None:
-        super().__init__(name, level)
-        self.parent = logging.getLogger("dingsdk.run")
+        super().__init__(f"dingsdk.run.{name}", level)
+        self.parent: logging.Logger = logging.getLogger("dingsdk.run")
         self._file_handler: _TextFile | None = None
         if file is not None:
             try:
@@ -55,6 +56,14 @@ class RunLogger(logging.Logger):
             except OSError as error:
                 raise folder_error("write", file, error) from error
             self.addHandler(self._file_handler)
+
+    def callHandlers(self, record: logging.LogRecord) -> None:  # noqa: N802 - name of the base
+        for handler in self.handlers:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+        # The base class would not ask for the level of the parent.
+        if self.propagate and self.parent.isEnabledFor(record.levelno):
+            self.parent.callHandlers(record)
 
     def get_tabulate_vars(self, variables: Mapping[str, Any]) -> str:
         """Return ``variables`` as a text table, one variable a line."""

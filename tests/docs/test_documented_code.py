@@ -152,7 +152,8 @@ class Reader:
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def install(self, sources: list[str]) -> None:
-        sources = [each.removesuffix("[test]") for each in sources]  # they are installed already
+        # Editable installs need no other folder, and the extras are installed already.
+        sources = [each.removesuffix("[test]") for each in sources if each != "-e"]
         if not all((self.folder / source).is_dir() for source in sources):
             # A folder of this repository, which is installed already.
             missing = [each for each in sources if not (ROOT / each / "pyproject.toml").is_file()]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dingsdk.config import (
     to_easydict,
     to_plain,
 )
-from dingsdk.config.plain import find, flatten, put
+from dingsdk.config.plain import check_bounds, find, flatten, put
 from dingsdk.errors import ConfigError, ConfigTypeError, RunFolderError
 
 SCALARS = (
@@ -420,3 +421,18 @@ def test_put_creates_sections_and_does_not_replace_other_values() -> None:
         put(cfg, path, 5)
 
     assert cfg == {"a": {"b": 1, "c": 5}, "n": {"m": 5}, "x": {"y": {"z": 5}}, "top": 5}
+
+
+@pytest.mark.parametrize(
+    "value", ["\ud800", ["\udcff"], {"\ud800": 1}, {"a": [{"b": "x\udfffy"}]}, {"é\ud800": {}}]
+)
+def test_text_that_no_file_can_hold_is_refused(value: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"env": value}))
+    for read in (
+        lambda: apply_set({}, f"env.x={json.dumps(value)}"),
+        lambda: load_config(file),
+        lambda: check_bounds({"env": value}),
+    ):
+        with pytest.raises(ConfigError, match=r"env.*half of a surrogate pair"):
+            read()

@@ -9,7 +9,6 @@ import signal
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +24,7 @@ from dingsdk.data import SampleBatch, decode_frame, encode_frame
 from dingsdk.data.seeding import derive_seed
 from dingsdk.errors import ConfigError, WorkerCrashedError
 from dingsdk.plugins import Snapshot, default_manager
-from dingsdk.plugins.blame import error_text
+from dingsdk.plugins.blame import error_text, traceback_text
 from dingsdk.policy import LearnMode, create_policy
 from dingsdk.policy.threads import policy_threads, torch_threads
 from dingsdk.runtime.deadline import Closing, set_patience
@@ -552,7 +551,7 @@ def merge_logs(logs: Sequence[Any]) -> Any:
 
 def _send_failure(link: Connection, error: BaseException) -> None:
     text = f"failed: {error_text(error)}"
-    _send(link, _FAILED, [text, "".join(traceback.format_exception(error))])
+    _send(link, _FAILED, [text, traceback_text(error)])
 
 
 def _send(link: Connection, name: str, value: Any) -> None:

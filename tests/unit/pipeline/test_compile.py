@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from dingsdk.config import (
     save_config,
     to_plain,
 )
+from dingsdk.config.plain import put
 from dingsdk.errors import (
     CheckpointMissingError,
     ConfigError,
@@ -1368,3 +1370,53 @@ def test_kind_of_buffer_that_an_on_policy_run_does_not_use_is_refused(
     with pytest.raises(ConfigError, match="'ppo' trains on its newest samples without") as caught:
         compile_run("cartpole-ppo", mode, None, [f"{path}={kind}"], 0)
     assert caught.value.path == path
+
+
+PLAIN: dict[str, Any] = {
+    "model": {"obs_shape": 4},
+    "learn": {"batch_size": 8, "learner": {"train_iterations": 7}},
+    "collect": {"n_sample": 16, "collector": {}},
+    "eval": {"evaluator": {"eval_freq": 50}},
+    "other": {"replay_buffer": {"replay_buffer_size": 70}, "commander": {}},
+}
+"""The config of a policy as a plain dict. It names only what differs from the defaults."""
+
+
+@pytest.mark.parametrize("own", ["class", "policy", "configurable"])
+@pytest.mark.parametrize("empty", [{}, None])
+def test_empty_section_of_a_plain_config_has_the_defaults(own: str, empty: Any) -> None:
+    modes: dict[str, Any] = dict.fromkeys(("learn_mode", "collect_mode", "eval_mode"))
+    bases: dict[str, tuple[type, ...]] = {
+        "class": (),
+        "policy": (DQNPolicy,),
+        "configurable": (Configurable,),
+    }
+    inner = [(key, name) for key in PLAIN for name, value in PLAIN[key].items() if value == {}]
+    paths = [*PLAIN, *map(".".join, inner), "learn.learner", "other.replay_buffer"]
+    for path in ["", *paths]:
+        if path == "model" and empty is None:
+            continue
+        config = copy.deepcopy(PLAIN)
+        if path:
+            put(config, path, empty)
+        policy = type("Plain", bases[own], {"config": config, **modes})
+
+        user = {"env": {"env_id": "CartPole-v1"}, "policy": {"collect": {"n_sample": 16}}}
+        cfg = compile_config(user, policy=policy)
+
+        buffer, learner = cfg.policy.other.replay_buffer, cfg.policy.learn.learner
+        assert (buffer.type, learner.type) == ("naive", "base"), path
+        assert cfg.policy.collect.collector.type == "sample", path
+        assert buffer.replay_buffer_size == 70 or path.startswith("other"), path
+        assert learner.train_iterations == 7 or path.startswith("learn"), path
+
+
+@pytest.mark.parametrize("base", [object, DQNPolicy, Configurable])
+@pytest.mark.parametrize("value", [None, {}, 0])
+def test_wrong_default_of_a_plain_config_is_refused(base: type, value: Any) -> None:
+    config = {"learn": {"batch_size": value}}
+    policy = type("Plain", (base,), {"config": config, "learn_mode": 1, "collect_mode": 1})
+    policy.eval_mode = 1  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigError, match=r"batch_size: expected a whole number.*its default"):
+        compile_config(MINIMAL, policy=policy)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from dingsdk.data import decode_message, encode_message
 from dingsdk.errors import ConfigError, WorkerLostError
 from dingsdk.plugins import PluginManager, Switches, use_manager
-from dingsdk.plugins.blame import raised_in, registered_as
+from dingsdk.plugins.blame import error_text, raised_in, registered_as, traceback_text
 from dingsdk.worker.comm import PolicyStore
 
 
@@ -175,3 +176,14 @@ def test_error_not_caused_by_a_store_does_not_name_its_transport(
     assert suffix(publishing(CORE["Base"]().draw)) == ""
     assert [suffix(publishing(Helper().refuse, cls)) for cls in elsewhere] == ["", ""]
     assert suffix(Helper().refuse) == ""
+
+
+def test_text_of_an_error_can_be_sent_whatever_its_message_has() -> None:
+    try:
+        raise ValueError("no file a\udcff")
+    except ValueError as error:
+        texts = error_text(error), traceback_text(error)
+
+    for text in texts:
+        assert "\\udcff" in text
+        assert decode_message(encode_message({"text": text})) == {"text": text}
