@@ -85,7 +85,6 @@ MODULES = (
     "dingsdk.plugins",
     "dingsdk.policy",
     "dingsdk.testing",
-    "dingsdk.testing.simulation",
     "dingsdk.worker",
     "dingsdk.worker.comm",
     "dingsdk.worker.coordinator",

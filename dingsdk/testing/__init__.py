@@ -6,12 +6,10 @@
 
 ``BufferMachine`` compares a buffer with a simple model in random sequences of calls, and
 ``StopAndGo`` an interrupted run with a whole one. ``FaultProxy`` simulates a bad network in front
-of an endpoint, and ``failing_calls`` a bad disk. ``recorded_writes`` records which files were
-synced to disk, and ``open_files`` counts the open files. ``Simulation`` runs a whole parallel run
-in virtual time, with faults that a seed determines.
+of an endpoint, and ``open_files`` counts the open files.
 
 Names are imported when they are first used: the contract classes need pytest, the machine needs
-Hypothesis, simulations need greenlet, and the others none of these.
+Hypothesis, and the others neither.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dingsdk.testing.bench import open_files as open_files
     from dingsdk.testing.buffer_machine import BufferMachine as BufferMachine
     from dingsdk.testing.buffer_rules import BUFFER_CAPABILITIES as BUFFER_CAPABILITIES
     from dingsdk.testing.buffer_rules import BUFFER_RULES as BUFFER_RULES
@@ -59,10 +58,6 @@ if TYPE_CHECKING:
     from dingsdk.testing.fault_proxy import Fault as Fault
     from dingsdk.testing.fault_proxy import FaultProxy as FaultProxy
     from dingsdk.testing.fault_proxy import seeded_faults as seeded_faults
-    from dingsdk.testing.os_calls import WriteLog as WriteLog
-    from dingsdk.testing.os_calls import failing_calls as failing_calls
-    from dingsdk.testing.os_calls import open_files as open_files
-    from dingsdk.testing.os_calls import recorded_writes as recorded_writes
     from dingsdk.testing.part_rules import PART_RULES as PART_RULES
     from dingsdk.testing.part_rules import check_part as check_part
     from dingsdk.testing.plugin_check import PluginReport as PluginReport
@@ -83,11 +78,6 @@ if TYPE_CHECKING:
     from dingsdk.testing.rules import RULES as RULES
     from dingsdk.testing.rules import check_rule as check_rule
     from dingsdk.testing.rules import check_transport as check_transport
-    from dingsdk.testing.simulation import SampleOracle as SampleOracle
-    from dingsdk.testing.simulation import SimulatedFault as SimulatedFault
-    from dingsdk.testing.simulation import SimulatedTransport as SimulatedTransport
-    from dingsdk.testing.simulation import Simulation as Simulation
-    from dingsdk.testing.simulation import SimulationError as SimulationError
     from dingsdk.testing.stop_and_go import StopAndGo as StopAndGo
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -13,10 +13,10 @@ import pytest
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DataMissingError, ProtocolError, SchemaMismatchError
-from dingsdk.testing import failing_calls
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.storage import Rows
 from dingsdk.worker.replay_buffer.used_data import _RETRY_S, UsedData, UsedDataStats
+from tools.os_calls import failing_calls
 
 
 def rows_of(root: Path, *ids: Any) -> list[dict[str, Any]]:
