@@ -282,6 +282,20 @@ class PluginManager:
             )
         raise AttributeError(f"no plugin provides {name!r}")
 
+    def import_part(self, kind: str, type_key: str, import_names: Sequence[str] = ()) -> Any:
+        """Import the plugin of a part of any group of entry points, and return the part.
+
+        A part is what ``get`` or ``named`` returns, or the module of a plugin that only observes.
+        Raises their errors.
+        """
+        if kind == NAMES:
+            return self.named(type_key)
+        if kind != OBSERVERS:
+            return self.get(kind, type_key, import_names)
+        advert = self.adverts(kind, type_key)[0]
+        self.load(advert.module, advert.distribution, must_provide=True)
+        return importlib.import_module(advert.module)
+
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
         where = f"{config_path}.import_names" if config_path else "import_names"
         is_list = isinstance(import_names, list | tuple)
@@ -337,7 +351,7 @@ class PluginManager:
             f"{what} is provided by {first}, which is not loaded: {self.why_not(first)}",
             plugin=first.distribution,
             kind=first.kind,
-            reason="disabled" if self.switches.why_not(first.names) else "too new",
+            reason="disabled" if self.switches.why_not(first.names) else first.age,
         )
 
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:

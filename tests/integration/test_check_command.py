@@ -330,8 +330,8 @@ def test_missing_argument_is_named(provide: Provide) -> None:
 
     ((step, detail),) = failed("env_wrappers:mine")
 
-    assert step == "interface"
-    assert "missing a required argument: 'scale'" in detail
+    assert step == "build"
+    assert "missing 1 required positional argument: 'scale'" in detail
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import CheckpointVersionError, InvalidPriorityError, SchemaMismatchError
-from dingsdk.testing.bench import SPREADS, expect_alike
-from dingsdk.testing.buffer_bench import (
+from dingsdk.testing.buffer_rules.bench import (
     CAPACITY,
     WIDTH,
     BufferBench,
@@ -27,7 +26,8 @@ from dingsdk.testing.buffer_bench import (
     raises,
     update_of,
 )
-from dingsdk.testing.rule import RuleBroken, needs
+from dingsdk.testing.expect import SPREADS, expect_alike
+from dingsdk.testing.runner import RuleBroken, needs
 
 _ROWS = 20
 

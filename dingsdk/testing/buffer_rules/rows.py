@@ -10,8 +10,7 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, SchemaMismatchError
-from dingsdk.testing.bench import expect_alike
-from dingsdk.testing.buffer_bench import (
+from dingsdk.testing.buffer_rules.bench import (
     CAPACITY,
     BufferBench,
     expect,
@@ -21,8 +20,8 @@ from dingsdk.testing.buffer_bench import (
     raises,
     spoil,
 )
-from dingsdk.testing.rule import RuleBroken, needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect_alike, expect_same
+from dingsdk.testing.runner import RuleBroken, needs
 
 
 def rule_01_push_keeps_rows_in_order(bench: BufferBench) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import click
 from click.testing import CliRunner, Result
 
-from dingsdk.testing.bench import RuleBench, expect, expect_equal
+from dingsdk.testing.expect import expect, expect_equal
+from dingsdk.testing.runner import RuleBench
 
 SHORT_HELP_CHARS = 90
 

@@ -11,9 +11,8 @@ import numpy as np
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError, HookError
 from dingsdk.policy import create_policy
-from dingsdk.testing.bench import RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
+from dingsdk.testing.runner import RuleBench, needs
 from dingsdk.worker import BaseLearner, LearnerHook
 
 MakeHook = Callable[..., LearnerHook]
@@ -65,6 +64,11 @@ class HookBench(RuleBench[MakeHook]):
     def hook(self, position: str, priority: float = 50, **ext_args: Any) -> LearnerHook:
         """Return a fresh hook."""
         return self._make("rule", priority, position=position, ext_args=ext_args)
+
+    def build(self) -> Sequence[LearnerHook]:
+        hooks = [self.hook(position) for position in self.positions()]
+        self.train("build", hooks)
+        return hooks
 
     def positions(self) -> Sequence[str]:
         """Return the positions that the hook accepts."""

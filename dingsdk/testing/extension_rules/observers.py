@@ -14,10 +14,9 @@ import msgspec
 
 from dingsdk.plugins import PluginManager, Switches, use_manager
 from dingsdk.plugins.hooks import DECISIONS
-from dingsdk.testing.bench import Call, RuleBench, expect
+from dingsdk.testing.expect import Call, expect, expect_same
 from dingsdk.testing.extension_rules.learner_hooks import small_learner
-from dingsdk.testing.rule import RuleBroken
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.runner import RuleBench, RuleBroken
 from dingsdk.worker import SoloCommander
 from dingsdk.worker.comm.transport import TaskAnswer
 from dingsdk.worker.learner.checkpoint import SUFFIX, checkpoint_contents, save_checkpoint

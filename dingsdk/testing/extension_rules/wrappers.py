@@ -11,9 +11,8 @@ import numpy as np
 from dingsdk.data.pytree import flatten
 from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import DingError
-from dingsdk.testing.bench import RuleBench, expect, expect_equal
-from dingsdk.testing.rule import RuleBroken, needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.expect import expect, expect_equal, expect_same
+from dingsdk.testing.runner import RuleBench, RuleBroken, needs
 
 Env = gymnasium.Env[Any, Any]
 MakeWrapped = Callable[[Callable[[Env], Env]], Env]
@@ -43,6 +42,9 @@ class WrapperBench(RuleBench[MakeWrapped]):
     """The bench of a wrapper: makes wrapped envs."""
 
     witness: Witness
+
+    def build(self) -> Env:
+        return self.env()
 
     def env(self) -> Env:
         """Return a wrapped env; ``self.witness`` is between it and the wrapper."""

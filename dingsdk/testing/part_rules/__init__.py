@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from dingsdk.testing.part_rules import limiters, removers, samplers, storages
 from dingsdk.testing.part_rules.bench import MakePart, PartBench
-from dingsdk.testing.rule import ContractReport, RuleBook, collect
+from dingsdk.testing.runner import Contract, ContractReport, RuleBook, book_of, collect
 
 PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
     "storage": RuleBook(
@@ -63,4 +64,39 @@ def check_part(kind: str, make: MakePart, **options: Any) -> ContractReport:
             durable storage opens the rows that are in it.
         options: ``capabilities``, from ``PART_RULES[kind].known_capabilities``, and ``patience_s``.
     """
-    return PART_RULES[kind].check(make, **options)
+    return book_of(PART_RULES, kind).check(make, **options)
+
+
+class StorageContract(Contract):
+    """Contract tests of a storage; see ``PART_RULES["storage"].known_capabilities``."""
+
+    book = PART_RULES["storage"]
+    maker = "make_part"
+
+    def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
+        """Return a fresh part. Rules may call it more than once.
+
+        Args:
+            capacity: Maximum number of rows of the buffer.
+            seed: Seed of its random numbers.
+            folder: Folder for its files; a durable storage opens the rows that are in it.
+        """
+        raise self._missing("make_part(...)")
+
+
+class SamplerContract(StorageContract):
+    """Contract tests of a sampler; see ``PART_RULES["sampler"].known_capabilities``."""
+
+    book = PART_RULES["sampler"]
+
+
+class RemoverContract(StorageContract):
+    """Contract tests of a remover; see ``PART_RULES["remover"].known_capabilities``."""
+
+    book = PART_RULES["remover"]
+
+
+class LimiterContract(StorageContract):
+    """Contract tests of a limiter; see ``PART_RULES["limiter"].known_capabilities``."""
+
+    book = PART_RULES["limiter"]

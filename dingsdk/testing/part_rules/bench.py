@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.testing.bench import RuleBench
+from dingsdk.testing.runner import RuleBench
 
 CAPACITY = 8
 MakePart = Callable[[int, int, Path], Any]
@@ -20,6 +20,9 @@ class PartBench(RuleBench[MakePart]):
     """The bench of a part: makes parts, and closes them at the end."""
 
     _numbers = 0
+
+    def build(self) -> Any:
+        return self.part()
 
     def part(self, capacity: int = CAPACITY, seed: int = 0, folder: str = "") -> Any:
         """Return a new part; without ``folder`` it gets a new folder."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.expect import expect, expect_equal, raises
 from dingsdk.testing.part_rules.bench import PartBench
-from dingsdk.testing.rule import needs
+from dingsdk.testing.runner import needs
 
 _PUSH, _BATCH = 4, 8
 _MOST_ROWS = 100_000

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError
-from dingsdk.testing.bench import expect, expect_equal, raises
+from dingsdk.testing.expect import expect, expect_equal, expect_same, raises
 from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list
-from dingsdk.testing.rule import needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.runner import needs
 
 _SIZES = (3, 4, 1, 2, CAPACITY, 5, 1, 7, 3)
 """Sizes of pushes: the third fills the buffer, and the fourth overwrites the first rows."""

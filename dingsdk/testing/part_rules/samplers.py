@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
-from dingsdk.testing.bench import expect, expect_alike, expect_equal, raises
-from dingsdk.testing.buffer_bench import make_row
+from dingsdk.testing.buffer_rules.bench import make_row
+from dingsdk.testing.expect import expect, expect_alike, expect_equal, expect_same, raises
 from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list, positions
-from dingsdk.testing.rule import RuleBroken, needs
-from dingsdk.testing.samples import expect_same
+from dingsdk.testing.runner import RuleBroken, needs
 
 _POPULATION = 12
 _TIMES = 400

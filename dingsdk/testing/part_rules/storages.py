@@ -9,10 +9,10 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import SchemaMismatchError
-from dingsdk.testing.bench import expect, expect_equal, raises
-from dingsdk.testing.buffer_bench import WIDTH, make_row, numbers_of, spoil
+from dingsdk.testing.buffer_rules.bench import WIDTH, make_row, numbers_of, spoil
+from dingsdk.testing.expect import expect, expect_equal, raises
 from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list, positions
-from dingsdk.testing.rule import needs
+from dingsdk.testing.runner import needs
 
 
 class _Ring:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.testing.bench import Call, RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import RuleBroken
+from dingsdk.testing.expect import Call, expect, expect_equal, raises
+from dingsdk.testing.runner import RuleBench, RuleBroken
 from dingsdk.worker.replay_buffer import IBuffer
 
 __all__ = ["BufferBench", "Call", "expect", "expect_equal", "raises"]
@@ -38,6 +38,9 @@ class BufferBench(RuleBench[MakeBuffer]):
         for start in range(0, len(numbers), 4):
             self.push(buffer, *numbers[start : start + 4])
         return buffer
+
+    def build(self) -> Any:
+        return self.keep(self._make({}))
 
     def keep(self, made: Any) -> Any:
         """Return a buffer, and close it at the end; the close must return in time."""
