@@ -21,6 +21,7 @@ BUFFER_CAPABILITIES: Final[Mapping[str, str]] = {
         "`max_use` and `max_staleness` are settings."
     ),
     "proportional": "The priorities are proportional: a share is `priority ** alpha` of all.",
+    "own_law": "The draws of its sampler follow a law of their own: not uniform, not by priority.",
     "sequences": "`sample(size, sequence, ...)` gives stretches of rows that follow each other.",
     "windows": (
         "`sampler` takes `stride`, `burn_in`, `pad` and `trajectory`, as that of type `sequence`."

@@ -29,6 +29,7 @@ PART_RULES: Final[Mapping[str, RuleBook[MakePart]]] = {
             "distinct": "All pairs of rows are equally likely to be in a batch.",
             "priorities": "A `PrioritySampler`: it draws single rows by their priority.",
             "proportional": "A row's share of the draws is `priority ** alpha`.",
+            "own_law": "Its draws follow a law of their own, which its author tests.",
             "sequences": "A `SequenceSampler`: it draws runs of consecutive rows.",
         },
         PartBench,
