@@ -431,6 +431,7 @@ class BufferMachine(RuleBasedStateMachine):
         if held < max(size * length, self.min_size) or not allowed:
             expect_equal(found, None, f"{size} sequences of {length} of {self.model.rows}")
             return
+        expect(found is not None, f"no {size} sequences of {length} of {self.model.rows} came")
         if isinstance(found, SampleBatch):
             steps, mask = flat(found), found.columns.get("mask")
             expect_equal(mask is not None, self.windows["pad"], "whether there is a mask")
