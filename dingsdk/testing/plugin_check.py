@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
 from dingsdk.config import config_type, deep_merge_dicts, defaults_of
@@ -21,8 +20,8 @@ from dingsdk.testing.runner import (
     PATIENCE_S,
     ContractError,
     ContractReport,
-    RuleBook,
     RuleBroken,
+    book_of,
 )
 
 Outcome = Literal["ok", "failed", "skipped"]
@@ -251,9 +250,9 @@ def _interface(part: _Part) -> str:
 
 
 def _build(part: _Part) -> str:
-    if part.kind not in _RULES:
+    if part.kind not in _MAKERS:
         return ""
-    book, make = _rules_of(part)
+    book, make = book_of(part.kind), _MAKERS[part.kind](part)
     if part.kind == "env_wrappers":
         _check_wrapped_env(part)
     with (
@@ -268,25 +267,17 @@ def _build(part: _Part) -> str:
     return f"with {given or 'its defaults'}"
 
 
-def _rules_of(part: _Part) -> tuple[RuleBook[Any], Any]:
-    """Return the rules for a part, and the function with which they make it."""
-    place, maker = _RULES[part.kind]
-    module, _, name = place.partition("[")
-    found = resolve_name(f"dingsdk.testing.{module}")
-    return (found[name.rstrip("]")] if name else found), maker(part)
-
-
 def _hold_to_rules(part: _Part) -> Iterator[Step]:
     if getattr(part.target, "contract_capabilities", "") is None:
         yield Step(str(part), "rules", "skipped", "those of its kind are not for it, as it says")
         return
-    if part.kind not in _RULES:
+    if part.kind not in _MAKERS:
         if part.kind != NAMES:
             yield Step(str(part), "rules", "skipped", "there are none for its kind")
         return
     try:
-        book, make = _rules_of(part)
-        report = book.check(make, capabilities=part.capabilities)
+        make = _MAKERS[part.kind](part)
+        report = book_of(part.kind).check(make, capabilities=part.capabilities)
     except ContractError as error:
         report = error.facts["report"]
     except Exception as error:
@@ -395,32 +386,25 @@ def _drawing(part: _Part) -> Callable[..., Any]:
     return lambda capacity, seed, _folder: part.create({}, capacity, seed)
 
 
-# Kind -> (its rules in ``dingsdk.testing``, a function that returns how they make the part).
-_RULES: Mapping[str, tuple[str, Callable[[_Part], Any]]] = {
-    "transports": (
-        "transport_rules:TRANSPORT_BOOK",
-        lambda part: lambda run_dir: part.create({}, run_dir),
+# Kind -> a function that returns how its rules make the part.
+_MAKERS: Mapping[str, Callable[[_Part], Any]] = {
+    "transports": lambda part: lambda run_dir: part.create({}, run_dir),
+    "buffers": lambda part: part.create,
+    "storages": lambda part: (
+        lambda capacity, _, folder: part.create(_folder_of(part, folder), capacity)
     ),
-    "buffers": ("buffer_rules:BUFFER_BOOK", lambda part: part.create),
-    "storages": (
-        "part_rules:PART_RULES[storage]",
-        lambda part: lambda capacity, _, folder: part.create(_folder_of(part, folder), capacity),
-    ),
-    "samplers": ("part_rules:PART_RULES[sampler]", _drawing),
-    "removers": ("part_rules:PART_RULES[remover]", _drawing),
-    "limiters": (
-        "part_rules:PART_RULES[limiter]",
-        lambda part: lambda _, seed, __: part.create({}, seed),
-    ),
-    "collectors": ("collector_rules:COLLECTOR_BOOK", _serial),
-    "evaluators": ("evaluator_rules:EVALUATOR_BOOK", _serial),
-    "env_managers": ("env_rules:ENV_BOOK", _serial),
-    "policies": ("policy_rules:POLICY_BOOK", _policy_maker),
-    "commanders": ("commander_rules:COMMANDER_BOOK", lambda part: part.target),
-    "learner_hooks": ("extension_rules:EXTENSION_RULES[learner hook]", _hook_maker),
-    "env_wrappers": ("extension_rules:EXTENSION_RULES[wrapper]", _wrapper_maker),
-    "commands": ("extension_rules:EXTENSION_RULES[command]", lambda part: part.target),
-    OBSERVERS: ("extension_rules:EXTENSION_RULES[observer]", lambda part: part.target),
+    "samplers": _drawing,
+    "removers": _drawing,
+    "limiters": lambda part: lambda _, seed, __: part.create({}, seed),
+    "collectors": _serial,
+    "evaluators": _serial,
+    "env_managers": _serial,
+    "policies": _policy_maker,
+    "commanders": lambda part: part.target,
+    "learner_hooks": _hook_maker,
+    "env_wrappers": _wrapper_maker,
+    "commands": lambda part: part.target,
+    OBSERVERS: lambda part: part.target,
 }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -274,17 +275,38 @@ class RuleBook(Generic[_Make]):
             raise RuleBroken(f"a call hung: the check did not end within {limit_s:.0f} s")
 
 
-def book_of(books: Mapping[str, RuleBook[Any]], kind: str) -> RuleBook[Any]:
+_BOOKS: Mapping[str, str] = {
+    "transport": "transport_rules:TRANSPORT_BOOK",
+    "buffer": "buffer_rules:BUFFER_BOOK",
+    "storage": "part_rules.storages:STORAGE_BOOK",
+    "sampler": "part_rules.samplers:SAMPLER_BOOK",
+    "remover": "part_rules.removers:REMOVER_BOOK",
+    "limiter": "part_rules.limiters:LIMITER_BOOK",
+    "collector": "collector_rules:COLLECTOR_BOOK",
+    "evaluator": "evaluator_rules:EVALUATOR_BOOK",
+    "learner hook": "extension_rules.learner_hooks:HOOK_BOOK",
+    "policy": "policy_rules:POLICY_BOOK",
+    "env manager": "env_rules:ENV_BOOK",
+    "wrapper": "extension_rules.wrappers:WRAPPER_BOOK",
+    "commander": "commander_rules:COMMANDER_BOOK",
+    "command": "extension_rules.commands:COMMAND_BOOK",
+    "observer": "extension_rules.observers:OBSERVER_BOOK",
+}
+"""Kind -> the place of its rules in ``dingsdk.testing``; imported when they are needed."""
+
+
+def book_of(kind: str) -> RuleBook[Any]:
     """Return the rules for a kind; ``sampler`` and ``samplers``, as in ``KINDS``, are the same.
 
     Raises:
         UnknownPluginError: there are no rules for such a kind.
     """
-    names = {template.group: name.replace("-", " ") for name, template in TEMPLATES.items()}
-    name = names.get(kind, kind)
-    if name not in books:
-        raise unknown("kinds that have rules here", kind, sorted(books))
-    return books[name]
+    groups = {template.group: name.replace("-", " ") for name, template in TEMPLATES.items()}
+    name = groups.get(kind, kind)
+    if name not in _BOOKS:
+        raise unknown("kinds that have rules", kind, sorted(_BOOKS))
+    book: RuleBook[Any] = resolve_name(f"dingsdk.testing.{_BOOKS[name]}")
+    return book
 
 
 class Contract:

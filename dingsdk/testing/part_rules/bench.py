@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dingsdk.testing.runner import RuleBench
+from dingsdk.testing.runner import Contract, RuleBench
 
 CAPACITY = 8
 MakePart = Callable[[int, int, Path], Any]
@@ -41,3 +41,19 @@ def as_list(where: slice | NDArray[np.int64]) -> list[int]:
     """Return positions as a list of ints."""
     found = np.arange(where.start, where.stop) if isinstance(where, slice) else np.asarray(where)
     return [int(position) for position in found]
+
+
+class PartContract(Contract):
+    """Base class of the contract tests of the parts of a buffer."""
+
+    maker = "make_part"
+
+    def make_part(self, capacity: int, seed: int, folder: Path) -> Any:
+        """Return a fresh part. Rules may call it more than once.
+
+        Args:
+            capacity: Maximum number of rows of the buffer.
+            seed: Seed of its random numbers.
+            folder: Folder for its files; a durable storage opens the rows that are in it.
+        """
+        raise self._missing("make_part(...)")

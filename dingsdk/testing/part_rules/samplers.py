@@ -7,15 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dingsdk.errors import CheckpointCorruptError, CheckpointVersionError
 from dingsdk.testing.buffer_rules.bench import make_row
 from dingsdk.testing.expect import expect, expect_alike, expect_equal, expect_same, raises
-from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, as_list, positions
-from dingsdk.testing.runner import RuleBroken, needs
+from dingsdk.testing.part_rules.bench import CAPACITY, PartBench, PartContract, as_list, positions
+from dingsdk.testing.runner import RuleBook, RuleBroken, collect, needs
 
 _POPULATION = 12
 _TIMES = 400
@@ -301,3 +301,23 @@ def rule_14_starts_are_equally_likely(bench: PartBench) -> None:
         expect_alike(counts, len(expected), f"starts of sequences of {length}")
         expect_equal(sampler.count_starts(length), len(expected), f"count_starts({length})")
     expect_equal(sampler.draw(2, CAPACITY), None, "sequences longer than any trajectory")
+
+
+SAMPLER_BOOK: Final = RuleBook(
+    collect(__name__),
+    {
+        "rows": "A `RowSampler`: it draws single rows, all equally likely.",
+        "distinct": "All pairs of rows are equally likely to be in a batch.",
+        "priorities": "A `PrioritySampler`: it draws single rows by their priority.",
+        "proportional": "A row's share of the draws is `priority ** alpha`.",
+        "own_law": "Its draws follow a law of their own, which its author tests.",
+        "sequences": "A `SequenceSampler`: it draws runs of consecutive rows.",
+    },
+    PartBench,
+)
+
+
+class SamplerContract(PartContract):
+    """Contract tests of a sampler; see ``PART_RULES["sampler"].known_capabilities``."""
+
+    book = SAMPLER_BOOK
