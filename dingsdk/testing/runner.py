@@ -94,8 +94,8 @@ def collect(*modules: ModuleType | str) -> tuple[Rule, ...]:
                 continue
             text = inspect.getdoc(check) or ""
             title = text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
-            scope = [getattr(check, each, "") for each in ("needs", "unless")]
-            found.append(Rule(int(match[1]), name, title, text, *scope, check))
+            needed, unless = getattr(check, "needs", ""), getattr(check, "unless", "")
+            found.append(Rule(int(match[1]), name, title, text, needed, unless, check))
     return tuple(sorted(found, key=lambda rule: rule.number))
 
 
