@@ -45,8 +45,8 @@ from _replay.random_remover import RandomRemover
 
 from dingsdk import ReplayClient
 from dingsdk.data import SampleBatch
+from dingsdk.data.channel import encode_value
 from dingsdk.plugins import default_manager
-from dingsdk.runtime.channel import encode_value
 from dingsdk.worker.replay_server.messages import ROWS_KIND
 from dingsdk.worker.replay_server.served_buffer import ServedBuffer
 

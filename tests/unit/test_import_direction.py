@@ -13,7 +13,8 @@ CHECKOUT = Path(__file__).parents[2]
 
 LAYERS = (
     {"errors", "lazy"},
-    {"config", "data", "runtime"},
+    {"config", "runtime"},
+    {"data"},
     {"plugins"},
     {"envs", "policy", "worker"},
     {"pipeline"},
@@ -147,6 +148,7 @@ def test_every_package_of_this_checkout_has_a_layer() -> None:
 PLANTED = [
     ("dingsdk/errors.py", "import dingsdk.config", "errors imports config"),
     ("dingsdk/config.py", "from dingsdk.data import collate", "config imports data"),
+    ("dingsdk/runtime/x.py", "from dingsdk.data import collate", "runtime imports data"),
     ("dingsdk/data/x.py", "def f():\n    from dingsdk import plugins", "data imports plugins"),
     ("dingsdk/plugins/x.py", "from dingsdk.worker.learner import base", "plugins imports worker"),
     ("dingsdk/envs/x.py", "from ..policy import base", "envs imports policy"),

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dingsdk.data.channel import Channel, Head, decode_value, encode_value
 from dingsdk.errors import DingError
-from dingsdk.runtime.channel import Channel, Head, decode_value, encode_value
 from dingsdk.runtime.files import PrivateDir
 from dingsdk.runtime.secret import find_secret
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.channel import Channel, decode_value, encode_value
 from dingsdk.data.pytree import flatten
 from dingsdk.errors import ProtocolError
 from dingsdk.plugins.blame import error_text
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
 from dingsdk.runtime import Connections, PrivateDir, create_secret, format_address
-from dingsdk.runtime.channel import Channel, decode_value, encode_value
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference.client import FOLDER, KIND, MAX_BYTES, SUFFIX, Act, Acted, NotActed
 

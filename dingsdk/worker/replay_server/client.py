@@ -13,6 +13,7 @@ from typing import Any
 
 from dingsdk import errors
 from dingsdk.data import SampleBatch
+from dingsdk.data.channel import Channel, Refused, decode_value, encode_value
 from dingsdk.errors import (
     AuthError,
     BufferFullError,
@@ -22,7 +23,6 @@ from dingsdk.errors import (
     ServerLostError,
 )
 from dingsdk.runtime import Buffer, PrivateDir, Secret, checked_timeout, find_secret, named_secret
-from dingsdk.runtime.channel import Channel, Refused, decode_value, encode_value
 from dingsdk.runtime.connections import parse_address
 from dingsdk.runtime.deadline import Closing
 from dingsdk.worker.replay_buffer.table import checked_size

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dingsdk.runtime.channel import Head, Refused
+from dingsdk.data.channel import Head, Refused
 
 LONGEST_WAIT_S = 10.0
 """Longest time that a request waits at the server; clients that want to wait longer repeat it."""

@@ -24,6 +24,7 @@ import msgspec
 import xxhash
 
 from dingsdk.data import SampleBatch, decode_json, encode_json
+from dingsdk.data.channel import decode_value
 from dingsdk.data.container import checkpoint_errors
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -35,7 +36,6 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime import Folder
-from dingsdk.runtime.channel import decode_value
 from dingsdk.runtime.deadline import Closing
 from dingsdk.runtime.files import locked_folder, write_chunks
 from dingsdk.worker.factory import create_buffer

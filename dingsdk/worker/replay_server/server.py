@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from dingsdk.config import Configurable, Positive, Section
+from dingsdk.data.channel import Channel, Refused, decode_value, encode_value
 from dingsdk.errors import AuthError, BufferClosedError, DingError, PortInUseError, ProtocolError
 from dingsdk.runtime import (
     Connections,
@@ -25,7 +26,6 @@ from dingsdk.runtime import (
     listen,
     why_not_bound,
 )
-from dingsdk.runtime.channel import Channel, Refused, decode_value, encode_value
 from dingsdk.runtime.deadline import Closing
 from dingsdk.worker.replay_server.client import ADDRESS_NAME, secret_in
 from dingsdk.worker.replay_server.messages import (

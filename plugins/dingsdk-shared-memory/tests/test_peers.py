@@ -21,8 +21,8 @@ from dingsdk_shared_memory.connection import Ask, Connection, Reply
 from dingsdk_shared_memory.server import SocketServer
 from dingsdk_shared_memory.transport import SharedMemoryTransport
 
+from dingsdk.data.channel import MAGIC, Accepted, Channel, Hello, Welcome
 from dingsdk.errors import AuthError, ConfigError, PortInUseError, ProtocolError
-from dingsdk.runtime.channel import MAGIC, Accepted, Channel, Hello, Welcome
 from dingsdk.testing import open_files
 from dingsdk.worker.comm import TaskMessage, WorkerInfo
 from dingsdk.worker.comm.requests import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dingsdk.runtime.channel import Channel as Channel
-    from dingsdk.runtime.channel import Head as Head
+    from dingsdk.data.channel import Channel as Channel
+    from dingsdk.data.channel import Head as Head
     from dingsdk.runtime.secret import FILE_NAME as FILE_NAME
     from dingsdk.runtime.secret import FILE_VARIABLE as FILE_VARIABLE
     from dingsdk.runtime.secret import VARIABLE as VARIABLE
