@@ -64,6 +64,7 @@ def _imported(row: PluginInfo) -> PluginInfo:
 
 def import_plugin(row: PluginInfo) -> None:
     """Import the plugin of a row, and check its interface; raises an error if one fails."""
-    part = default_manager().import_part(row.kind, row.type_key)
+    key = row.type_key if row.kind in KINDS else f"{row.type_key}@{row.distribution}"
+    part = default_manager().import_part(row.kind, key)
     if row.distribution != OWN_DISTRIBUTION:
         describe_interface(row.kind, part)

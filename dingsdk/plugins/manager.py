@@ -285,14 +285,16 @@ class PluginManager:
     def import_part(self, kind: str, type_key: str, import_names: Sequence[str] = ()) -> Any:
         """Import the plugin of a part of any group of entry points, and return the part.
 
-        A part is what ``get`` or ``named`` returns, or the module of a plugin that only observes.
-        Raises their errors.
+        A part is what ``get`` or ``named`` returns, or the module of a plugin that only observes,
+        of which there may be several with one key, as ``key@distribution``. Raises their errors.
         """
         if kind == NAMES:
             return self.named(type_key)
         if kind != OBSERVERS:
             return self.get(kind, type_key, import_names)
-        advert = self.adverts(kind, type_key)[0]
+        key, at, owner = type_key.partition("@")
+        found = self.adverts(kind, key)
+        advert = next(each for each in found if not at or is_named([owner], [each.distribution]))
         self.load(advert.module, advert.distribution, must_provide=True)
         return importlib.import_module(advert.module)
 

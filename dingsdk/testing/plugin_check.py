@@ -170,7 +170,7 @@ def _find(name: str, manager: PluginManager, import_names: Sequence[str]) -> Ite
     if not own:
         raise _unknown("installed plugin", name, {a.distribution for a in manager.adverts()})
     for advert in own:
-        is_contested = advert.kind in KINDS and (
+        is_contested = advert.kind != NAMES and (
             len(manager.adverts(advert.kind, advert.key)) > 1
             or advert.key in manager.builtin_types(advert.kind)
         )
@@ -240,7 +240,7 @@ def _import(part: _Part) -> str:
     if part.kind == NAMES:
         return str(part.target.__module__)
     if part.kind == OBSERVERS:
-        return str(part.manager.adverts(part.kind, part.key)[0])
+        return str(part.target.__name__)
     entry = part.manager.registry(part.kind).entry(part.key)
     return f"{name_of(part.target)}, from {entry.owner if entry else 'unknown'}"
 

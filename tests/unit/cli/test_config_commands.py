@@ -94,6 +94,22 @@ def test_all_commands_refuse_a_part_that_check_refuses(broken: None, tmp_path: P
     assert all(text in detail for detail in (steps[-1].detail, finding.detail, row.detail))
 
 
+def test_each_of_two_observers_with_one_name_is_checked(broken: None, tmp_path: Path) -> None:
+    info = tmp_path / "acme_zeal-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-zeal\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dingsdk.plugins]\nwatch = acme_zeal\n")
+    hook = "import dingsdk\n@dingsdk.hookimpl\ndef dingsdk_run_started(): ...\n"
+    (tmp_path / "acme_zeal.py").write_text(hook)
+    rows = [row for row in PluginManager().plugins() if row.kind == "plugins"]
+    states = {row.distribution: plugins_module._imported(row).state for row in rows}
+    sys.modules.pop("acme_zeal")
+
+    assert (states["acme-broken"], states["acme-zeal"]) == ("broken", "loaded")
+    assert check_plugin("acme-zeal").is_passed
+    assert not check_plugin("acme-broken").is_passed
+
+
 def test_doctor_distinguishes_importable_and_broken_plugins(broken: None) -> None:
     found = {each.what: each for each in doctor_module._plugins()}
 
