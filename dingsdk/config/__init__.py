@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dingsdk.config.section import Count as Count
     from dingsdk.config.section import Field as Field
     from dingsdk.config.section import Finite as Finite
-    from dingsdk.config.section import Held as Held
     from dingsdk.config.section import NotNegative as NotNegative
     from dingsdk.config.section import Part as Part
     from dingsdk.config.section import PartSection as PartSection
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from dingsdk.config.section import Section as Section
     from dingsdk.config.section import Seed as Seed
     from dingsdk.config.section import Share as Share
+    from dingsdk.config.section import SmallCount as SmallCount
     from dingsdk.config.section import Whole as Whole
     from dingsdk.config.section import defaults_of as defaults_of
     from dingsdk.config.section import documentation_of as documentation_of

@@ -33,7 +33,7 @@ LARGEST_INT = 10**15
 """Largest whole number in a config; larger ones would overflow in numpy."""
 
 Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
-Held = Annotated[int, Meta(ge=1, le=100_000)]
+SmallCount = Annotated[int, Meta(ge=1, le=100_000)]
 """A count of things that are in memory all at once."""
 Whole = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
 Positive = Annotated[float, Meta(gt=0)]

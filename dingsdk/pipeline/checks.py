@@ -344,24 +344,6 @@ def _check_learners(run: _Run) -> str:
     )
 
 
-def _check_recording(run: _Run) -> str:
-    """If the schedule is to be recorded, that is possible."""
-    transport = run.system["transport"]
-    if not run.system["record_schedule"]:
-        return ""
-    why = ""
-    if run.mode == "serial":
-        why = "a serial run is the same for the same seed, and has no schedule"
-    elif not run.classes["system.transport"].takes_turns(transport):
-        why = (
-            f"with the transport {transport['type']!r} jobs run side by side; use in_memory with "
-            "concurrency greenlets"
-        )
-    elif run.cfg["env_manager"]["type"] == "async_subprocess":
-        why = "async_subprocess steps whatever env comes back first; use another env manager"
-    return why and f"system.record_schedule is true, but {why}"
-
-
 def _check_replay(run: _Run) -> str:
     """If a replay server is to hold the buffer of the run, that is possible."""
     system = run.system
@@ -384,8 +366,6 @@ def _check_replay(run: _Run) -> str:
             "it counts samples, and policy.collect.n_episode counts episodes; name a limiter of "
             "type samples_per_insert in policy.other.replay_buffer"
         )
-    elif system["record_schedule"]:
-        why = "the schedule of a replay server is not recorded; leave out system.record_schedule"
     elif not hasattr(run.classes["system.learner"], "replay"):
         why = f"a comm learner of type {system['learner']['type']!r} does not sample from one"
     elif not hasattr(run.classes["system.collector"], "replay"):
@@ -495,7 +475,6 @@ _ALWAYS = (
     _check_policy_lag,
     _check_device,
     _check_learners,
-    _check_recording,
     _check_replay,
     _check_samples,
     _check_unused_buffer,

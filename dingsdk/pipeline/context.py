@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dingsdk.config.section import Number
 from dingsdk.pipeline.run_folder import find_checkpoints
+from dingsdk.pipeline.saved_run import JournaledRun, Save
 from dingsdk.plugins import ask
 from dingsdk.worker.commander.base import NO_PROGRESS, PlayerProgress
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.sample_counts import SampleCounts
 
 if TYPE_CHECKING:
-    from dingsdk.pipeline.resume import JournaledRun, Save
     from dingsdk.pipeline.worker import WorkerGroup
     from dingsdk.worker import LearnerHook
     from dingsdk.worker.comm.master import Master
@@ -76,7 +76,7 @@ class PlayerResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskStatus:
+class RunningTask:
     """A task that a worker has.
 
     Attributes:
@@ -147,7 +147,7 @@ class RunStatus:
     elapsed_s: float = 0.0
     held_up_by: str = ""
     samples: SampleCounts = field(default_factory=SampleCounts)
-    tasks: tuple[TaskStatus, ...] = ()
+    tasks: tuple[RunningTask, ...] = ()
     policy_lag: Mapping[str, float] | None = None
     connected: tuple[WorkerStatus, ...] = ()
     loss: float | None = None
@@ -329,7 +329,6 @@ class RunContext:
         workers: Returns the group of workers to use; None for the workers of the config.
         rejoin_s: How many seconds the workers of an earlier coordinator may take to join.
         resumed: The save or the journal to continue from; None for a new run.
-        replays: The schedule that a run of parallel mode repeats, or None.
         status: Returns a snapshot for the progress display, which calls it in its own thread; set
             by the pipeline.
         stopped_by: Why a plugin wants the run to end, or None.
@@ -350,7 +349,6 @@ class RunContext:
     workers: Callable[[Master], WorkerGroup] | None = None
     rejoin_s: float = 0.0
     resumed: Save | JournaledRun | None = None
-    replays: Path | None = None
     status: Callable[[], RunStatus] = RunStatus
     stopped_by: str | None = None
     exploration: Mapping[str, float] = field(default_factory=dict)

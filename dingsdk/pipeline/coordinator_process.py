@@ -52,7 +52,7 @@ class Message(msgspec.Struct, tag=True, frozen=True):
     """A message between the supervisor and the coordinator."""
 
 
-class Opened(Message, frozen=True):
+class RunOpened(Message, frozen=True):
     """The coordinator listens; contains the evaluations of the run up to now."""
 
     address: str
@@ -60,14 +60,14 @@ class Opened(Message, frozen=True):
     elapsed_s: float
 
 
-class Told(Message, frozen=True):
+class StatusReport(Message, frozen=True):
     """The status of the run, and the ids of the workers that have joined."""
 
     status: RunStatus
     workers: list[str]
 
 
-class Evaluated(Message, frozen=True):
+class NewEvaluation(Message, frozen=True):
     """An evaluation was recorded."""
 
     evaluation: Evaluation
@@ -84,7 +84,7 @@ class Ending(Message, frozen=True):
     """The coordinator tells the workers that the run is over; they end by themselves."""
 
 
-class Over(Message, frozen=True):
+class RunEnded(Message, frozen=True):
     """The run is over."""
 
     reason: Reason
@@ -114,7 +114,9 @@ class Lose(Message, frozen=True):
     reason: str
 
 
-_MESSAGES = Opened | Told | Evaluated | Observed | Ending | Over | Failed | End | Lose
+_MESSAGES = (
+    RunOpened | StatusReport | NewEvaluation | Observed | Ending | RunEnded | Failed | End | Lose
+)
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder(enc_hook=str).encode
 """Values that are not plain data are encoded as text."""
 decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(_MESSAGES).decode
@@ -164,8 +166,8 @@ class _Elsewhere(WorkerGroup):
     def start(self, address: str) -> None:
         recorder = self._context.recorder
         evaluations = list(recorder.all_evaluations)
-        self._tell_once()  # before `Opened`: from then on the parent shows the status
-        self._parent.send(Opened(address, evaluations, recorder.elapsed_s))
+        self._tell_once()  # before `RunOpened`: from then on the parent shows the status
+        self._parent.send(RunOpened(address, evaluations, recorder.elapsed_s))
         self._telling.start()
 
     def poll(self) -> None:
@@ -183,7 +185,7 @@ class _Elsewhere(WorkerGroup):
             self._tell_once()
 
     def _tell_once(self) -> None:
-        self._parent.send(Told(self._context.status(), list(self._master.workers)))
+        self._parent.send(StatusReport(self._context.status(), list(self._master.workers)))
 
 
 class _Observers:
@@ -226,7 +228,7 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
 def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
     from dingsdk.config import to_easydict
     from dingsdk.pipeline.parallel import parallel_pipeline
-    from dingsdk.pipeline.resume import JournaledRun
+    from dingsdk.pipeline.saved_run import JournaledRun
     from dingsdk.plugins import default_manager
 
     manager = default_manager()
@@ -238,7 +240,7 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
     context = _Context(
         cfg=cfg,
         run_dir=spec.run_dir,
-        recorder=RunRecorder(on_evaluation=lambda each: parent.send(Evaluated(each))),
+        recorder=RunRecorder(on_evaluation=lambda each: parent.send(NewEvaluation(each))),
         stop=parent.stop,
         resumed=JournaledRun(spec.run_dir, dict(spec.cfg)) if spec.is_resumed else None,
         rejoin_s=spec.rejoin_s,
@@ -246,7 +248,7 @@ def _coordinate(spec: CoordinatorSpec, parent: _Parent) -> None:
         parent=parent,
     )
     result = parallel_pipeline(context)
-    parent.send(Over(result.reason, context.status()))
+    parent.send(RunEnded(result.reason, context.status()))
 
 
 def _failed(error: BaseException) -> Failed:

@@ -24,14 +24,14 @@ from dingsdk.pipeline.context import (
     Evaluation,
     Reason,
     RunContext,
+    RunningTask,
     RunResult,
     RunStatus,
-    TaskStatus,
     WorkerStatus,
 )
 from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
-from dingsdk.pipeline.resume import JournaledRun
 from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
     WorkerGroup,
@@ -67,7 +67,6 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Longest wait for the coordinator between two checks of the workers."""
-SCHEDULE_NAME = "schedule.bin"
 PACES_S = 5.0
 """Interval at which the paces of workers are written to tensorboard."""
 AHEAD_ROWS, AHEAD_UPDATES = 1024, 256
@@ -113,11 +112,6 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         ended_by: list[Reason] = []
         stack.callback(end_journal)
         transport = make_transport(cfg, context.run_dir)
-        replayed = None
-        if context.replays is not None:
-            replayed = transport.scheduler.replay(context.replays)
-        elif context.cfg.system.record_schedule:
-            transport.scheduler.record(context.run_dir / SCHEDULE_NAME)
         stack.callback(lambda: leave_data(transport, is_kept=is_kept()))
         stack.callback(lambda: transport.close(time_to_close(2)))
         results = ParallelResults(context, stack)
@@ -140,21 +134,15 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         # Tasks are closed before their workers, so that a learner can save its checkpoint.
         stack.callback(lambda: workers.close(time_to_close(1)))
         stack.callback(end_tasks)
-        with transport.scheduler.held():
-            address = coordinator.start()
-            if isinstance(context.resumed, JournaledRun):
-                evaluations = [Evaluation(**each) for each in coordinator.evaluations]
-                context.recorder.resume(evaluations, coordinator.elapsed_s)
-                save_config(context.cfg, context.run_dir / CONFIG_NAME)
-            context.has_begun = True
-            if context.on_address is not None:
-                context.on_address(address, transport.joining_note())
-            workers.start(address)
-        if replayed is not None:
-            # The conditions that end other runs could be met at another time in a replay.
-            while not (replayed.wait(POLL_S) or context.stop.is_set()):
-                workers.poll()
-            replayed.set()  # the record has no turns for a run that ends here
+        address = coordinator.start()
+        if isinstance(context.resumed, JournaledRun):
+            evaluations = [Evaluation(**each) for each in coordinator.evaluations]
+            context.recorder.resume(evaluations, coordinator.elapsed_s)
+            save_config(context.cfg, context.run_dir / CONFIG_NAME)
+        context.has_begun = True
+        if context.on_address is not None:
+            context.on_address(address, transport.joining_note())
+        workers.start(address)
         reason = _watch(context, coordinator, workers, tb_logger)
         if reason == "limit":
             reason = _train_out(context, coordinator, workers)
@@ -407,10 +395,10 @@ def _status(context: RunContext, coordinator: Coordinator) -> RunStatus:
     )
 
 
-def _task_status(state: TaskState, paces: Mapping[str, Pace]) -> TaskStatus:
+def _task_status(state: TaskState, paces: Mapping[str, Pace]) -> RunningTask:
     worker_id = "" if state.worker is None else state.worker.worker_id
     pace = paces.get(worker_id)
-    return TaskStatus(
+    return RunningTask(
         task_id=state.task_id,
         kind=state.kind,
         worker_id=worker_id,

@@ -19,9 +19,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -58,14 +57,13 @@ from dingsdk.pipeline.run_folder import (
     no_run_text,
     versions,
 )
+from dingsdk.pipeline.saved_run import JournaledRun, PlayerState, RunState, Save
+from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins.discovery import version_of
 from dingsdk.policy.base import acting_state
 from dingsdk.runtime import Folder
 from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
 from dingsdk.worker.learner.checkpoint import save_pause
-
-if TYPE_CHECKING:
-    from dingsdk.pipeline.serial import Team, Workers
 
 RESUME_FOLDER = "resume"
 STATE_NAME = "state.safetensors"
@@ -92,56 +90,6 @@ _KEPT = 2
 _AUTO_S = 60.0
 """With ``save_every: auto``, the shortest time between two saves."""
 _log = logging.getLogger(__name__)
-
-
-class _PlayerState(msgspec.Struct, kw_only=True):
-    """The state of one player in a save."""
-
-    parts: dict[str, Any]
-    envs: dict[str, Any]
-    policy: dict[str, Any]
-    updates_left: int
-    samples: dict[str, Any]
-
-
-class _State(_PlayerState, kw_only=True):
-    """The content of ``state.safetensors``: the first player, the other players, and the run."""
-
-    config: dict[str, Any]
-    versions: dict[str, str]
-    streams: dict[str, Any]
-    turn: int = 0
-    others: dict[str, _PlayerState] = msgspec.field(default_factory=dict)
-    evaluations: list[dict[str, Any]]
-    elapsed_s: float
-    resumes: list[dict[str, Any]]
-
-    def plain(self) -> dict[str, Any]:
-        """Return the state as nested dicts, which can be written."""
-        others = {name: structs.asdict(each) for name, each in self.others.items()}
-        return structs.asdict(self) | {"others": others}
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """One save of a run: its folder, its number (1 for the first), and its state."""
-
-    path: Path
-    number: int
-    state: _State
-
-    @property
-    def run_dir(self) -> Path:
-        """The run folder of the save."""
-        return self.path.parent.parent
-
-
-@dataclass(frozen=True, slots=True)
-class JournaledRun:
-    """A run in parallel mode with a journal: its folder, and its compiled config."""
-
-    run_dir: Path
-    config: dict[str, Any]
 
 
 def has_journal(run: Path) -> bool:
@@ -248,7 +196,7 @@ def _read(path: Path) -> Save:
     try:
         with Folder(path, create=False) as folder:
             content = folder.view(STATE_NAME, _MAX_BYTES)
-            state = msgspec.convert(decode_safetensors(_KIND, content), _State, strict=True)
+            state = msgspec.convert(decode_safetensors(_KIND, content), RunState, strict=True)
     except (DataCorruptError, DataMissingError, DataVersionError, msgspec.ValidationError) as error:
         raise _unusable(path, error) from error
     return Save(path, _number(path), state)
@@ -378,10 +326,10 @@ class RunSaver:
                 if name.isdecimal() and name not in kept:
                     folder.remove_tree(name)
 
-    def _state(self) -> _State:
+    def _state(self) -> RunState:
         context, recorder = self._context, self._context.recorder
         first, *others = self._team.members
-        return _State(
+        return RunState(
             **structs.asdict(_state_of(first)),
             config=to_plain(context.cfg),
             versions=_versions(context.cfg),
@@ -418,7 +366,7 @@ class RunSaver:
         np.random.set_state(revive(state.streams["numpy"]))
         torch.set_rng_state(state.streams["torch"])
 
-    def _resume_player(self, workers: Workers, state: _PlayerState, save: Save, index: int) -> None:
+    def _resume_player(self, workers: Workers, state: PlayerState, save: Save, index: int) -> None:
         policy = workers.learner.policy
         with _restoring("policy", save):
             policy.load_state_dict(state.policy["state"])
@@ -434,7 +382,7 @@ class RunSaver:
             with _restoring(name, save):
                 is_continued = self._resume_worker(getattr(workers, name), name, state, branch)
             if name == "collector" and not is_continued:
-                # It has dropped the rest of an episode whose first steps are in the buffer.
+                # The collector has dropped the rest of an episode whose first steps are in the buffer.
                 workers.buffer.end_trajectory()
         for name in ("learner", "commander"):
             if name in state.parts:
@@ -448,7 +396,7 @@ class RunSaver:
         workers.evicted_before.subtract(counted)
 
     def _resume_worker(
-        self, worker: Any, name: str, state: _PlayerState, branch: Sequence[str | int]
+        self, worker: Any, name: str, state: PlayerState, branch: Sequence[str | int]
     ) -> bool:
         """Restore a collector or evaluator; return whether it continues its episodes."""
         if state.envs[name] is not None:
@@ -463,8 +411,8 @@ class RunSaver:
         return is_continued
 
 
-def _state_of(workers: Workers) -> _PlayerState:
-    return _PlayerState(
+def _state_of(workers: Workers) -> PlayerState:
+    return PlayerState(
         parts={
             name: part.state_dict()
             for name in ("learner", "collector", "evaluator", "commander")

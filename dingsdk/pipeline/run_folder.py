@@ -22,37 +22,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import logging
 import math
 import os
 import platform
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from dingsdk import __version__
 from dingsdk.errors import CheckpointMissingError, RunFolderError, nearest_name
-from dingsdk.plugins import ask
 from dingsdk.plugins.discovery import version_of
 from dingsdk.runtime.files import (
     Folder,
-    atomic_write_json,
     ensure_dir,
     folder_error,
     locked_folder,
     open_private,
 )
-
-if TYPE_CHECKING:
-    from dingsdk.pipeline.context import Evaluation, RunResult
-
-_log = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.yaml"
 RESULT_NAME = "result.json"
@@ -73,9 +62,6 @@ _FOLDERS = (CHECKPOINT_FOLDER, JOURNAL_FOLDER, "resume", "log", "replay", "trans
 _umask_lock = threading.Lock()
 _umask, _private = 0, 0
 """The umask to restore, and the number of ``private_files`` blocks that are active."""
-LINE = "#1f6fb4"
-STOP = "#c4501b"
-INK = "#333333"
 
 
 def make_run_folder(root: Path, exp_name: str, now: datetime | None = None) -> Path:
@@ -247,52 +233,10 @@ def find_checkpoints(run_dir: Path) -> dict[str, Path]:
     return {name: path for name, path in named.items() if path.is_file()}
 
 
-def write_result(
-    run_dir: Path, result: RunResult, seed: int, error: str | None = None
-) -> dict[str, Any]:
-    """Write ``result.json`` in one atomic step and return its content."""
-    written = result_record(run_dir, result, seed, error)
-    for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
-        try:
-            written[name] = finite(msgspec.to_builtins(value, str_keys=True))
-        except TypeError as error:
-            _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
-    atomic_write_json(run_dir / RESULT_NAME, written)
-    return written
-
-
-def result_record(
-    run_dir: Path, result: RunResult, seed: int, error: str | None = None
-) -> dict[str, Any]:
-    """Return the content of ``result.json`` without fields of plugins."""
-    record = dataclasses.asdict(result) | {
-        "format": RESULT_FORMAT,
-        "seed": seed,
-        "error": error,
-        "run_dir": str(result.run_dir),
-        "checkpoints": _relative(result.checkpoints, run_dir),
-        "players": {
-            player_id: dataclasses.asdict(each.status)
-            | {
-                "evaluations": [dataclasses.asdict(every) for every in each.evaluations],
-                "checkpoints": _relative(each.checkpoints, run_dir),
-            }
-            for player_id, each in result.players.items()
-        },
-        "versions": versions(),
-    }
-    plain: dict[str, Any] = finite(record)
-    return plain
-
-
 def versions() -> dict[str, str]:
     """Return the versions of dingsdk, torch, gymnasium and Python."""
     packages = {name: version_of(name) or "" for name in ("torch", "gymnasium")}
     return {"dingsdk": __version__, **packages, "python": platform.python_version()}
-
-
-def _relative(checkpoints: Mapping[str, Path], run_dir: Path) -> dict[str, str]:
-    return {name: str(path.relative_to(run_dir)) for name, path in checkpoints.items()}
 
 
 def finite(value: Any) -> Any:
@@ -304,84 +248,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def write_curve(
-    path: Path, evaluations: Sequence[Evaluation], stop_value: float, title: str
-) -> bool:
-    """Draw mean return against env steps, with the band from worst to best episode.
-
-    Returns:
-        Whether a file was written; without evaluations, none is.
-
-    Raises:
-        RunFolderError: the file cannot be written.
-    """
-    if not evaluations:
-        return False
-    figure = _draw(evaluations, stop_value, title)
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise folder_error("write", path, error) from error
-    return True
-
-
-def _draw(evaluations: Sequence[Evaluation], stop_value: float, title: str) -> Any:
-    # A Figure without pyplot: it needs no global state and no display, and works in any thread.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    steps = [each.env_steps for each in evaluations]
-    axes.fill_between(
-        steps,
-        [each.min for each in evaluations],
-        [each.max for each in evaluations],
-        color=LINE,
-        alpha=0.15,
-        linewidth=0,
-        label="worst to best episode",
-    )
-    axes.plot(
-        steps,
-        [each.mean for each in evaluations],
-        color=LINE,
-        marker="o",
-        markersize=3,
-        label=f"mean of {evaluations[-1].episodes} episodes",
-    )
-    if math.isfinite(stop_value):
-        axes.axhline(
-            stop_value, color=STOP, linewidth=1, linestyle="--", label=f"stop {stop_value:g}"
-        )
-    last = evaluations[-1]
-    axes.set_title(
-        f"{title}\n{last.mean:.1f} after {last.env_steps:,} env steps, {last.elapsed_s:.1f} s",
-        fontsize=10,
-        color=INK,
-    )
-    axes.set_xlabel("env steps", color=INK)
-    axes.set_ylabel("return", color=INK)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    if last.env_steps > steps[0] and last.elapsed_s > 0:
-        _add_time_axis(axes, evaluations)
-    return figure
-
-
-def _add_time_axis(axes: Any, evaluations: Sequence[Evaluation]) -> None:
-    """Label the top edge with the wall-clock time at a few of the evaluations."""
-    count = min(5, len(evaluations))
-    last = len(evaluations) - 1
-    picked = [evaluations[round(i * last / max(1, count - 1))] for i in range(count)]
-    top = axes.secondary_xaxis("top")
-    digits = 1 if evaluations[-1].elapsed_s < 20 else 0
-    labels = [f"{each.elapsed_s:.{digits}f} s" for each in picked]
-    top.set_xticks([each.env_steps for each in picked], labels)
-    top.tick_params(labelsize=8, colors=INK, length=2)
-    top.spines["top"].set_visible(False)

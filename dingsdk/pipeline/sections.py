@@ -9,11 +9,11 @@ from msgspec import Meta
 
 from dingsdk.config import (
     Count,
-    Held,
     NotNegative,
     Part,
     Positive,
     Section,
+    SmallCount,
     Whole,
     fields_of,
     preset,
@@ -51,8 +51,8 @@ class EnvSection(Section, frozen=True, kw_only=True):
     env_id: str
     kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     wrappers: list[Any] = msgspec.field(default_factory=list)
-    collector_env_num: Held = 8
-    evaluator_env_num: Held = 5
+    collector_env_num: SmallCount = 8
+    evaluator_env_num: SmallCount = 5
     n_evaluator_episode: Count = 5
     stop_value: int | float = float("inf")
     collector_episode_num: Count = 8
@@ -133,13 +133,11 @@ class SystemSection(Section, frozen=True, kw_only=True):
         validate_state: Whether to check, every 5 s and at the end, that each acknowledged sample
             is in the replay buffer or was evicted for a counted reason. If the check fails, the run
             ends with ``SamplesLostError``.
-        record_schedule: Whether to record the order of all deliveries, so that ``dingsdk replay``
-            can train the same weights again (parallel mode, transport in_memory).
     """
 
     transport: Annotated[dict[str, Any], Part("transports")] = preset("in_memory")
-    collector_num: Held = 2
-    learner_num: Held = 1
+    collector_num: SmallCount = 2
+    learner_num: SmallCount = 1
     roles: Annotated[dict[str, Any], Part("roles", many=True)] = msgspec.field(default_factory=dict)
     collector: Annotated[dict[str, Any], Part("comm_collectors")] = preset("base")
     learner: Annotated[dict[str, Any], Part("comm_learners")] = preset("base")
@@ -153,7 +151,6 @@ class SystemSection(Section, frozen=True, kw_only=True):
     max_env_steps: Count | None = None
     save_every: NotNegative | Literal["auto"] | None = "auto"
     validate_state: bool = False
-    record_schedule: bool = False
 
 
 class RunSection(Section, frozen=True, kw_only=True):

@@ -6,10 +6,8 @@ import json
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,10 @@ from dingsdk.envs import create_env_manager, make_env_fns, seed_envs
 from dingsdk.envs.base import EnvManager
 from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
-from dingsdk.pipeline.resume import RunSaver, Save
+from dingsdk.pipeline.resume import RunSaver
 from dingsdk.pipeline.run_folder import CONFIG_NAME, SEEDS_NAME
+from dingsdk.pipeline.saved_run import Save
+from dingsdk.pipeline.team import Team, Workers
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import part_of
 from dingsdk.policy import Policy, create_policy
@@ -38,7 +38,7 @@ from dingsdk.worker import (
     get_serial_collector_cls,
     get_serial_evaluator_cls,
 )
-from dingsdk.worker.collector.seat import Seat
+from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.base import PlayerProgress
 from dingsdk.worker.evaluator.base import plays_episodes, returns_of
 from dingsdk.worker.factory import reopening_storage
@@ -47,89 +47,12 @@ from dingsdk.worker.learner.checkpoint import EXCEPTION
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.replay_buffer.sampler.sequence import MASK
 from dingsdk.worker.run_logger import build_tb_logger
-from dingsdk.worker.sample_counts import EVICTIONS, SampleCounts
 from dingsdk.worker.serial_worker import evaluation_of, expect_answer, samples_of
 
 _log = logging.getLogger(__name__)
 
 _VALIDATE_S = 5.0
 """Interval of the checks of ``system.validate_state``."""
-
-
-@dataclass(slots=True)
-class Workers:
-    """The parts that train one player; a serial run has one player or several."""
-
-    player_id: str
-    """Empty if there is only one player."""
-    player: str | None
-    """As in ``Evaluation``: None for the first player."""
-    learner: Any
-    collector: Any
-    evaluator: Any
-    buffer: Any
-    commander: Any
-    batch_size: int
-    update_per_collect: int
-    on_policy: bool
-    player_num: int
-    updates_left: int = 0
-    """Updates after the last collect that are still to be made."""
-    collected: int = 0
-    """Collected samples; if the buffer holds episodes, collected episodes."""
-    trained: int = 0
-    """Sum over all samples of how often each was trained on."""
-    evicted_before: Counter[str] = field(default_factory=Counter)
-    """In a resumed run, samples that left the buffer before the save, by reason."""
-
-    def samples(self) -> SampleCounts:
-        """Count the samples that were collected, trained on, stored and evicted."""
-        evicted, live = self.evicted_before.copy(), self.buffer.count()
-        if self.on_policy:
-            evicted["trained"] = self.collected
-        elif hasattr(self.buffer, "stats"):
-            stats = self.buffer.stats()
-            live = stats.count
-            evicted += Counter({name: getattr(stats, name) for name in EVICTIONS})
-        else:
-            evicted["removed"] = self.collected - live
-        return SampleCounts(self.collected, self.collected, self.trained, live, dict(evicted))
-
-
-@dataclass(slots=True)
-class Team:
-    """The players of a serial run, which take turns; most runs have only one.
-
-    Attributes:
-        members: The parts of each player, in order.
-        turn: Index of the player that collects and trains next.
-    """
-
-    members: list[Workers]
-    turn: int = 0
-
-    @property
-    def current(self) -> Workers:
-        """The player whose turn it is."""
-        return self.members[self.turn]
-
-    def advance(self) -> None:
-        """Give the turn to the next player."""
-        self.turn = (self.turn + 1) % len(self.members)
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps collected for all players."""
-        return sum(int(each.collector.envstep) for each in self.members)
-
-    @property
-    def train_iter(self) -> int:
-        """Iterations of the player with the fewest."""
-        return min(int(each.learner.train_iter) for each in self.members)
-
-    def samples(self) -> SampleCounts:
-        """Count the samples of all players."""
-        return sum((each.samples() for each in self.members), SampleCounts())
 
 
 def serial_pipeline(context: RunContext) -> RunResult:
@@ -429,7 +352,7 @@ def _players(policy: Policy, cfg: Any, count: int) -> list[Any]:
     for index in range(1, count):
         seed = derive_seed(cfg.seed, "player", index)
         opponent = create_policy(cfg.policy, enable_field=["collect"], seed=seed)
-        modes.append(Seat(opponent.collect_mode, collect_data=False))
+        modes.append(SwappablePlayer(opponent.collect_mode, collect_data=False))
     return modes
 
 

@@ -29,7 +29,7 @@ import msgspec
 
 from dingsdk.config.section import Number
 from dingsdk.errors import DataCorruptError, DataMissingError, DingError, RunFolderError
-from dingsdk.pipeline.context import Mode, PlayerStatus, RunContext, TaskStatus, WorkerStatus
+from dingsdk.pipeline.context import Mode, PlayerStatus, RunContext, RunningTask, WorkerStatus
 from dingsdk.pipeline.progress import RunRates
 from dingsdk.pipeline.run_folder import (
     PROGRESS_NAME,
@@ -224,7 +224,7 @@ class StatusRecord(msgspec.Struct, kw_only=True):
     elapsed_s: float
     held_up_by: str
     samples: SamplesRecord
-    tasks: list[TaskStatus]
+    tasks: list[RunningTask]
     connected: list[WorkerStatus]
     policy_lag: dict[str, Scalar] | None
     loss: float | None

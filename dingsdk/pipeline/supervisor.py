@@ -22,14 +22,14 @@ from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
     Ending,
-    Evaluated,
     Failed,
     Lose,
     Message,
+    NewEvaluation,
     Observed,
-    Opened,
-    Over,
-    Told,
+    RunEnded,
+    RunOpened,
+    StatusReport,
     coordinator_main,
     decode,
     encode,
@@ -58,7 +58,7 @@ POLL_S = 0.1
 """Longest wait for a message of the coordinator between two checks of the workers."""
 SILENT_S = 30.0
 """How long the coordinator may send no message before it is killed and another one continues.
-Workers look for it for longer (``system.rejoin_s``), so they join the other one."""
+Workers look for a coordinator for longer (``system.rejoin_s``), so they join the new one."""
 NO_ROOM_PAUSE_S = 1.0
 """Pause before the coordinator is started again after its storage was full."""
 CLOSE_S, INTERRUPTED_CLOSE_S = (10.0, 8.0), (5.0, 3.0)
@@ -90,7 +90,7 @@ class Supervisor:
         self._stopped_at: float | None = None
         self._is_ending = False
         self._status = RunStatus()
-        self._over: Over | None = None
+        self._over: RunEnded | None = None
 
     def run(self) -> RunResult:
         """Train; raises the same errors as ``parallel_pipeline``."""
@@ -160,14 +160,14 @@ class Supervisor:
         is_dead = coordinator.exit_code is not None
         is_late = now - self._stopped_at > INTERRUPTED_CLOSE_S[0]
         if is_dead or is_late or not self._context.has_begun:
-            self._over = Over("interrupted", self._status)
+            self._over = RunEnded("interrupted", self._status)
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, Opened):
+        if isinstance(message, RunOpened):
             self._open(message)
-        elif isinstance(message, Told):
+        elif isinstance(message, StatusReport):
             self._status, self.workers = message.status, message.workers
-        elif isinstance(message, Evaluated):
+        elif isinstance(message, NewEvaluation):
             self._context.recorder.take(message.evaluation)
         elif isinstance(message, Observed):
             facts: dict[str, Any] = dict(message.facts)
@@ -176,7 +176,7 @@ class Supervisor:
             getattr(observe(), message.hook)(**facts)
         elif isinstance(message, Ending):
             self._is_ending = True
-        elif isinstance(message, Over):
+        elif isinstance(message, RunEnded):
             self._over = message
         elif isinstance(message, Failed):
             self._fail(self._error_of(message))
@@ -196,7 +196,7 @@ class Supervisor:
         self._context.stop.wait(NO_ROOM_PAUSE_S)
         self._start(is_resumed=True, rejoin_s=self._cfg.system.coordinator.lease_s)
 
-    def _open(self, message: Opened) -> None:
+    def _open(self, message: RunOpened) -> None:
         context = self._context
         self._opened_at = self._clock()
         self._is_open, self._no_room_since = True, None

@@ -17,6 +17,7 @@ from dingsdk.config.plain import check_bounds
 from dingsdk.errors import ConfigError, DingError, RunFolderError, wrong_type
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
+from dingsdk.pipeline.results import write_curve, write_result
 from dingsdk.pipeline.run_folder import (
     CONFIG_NAME,
     CURVE_NAME,
@@ -27,8 +28,6 @@ from dingsdk.pipeline.run_folder import (
     make_run_folder,
     private_files,
     run_path,
-    write_curve,
-    write_result,
 )
 from dingsdk.pipeline.signals import StopOnSignal, to_stderr
 from dingsdk.pipeline.status_file import StatusFile
@@ -146,7 +145,8 @@ def resume(
         RunFolderError: the run is still running, or its folder cannot be written to.
         DingError: a part failed during the run.
     """
-    from dingsdk.pipeline.resume import JournaledRun, changed_config, find_run
+    from dingsdk.pipeline.resume import changed_config, find_run
+    from dingsdk.pipeline.saved_run import JournaledRun
 
     leave_if_importing()
     _check_progress(progress)
@@ -240,8 +240,6 @@ def run_pipeline(
         saved=lambda: _saved(context.run_dir),
         may_break=(lambda: context.is_breakable) if mode == "serial" else None,
     )
-    if context.replays is not None:
-        signals.doing = "stopping the replay"
     with held(context.run_dir), private_files(), signals, ExitStack() as stack:
         stack.callback(_discard_unless_begun, context)
         if cfg.system.replay.address and context.on_address is None:

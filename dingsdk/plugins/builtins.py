@@ -96,7 +96,6 @@ BUILTINS: tuple[tuple[str, str, str], ...] = (
     ("commands", "examples", "dingsdk.cli.examples:examples"),
     ("commands", "new", "dingsdk.cli.new:group"),
     ("commands", "plugins", "dingsdk.cli.plugins:plugins"),
-    ("commands", "replay", "dingsdk.cli.replay:replay"),
     ("commands", "replay-server", "dingsdk.cli.replay_server:replay_server"),
     ("commands", "status", "dingsdk.cli.status:status"),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dingsdk.config import Count, Held, Part, PartSection, Positive, Section, Share, preset
+from dingsdk.config import Count, Part, PartSection, Positive, Section, Share, SmallCount, preset
 from dingsdk.errors import ConfigError
 from dingsdk.policy.spaces import Normalized, check_shape
 
@@ -195,7 +195,7 @@ class PolicySection(PartSection, frozen=True, kw_only=True):
     on_policy: bool = False
     priority: bool = False
     discount_factor: Share = 0.99
-    nstep: Held = 1
+    nstep: SmallCount = 1
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     learn: LearnSection = LearnSection()
     collect: CollectSection = CollectSection()

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dingsdk.runtime.files import check_id as check_id
     from dingsdk.runtime.files import is_locked as is_locked
     from dingsdk.runtime.files import open_private as open_private
-    from dingsdk.runtime.locks import LockContext as LockContext
-    from dingsdk.runtime.locks import LockContextType as LockContextType
     from dingsdk.runtime.secret import Secret as Secret
     from dingsdk.runtime.secret import check_reach as check_reach
     from dingsdk.runtime.secret import create_secret as create_secret

@@ -186,7 +186,7 @@ def test_eval_of_a_missing_run_folder_is_an_error(tmp_path: Path, shell: Shell) 
     assert shell.err.startswith("Error: there is no run folder nowhere; name a folder")
 
 
-@pytest.mark.parametrize("command", ["eval", "replay", "status", "train --resume"])
+@pytest.mark.parametrize("command", ["eval", "status", "train --resume"])
 def test_run_folder_with_a_name_that_is_too_long_gives_one_line(
     tmp_path: Path, shell: Shell, command: str
 ) -> None:

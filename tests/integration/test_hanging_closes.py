@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from dingsdk.envs import guard
 from dingsdk.envs.in_process import InProcessEnvManager
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.train import train
@@ -61,7 +62,8 @@ PARTS = {
 
 @pytest.fixture(autouse=True)
 def _release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(deadline, "CLOSE_S", 0.5)
+    for module in (deadline, guard):
+        monkeypatch.setattr(module, "CLOSE_S", 0.5)
     Hanging.gate.clear()
     Hanging.closed_in.clear()
     yield

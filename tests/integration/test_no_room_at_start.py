@@ -16,7 +16,7 @@ from tools.os_calls import failing_calls
 
 from .job_cluster import JobCluster
 
-POLICY_TIMEOUT_S = 1.0
+POLICY_TIMEOUT_S = 0.5
 SETS = (f"policy.collect.parallel_collector.policy_timeout_s={POLICY_TIMEOUT_S}",)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from dingsdk import hookimpl
 from dingsdk.errors import ConfigError, DingError, TaskFailedError
+from dingsdk.pipeline import parallel
 from dingsdk.pipeline.context import RunContext, RunResult
 from dingsdk.pipeline.parallel import parallel_pipeline
 from dingsdk.pipeline.train import compile_run
@@ -41,7 +42,11 @@ class PanickingEnv(gymnasium.envs.classic_control.CartPoleEnv):  # type: ignore[
         raise Panic("index out of bounds")
 
 
-def test_run_whose_env_panics_ends_with_an_error(tmp_path: Path) -> None:
+def test_run_whose_env_panics_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tasks wait for the collector, which has ended.
+    monkeypatch.setattr(parallel, "CLOSE_S", (1.0, 8.0, 5.0))
     said = r"collector-\d ended with Panic: index out of bounds"
     with pytest.raises(DingError, match=said) as caught:
         run(tmp_path, f"env.env_id={__name__}:PanickingEnv", concurrency="threads")

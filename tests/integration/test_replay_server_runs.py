@@ -243,11 +243,6 @@ def test_run_continues_after_a_process_is_killed(tmp_path: Path, name: str) -> N
     [
         ([], "serial", "serial"),
         (["system.roles.replay-server.num=1"], "parallel", "replay-server"),
-        (
-            ["system.record_schedule=true", "system.transport.concurrency=greenlets"],
-            "parallel",
-            "schedule",
-        ),
         (["policy.other.replay_buffer.type=episode"], "parallel", "episodes"),
         (
             [

@@ -109,13 +109,16 @@ def test_run_may_be_interrupted_at_any_iteration(tmp_path: Path, seed: int) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "config", "env_id"),
-    [("mujoco", "pendulum-sac", "Hopper-v5"), ("ale_py", "cartpole-dqn", "ale_py:ALE/Pong-v5")],
+    ("package", "extra", "config", "env_id"),
+    [
+        ("mujoco", "mujoco", "pendulum-sac", "Hopper-v5"),
+        ("ale_py", "atari", "cartpole-dqn", "ale_py:ALE/Pong-v5"),
+    ],
 )
 def test_interrupted_run_of_a_simulator_equals_an_uninterrupted_one(
-    tmp_path: Path, package: str, config: str, env_id: str
+    tmp_path: Path, package: str, extra: str, config: str, env_id: str
 ) -> None:
-    pytest.importorskip(package)
+    pytest.importorskip(package, reason=f"the extra {extra} is not installed")
     kwargs = {"obs_type": "ram", "max_episode_steps": 40} if package == "ale_py" else {}
     sets = [
         *SMALL[:5],

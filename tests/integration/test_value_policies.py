@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -15,6 +14,7 @@ from dingsdk.config import load_config
 from dingsdk.errors import ConfigError
 from dingsdk.pipeline.train import train
 from dingsdk.policy import DQNPolicy
+from tests.extras import needs
 
 SIZE = 5
 
@@ -167,12 +167,7 @@ def test_r2d2_trains_from_steps_and_from_sequences(
     assert (result.reason, result.train_iter) == ("limit", 20)
 
 
-def needs(module: str, extra: str) -> Any:
-    is_missing = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(is_missing, reason=f"the extra {extra} is not installed")
-
-
-@needs("Box2D", "box2d")
+@needs("box2d")
 def test_lunarlander_example_trains(tmp_path: Any) -> None:
     sets = ("policy.learn.learner.train_iterations=64", "env.n_evaluator_episode=10")
     result = train("lunarlander-dqn", sets=sets, output=tmp_path)
@@ -181,8 +176,7 @@ def test_lunarlander_example_trains(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-@needs("ale_py", "atari")
-@needs("cv2", "atari")
+@needs("atari")
 def test_pong_example_trains(tmp_path: Any) -> None:
     sets = (
         "env.collector_env_num=2",

@@ -66,7 +66,13 @@ def module_parts(root: Path, file: Path) -> tuple[str, ...]:
 def nodes_of(source: str) -> list[ast.If | ast.Import | ast.ImportFrom]:
     """Return the nodes that the tests need. Cached, because each test reads all files."""
     kinds = ast.If, ast.Import, ast.ImportFrom
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    found, left = [], list[ast.AST](ast.parse(source).body)
+    for node in left:  # statements only: most nodes are expressions
+        if isinstance(node, kinds):
+            found.append(node)
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, block, [])
+    return found
 
 
 def imports(file: Path, parts: tuple[str, ...], checkout: Path) -> Iterator[tuple[int, str]]:

@@ -97,7 +97,7 @@ class ObserverBench(RuleBench[Any]):
     def result(self, config: Any, run_dir: Path, mean_return: float | None) -> Facts:
         """Return the content of ``result.json`` of that run."""
         from dingsdk.pipeline.context import RunContext, RunStatus
-        from dingsdk.pipeline.run_folder import result_record
+        from dingsdk.pipeline.results import result_record
 
         context = RunContext(config, run_dir)
         context.recorder.mark_first_step()

@@ -20,7 +20,7 @@ from dingsdk.worker.collector.policy_output import check_dicts
 from dingsdk.worker.collector.rollout import EpisodeRecord, Quota, return_statistics
 from dingsdk.worker.collector.rows import DictRollout, RowsWriter, piece_only, return_of
 from dingsdk.worker.collector.sample import SampleCollector
-from dingsdk.worker.collector.seat import Seat
+from dingsdk.worker.collector.swappable_player import SwappablePlayer
 
 Info = Mapping[str, Any]
 
@@ -55,7 +55,8 @@ class BattleRollout(DictRollout):
     turns of its player, as in training and in evaluations. In the first step of a game all policies
     are called; those of players whose action was not used are reset after it. The return of
     an episode is that of player 0. The info of its record has the keys ``players``, with the last
-    info of each player, and ``names``, with who played: the player of a ``Seat``, else None.
+    info of each player, and ``names``: the current name of each ``SwappablePlayer``, None for other
+    players.
 
     The other arguments are those of ``DictRollout``.
 
@@ -134,7 +135,7 @@ class BattleRollout(DictRollout):
                 self._idle[player].add(env_id)
             if self._lengths[env_id] == 0 and not info.get("acted", True):
                 mode = self._players[player]
-                (mode.clear if isinstance(mode, Seat) else mode.reset)([env_id])
+                (mode.clear if isinstance(mode, SwappablePlayer) else mode.reset)([env_id])
         super()._record_one(env_id, timestep, train_iter, is_recorded)
 
     @property
@@ -154,7 +155,8 @@ class BattleRollout(DictRollout):
     def _episode(self, env_id: int, timestep: Timestep, length: int) -> EpisodeRecord:
         infos = self._infos(timestep)
         names = [
-            each.player_of(env_id) if isinstance(each, Seat) else None for each in self._players
+            each.player_of(env_id) if isinstance(each, SwappablePlayer) else None
+            for each in self._players
         ]
         return EpisodeRecord(
             env_id, return_of(infos[0]), length, {"players": infos, "names": names}
@@ -172,7 +174,7 @@ class BattleRollout(DictRollout):
             turn = turn._replace(reward=turn.reward + reward)
         if info.get("acted", True):
             obs, mode = part_of(self._obs_pool[env_id], player), self._players[player]
-            version = mode.version_of(env_id) if isinstance(mode, Seat) else None
+            version = mode.version_of(env_id) if isinstance(mode, SwappablePlayer) else None
             at = train_iter if version is None else version
             turn = _Turn(obs, self._output_pool[env_id][player], reward, at)
         if turn is None:

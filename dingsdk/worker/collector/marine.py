@@ -12,7 +12,7 @@ from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
 from dingsdk.worker.collector.factory import added_columns
 from dingsdk.worker.collector.rollout import EpisodeRecord, Rollout, Writer
 from dingsdk.worker.collector.rows import RowsWriter, return_of
-from dingsdk.worker.collector.seat import Seat
+from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.collector.zergling import MAX_RETURNS_KEPT, ZerglingParallelCollector
 
 
@@ -71,7 +71,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
             seed = self._cfg.get("seed")
             seed = None if seed is None else derive_seed(seed, "player", index)
             mode = self._create_policy(cfg, seed)
-            modes.append(mode if self._eval_flag else Seat(mode))
+            modes.append(mode if self._eval_flag else SwappablePlayer(mode))
         return modes
 
     def _set_up_envs(self, cfg: Mapping[str, Any]) -> tuple[float, Self | None]:

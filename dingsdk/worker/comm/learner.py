@@ -146,9 +146,9 @@ class BaseCommLearner(CommWorker):
         """The last demand, until its batches arrive."""
         self._has_asked = False
         """Whether it has made a demand since the last batches arrived."""
-        self._told_iter = -1
+        self._reported_iter = -1
         """The learner's iteration in the last info that was sent; -1 before the first one."""
-        self._to_take: float = math.inf
+        self._iterations_left: float = math.inf
         """Number of batches that the learner still needs for its training."""
         self._owes_info = False
         """Whether batches were leased whose info the coordinator may not have."""
@@ -283,7 +283,7 @@ class BaseCommLearner(CommWorker):
         self.raise_job_error()
         if info is None:
             info = self._learn_info()
-        self._told_iter = max(self._told_iter, int(info["learner_step"]))
+        self._reported_iter = max(self._reported_iter, int(info["learner_step"]))
         return {"info": info, "demand": demand, **self.task_ids()}
 
     def _take_demand(self) -> dict[str, Any] | None:
@@ -306,7 +306,7 @@ class BaseCommLearner(CommWorker):
         if not self.stop_job():
             raise TaskFail({"message": "stuck"}, f"{self.info.worker_id}: the learner hangs")
         answer = {**self.task_ids(), **self._replay_figures()}
-        if self._learner is not None and self._learner.train_iter > self._told_iter:
+        if self._learner is not None and self._learner.train_iter > self._reported_iter:
             self._report()
             answer["info"] = self._info
         self._learner = None
@@ -342,7 +342,7 @@ class BaseCommLearner(CommWorker):
         elif task_info.get("resume"):
             text = "%s begins with new weights: there is no checkpoint in %s"
             _log.warning(text, self.info.worker_id, checkpoints)
-        self._to_take = left
+        self._iterations_left = left
         learner: Any = create_learner(cfg, exp_name=str(folder))
         try:
             self._connect(learner, task_info, left)
@@ -410,7 +410,7 @@ class BaseCommLearner(CommWorker):
         columns = self._next_lease(batch_size)
         if columns is None:
             return None
-        self._to_take -= 1
+        self._iterations_left -= 1
 
         def gather() -> SampleBatch:
             batch = self._gather(columns)
@@ -437,7 +437,7 @@ class BaseCommLearner(CommWorker):
         while (columns := self._next_lease(batch_size)) is not None:
             batch = self._gather(columns)
             if batch is not None:
-                self._to_take -= 1
+                self._iterations_left -= 1
                 return batch
         return None
 
@@ -491,7 +491,7 @@ class BaseCommLearner(CommWorker):
         if self._is_on_policy and not self._leased and self._learner.train_iter != self._sent_iter:
             self._send_newest()
         with self.condition:
-            if not self._has_asked and len(self._leased) <= self._few:
+            if not self._has_asked and len(self._leased) <= self._ask_again_at:
                 self._has_asked = True
                 self._demand = {
                     "batch_size": batch_size,
@@ -526,11 +526,11 @@ class BaseCommLearner(CommWorker):
         self._save_at = now + save_pause(self._cfg.save_every_s, now - began)
 
     @property
-    def _few(self) -> int:
+    def _ask_again_at(self) -> int:
         """Number of batches left at which it asks for more."""
         half = int(self._cfg.batches_per_demand) // 2
         # Do not ask early for batches that the remaining iterations do not need.
-        needs_more = self._to_take > half
+        needs_more = self._iterations_left > half
         return half if needs_more and not (self._is_on_policy or self._is_to_finish) else 0
 
     def _take_news(self, data: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Workers that implement the whole protocol but do no work, for tests of masters and transports."""
+"""Test doubles: workers that implement the whole protocol but do no work."""
 
 from __future__ import annotations
 

@@ -11,14 +11,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
-
-from dingsdk.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -80,25 +76,6 @@ class Scheduler(ABC):
         """Return the time in seconds that waits use; it never goes back."""
         return time.monotonic()
 
-    def record(self, path: Path) -> None:
-        """Record the order in which jobs run to a file; ConfigError if jobs do not take turns."""
-        raise _no_turns(self)
-
-    def replay(self, path: Path) -> threading.Event:
-        """Run jobs in the recorded order; the event is set at its end. Errors as ``record``.
-
-        If the caller sets the event, the remaining order is not followed.
-        """
-        raise _no_turns(self)
-
-    def held(self) -> AbstractContextManager[object]:
-        """If jobs take turns, start the jobs spawned inside the block only after the block.
-
-        A run is set up inside, so that its jobs do not depend on the progress of the setup. Code
-        inside must not wait for a job. If jobs do not take turns, they start at once.
-        """
-        return nullcontext()
-
     @abstractmethod
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         """Run ``function`` concurrently. An exception that it raises is stored in ``Job.error``."""
@@ -118,14 +95,6 @@ class Scheduler(ABC):
     @abstractmethod
     def close(self, timeout_s: float = 5.0) -> list[str]:
         """Wait for all jobs; return the names of those that did not end in time."""
-
-
-def _no_turns(scheduler: Scheduler) -> ConfigError:
-    return ConfigError(
-        f"system.record_schedule: the jobs of {type(scheduler).__name__} do not take turns; use "
-        "the transport in_memory, with concurrency greenlets",
-        path="system.record_schedule",
-    )
 
 
 class ThreadJob(Job):

@@ -186,7 +186,7 @@ class Slave:
             task = self._kept_task()
         why = "" if task is not None or self._stop_work() else "has work that does not end"
         if not why and lost.facts.get("replaced"):
-            # It would take the id back and lose it again, with a task each time.
+            # Do not join again: two workers with one id would evict each other and lose tasks.
             why = "has lost its id to another worker"
         if why:
             _log.error("%s %s; it stays away", self.info.worker_id, why)

@@ -79,8 +79,8 @@ class MasterListener(Protocol):
     """The reports of a master end, called from any thread. No method may block.
 
     The reports about one worker id come in order: an incarnation leaves before the next one joins.
-    The ``reason`` of ``worker_left`` is text for people, except ``LEFT``: that one does not count
-    as a failure of the worker's task.
+    The ``reason`` of ``worker_left`` is text for people. Only the reason ``LEFT`` does not count as a
+    failure of the worker's task.
     """
 
     def worker_joined(self, info: WorkerInfo) -> None:
@@ -379,11 +379,6 @@ class Transport(Configurable, ABC):
     starts_workers: ClassVar[bool] = False
     """Whether ``launch`` and ``start_worker`` start the workers of ``dingsdk train``; if False, the
     training process starts them as child processes."""
-
-    @classmethod
-    def takes_turns(cls, section: Mapping[str, Any]) -> bool:
-        """Whether all jobs of a run take turns, so that their schedule can be recorded."""
-        return False
 
     @classmethod
     def section_at(cls, section: Mapping[str, Any], address: str) -> Mapping[str, Any]:

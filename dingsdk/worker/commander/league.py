@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dingsdk.config import Configurable, Count, Held, PartSection, Share
+from dingsdk.config import Configurable, Count, PartSection, Share, SmallCount
 from dingsdk.errors import CheckpointCorruptError, ConfigError, listing
 
 Outcome = Literal["wins", "draws", "losses"]
@@ -141,7 +141,7 @@ class OneVsOneLeague(Configurable):
         """
 
         type: str = "one_vs_one"
-        active_player_num: Held = 1
+        active_player_num: SmallCount = 1
         one_phase_step: Count = 2000
         strong_win_rate: Share = 0.7
         self_play: Share = 0.5

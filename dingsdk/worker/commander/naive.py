@@ -1,4 +1,4 @@
-"""A commander for tests of the other parts: it issues tasks without limit or evaluation."""
+"""A test double: a commander that issues tasks without limit or evaluation."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ class OneVsOneSerialCommander(BaseSerialCommander):
     A game that has begun is played to its end against its opponent, to whom its result belongs.
 
     Args: as ``BaseSerialCommander``; the collector plays two policies: one that trains, and a
-        ``Seat`` for the opponents.
+        ``SwappablePlayer`` for the opponents.
     """
 
     max_players = 2

@@ -30,15 +30,15 @@ from dingsdk.worker.coordinator.experience import (
     open_experience,
 )
 from dingsdk.worker.coordinator.journal import (
-    Closed,
-    Evaluated,
+    BufferClosed,
+    BufferOpened,
+    EvaluationRecorded,
     Fact,
     Journal,
     Keeper,
     Leased,
     LeaseEnded,
     Missing,
-    Opened,
     Progressed,
     Pushed,
     Trained,
@@ -177,8 +177,6 @@ class Coordinator(Configurable):
         self._has_news = False
         self._is_started = False
         self._is_closed = False
-        # Decided by the jobs that drive tasks, not by the waiting caller, so that a replay of a
-        # recorded schedule does the same.
         self._last_env_step = cfg["system"].get("max_env_steps") if _is_paced(cfg) else None
         self._last_collects: dict[str, int] | None = None
         """By buffer id: number of its collects when the env steps are used up."""
@@ -383,7 +381,7 @@ class Coordinator(Configurable):
         """Store an evaluation (plain data), also for a coordinator that resumes this run."""
         with self.condition:
             self._record.evaluations.append(evaluation)
-            self._note(Evaluated(dict(evaluation)))
+            self._note(EvaluationRecorded(dict(evaluation)))
 
     def _note(self, fact: Fact) -> None:
         if self._keeper is not None:
@@ -484,7 +482,7 @@ class Coordinator(Configurable):
         """Create the replay buffer that a learner task names, if it does not exist."""
         with self.condition:
             if self._record.open_experience(state):
-                self._note(Opened(state.task_id))
+                self._note(BufferOpened(state.task_id))
                 # The state has the buffer's random state, so that later draws can be repeated.
                 if self._keeper is not None:
                     self._keeper.save_state()
@@ -747,7 +745,7 @@ class Coordinator(Configurable):
             self._record.learner_tasks += has_trained_out
             if self._record.learner_tasks >= max(self.cfg.max_learner_tasks, self._policy_num):
                 self.system_shutdown_flag = True
-            self._note_task(Closed(state.buffer_id, self._record.learner_tasks))
+            self._note_task(BufferClosed(state.buffer_id, self._record.learner_tasks))
         if experience is not None:
             experience.close()
 

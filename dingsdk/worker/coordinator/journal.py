@@ -37,7 +37,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime.files import Buffer, Folder
 
-VERSION = 3
+VERSION = 4
 """Version of a journal's format."""
 OWNER_NAME = "owner.json"
 RETRY_S = 1.0
@@ -89,7 +89,7 @@ class Queued(Fact, frozen=True):
     commander: bytes
 
 
-class Given(Fact, frozen=True):
+class Assigned(Fact, frozen=True):
     """A queued task was assigned to a worker."""
 
     task_id: str
@@ -97,7 +97,7 @@ class Given(Fact, frozen=True):
     payload_prefix: str
 
 
-class Over(Fact, frozen=True):
+class TaskEnded(Fact, frozen=True):
     """A task ended, or its worker was lost and the task is queued again as ``retried``.
 
     ``env_steps`` and ``episodes`` are the totals of all tasks that have ended.
@@ -110,13 +110,13 @@ class Over(Fact, frozen=True):
     episodes: int = 0
 
 
-class Opened(Fact, frozen=True):
+class BufferOpened(Fact, frozen=True):
     """A learner's task got its replay buffer."""
 
     task_id: str
 
 
-class Closed(Fact, frozen=True):
+class BufferClosed(Fact, frozen=True):
     """A learner's task ended, and its replay buffer with it."""
 
     buffer_id: str
@@ -177,7 +177,7 @@ class Progressed(Fact, frozen=True):
     elapsed_s: float
 
 
-class Evaluated(Fact, frozen=True):
+class EvaluationRecorded(Fact, frozen=True):
     """An evaluation was recorded."""
 
     evaluation: dict[str, Any]
@@ -186,17 +186,17 @@ class Evaluated(Fact, frozen=True):
 _FACTS = (
     Begun
     | Queued
-    | Given
-    | Over
-    | Opened
-    | Closed
+    | Assigned
+    | TaskEnded
+    | BufferOpened
+    | BufferClosed
     | Pushed
     | Leased
     | Trained
     | LeaseEnded
     | Missing
     | Progressed
-    | Evaluated
+    | EvaluationRecorded
 )
 
 

@@ -17,19 +17,19 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.coordinator.experience import Experience, PolicyLag
 from dingsdk.worker.coordinator.journal import (
-    Closed,
-    Evaluated,
+    Assigned,
+    BufferClosed,
+    BufferOpened,
+    EvaluationRecorded,
     Fact,
-    Given,
     Leased,
     LeaseEnded,
     Missing,
-    Opened,
-    Over,
     Progressed,
     Pushed,
     Queued,
     Recovered,
+    TaskEnded,
     Trained,
 )
 from dingsdk.worker.coordinator.scheduler_state import SchedulerState
@@ -163,7 +163,7 @@ class RunRecord:
                 ) from error
             if isinstance(fact, Trained):
                 trained[fact.task_id] = fact
-            elif isinstance(fact, Closed):
+            elif isinstance(fact, BufferClosed):
                 closed.append(fact.buffer_id)
         for buffer_id in closed:
             # The coordinator may have died before it recorded the end of the task.
@@ -184,15 +184,15 @@ class RunRecord:
 
     def _apply(self, fact: Fact) -> list[str]:
         scheduler = self._scheduler
-        if isinstance(fact, Queued | Given | Over):
+        if isinstance(fact, Queued | Assigned | TaskEnded):
             scheduler.apply(fact)
-        elif isinstance(fact, Opened):
+        elif isinstance(fact, BufferOpened):
             self.open_experience(scheduler.running[fact.task_id])
-        elif isinstance(fact, Closed):
+        elif isinstance(fact, BufferClosed):
             self.learner_tasks = fact.learner_tasks
             self.end_learner(scheduler.learner_of(fact.buffer_id).task_id)
             scheduler.close_experience(fact.buffer_id)
-        elif isinstance(fact, Evaluated):
+        elif isinstance(fact, EvaluationRecorded):
             self.evaluations.append(fact.evaluation)
         elif isinstance(fact, Progressed):
             self._set_elapsed(fact.elapsed_s)

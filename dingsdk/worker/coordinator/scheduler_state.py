@@ -24,7 +24,7 @@ from dingsdk.errors import (
 from dingsdk.worker.comm.transport import LEFT, WorkerInfo
 from dingsdk.worker.commander.base import BaseParallelCommander, Task
 from dingsdk.worker.coordinator.experience import Experience
-from dingsdk.worker.coordinator.journal import Fact, Given, Over, Queued, TaskRecord
+from dingsdk.worker.coordinator.journal import Assigned, Fact, Queued, TaskEnded, TaskRecord
 from dingsdk.worker.coordinator.pace import PaceBoard
 from dingsdk.worker.coordinator.roles import Role
 from dingsdk.worker.coordinator.section import CoordinatorSection
@@ -312,7 +312,7 @@ class SchedulerState:
         state.attempt += 1
         self.running[state.task_id] = state
         if self.note is not None:
-            self.note(Given(state.task_id, state.attempt, state.payload_prefix))
+            self.note(Assigned(state.task_id, state.attempt, state.payload_prefix))
         return state
 
     def why_quiet(self) -> str:
@@ -534,12 +534,12 @@ class SchedulerState:
         self._ended_counts = msgspec.convert(state["ended_counts"], SampleCounts)
         self.unacknowledged_rows = int(state["unacknowledged_rows"])
 
-    def apply(self, fact: Queued | Given | Over) -> None:
+    def apply(self, fact: Queued | Assigned | TaskEnded) -> None:
         """Apply a fact of an earlier coordinator to this state."""
         if isinstance(fact, Queued):
             self._restore(fact.task)
             self._load_commander(fact.commander)
-        elif isinstance(fact, Given):
+        elif isinstance(fact, Assigned):
             self._restore_given(self._find(fact.task_id), fact.attempt, fact.payload_prefix)
         else:
             found = self._find(fact.task_id)
@@ -602,7 +602,7 @@ class SchedulerState:
         if self.note is not None:
             again = None if retried is None else _record(retried)
             counts = (self._ended_env_steps, self._commander_state(), again, self.episodes)
-            self.note(Over(task_id, *counts))
+            self.note(TaskEnded(task_id, *counts))
 
     @property
     def is_evaluating(self) -> bool:

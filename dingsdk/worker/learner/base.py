@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from dingsdk.config import Configurable, Count, PartSection, Section, Whole, deep_merge_dicts
+from dingsdk.config import Configurable, Count, PartSection, Whole, deep_merge_dicts
 from dingsdk.data import RowLoaders, SampleBatch
 from dingsdk.errors import (
     CheckpointCorruptError,
@@ -66,18 +66,6 @@ class CountVar:
         self.val += add_num
 
 
-class DataLoaderSection(Section, frozen=True, kw_only=True):
-    """Section ``policy.learn.learner.dataloader``.
-
-    Attributes:
-        num_workers: Must be 0: payloads arrive as columns, which need no worker processes.
-        chunk_size: Has no effect; accepted because older configs have it.
-    """
-
-    num_workers: Literal[0] = 0
-    chunk_size: Count | None = None
-
-
 class BaseLearner(Configurable):
     """Trains a policy batch by batch, and runs hooks around every run and iteration.
 
@@ -110,7 +98,7 @@ class BaseLearner(Configurable):
 
         Attributes:
             train_iterations: Largest number of batches that one ``start()`` trains on.
-            dataloader: How batches are loaded.
+            dataloader: Has no effect; accepted because configs of DI-engine have it.
             log_policy: Whether to log the policy's ``info()`` when the policy is set.
             is_multitask_pipeline: Whether every rank logs, instead of only rank 0.
             only_monitor_rank0: Whether only rank 0 logs.
@@ -120,7 +108,7 @@ class BaseLearner(Configurable):
 
         type: str = "base"
         train_iterations: Count = 10**9
-        dataloader: DataLoaderSection = DataLoaderSection()
+        dataloader: dict[str, Any] = msgspec.field(default_factory=dict)
         log_policy: bool = True
         is_multitask_pipeline: bool = False
         only_monitor_rank0: bool = True
@@ -153,6 +141,11 @@ class BaseLearner(Configurable):
         instance_name: str = "learner",
     ) -> None:
         self._cfg: BaseLearner.Config = self.read(cfg, "policy.learn.learner")
+        if self._cfg.dataloader:
+            _log.warning(
+                "policy.learn.learner.dataloader has no effect: batches come from get_data as "
+                "columns, without worker processes; leave it out"
+            )
         self.train_iterations = self._cfg.train_iterations
         self.exp_name = exp_name
         self.instance_name = instance_name

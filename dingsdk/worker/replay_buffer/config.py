@@ -78,7 +78,7 @@ def is_limited(cfg: Mapping[str, Any]) -> bool:
     return bool(limiter.get("type", "min_size") != "min_size" or bounds_rates(cfg))
 
 
-class Parts:
+class PartFactory:
     """Makes the parts of a buffer from its config section, which has the type ``section``.
 
     Attributes:

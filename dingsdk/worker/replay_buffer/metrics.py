@@ -94,8 +94,8 @@ class SampleMonitor:
     and :meth:`stats` are called under the buffer's lock, :meth:`report` without it.
 
     Attributes:
-        skip: Samples until the next one to record, including that one. The buffer decrements it
-            directly, because calling a method for each sample would take longer.
+        skip: Samples until the next recorded sample, which is included. The buffer decrements the
+            number directly, because calling a method for each sample would take longer.
         report_due: Whether enough samples were recorded since the last report.
     """
 

@@ -47,9 +47,9 @@ from dingsdk.worker.replay_buffer.state import (
     KEPT,
     ColumnCopy,
     Facts,
+    LockedTable,
     Natural,
     RowCopy,
-    Snapshot,
     facts_in,
 )
 from dingsdk.worker.replay_buffer.storage import Rows
@@ -216,7 +216,7 @@ class _Save:
                     stack.callback(ordered.close)
                     ordered.find_first_rows()
             rows_each, there = self._plan(now, probe)
-            source: Snapshot | RowCopy = ordered or now
+            source: LockedTable | RowCopy = ordered or now
             at = source.first
             # If another thread pushes a whole buffer during the save, it is faster than the disk.
             patience = source.last + max(source.last - at, rows_each)
@@ -273,7 +273,7 @@ class _Save:
             state=_File(name, info.size_bytes, info.digest),
         )
 
-    def _plan(self, now: Snapshot, probe: Rows) -> tuple[int, dict[int, _Segment]]:
+    def _plan(self, now: LockedTable, probe: Rows) -> tuple[int, dict[int, _Segment]]:
         """Return the rows per segment, and the valid segments in the folder, by their number."""
         rows_each = self._segment_rows
         if isinstance(probe, list) and not all(isinstance(row, SampleBatch) for row in probe):

@@ -44,7 +44,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 Facts = dict[str, NDArray[Any]]
 
 
-class Snapshot:
+class LockedTable:
     """Reads a table whose lock is held; the number of a row is how many were pushed before it.
 
     Attributes:
@@ -110,7 +110,7 @@ class TableCopy:
         self._table = table
         with table.snapshot():
             table._copies = (*table._copies, self)
-            table._look_at_parts()
+            table._choose_push_path()
             self.begin()
 
     def begin(self) -> None:
@@ -127,7 +127,7 @@ class TableCopy:
         """Stop recording changes; called under the table's lock. Idempotent."""
         table = self._table
         table._copies = tuple(each for each in table._copies if each is not self)
-        table._look_at_parts()
+        table._choose_push_path()
 
     def close(self) -> None:
         """Stop recording changes; called without the table's lock."""
@@ -175,7 +175,7 @@ class RowCopy(TableCopy):
     def rows(self, start: int, stop: int) -> Callable[[], Rows]:
         """Return a function that copies the rows ``start`` to ``stop`` that are still stored.
 
-        As ``Snapshot.rows``, but call it in order: all rows before ``start`` first.
+        As ``LockedTable.rows``, but call it in order: all rows before ``start`` first.
         """
         pieces = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         while start < stop:
@@ -408,7 +408,7 @@ def _restore(
             table._storage = storage
         table._remover, table._metadata = remover, metadata
         table._limiter, table._sampler = limiter, sampler
-        table._look_at_parts()
+        table._choose_push_path()
         # The rows of the state count as pushed here, so that totals add up. The state does not
         # contain the reason for which rows left early.
         table._pushed += count
@@ -454,12 +454,12 @@ def recover(table: Table) -> None:
             if facts is not None:
                 metadata.insert(where, facts)
             table._sampler.on_insert(where, rows, None if facts is None else facts.priorities)
-    # Whoever pushed these rows has gone, and cannot continue their trajectory.
+    # The process that pushed the rows has ended, so nobody continues their trajectory.
     table.end_newest_trajectory()
     table._pushed_before_clear = count - recovered.get("push_count", count)
     if not metadata.keeps_facts:
         return
-    # They also keep how often they were sampled.
+    # Row metadata of this kind also keeps how often rows were sampled.
     metadata = cast("RowMetadata", metadata)
     where = table._remover.oldest_first()
     marks = storage.recovered_marks(where)

@@ -35,7 +35,12 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.runtime.deadline import Closing, checked_timeout
 from dingsdk.worker.replay_buffer import persistence, state
-from dingsdk.worker.replay_buffer.config import BufferSection, Parts, check_family, check_order
+from dingsdk.worker.replay_buffer.config import (
+    BufferSection,
+    PartFactory,
+    check_family,
+    check_order,
+)
 from dingsdk.worker.replay_buffer.interface import BufferStats, IBuffer, NoMetadata, RowListener
 from dingsdk.worker.replay_buffer.limiter import Limiter
 from dingsdk.worker.replay_buffer.metrics import SampledStats, SampleMonitor, ThroughputMonitor
@@ -44,7 +49,6 @@ from dingsdk.worker.replay_buffer.storage import Rows, Storage, Where, suits_arr
 
 if TYPE_CHECKING:
     from dingsdk.worker.replay_buffer.row_metadata import RowMetadata
-    from dingsdk.worker.replay_buffer.used_data import UsedData
 
 _Found = TypeVar("_Found")
 _log = logging.getLogger(__name__)
@@ -68,10 +72,6 @@ class Table(IBuffer, Closing):
     rows, the metadata removes keys that are not stored, the sampler and the listeners check the
     rows, the storage accepts them. *Commit* cannot fail: the remover assigns positions, the storage
     writes, then metadata, sampler and limiter are updated.
-
-    Attributes:
-        used_data: Deletes the files of rows that have left, if the config sets
-            ``enable_track_used_data``; else None. Its ``lease`` keeps files that are still read.
     """
 
     Config: ClassVar[type[Section]] = BufferSection
@@ -79,8 +79,6 @@ class Table(IBuffer, Closing):
     needs_fifo: ClassVar[bool] = False
     """Whether this kind of buffer needs rows to leave in the order in which they came."""
     clear_resets_push_count: ClassVar[bool] = True
-
-    used_data: UsedData | None = None
     _why_closed = "is closed"
 
     def __init__(
@@ -94,7 +92,7 @@ class Table(IBuffer, Closing):
         # which costs a thirtieth of a small push.
         self.exp_name = exp_name
         self.instance_name = instance_name
-        self._parts = Parts(self.Config, self._configured(cfg))
+        self._parts = PartFactory(self.Config, self._configured(cfg))
         self._cfg = self.read(self._parts.full)
         self._capacity = self._parts.capacity
         self._lock = threading.Lock()
@@ -126,13 +124,12 @@ class Table(IBuffer, Closing):
             ) from error
         self._parts.check_order(self.needs_fifo, self._remover, f"type {self._cfg.type}")
         self._storage = None if self._parts.chooses_storage else self._new_storage()
-        self._look_at_parts()
+        self._choose_push_path()
         state.recover(self)
         if self._cfg.enable_track_used_data:
             from dingsdk.worker.replay_buffer.used_data import UsedData
 
-            self.used_data = UsedData(self._cfg.data_root)
-            self.add_listener(self.used_data)
+            self.add_listener(UsedData(self._cfg.data_root))
         _tables.add(self)
 
     @classmethod
@@ -185,7 +182,7 @@ class Table(IBuffer, Closing):
             storage.keep_marks()
         return storage
 
-    def _look_at_parts(self) -> None:
+    def _choose_push_path(self) -> None:
         """Record which parts a push must call; used after parts or listeners change.
 
         Skipping the other calls saves a tenth of a push.
@@ -299,7 +296,7 @@ class Table(IBuffer, Closing):
             limiter.load_state_dict(self._limiter.state_dict())
             limiter.size = self._count
             self._limiter = limiter
-            self._look_at_parts()
+            self._choose_push_path()
             self._changed.notify_all()
 
     def push(self, data: Any, cur_collector_envstep: int, timeout_s: float | None = None) -> None:
@@ -394,7 +391,7 @@ class Table(IBuffer, Closing):
             raise mismatch("a push", "", "rows", found) from error
         if storage is not self._storage:
             self._storage = storage
-            self._look_at_parts()
+            self._choose_push_path()
         if n > self._capacity:
             # Each piece replaces the previous one. All rows were checked, so none is refused.
             for start in range(0, n, self._capacity):
@@ -610,7 +607,7 @@ class Table(IBuffer, Closing):
             # Copying rows that leave slows each push down, so it is done only for a listener.
             if type(listener).on_remove is not RowListener.on_remove and self._departures is None:
                 self._departures = []
-            self._look_at_parts()
+            self._choose_push_path()
 
     def add_remove_listener(self, listener: Callable[[Any, str], None]) -> None:
         """Call ``listener(rows, reason)`` for rows that left; see :class:`RowListener`."""
@@ -675,7 +672,7 @@ class Table(IBuffer, Closing):
         self._history = secrets.token_hex(16)
         if self._parts.chooses_storage:
             self._storage = None
-            self._look_at_parts()
+            self._choose_push_path()
         elif self._storage is not None:
             self._storage.clear()
         self._remover.clear()
@@ -716,11 +713,11 @@ class Table(IBuffer, Closing):
         )
 
     @contextmanager
-    def snapshot(self) -> Iterator[state.Snapshot]:
+    def snapshot(self) -> Iterator[state.LockedTable]:
         """Hold the buffer's lock, and yield a view that reads the buffer."""
         with self._lock:
             self._check_open()
-            yield state.Snapshot(self)
+            yield state.LockedTable(self)
 
     def save_data(self, file: str) -> None:
         """Write all rows, oldest first, into the folder ``file`` (made with its parents).

@@ -7,34 +7,23 @@ under a microsecond, and only where a job waits or yields.
 
 from __future__ import annotations
 
-import logging
-import re
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
 from dingsdk.errors import ClosedError
 from dingsdk.worker.comm import Condition, Job, Scheduler
-from dingsdk_in_memory.schedule import ScheduleWriter, read_schedule
 
-_log = logging.getLogger(__name__)
-
-_OF_THE_RUN = re.compile("[0-9a-f]{12}")
-"""Random part of a job's name, which differs in each run."""
 IDLE_S = 0.05
 """Longest sleep while all jobs wait; a notification from another thread ends it earlier."""
-REPLAY_WAIT_S = 5.0
-"""How long a replay waits for a job that another thread starts."""
 
 
 class GreenletCondition:
@@ -87,7 +76,6 @@ class GreenletJob(Job):
         self._ended = ended
         self._done = False
         self.greenlet: greenlet | None = None
-        self.number = -1
         self.condition: GreenletCondition | None = None
         self.seen = 0
         self.deadline = 0.0
@@ -117,7 +105,7 @@ class GreenletJob(Job):
 
 
 class GreenletScheduler(Scheduler):
-    """Runs all jobs on one thread, which starts with the first job that is not held."""
+    """Runs all jobs on one thread, which starts with the first job."""
 
     is_cooperative = True
 
@@ -131,43 +119,8 @@ class GreenletScheduler(Scheduler):
         self._hub: greenlet | None = None
         self._current: GreenletJob | None = None
         self._switched_at = 0.0
-        self._is_aborted = self._is_held = False
+        self._is_aborted = False
         self._ended = GreenletCondition(self)
-        self._began_at = time.monotonic()
-        self._writer: ScheduleWriter | None = None
-        self._events: deque[tuple[str, int, int]] = deque()
-        self._replayed: threading.Event | None = None
-        self._numbers = 0
-        self._turn_s: float | None = None
-        """The time in this turn, if turns are recorded or replayed; otherwise None."""
-
-    def record(self, path: Path) -> None:
-        """Write the order and time of all turns to a file; call it before the first job.
-
-        The clock does not change within a turn, so that the file has all times that a job reads.
-        """
-        self._writer, self._turn_s = ScheduleWriter(path), 0.0
-
-    def replay(self, path: Path) -> threading.Event:
-        """Run jobs with the turns and times of a file; call it before the first job.
-
-        Returns:
-            An event that is set after the last turn, or when a turn cannot be repeated. If the
-            caller sets it, the other turns of the file are not repeated.
-
-        Raises:
-            CheckpointCorruptError: the file is damaged.
-        """
-        self._events.extend(read_schedule(path))
-        self._replayed, self._turn_s = threading.Event(), 0.0
-        return self._replayed
-
-    def clock(self) -> float:
-        if self._turn_s is None:
-            return time.monotonic()
-        # Before the first turn, the time must be the same in a replay.
-        is_fixed = self.is_here or self._thread is None
-        return self._turn_s if is_fixed else time.monotonic() - self._began_at
 
     def spawn(self, function: Callable[[], None], name: str) -> Job:
         job = GreenletJob(function, name, self._ended)
@@ -175,20 +128,11 @@ class GreenletScheduler(Scheduler):
             if self._is_aborted:
                 raise ClosedError("the scheduler is closed", what="scheduler")
             self._new.append(job)
-            self._start_thread()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="greenlets", daemon=True)
+                self._thread.start()
         self.wake()
         return job
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        # Jobs also start if the setup raises: they then see that they must end.
-        self._is_held = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._is_held = False
-                self._start_thread()
 
     def condition(self) -> Condition:
         return GreenletCondition(self)
@@ -241,77 +185,26 @@ class GreenletScheduler(Scheduler):
         if not self.is_here:
             self._wake.set()
 
-    def _start_thread(self) -> None:
-        if self._thread is None and self._new and not self._is_held:
-            self._thread = threading.Thread(target=self._loop, name="greenlets", daemon=True)
-            self._thread.start()
-
     def _loop(self) -> None:
         self._thread_id = threading.get_ident()
         self._hub = getcurrent()
-        if self._replayed is not None:
-            self._run_replayed()
-            self._replayed.set()
         while True:
             while self._new:
-                self._adopt(self._new.popleft())
+                job = self._new.popleft()
+                job.greenlet = greenlet(job.run)
+                self._jobs.append(job)
             if self._is_aborted:
                 break
             if not self._run_ready():
                 self._sleep()
         for job in tuple(self._jobs):
             self._switch(job, ClosedError(f"{job.name} was still waiting at the close"))
-        if self._writer is not None:
-            self._writer.close()
-
-    def _adopt(self, job: GreenletJob) -> None:
-        job.greenlet, job.number = greenlet(job.run), self._numbers
-        self._numbers += 1
-        self._jobs.append(job)
-        if self._writer is not None:
-            self._writer.add_job(_stable(job.name))
-
-    def _run_replayed(self) -> None:
-        """Run the turns of the schedule, until one of its jobs is missing or has ended."""
-        jobs: list[GreenletJob] = []
-        while self._events and not self._ends_replay():
-            name, number, ms = self._events[0]
-            if name:
-                found = self._wait_for_new(name)
-                if found is None:
-                    _log.info("the replay ends before the job %s, which nobody starts", name)
-                    return
-                self._adopt(found)
-                jobs.append(found)
-            else:
-                job = jobs[number]
-                if job.greenlet is None or job.greenlet.dead:
-                    _log.info("the replay ends at %s, which has ended", job.name)
-                    return
-                self._turn_s = ms / 1000
-                self._switch(job)
-            self._events.popleft()
-
-    def _ends_replay(self) -> bool:
-        return self._is_aborted or (self._replayed is not None and self._replayed.is_set())
-
-    def _wait_for_new(self, name: str) -> GreenletJob | None:
-        deadline = time.monotonic() + REPLAY_WAIT_S
-        while time.monotonic() < deadline and not self._ends_replay():
-            with self._lock:
-                for job in self._new:
-                    if _stable(job.name) == name:
-                        self._new.remove(job)
-                        return job
-            self._wake.wait(IDLE_S)
-            self._wake.clear()
-        return None
 
     def _run_ready(self) -> bool:
         """Run each job that can continue, until it waits; return whether there was any."""
         moved = False
         for job in tuple(self._jobs):
-            condition, now = job.condition, self._look_at_clock()
+            condition, now = job.condition, time.monotonic()
             if condition is None or condition.version != job.seen or now >= job.deadline:
                 self._switch(job)
                 moved = True
@@ -319,8 +212,6 @@ class GreenletScheduler(Scheduler):
 
     def _switch(self, job: GreenletJob, error: ClosedError | None = None) -> None:
         assert job.greenlet is not None  # adopted before it runs
-        if self._writer is not None and error is None:
-            self._writer.add_turn(job.number, round((self._turn_s or 0.0) * 1000))
         self._current, self._switched_at = job, time.monotonic()
         try:
             if error is None:
@@ -334,20 +225,8 @@ class GreenletScheduler(Scheduler):
         if job.greenlet.dead:
             self._jobs.remove(job)
 
-    def _look_at_clock(self) -> float:
-        """Read the clock, and return the time for the next turn."""
-        if self._turn_s is None:
-            return time.monotonic()
-        # In milliseconds; after a replay, the time continues where the schedule ended.
-        self._turn_s = max(self._turn_s, int((time.monotonic() - self._began_at) * 1000) / 1000)
-        return self._turn_s
-
     def _sleep(self) -> None:
         until = min((job.deadline for job in self._jobs), default=float("inf"))
         if not self._new:
-            self._wake.wait(max(0.0, min(IDLE_S, until - self._look_at_clock())))
+            self._wake.wait(max(0.0, min(IDLE_S, until - time.monotonic())))
         self._wake.clear()
-
-
-def _stable(name: str) -> str:
-    return _OF_THE_RUN.sub("", name)

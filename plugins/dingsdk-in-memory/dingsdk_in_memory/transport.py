@@ -53,10 +53,6 @@ class InMemoryTransport(Transport):
     contract_config: ClassVar[Mapping[str, Any]] = {"check_wire": True}
     """Settings for `dingsdk check`: by default messages are not checked, for speed."""
 
-    @classmethod
-    def takes_turns(cls, section: Mapping[str, Any]) -> bool:
-        return bool(section.get("concurrency", "greenlets") == "greenlets")
-
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self._scheduler: Scheduler = _SCHEDULERS[self.cfg.concurrency]()

@@ -49,31 +49,6 @@ def test_jobs_that_yield_alternate_on_one_thread(scheduler: GreenletScheduler) -
     assert threading.get_ident() not in threads
 
 
-def test_jobs_that_are_held_start_after_set_up_in_the_order_of_their_spawns(
-    scheduler: GreenletScheduler,
-) -> None:
-    seen: list[str] = []
-    with scheduler.held():
-        jobs = [scheduler.spawn(lambda name=name: seen.append(name), name) for name in "abc"]
-        assert not jobs[0].join(0.1)
-        assert seen == []
-    assert all(job.join(5.0) for job in jobs)
-    assert seen == ["a", "b", "c"]
-
-
-def test_jobs_held_during_a_failed_set_up_still_run(scheduler: GreenletScheduler) -> None:
-    jobs = []
-
-    def set_up() -> None:
-        with scheduler.held():
-            jobs.append(scheduler.spawn(lambda: None, "job"))
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        set_up()
-    assert jobs[0].join(5.0)
-
-
 def test_wait_ends_when_another_job_notifies(scheduler: GreenletScheduler) -> None:
     condition = scheduler.condition()
     items: list[int] = []

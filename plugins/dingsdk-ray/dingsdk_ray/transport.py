@@ -25,7 +25,12 @@ from dingsdk.runtime import Secret, find_secret
 from dingsdk.worker.comm import MasterListener, PolicyStore, StepDataStore, WorkerHandle
 from dingsdk.worker.comm.requests import RequestHandler, RequestSlaveEnd
 from dingsdk_ray import cluster
-from dingsdk_ray.far import FarDataStore, FarLink, FarPolicyStore, GatewayCalls
+from dingsdk_ray.gateway_client import (
+    GatewayCalls,
+    GatewayDataStore,
+    GatewayLink,
+    GatewayPolicyStore,
+)
 
 if TYPE_CHECKING:
     from dingsdk_ray.workers import Workers
@@ -95,7 +100,7 @@ class RayTransport(SharedMemoryTransport):
     def __init__(self, cfg: Mapping[str, Any], run_dir: Path) -> None:
         super().__init__(cfg, run_dir)
         self._is_connected = False
-        self._far: GatewayCalls | None = None
+        self._gateway_calls: GatewayCalls | None = None
         self._workers: Workers | None = None
 
     def launch(self, workers: Sequence[tuple[str, str]]) -> None:
@@ -131,36 +136,37 @@ class RayTransport(SharedMemoryTransport):
             )
         if self.is_on(node_id):
             return super().make_slave_end(SCHEME + self._own_memory().socket)
-        if self._far is None:
+        if self._gateway_calls is None:
             if self._data_store is not None or self._policy_store is not None:
                 raise RuntimeError("call data_store() and policy_store() after slave_end()")
-            self._far = GatewayCalls(name)
-        far = self._far
-        return self.slave_end_of(address, lambda: FarLink(far), lambda run: True)
+            self._gateway_calls = GatewayCalls(name)
+        calls = self._gateway_calls
+        return self.slave_end_of(address, lambda: GatewayLink(calls), lambda run: True)
 
     def make_data_store(self) -> StepDataStore:
-        if self._far is None:
+        if self._gateway_calls is None:
             return super().make_data_store()
-        return FarDataStore(
-            self._far,
+        return GatewayDataStore(
+            self._gateway_calls,
             self.cfg.lost_after_s,
             max_payload_bytes=self.cfg.max_payload_bytes,
             algorithm=self.cfg.digest,
         )
 
     def make_policy_store(self) -> PolicyStore:
-        if self._far is None:
+        if self._gateway_calls is None:
             return super().make_policy_store()
-        return FarPolicyStore(self._far, self.cfg.lost_after_s)
+        return GatewayPolicyStore(self._gateway_calls, self.cfg.lost_after_s)
 
     def release(self) -> None:
         super().release()
         with self._lock:
-            far = self._far  # kept: its stores raise errors, and no store of this node is made
+            # Kept: its stores raise errors, and no store of this node is made.
+            calls = self._gateway_calls
             workers, self._workers = self._workers, None
             was_connected, self._is_connected = self._is_connected, False
-        if far is not None:
-            far.close()
+        if calls is not None:
+            calls.close()
         if workers is not None:
             workers.close()
         if was_connected:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import ray
 from dingsdk_ray import cluster
-from dingsdk_ray.far import GatewayCalls
 from dingsdk_ray.gateway import Gateway
+from dingsdk_ray.gateway_client import GatewayCalls
 from dingsdk_ray.transport import RayTransport
 from dingsdk_shared_memory.run_memory import folder_of
 
@@ -28,7 +28,7 @@ class FarTransport(RayTransport):
 
     def find_gateway(self) -> None:
         """Find the gateway without joining the coordinator, which normally names it."""
-        self._far = GatewayCalls(folder_of(self.run_dir).name)
+        self._gateway_calls = GatewayCalls(folder_of(self.run_dir).name)
 
 
 class UnwatchedGateway(Gateway):

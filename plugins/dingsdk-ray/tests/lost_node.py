@@ -93,7 +93,7 @@ def main(run_dir: Path) -> None:
         second.close()
         writer = Writer.remote()
         where = ray.get(writer.put.remote(section, run_dir, address), timeout=PATIENCE_S)
-        assert where == "FarDataStore"
+        assert where == "GatewayDataStore"
         cluster.remove_node(doomed, allow_graceful=False)
         found = [
             name for name, rows in ROWS.items() if store.get(name, timeout_s=10.0) == payload(rows)

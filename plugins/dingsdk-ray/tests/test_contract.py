@@ -79,13 +79,13 @@ class TestRayTransport(TransportContract):
                     ray.get(actor.open.remote(), timeout=60.0)
                 else:
                     self.find_gateway()
-                    self._far._actor = actor
+                    self._gateway_calls._actor = actor
 
             def make_master_end(self) -> Any:
                 return super(RayTransport, self).make_master_end()
 
             def make_slave_end(self, address: str) -> Any:
-                is_far = self._far is not None
+                is_far = self._gateway_calls is not None
                 return super().make_slave_end("ray://elsewhere/run" if is_far else address)
 
         self.section = {"address": ray_address, "lost_after_s": 60.0}

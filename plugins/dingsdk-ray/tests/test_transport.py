@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from dingsdk_ray import cluster
-from dingsdk_ray.far import FarDataStore, FarPolicyStore, GatewayCalls
 from dingsdk_ray.frames import SMALL_BYTES, joined
+from dingsdk_ray.gateway_client import GatewayCalls, GatewayDataStore, GatewayPolicyStore
 from dingsdk_ray.transport import RayTransport, parse_address
 from dingsdk_shared_memory.data_store import SharedDataStore
 from dingsdk_shared_memory.policy_store import SharedPolicyStore
@@ -95,11 +95,11 @@ def test_stores_are_those_of_the_gateway_if_the_worker_is_on_another_node(
     tmp_path: Path, address: str, is_far: bool
 ) -> None:
     transport = RayTransport({"address": address}, tmp_path)
-    transport._far = GatewayCalls("run") if is_far else None
+    transport._gateway_calls = GatewayCalls("run") if is_far else None
     try:
         data, policies = transport.data_store(), transport.policy_store()
-        assert isinstance(data, FarDataStore if is_far else SharedDataStore)
-        assert isinstance(policies, FarPolicyStore if is_far else SharedPolicyStore)
+        assert isinstance(data, GatewayDataStore if is_far else SharedDataStore)
+        assert isinstance(policies, GatewayPolicyStore if is_far else SharedPolicyStore)
         assert (transport.data_store(), transport.policy_store()) == (data, policies)
     finally:
         transport.close()
@@ -124,7 +124,7 @@ def test_stores_of_another_node_wait_for_the_gateway_as_long_as_for_a_lost_coord
     calls: Any = SimpleNamespace(
         insist=lambda *given, timeout_s: waited_s.append(timeout_s), close=lambda: None
     )
-    transport._far = calls
+    transport._gateway_calls = calls
     transport.data_store().delete(["a"])
     transport.policy_store().discard("p")
     assert waited_s == [7.0, 7.0]
@@ -212,11 +212,11 @@ def test_worker_of_a_local_ray_dials_the_socket_of_its_coordinator(tmp_path: Pat
 def test_ends_of_one_worker_share_the_calls_to_the_gateway(tmp_path: Path) -> None:
     transport = FarTransport({"address": "10.0.0.1:6379"}, tmp_path)
     transport.slave_end("ray://1f2e/run")
-    calls = transport._far
+    calls = transport._gateway_calls
     assert calls is not None
     assert calls._name == "run"
     transport.slave_end("ray://1f2e/run")
-    assert transport._far is calls
+    assert transport._gateway_calls is calls
     transport.close()
 
 
@@ -267,7 +267,7 @@ def test_worker_on_the_node_of_the_coordinator_dials_its_socket(
         policy = coordinators.policy_store().newest("p")
         assert policy is not None
         assert policy[0] == 3
-        assert workers._far is None
+        assert workers._gateway_calls is None
         workers.close()
         assert listener.seen == ["w joined", "w left"]
         assert found.killed == []

@@ -15,7 +15,7 @@ from dingsdk.policy import CollectMode, PPOPolicy
 from dingsdk.worker import create_serial_collector
 from dingsdk.worker.collector.battle import BattleRollout, Players, game_outcome
 from dingsdk.worker.collector.rows import RowsWriter
-from dingsdk.worker.collector.seat import Seat
+from dingsdk.worker.collector.swappable_player import SwappablePlayer
 
 from .duel import DuelEnvs, Fighter
 
@@ -511,7 +511,7 @@ def test_game_that_has_begun_keeps_its_writers() -> None:
 
 
 def test_rows_have_the_version_of_the_player_that_acted() -> None:
-    seat = Seat(Fighter(0).mode()._replace(load_state_dict=lambda state: None))
+    seat = SwappablePlayer(Fighter(0).mode()._replace(load_state_dict=lambda state: None))
     envs = DuelEnvs(((3,), (1,)))
     envs.launch()
     writers = [RowsWriter(2, None, lambda _, piece: piece) for _ in range(2)]

@@ -107,11 +107,11 @@ def test_next_batch_is_used_if_a_payload_is_lost(
 def test_each_batch_decrements_the_number_of_batches_to_take(
     learner: BaseCommLearner, name: str
 ) -> None:
-    learner._to_take = 5
+    learner._iterations_left = 5
     for left in (4, 3):
         lease(learner, 0)
         assert getattr(learner, name)(2) is not None
-        assert learner._to_take == left
+        assert learner._iterations_left == left
 
 
 def test_learner_is_idle_until_a_batch_arrives(learner: BaseCommLearner) -> None:
@@ -153,9 +153,9 @@ def test_learner_asks_for_more_batches_when_half_are_left_and_more_are_needed(
     few: int,
 ) -> None:
     learner._cfg = msgspec.structs.replace(learner._cfg, batches_per_demand=batches)
-    learner._to_take = to_take
+    learner._iterations_left = to_take
     learner._is_on_policy, learner._is_to_finish = is_on_policy, is_to_finish
-    assert learner._few == few
+    assert learner._ask_again_at == few
 
 
 def test_unreadable_rows_of_a_stopping_learner_raise_closed_error(learner: BaseCommLearner) -> None:

@@ -26,9 +26,9 @@ from dingsdk.worker.comm.requests.handler import Mailbox, RequestHandler
 from dingsdk.worker.comm.requests.link import answer_of
 from dingsdk.worker.comm.requests.messages import (
     OVERHEAD_BYTES,
-    Answer,
     Body,
     Join,
+    NumberedAnswer,
     Request,
     Turn,
     decode_request,
@@ -193,7 +193,7 @@ def test_repeated_join_gets_the_same_incarnation_while_it_is_remembered(
 def test_answers_with_numbers_out_of_order_are_all_refused(numbers: tuple[int, int]) -> None:
     site = Handling()
     inc = site.join("w0", "a")
-    answers = [Answer(n, f"t{n}", True, {}, "", "") for n in numbers]
+    answers = [NumberedAnswer(n, f"t{n}", True, {}, "", "") for n in numbers]
     with pytest.raises(ProtocolError, match="in order") as caught:
         site.ask("answer", "w0", inc, Body(answers))
     assert caught.value.where == "$.body.answers[].n"

@@ -74,7 +74,6 @@ class PlainTransport(Transport):
 
 def test_default_transport_runs_threads_at_once_and_starts_no_workers(tmp_path: Path) -> None:
     section = {"type": "plain"}
-    assert not PlainTransport.takes_turns(section)
     assert PlainTransport.section_at(section, "somewhere") == section
     assert (PlainTransport.places, PlainTransport.starts_workers) == (("threads",), False)
     made = PlainTransport(section, tmp_path)

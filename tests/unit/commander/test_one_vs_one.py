@@ -16,7 +16,7 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.worker.collector.rollout import EpisodeRecord
-from dingsdk.worker.collector.seat import Seat
+from dingsdk.worker.collector.swappable_player import SwappablePlayer
 from dingsdk.worker.commander.one_vs_one import (
     OneVsOneCommander,
     OneVsOneSerialCommander,
@@ -684,7 +684,7 @@ class SerialRun:
         self, run_dir: Any, load_path: Any = None, league: Any = LEAGUE, **cfg: Any
     ) -> None:
         self.own, self.opponent = Mode(0.0, load_path, league), Mode(-1.0)
-        self.seat = Seat(self.opponent, collect_data=False)
+        self.seat = SwappablePlayer(self.opponent, collect_data=False)
         self.curves: dict[str, float] = {}
         self.learner = SimpleNamespace(
             train_iter=0, learn_info={}, exp_name=str(run_dir), tb_logger=self

@@ -12,7 +12,7 @@ from dingsdk.errors import DingError, PoisonTaskError, WorkerLostError
 from dingsdk.worker.comm import LEFT, WorkerInfo
 from dingsdk.worker.coordinator import Role, TaskState
 from dingsdk.worker.coordinator.experience import Experience, metadata_config
-from dingsdk.worker.coordinator.journal import Given
+from dingsdk.worker.coordinator.journal import Assigned
 from dingsdk.worker.coordinator.roles import CollectorRole, LearnerRole
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.scheduler_state import (
@@ -879,7 +879,7 @@ def test_pace_of_a_lost_worker_is_not_kept_for_the_next_one(site: Site) -> None:
 
 def test_fact_of_an_unknown_task_is_refused() -> None:
     with pytest.raises(LookupError, match="there is no task t7"):
-        Site().state.apply(Given("t7", 0, "p"))
+        Site().state.apply(Assigned("t7", 0, "p"))
 
 
 def test_learners_are_not_told_of_deleted_payloads_of_other_players(site: Site) -> None:

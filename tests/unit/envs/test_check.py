@@ -138,7 +138,7 @@ def test_partial_of_a_class_passes() -> None:
 
 @pytest.mark.slow
 def test_env_of_two_players_passes() -> None:
-    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
     wrappers = ["flatten_players"]
     found = by_name(check_env("pettingzoo.classic.tictactoe.tictactoe:env", wrappers=wrappers))
     assert {each.state for each in found.values()} == {"ok"}

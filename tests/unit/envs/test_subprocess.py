@@ -686,7 +686,10 @@ def test_evaluation_waits_for_running_steps_if_other_envs_are_finished(tmp_path:
             assert len(info["eval_episode_return"]) == 5
 
 
-def test_error_names_the_process_that_makes_its_envs_too_slowly(launch: Launch, gate: Path) -> None:
+def test_error_names_the_process_that_makes_its_envs_too_slowly(
+    launch: Launch, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess_envs, "_CLOSE_TIMEOUT_S", 0.1)  # it hangs
     late = functools.partial(importlib.import_module("child_envs").hang, gate)
     manager = create_env_manager({**SYNC, "reset_timeout": 0.01}, [late])
     text = r"did not start: the process of env 0 gave.*env_manager.reset_timeout is 0.01 s"
@@ -720,6 +723,7 @@ def test_imports_that_exceed_their_limit_are_an_error(
     gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess_envs, "IMPORT_S", 0.05)
+    monkeypatch.setattr(subprocess_envs, "_CLOSE_TIMEOUT_S", 0.1)  # it hangs
     env_fn = importlib.import_module("child_envs").SlowToImport(gate)
     with pytest.raises(EnvError, match=r"gave no answer in time; the limit of imports is 0.05 s"):
         create_env_manager(SYNC, [env_fn]).launch()

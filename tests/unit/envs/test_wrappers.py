@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ from dingsdk.envs import (
 from dingsdk.errors import ConfigError, UnknownPluginError
 from dingsdk.pipeline.compile import compile_config
 from dingsdk.plugins import PluginManager, use_manager
-
-needs_video = pytest.mark.skipif(
-    find_spec("moviepy") is None, reason="the extra video is not installed"
-)
+from tests.extras import needs
 
 
 def make(*wrappers: Any, env_id: str = "CartPole-v1", **kwargs: Any) -> Any:
@@ -204,7 +200,7 @@ def test_pickled_statistics_are_refused_and_not_loaded(tmp_path: Path) -> None:
     assert not made.exists()
 
 
-@needs_video
+@needs("video")
 def test_record_video_without_a_render_mode_is_refused_before_the_run(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path / "videos")}
     config = {
@@ -225,14 +221,14 @@ def test_record_video_without_moviepy_names_the_package(
         make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
 
 
-@needs_video
+@needs("video")
 def test_record_video_records_each_hundredth_whole_episode_by_default(tmp_path: Path) -> None:
     env = make({"type": "record_video", "folder": str(tmp_path)}, render_mode="rgb_array")
     assert env.video_length == np.inf
     assert [n for n in range(201) if env.episode_trigger(n)] == [0, 100, 200]
 
 
-@needs_video
+@needs("video")
 @pytest.mark.slow
 def test_episodes_are_recorded_by_every_env(tmp_path: Path) -> None:
     video = {"type": "record_video", "folder": str(tmp_path), "every": 2}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 import time
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -18,10 +17,7 @@ from dingsdk.worker import create_serial_evaluator
 from dingsdk.worker.collector import rollout
 from dingsdk.worker.evaluator.interaction import InteractionSerialEvaluator
 from dingsdk.worker.evaluator.monitor import write_mp4
-
-needs_video = pytest.mark.skipif(
-    find_spec("moviepy") is None, reason="the extra video is not installed"
-)
+from tests.extras import needs
 
 
 class FixedLengthEnv(gym.Env[Any, Any]):
@@ -286,7 +282,7 @@ def test_policy_is_reset_at_the_start_and_after_each_episode(make_evaluator, pol
     assert resets == [None, [0], [1], [0]]
 
 
-@needs_video
+@needs("video")
 @pytest.mark.parametrize("mode", ["train_iter", "envstep"])
 def test_videos_are_made_at_their_interval(make_evaluator, policy, tmp_path, mode: str) -> None:
     render = {"render_freq": 10, "mode": mode}
@@ -311,7 +307,7 @@ def test_videos_are_made_at_their_interval(make_evaluator, policy, tmp_path, mod
     assert len(writer.videos) == 4
 
 
-@needs_video
+@needs("video")
 # For the reason given below.
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -397,7 +393,7 @@ def test_returns_are_written_as_a_histogram(make_evaluator, policy) -> None:
     assert writer.histograms == [("evaluator_iter/return", [2.0, 2.0, 3.0], 7)]
 
 
-@needs_video
+@needs("video")
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 # moviepy does not close the pipes of an ffmpeg process that has already ended.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

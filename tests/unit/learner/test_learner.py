@@ -479,11 +479,13 @@ class TestStart:
         with pytest.raises(ConfigError, match="get_data"):
             make_learner(scripted(lambda data: {}), QUIET).start()
 
-    def test_data_loader_workers_are_refused(self, make_learner, scripted):
-        with pytest.raises(ConfigError) as caught:
-            make_learner(scripted(lambda data: {}), {**QUIET, "dataloader": {"num_workers": 2}})
+    def test_section_dataloader_is_dropped_with_a_warning(self, make_learner, scripted, caplog):
+        for section in ({}, {"num_workers": 2, "chunk_size": 4}):
+            make_learner(scripted(lambda data: {}), {**QUIET, "dataloader": section})
 
-        assert caught.value.facts["path"] == "policy.learn.learner.dataloader.num_workers"
+        warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert len(warnings) == 1
+        assert "policy.learn.learner.dataloader has no effect" in warnings[0]
 
     def test_a_data_source_of_another_type_is_refused(self, make_learner, scripted):
         learner = make_learner(scripted(lambda data: {}), QUIET)

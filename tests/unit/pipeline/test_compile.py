@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +42,7 @@ from dingsdk.policy import DQNPolicy
 from dingsdk.worker import NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.limiter import SamplesPerInsertLimiter
 from dingsdk.worker.replay_buffer.remover import FifoRemover
+from tests.extras import needs
 
 MINIMAL: dict[str, Any] = {"env": {"env_id": "CartPole-v1"}, "policy": {"type": "dqn"}}
 
@@ -274,9 +274,7 @@ def test_part_for_several_players_is_refused_for_an_env_of_one_player(
         pytest.param(
             "policy.eval.evaluator.render={render_freq: 10}",
             "render.render_freq",
-            marks=pytest.mark.skipif(
-                find_spec("moviepy") is None, reason="the extra video is not installed"
-            ),
+            marks=needs("video"),
         ),
         ("policy.eval.evaluator.figure_path=figures", "figure_path"),
     ],
@@ -1040,24 +1038,6 @@ def test_inference_server_refuses_unsupported_parts(sets: list[str], match: str)
     assert caught.value.path == "system.roles.inference"
 
 
-@pytest.mark.parametrize(
-    ("sets", "mode", "match"),
-    [
-        ([], "serial", "has no schedule"),
-        (["system.transport.concurrency=threads"], "parallel", "'in_memory' jobs run side by side"),
-        (["env_manager.type=async_subprocess"], "parallel", "use another env manager"),
-    ],
-)
-def test_schedule_that_cannot_be_recorded_is_refused(
-    sets: list[str], mode: Any, match: str
-) -> None:
-    base = ("system.record_schedule=true", "system.transport.concurrency=greenlets")
-    compile_config(changed(*base), mode="parallel")
-    with pytest.raises(ConfigError, match=match) as caught:
-        compile_config(changed(*base, *sets), mode=mode)
-    assert caught.value.path == "system.record_schedule"
-
-
 def test_memory_limit_is_refused_if_workers_are_threads() -> None:
     user = changed("system.worker_memory_limit=1e9")
 
@@ -1231,8 +1211,16 @@ def test_learners_that_train_together_need_a_gpu_each(
     ("sets", "advice"),
     [
         ([], "env_manager.type to in_process"),
-        (["env_manager.type=in_process"], "env.kwargs.render_mode is None"),
-        (["env_manager.type=in_process", "env.kwargs.render_mode=human"], "is 'human'"),
+        pytest.param(
+            ["env_manager.type=in_process"],
+            "env.kwargs.render_mode is None",
+            marks=needs("video"),
+        ),
+        pytest.param(
+            ["env_manager.type=in_process", "env.kwargs.render_mode=human"],
+            "is 'human'",
+            marks=needs("video"),
+        ),
     ],
 )
 def test_videos_are_refused_if_the_env_cannot_be_rendered(sets: list[str], advice: str) -> None:

@@ -24,14 +24,14 @@ from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
     Ending,
-    Evaluated,
     Failed,
     Lose,
     Message,
+    NewEvaluation,
     Observed,
-    Opened,
-    Over,
-    Told,
+    RunEnded,
+    RunOpened,
+    StatusReport,
     _Context,
     _coordinate,
     _Elsewhere,
@@ -44,7 +44,7 @@ from dingsdk.pipeline.coordinator_process import (
     encode,
 )
 from dingsdk.pipeline.process_group import LinkedProcess
-from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker_process import HANDLED
 from dingsdk.plugins import PluginManager, default_manager, hookimpl, observe, use_manager
@@ -82,9 +82,9 @@ def test_parent_gets_the_progress_of_a_resumed_run_before_it_opens(
     group.close(1.0)
     group._telling.join(5.0)
 
-    assert isinstance(told, Told)
+    assert isinstance(told, StatusReport)
     assert (told.status.env_steps, told.workers) == (520, ["collector-0"])
-    assert opened == Opened("here", [EVALUATION], 12.0)
+    assert opened == RunOpened("here", [EVALUATION], 12.0)
 
 
 def test_status_is_sent_to_the_parent_repeatedly_until_the_run_ends(
@@ -100,12 +100,12 @@ def test_status_is_sent_to_the_parent_repeatedly_until_the_run_ends(
     group._telling.join(5.0)
     assert not group._telling.is_alive()
 
-    assert kinds == [Told, Opened, Told, Told, Told]
+    assert kinds == [StatusReport, RunOpened, StatusReport, StatusReport, StatusReport]
     rest = []
     while ours.poll():
         rest.append(type(decode(ours.recv_bytes())))
     assert rest.count(Ending) == 1
-    assert Ending in rest[-2:]  # at most one Told was sent after it
+    assert Ending in rest[-2:]  # at most one StatusReport was sent after it
 
 
 @pytest.mark.parametrize(("reason", "stops"), [("stopped", False), ("interrupted", True)])
@@ -281,8 +281,8 @@ def test_stopped_coordinator_sends_all_messages_of_the_run_to_its_parent(
         messages.append(decode(ours.recv_bytes()))
 
     assert configured == ["telling"]
-    kinds = [type(message) for message in messages if type(message) is not Told]
-    assert kinds == [Observed, Opened, Ending, Over]
+    kinds = [type(message) for message in messages if type(message) is not StatusReport]
+    assert kinds == [Observed, RunOpened, Ending, RunEnded]
     assert messages[0] == Observed("after_checkpoint", {"path": "/run/ckpt", "iteration": 0})
     assert messages[-1].reason == "interrupted"
     assert messages[-1].status.buffer_capacity == 10_000
@@ -314,6 +314,6 @@ def test_coordinator_resumes_from_the_journal_if_its_spec_says_so(
     assert (context.run_dir, context.rejoin_s) == (tmp_path, 7.5)
     assert context.resumed == (JournaledRun(tmp_path, cfg) if is_resumed else None)
     evaluated, over = decode(ours.recv_bytes()), decode(ours.recv_bytes())
-    assert isinstance(evaluated, Evaluated)
+    assert isinstance(evaluated, NewEvaluation)
     assert (evaluated.evaluation.mean, evaluated.evaluation.env_steps) == (2.0, 5)
-    assert over == Over("limit", RunStatus())
+    assert over == RunEnded("limit", RunStatus())

@@ -34,7 +34,7 @@ from dingsdk.pipeline.parallel import (
     parallel_pipeline,
     worker_config,
 )
-from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import compile_run
 from dingsdk.pipeline.worker import WorkerGroup, transport_class, worker_ids
 from dingsdk.pipeline.worker_process import WorkerSpec

@@ -160,7 +160,7 @@ def test_spaces_are_read_from_the_env_if_the_config_lacks_them(
 
 
 def test_spaces_are_those_of_one_player(tmp_path: Path) -> None:
-    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
     cfg = compile_run("tictactoe-selfplay")
     expected = make_space(cfg.env.observation_space, "env.observation_space")
     del cfg.env["observation_space"]

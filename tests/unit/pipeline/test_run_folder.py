@@ -19,8 +19,8 @@ from rich.console import Console
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline.context import Evaluation, RunContext, RunRecorder, RunStatus, best_of
 from dingsdk.pipeline.progress import ConsoleProgress
+from dingsdk.pipeline.results import _draw, write_curve, write_result
 from dingsdk.pipeline.run_folder import (
-    _draw,
     check_run_folder,
     claim_run_folder,
     discard_run,
@@ -28,8 +28,6 @@ from dingsdk.pipeline.run_folder import (
     make_run_folder,
     no_run_text,
     private_files,
-    write_curve,
-    write_result,
 )
 
 NOON = datetime(2030, 1, 2, 12, 0, 0)

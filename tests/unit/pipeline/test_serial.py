@@ -18,8 +18,6 @@ from dingsdk.data.seeding import seeds_recorded
 from dingsdk.errors import SchemaMismatchError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.serial import (
-    Team,
-    Workers,
     _breakable,
     _build,
     _call_last_hooks,
@@ -27,6 +25,7 @@ from dingsdk.pipeline.serial import (
     _evaluate,
     _run,
 )
+from dingsdk.pipeline.team import Team, Workers
 from dingsdk.pipeline.train import compile_run
 from dingsdk.runtime import deadline
 from dingsdk.worker.sample_counts import SampleCounts

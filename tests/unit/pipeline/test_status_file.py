@@ -16,15 +16,15 @@ from click.testing import CliRunner
 from dingsdk.cli.status import SILENT_S, _lines, status
 from dingsdk.errors import RunFolderError
 from dingsdk.pipeline import status_file
-from dingsdk.pipeline.context import PlayerStatus, RunContext, RunStatus, TaskStatus
-from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.context import PlayerStatus, RunContext, RunningTask, RunStatus
 from dingsdk.pipeline.run_folder import CONFIG_NAME, PROGRESS_NAME, RESULT_NAME, STATUS_NAME, held
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.status_file import StatusFile, read_status
 from dingsdk.pipeline.train import train
 from dingsdk.plugins import PluginManager, hookimpl, use_manager
 from dingsdk.worker.sample_counts import SampleCounts
 
-TASK = TaskStatus("t1", "collector", "c0", 40, 12.5, False, 2, "room for 8 rows")
+TASK = RunningTask("t1", "collector", "c0", 40, 12.5, False, 2, "room for 8 rows")
 STATUS = RunStatus(
     env_steps=40,
     best_return=math.inf,
@@ -87,7 +87,7 @@ def test_status_shows_returns_players_and_why_the_run_is_held_up(tmp_path: Path)
             "main": PlayerStatus(1500, 4000, last_return=-2.04, best_return=3.0),
             "other": PlayerStatus(0, 0, last_return=None, best_return=None),
         },
-        tasks=(TaskStatus("t2", "learner", "l0", 1500, None, False, 1, "", "main"),),
+        tasks=(RunningTask("t2", "learner", "l0", 1500, None, False, 1, "", "main"),),
     )
     context = RunContext(cfg=None, run_dir=tmp_path, has_begun=True, status=lambda: status)
     StatusFile(context, "serial").write()

@@ -22,19 +22,19 @@ from dingsdk.pipeline.coordinator_process import (
     CoordinatorSpec,
     End,
     Ending,
-    Evaluated,
     Failed,
     Lose,
     Message,
+    NewEvaluation,
     Observed,
-    Opened,
-    Over,
-    Told,
+    RunEnded,
+    RunOpened,
+    StatusReport,
     decode,
     encode,
 )
 from dingsdk.pipeline.process_group import KILL_S, WorkerProcess
-from dingsdk.pipeline.resume import JournaledRun
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.supervisor import (
     CLOSE_S,
     INTERRUPTED_CLOSE_S,
@@ -110,7 +110,7 @@ class Coordinator:
     def received(self, timeout_s: float = 0.0) -> list[bytes]:
         self.waits_s.append(timeout_s)
         messages, self.told = self.told, []
-        if any(isinstance(message, Over) for message in messages):
+        if any(isinstance(message, RunEnded) for message in messages):
             self.exit_code = 0
         return [encode(message) for message in messages]
 
@@ -178,7 +178,7 @@ class Site:
         self.supervisor._look()
 
     def open(self, port: int = 7777, after_s: float = 0.0) -> None:
-        self.tell(Opened(f"http://127.0.0.1:{port}", [], 0.0), after_s=after_s)
+        self.tell(RunOpened(f"http://127.0.0.1:{port}", [], 0.0), after_s=after_s)
 
     def die(self, after_s: float = 0.0) -> None:
         self.newest.exit_code = -9
@@ -277,7 +277,7 @@ def test_coordinator_that_hangs_is_killed_and_another_one_continues(
     hanging = site.newest
     for _ in range(30):
         site.tell(after_s=1.0)
-    site.tell(Told(RunStatus(), []))  # it was slow
+    site.tell(StatusReport(RunStatus(), []))  # it was slow
     for _ in range(30):
         site.tell(after_s=1.0)
     assert (hanging.exit_code, site.started) == (None, [hanging])
@@ -384,7 +384,9 @@ def test_messages_of_a_coordinator_are_passed_on(
     status = RunStatus(env_steps=5, train_iter=2)
     evaluation = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
     facts = {"path": "/run/ckpt", "iteration": 2}
-    site.tell(Told(status, ["c0"]), Evaluated(evaluation), Observed("after_checkpoint", facts))
+    site.tell(
+        StatusReport(status, ["c0"]), NewEvaluation(evaluation), Observed("after_checkpoint", facts)
+    )
     site.tell(Observed("after_task", {"task_id": "t1"}))
     assert (site.supervisor._status, site.supervisor.workers) == (status, ["c0"])
     assert site.context.recorder.all_evaluations == (evaluation,)
@@ -394,8 +396,8 @@ def test_messages_of_a_coordinator_are_passed_on(
     assert site.calls.count("workers poll") == 3
     site.tell(Ending())
     assert site.calls.count("workers poll") == 3
-    site.tell(Over("limit", status))
-    assert site.supervisor._over == Over("limit", status)
+    site.tell(RunEnded("limit", status))
+    assert site.supervisor._over == RunEnded("limit", status)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def test_data_of_a_run_is_kept_only_if_it_can_be_resumed(
         site.open()
     site.newest.exit_code = code
     site.calls.clear()
-    site.supervisor._over = Over("limit", RunStatus())
+    site.supervisor._over = RunEnded("limit", RunStatus())
     site.supervisor._close()
     workers = [("workers close", CLOSE_S[1])] * has_begun
     assert site.calls == [*workers, *left]
@@ -431,8 +433,13 @@ EVALUATION = Evaluation(0.5, 5, 2, mean=2.0, min=1.0, max=3.0, episodes=2)
 
 def test_result_of_a_run_is_built_from_the_messages_of_its_coordinator(idle: Site) -> None:
     status = RunStatus(env_steps=8, train_iter=4)
-    told = Told(RunStatus(env_steps=5), ["c0"])
-    idle.script = [Opened(ADDRESS, [], 0.0), told, Evaluated(EVALUATION), Over("limit", status)]
+    told = StatusReport(RunStatus(env_steps=5), ["c0"])
+    idle.script = [
+        RunOpened(ADDRESS, [], 0.0),
+        told,
+        NewEvaluation(EVALUATION),
+        RunEnded("limit", status),
+    ]
 
     result = idle.supervisor.run()
 
@@ -456,7 +463,10 @@ def test_result_of_a_run_is_built_from_the_messages_of_its_coordinator(idle: Sit
 def test_status_of_a_run_is_the_last_one_that_its_coordinator_sent(idle: Site) -> None:
     assert idle.supervisor._status == RunStatus()
     seen = []
-    idle.script = [Told(RunStatus(env_steps=5), []), Over("limit", RunStatus(env_steps=6))]
+    idle.script = [
+        StatusReport(RunStatus(env_steps=5), []),
+        RunEnded("limit", RunStatus(env_steps=6)),
+    ]
     idle.context.stop = SimpleNamespace(is_set=lambda: seen.append(idle.context.status()))  # type: ignore[assignment]
     idle.supervisor.run()
     assert [each.env_steps for each in seen] == [5]
@@ -464,7 +474,7 @@ def test_status_of_a_run_is_the_last_one_that_its_coordinator_sent(idle: Site) -
 
 def test_coordinator_of_a_resumed_run_reads_the_journal(idle: Site) -> None:
     idle.context.resumed = JournaledRun(idle.context.run_dir, {})
-    idle.script = [Opened(ADDRESS, [EVALUATION], 12.0), Over("limit", RunStatus())]
+    idle.script = [RunOpened(ADDRESS, [EVALUATION], 12.0), RunEnded("limit", RunStatus())]
     assert Supervisor(idle.context).run().evaluations == (EVALUATION,)
     assert (idle.newest.spec.is_resumed, idle.newest.spec.rejoin_s) == (True, 0.0)
     assert idle.context.recorder.all_evaluations == (EVALUATION,)
@@ -473,16 +483,16 @@ def test_coordinator_of_a_resumed_run_reads_the_journal(idle: Site) -> None:
 
 def test_evaluations_of_a_replaced_coordinator_are_not_added_twice(site: Site) -> None:
     site.open()
-    site.tell(Evaluated(EVALUATION))
+    site.tell(NewEvaluation(EVALUATION))
     site.die()
-    site.tell(Opened(ADDRESS, [EVALUATION, EVALUATION], 12.0))
+    site.tell(RunOpened(ADDRESS, [EVALUATION, EVALUATION], 12.0))
     assert site.context.recorder.all_evaluations == (EVALUATION,)
     assert site.context.recorder.elapsed_s == 0.0
 
 
 def test_error_of_a_coordinator_interrupts_the_run(idle: Site) -> None:
     broken = Failed("ConfigError", "no such key", {"path": "a"}, [], True)
-    idle.script = [Opened(ADDRESS, [], 0.0), broken]
+    idle.script = [RunOpened(ADDRESS, [], 0.0), broken]
     with pytest.raises(ConfigError, match="no such key"):
         idle.supervisor.run()
     assert idle.newest.heard == [End("interrupted")]
@@ -495,7 +505,7 @@ def test_transport_that_starts_workers_is_launched_before_the_run_and_closed_aft
 ) -> None:
     kind = SimpleNamespace(starts_workers=True)
     monkeypatch.setattr("dingsdk.pipeline.supervisor.transport_class", lambda cfg: kind)
-    idle.script = [Opened(ADDRESS, [], 0.0), Over("limit", RunStatus())]
+    idle.script = [RunOpened(ADDRESS, [], 0.0), RunEnded("limit", RunStatus())]
     idle.supervisor.run()
     assert idle.calls == [
         ("launch", worker_ids(idle.context.cfg)),
@@ -521,7 +531,7 @@ def test_plugin_can_stop_the_run(site: Site, reason: str | None, heard: list[Mes
         manager.register_plugin(Stop(), "stop")
         site.open()
         site.newest.heard.clear()
-        site.tell(Told(RunStatus(env_steps=5, train_iter=2), []))
+        site.tell(StatusReport(RunStatus(env_steps=5, train_iter=2), []))
     assert asked[-1] == (5, 2)
     assert site.newest.heard == heard
 

@@ -23,8 +23,9 @@ from dingsdk.config import save_config, to_plain
 from dingsdk.errors import CheckpointMissingError, ConfigError, ServerLostError
 from dingsdk.pipeline import signals
 from dingsdk.pipeline.context import RunContext
-from dingsdk.pipeline.resume import JournaledRun, changed_config, find_unfinished
+from dingsdk.pipeline.resume import changed_config, find_unfinished
 from dingsdk.pipeline.run_folder import STATUS_NAME
+from dingsdk.pipeline.saved_run import JournaledRun
 from dingsdk.pipeline.train import (
     GREET_S,
     _discard_unless_begun,

@@ -21,7 +21,7 @@ from dingsdk.worker.replay_buffer import (
     persistence,
     state,
 )
-from dingsdk.worker.replay_buffer.state import Snapshot
+from dingsdk.worker.replay_buffer.state import LockedTable
 from dingsdk.worker.replay_buffer.storage import Where
 
 from .prioritized_rows import STORAGES, batch, column, equal_states, facts, info, make_buffer, row
@@ -195,7 +195,7 @@ class Disturbed(AdvancedReplayBuffer):
     meddle: Callable[[], None] | None = None
 
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[LockedTable]:
         if self.meddle is not None:
             self.meddle()
         with super().snapshot() as now:

@@ -174,7 +174,7 @@ idle, busy = (NaiveReplayBuffer({"replay_buffer_size": 4}, instance_name=n) for 
 for buffer in (idle, busy):
     buffer.push([{"x": 1.0}, {"x": 2.0}], 0)
 busy._listeners += (Waiting(),)
-busy._look_at_parts()
+busy._choose_push_path()
 thread = threading.Thread(target=busy.push, args=({"x": 3.0}, 0))
 thread.start()
 is_busy.wait()

@@ -23,7 +23,7 @@ from dingsdk.errors import (
 )
 from dingsdk.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 from dingsdk.worker.replay_buffer.persistence import load, save
-from dingsdk.worker.replay_buffer.state import Snapshot
+from dingsdk.worker.replay_buffer.state import LockedTable
 from dingsdk.worker.replay_buffer.storage import Rows, Where
 from dingsdk.worker.replay_buffer.storage.arrays import ArrayStorage
 from tools.os_calls import recorded_writes
@@ -237,7 +237,7 @@ class Disturbed(NaiveReplayBuffer):
         self.before: dict[int, Callable[[], None]] = {}
 
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[LockedTable]:
         self.looks += 1
         meddle = self.before.pop(self.looks, self.before.get(0))
         if meddle is not None:

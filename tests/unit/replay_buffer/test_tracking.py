@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dingsdk.errors import ConfigError, DataMissingError, ProtocolError, SchemaMismatchError
+from dingsdk.data import SampleBatch
+from dingsdk.errors import ConfigError, ProtocolError, SchemaMismatchError
 from dingsdk.worker import AdvancedReplayBuffer
 from dingsdk.worker.replay_buffer import NaiveReplayBuffer
+from tools.os_calls import failing_calls
 
 
 def make(root: Path, capacity: int = 3, **cfg: Any) -> NaiveReplayBuffer:
@@ -46,22 +51,13 @@ def test_files_of_rows_overwritten_within_one_push_are_deleted(tmp_path: Path) -
     assert files(tmp_path) == ["c", "d"]
 
 
-def test_a_leased_file_stays_until_it_is_released(tmp_path: Path) -> None:
-    buffer = make(tmp_path, capacity=1)
-    buffer.push(rows(tmp_path, "a"), 0)
-    assert buffer.used_data is not None
-    batch = buffer.sample(1, 0)
-    assert batch is not None
-    with buffer.used_data.lease([row["data_id"] for row in batch]):
-        buffer.push(rows(tmp_path, "b"), 0)
-        buffer.close()
-        assert files(tmp_path) == ["a"]
-    assert files(tmp_path) == []
-    with pytest.raises(DataMissingError):
-        buffer.used_data.lease(["a"])
+BAD = [
+    *[{"data_id": data_id} for data_id in (None, True, 1.5, "../x", "a/b", "..", "", "a" * 65)],
+    {"reward": 1.0},
+]
 
 
-@pytest.mark.parametrize("bad", [{"reward": 1.0}, {"data_id": "../x"}, {"data_id": None}])
+@pytest.mark.parametrize("bad", BAD, ids=repr)
 def test_rows_that_name_no_file_are_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
     buffer = make(tmp_path)
     buffer.push(rows(tmp_path, "a"), 0)
@@ -69,6 +65,43 @@ def test_rows_that_name_no_file_are_refused(tmp_path: Path, bad: dict[str, Any])
         buffer.push([*rows(tmp_path, "b"), bad], 0)
     assert buffer.count() == 1
     assert files(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "column", [np.zeros(2), np.zeros((2, 1), np.int64), {"a": np.zeros(2, np.int64)}, None]
+)
+def test_columns_without_ids_are_refused(tmp_path: Path, column: Any) -> None:
+    columns = {"reward": np.zeros(2)} | ({} if column is None else {"data_id": column})
+    buffer = make(tmp_path)
+    with pytest.raises(SchemaMismatchError, match="data_id of row 0") as caught:
+        buffer.push(SampleBatch(columns), 0)
+    assert caught.value.key == "data_id"
+    assert buffer.count() == 0
+
+
+def test_a_symbolic_link_is_removed_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"data")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a").symlink_to(tmp_path / "precious")
+    buffer = make(root)
+    buffer.push({"data_id": "a"}, 0)
+    buffer.clear()
+    assert files(tmp_path) == ["precious", "root"]
+    assert files(root) == []
+
+
+def test_a_file_that_cannot_be_deleted_is_named_and_others_are_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = make(tmp_path, capacity=4)
+    buffer.push(rows(tmp_path, "a", "b", "c"), 0)
+    buffer.push({"data_id": "gone", "reward": 1.0}, 0)
+    with failing_calls(("unlink",), 1, errno.EIO):
+        buffer.clear()
+    (stays,) = files(tmp_path)
+    assert [each for each in caplog.messages if f"used data {stays} stays" in each]
+    assert len(caplog.messages) == 1
 
 
 def test_rows_of_a_loaded_state_are_tracked_instead_of_the_old_ones(tmp_path: Path) -> None:
@@ -109,6 +142,18 @@ def test_the_file_of_a_used_up_row_exists_when_its_sample_is_returned(tmp_path: 
     assert files(tmp_path) == []
 
 
+def test_another_thread_that_uses_up_rows_does_not_delete_files_of_this_one(tmp_path: Path) -> None:
+    tracking = {"enable_track_used_data": True, "data_root": str(tmp_path)}
+    with AdvancedReplayBuffer({"replay_buffer_size": 8, "max_use": 1, **tracking}) as buffer:
+        buffer.push(rows(tmp_path, "a", "b", "c", "d"), 0)
+        (row,) = buffer.sample(1, 0) or []
+        other = threading.Thread(target=lambda: [buffer.sample(1, 0) for _ in range(2)])
+        other.start()
+        other.join()
+        assert row["data_id"] in files(tmp_path)
+        assert len(files(tmp_path)) == 3
+
+
 def test_files_of_used_up_rows_are_deleted_once_also_after_reopening(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
@@ -124,10 +169,7 @@ def test_files_of_used_up_rows_are_deleted_once_also_after_reopening(tmp_path: P
     assert files(root) == ["1", "3"]
     storage["reopen"] = True
     with AdvancedReplayBuffer(cfg) as buffer:
-        assert buffer.used_data is not None
-        assert buffer.used_data.stats().tracked == 2
         buffer.push([{"data_id": number} for number in (4, 5)], 0)  # in place of 1 and 2
         assert files(root) == ["3"]
-        assert buffer.used_data.stats().missing == 0
         buffer.clear()
     assert files(root) == []

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 
 
-class Task(msgspec.Struct, frozen=True):
+class NumberedTask(msgspec.Struct, frozen=True):
     """A numbered task."""
 
     n: Number
@@ -43,7 +43,7 @@ class Task(msgspec.Struct, frozen=True):
     data: dict[str, Any]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class NumberedAnswer(msgspec.Struct, frozen=True):
     """A numbered answer."""
 
     n: Number
@@ -57,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Body(msgspec.Struct, frozen=True):
     """Body of the requests ``answer`` and ``leave``, and base of ``Turn`` and ``Renew``."""
 
-    answers: list[Answer]
+    answers: list[NumberedAnswer]
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Content of the reply to any other request."""
 
     answered: Number
-    tasks: list[Task] = []
+    tasks: list[NumberedTask] = []
 
 
 class Stale(msgspec.Struct, frozen=True):
@@ -180,9 +180,13 @@ def encode_item(number: int, item: TaskMessage | TaskAnswer, max_bytes: int) -> 
     Raises:
         ProtocolError: it is not plain data, or larger than a message may be.
     """
-    names = Task.__struct_fields__ if isinstance(item, TaskMessage) else Answer.__struct_fields__
+    names = (
+        NumberedTask.__struct_fields__
+        if isinstance(item, TaskMessage)
+        else NumberedAnswer.__struct_fields__
+    )
     fields = {"n": number, **{name: getattr(item, name) for name in names[1:]}}
-    # It is sent inside of three containers; encode it with them, so that its depth is checked.
+    # The item is sent inside of three containers: encode all, so that the depth is checked.
     encoded = encode_message([[[fields]]])[3:-3]
     if len(encoded) > max_bytes - OVERHEAD_BYTES:
         raise ProtocolError(

@@ -197,7 +197,7 @@ class MemmapStorage(ArrayStorage):
         folder = cast(MappedFolder, self._folder)
         file = folder.slots(f"column-{number}.bin", self.capacity * slot, self._how)
         self._packed_bytes += slot
-        # It is used like an array.
+        # A packed column is used like an array.
         return cast("NDArray[Any]", PackedColumn(tail, dtype, self._codec, lengths, file))
 
     def _map(self, name: str, tail: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

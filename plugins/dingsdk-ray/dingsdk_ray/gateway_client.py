@@ -153,7 +153,7 @@ class GatewayCalls:
             raise ClosedError("the transport was closed", what="transport")
 
 
-class FarLink(Link[bool]):
+class GatewayLink(Link[bool]):
     """A worker's connection. Requests are not signed: Ray's tokens protect the gateway."""
 
     def __init__(self, calls: GatewayCalls) -> None:
@@ -178,7 +178,7 @@ class FarLink(Link[bool]):
         self._calls.cancel(self)
 
 
-class FarDataStore(StepDataStore):
+class GatewayDataStore(StepDataStore):
     """Payloads on the coordinator's node. Safe for use from many threads.
 
     Calls that write raise WorkerLostError if the gateway does not answer.
@@ -301,7 +301,7 @@ class FarDataStore(StepDataStore):
                 return found
 
 
-class FarPolicyStore(PolicyStore):
+class GatewayPolicyStore(PolicyStore):
     """Policies on the coordinator's node. Safe for use from many threads.
 
     All calls raise WorkerLostError if the gateway does not answer.

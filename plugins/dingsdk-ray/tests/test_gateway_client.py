@@ -14,15 +14,15 @@ import pytest
 import ray
 import torch
 from dingsdk_ray import cluster
-from dingsdk_ray.far import (
-    UNSENT_BYTES,
-    FarDataStore,
-    FarLink,
-    FarPolicyStore,
-    GatewayCalls,
-    GatewayGoneError,
-)
 from dingsdk_ray.frames import POLICY
+from dingsdk_ray.gateway_client import (
+    UNSENT_BYTES,
+    GatewayCalls,
+    GatewayDataStore,
+    GatewayGoneError,
+    GatewayLink,
+    GatewayPolicyStore,
+)
 from dingsdk_ray.transport import RayTransport
 from dingsdk_shared_memory.data_store import SharedDataStore
 
@@ -60,7 +60,7 @@ def test_payloads_of_a_failed_flush_are_stored_by_the_next_flush(tmp_path: Path)
     transports = [RayTransport({"min_free_bytes": free}, tmp_path) for free in (10**15, 0)]
     full, roomy = (each.data_store() for each in transports)
     calls: Any = CallsOfOneProcess(full)
-    store = FarDataStore(calls, 1.0)
+    store = GatewayDataStore(calls, 1.0)
     batches = {f"p{n}": SampleBatch({"obs": np.full(8, n)}) for n in range(3)}
     try:
         for name in ("p0", "p1"):
@@ -180,7 +180,7 @@ def test_dingsdk_error_in_the_gateway_is_raised_by_the_call(
 def test_gateway_is_asked_again_until_the_time_is_over(
     actors: list[Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dingsdk_ray.far._RETRY_S", 0.01)
+    monkeypatch.setattr("dingsdk_ray.gateway_client._RETRY_S", 0.01)
     calls = GatewayCalls("run")
     gone = ray.exceptions.ActorUnavailableError("busy", None)
     gateway = answering(calls, actors, gone, gone, 3)
@@ -221,7 +221,7 @@ def test_cancel_ends_the_calls_of_one_owner_and_close_ends_all_calls(
 
 
 def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere) -> None:
-    store = FarDataStore(GatewayCalls("run"), 5.0)
+    store = GatewayDataStore(GatewayCalls("run"), 5.0)
     batch, other = (SampleBatch({"obs": np.arange(n)}) for n in (3, 4))
     info = store.put("a", batch)
     assert info is not None
@@ -253,7 +253,7 @@ def test_payloads_on_another_node_are_stored_found_and_deleted(here: GatewayHere
 
 def test_invalid_id_is_refused_before_it_is_sent(here: GatewayHere) -> None:
     calls = GatewayCalls("run")
-    data, policies = FarDataStore(calls, 5.0), FarPolicyStore(calls, 5.0)
+    data, policies = GatewayDataStore(calls, 5.0), GatewayPolicyStore(calls, 5.0)
     batch = SampleBatch({"obs": np.arange(3)})
     for call in (
         lambda: data.put("../a", batch),
@@ -272,7 +272,9 @@ def test_invalid_id_is_refused_before_it_is_sent(here: GatewayHere) -> None:
 
 
 def test_put_refuses_a_payload_above_the_limit_of_readers(here: GatewayHere) -> None:
-    store = FarDataStore(GatewayCalls("run"), 5.0, max_payload_bytes=1 << 10, algorithm="sha256")
+    store = GatewayDataStore(
+        GatewayCalls("run"), 5.0, max_payload_bytes=1 << 10, algorithm="sha256"
+    )
     info = store.put("a", SampleBatch({"obs": np.zeros(10, np.uint8)}))
     assert info.digest.startswith("sha256:")
     with pytest.raises(ConfigError, match="at most 1024"):
@@ -297,7 +299,7 @@ def test_newest_policy_comes_from_the_object_store_of_ray(
 
     monkeypatch.setattr("ray.put", put)
     monkeypatch.setattr("ray.get", get)
-    policies = FarPolicyStore(GatewayCalls("run"), 5.0)
+    policies = GatewayPolicyStore(GatewayCalls("run"), 5.0)
     assert policies.newest("p") is None
     policies.publish("p", {"w": torch.arange(3.0)}, 4)
     found = policies.newest("p", 3)
@@ -321,12 +323,12 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError(f"no actor {name}\n" + "x" * 400)
 
     monkeypatch.setattr("ray.get_actor", get_actor)
-    monkeypatch.setattr("dingsdk_ray.far._RETRY_S", 0.01)
+    monkeypatch.setattr("dingsdk_ray.gateway_client._RETRY_S", 0.01)
 
 
 def test_missing_gateway_is_reported_as_a_lost_worker(gone: None) -> None:
     calls = GatewayCalls("run")
-    data, policies = FarDataStore(calls, 0.03), FarPolicyStore(calls, 0.03)
+    data, policies = GatewayDataStore(calls, 0.03), GatewayPolicyStore(calls, 0.03)
     batch = SampleBatch({"obs": np.arange(3)})
     for call in (
         lambda: data.put("a", batch),
@@ -389,7 +391,7 @@ def test_request_is_sent_with_its_deadline_and_whether_it_may_wait(
     target: str, waits: bool
 ) -> None:
     calls: Any = NotingCalls((404, b"none"))
-    link = FarLink(calls)
+    link = GatewayLink(calls)
     answer = link.post(target, b"{}", True, time.monotonic() + 60.0)
     assert (answer.status, answer.body) == (404, b"none")
     ((method, sent, body, wait_s), limits) = calls.asked[0]
@@ -405,7 +407,7 @@ def test_request_is_sent_with_its_deadline_and_whether_it_may_wait(
 )
 def test_connection_without_an_answer_or_that_is_closed_is_a_broken_link(error: Exception) -> None:
     calls: Any = NotingCalls(error)
-    link = FarLink(calls)
+    link = GatewayLink(calls)
     with pytest.raises(LinkError, match="died"):
         link.post("/v1/turn", b"", True, time.monotonic() + 5.0)
     link.close()
@@ -434,7 +436,9 @@ def test_missing_payload_is_requested_in_short_calls_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("dingsdk_ray.far.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        "dingsdk_ray.gateway_client.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
     missing = DataMissingError("no payload", data_id="p0")
 
     class Slow(ScriptedCalls):
@@ -443,7 +447,7 @@ def test_missing_payload_is_requested_in_short_calls_until_the_deadline(
             return super().call(method, *args, timeout_s=timeout_s, waits=waits)
 
     calls: Any = Slow(False, False, False)
-    assert not FarDataStore(calls, 7.0).has("p0", 12.0)
+    assert not GatewayDataStore(calls, 7.0).has("p0", 12.0)
     assert calls.asked == [
         ("has", "p0", 5.0, 12.0, True),
         ("has", "p0", 5.0, 12.0, True),
@@ -451,16 +455,16 @@ def test_missing_payload_is_requested_in_short_calls_until_the_deadline(
     ]
     calls = Slow(missing, missing)
     with pytest.raises(DataMissingError):
-        FarDataStore(calls, 7.0).get("p0", 8.0)
+        GatewayDataStore(calls, 7.0).get("p0", 8.0)
     assert [each[3:] for each in calls.asked] == [(5.0, 12.0, True), (3.0, 10.0, True)]
     calls = Slow(False)
-    assert not FarDataStore(calls, 7.0).has("p0", 0.0)
+    assert not GatewayDataStore(calls, 7.0).has("p0", 0.0)
     assert calls.asked == [("has", "p0", 0.0, 7.0, False)]
     calls = Slow(True)
-    assert FarDataStore(calls, 7.0).has("p0", 12.0)
+    assert GatewayDataStore(calls, 7.0).has("p0", 12.0)
     assert len(calls.asked) == 1
     calls = Slow(False, missing, missing)  # the default timeout is two seconds
-    store = FarDataStore(calls, 7.0)
+    store = GatewayDataStore(calls, 7.0)
     assert not store.has("p0")
     with pytest.raises(DataMissingError):
         store.get("p0")
@@ -477,7 +481,7 @@ def test_missing_payload_is_requested_in_short_calls_until_the_deadline(
 def test_policy_goes_to_the_gateway_with_its_id_and_version() -> None:
     asked: list[Any] = []
     calls: Any = SimpleNamespace(insist=lambda *given, **limits: asked.append((given, limits)))
-    policies = FarPolicyStore(calls, 7.0)
+    policies = GatewayPolicyStore(calls, 7.0)
     policies.publish("p", {"w": np.arange(3.0)}, 5)
     ((method, policy_id, version, frame), limits) = asked.pop()
     assert (method, policy_id, version, limits) == ("publish", "p", 5, {"timeout_s": 7.0})
@@ -493,10 +497,10 @@ def noting(sent: list[list[str]]) -> Any:
 
 def test_payloads_of_just_a_megabyte_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[str]] = []
-    store = FarDataStore(noting(sent), 1.0)
+    store = GatewayDataStore(noting(sent), 1.0)
     rows = SampleBatch({"obs": np.zeros(100, np.uint8)})
     size = store.put_soon("p0", rows).size_bytes
-    monkeypatch.setattr("dingsdk_ray.far.UNSENT_BYTES", 2 * size)
+    monkeypatch.setattr("dingsdk_ray.gateway_client.UNSENT_BYTES", 2 * size)
     store.put_soon("p1", rows)
     assert sent == []
     store.put_soon("p2", rows)
@@ -506,7 +510,7 @@ def test_payloads_of_just_a_megabyte_wait_together(monkeypatch: pytest.MonkeyPat
 def test_payloads_wait_for_a_flush_until_they_are_a_megabyte(tmp_path: Path) -> None:
     sent: list[list[str]] = []
     calls = noting(sent)
-    store = FarDataStore(calls, 1.0)
+    store = GatewayDataStore(calls, 1.0)
     rows = SampleBatch({"obs": np.zeros(UNSENT_BYTES // 2 - 4096, np.uint8)})
     size = store.put_soon("p0", rows).size_bytes
     assert UNSENT_BYTES // 4 < size <= UNSENT_BYTES // 2

@@ -1,4 +1,4 @@
-"""A seat of a game, in which each game keeps the player that it began with."""
+"""A player of games that may be replaced by another one while its games go on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-class Seat:
-    """The collect mode of a seat that different players take, one after the other.
+class SwappablePlayer:
+    """Plays each env's game with the player that started it; the current player may be replaced.
 
-    A player that ``play`` names takes the seat in the games that begin from now on. Games that have
-    begun are played to their end by the player that they began with. So each result belongs to one
-    player, and long games count as often as short ones.
-
-    Other attributes are those of the mode.
+    It is a collect mode, with the other attributes of ``mode``. ``play`` names the player of the
+    games that begin from now on. Games that have begun are played to their end by the player that
+    started them. So each result belongs to one player, and long games count as often as short ones.
 
     Args:
         mode: The collect mode that acts. Its weights are loaded again whenever games with another

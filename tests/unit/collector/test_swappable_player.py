@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dingsdk.worker.collector.seat import Seat
+from dingsdk.worker.collector.swappable_player import SwappablePlayer
 
 
 class Mode:
@@ -33,7 +33,7 @@ class Mode:
 
 def test_each_game_keeps_its_player_until_the_env_is_reset() -> None:
     mode = Mode()
-    seat = Seat(mode)
+    seat = SwappablePlayer(mode)
     seat.play("a", {"weight": 1}, 10)
     assert seat.forward({0: None, 1: None}, plus=5) == {0: 6, 1: 6}
 
@@ -51,7 +51,7 @@ def test_each_game_keeps_its_player_until_the_env_is_reset() -> None:
 
 def test_player_whose_weights_are_loaded_acts_first() -> None:
     mode = Mode()
-    seat = Seat(mode)
+    seat = SwappablePlayer(mode)
     seat.play("a", {"weight": 1})
     seat.forward({0: None})
     seat.play("b", {"weight": 2})
@@ -62,7 +62,7 @@ def test_player_whose_weights_are_loaded_acts_first() -> None:
 
 
 def test_samples_are_made_with_the_weights_of_the_player_of_their_game() -> None:
-    seat = Seat(Mode())
+    seat = SwappablePlayer(Mode())
     seat.play("a", {"weight": 1})
     seat.forward({0: None})
     seat.play("b", {"weight": 2})
@@ -75,7 +75,7 @@ def test_samples_are_made_with_the_weights_of_the_player_of_their_game() -> None
 
 def test_game_keeps_its_player_if_only_the_mode_is_reset() -> None:
     mode = Mode()
-    seat = Seat(mode)
+    seat = SwappablePlayer(mode)
     seat.play("a", {"weight": 1})
     seat.forward({0: None})
     seat.play("b", {"weight": 2})
@@ -86,7 +86,7 @@ def test_game_keeps_its_player_if_only_the_mode_is_reset() -> None:
 
 
 def test_newer_weights_are_used_in_games_that_have_begun() -> None:
-    seat = Seat(Mode())
+    seat = SwappablePlayer(Mode())
     seat.play("a", {"weight": 1}, 10)
     seat.forward({0: None})
     seat.play("b", {"weight": 2}, 20)
@@ -99,7 +99,7 @@ def test_newer_weights_are_used_in_games_that_have_begun() -> None:
 
 
 def test_weights_of_players_without_a_game_are_released() -> None:
-    seat = Seat(Mode())
+    seat = SwappablePlayer(Mode())
     for name in "abc":
         seat.play(name, {"weight": 0})
         seat.forward({0: None})
@@ -110,6 +110,6 @@ def test_weights_of_players_without_a_game_are_released() -> None:
 
 
 def test_mode_that_no_player_was_named_for_acts_itself() -> None:
-    seat = Seat(Mode(), collect_data=False)
+    seat = SwappablePlayer(Mode(), collect_data=False)
     assert seat.forward({0: None}) == {0: -1}
     assert (seat.version_of(0), seat.collect_data, seat.marked) == (None, False, "of the mode")
