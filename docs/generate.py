@@ -88,7 +88,6 @@ MODULES = (
     "dingsdk.plugins",
     "dingsdk.policy",
     "dingsdk.testing",
-    "dingsdk.testing.simulation",
     "dingsdk.worker",
     "dingsdk.worker.comm",
     "dingsdk.worker.coordinator",
@@ -672,7 +671,8 @@ def _rules(
         ]
     for rule in rules:
         _, _, rest = rule.text.partition("\n\n")
-        only = f"Only with `{rule.needs}`." if rule.needs else ""
+        unless = f", and not with `{rule.unless}`" if rule.unless else ""
+        only = f"Only with `{rule.needs}`{unless}." if rule.needs else ""
         lines = [f"## {title}{rule.number}. {rule.title}", " ".join(rest.split()), only]
         parts.append("\n\n".join(line for line in lines if line))
     return "\n\n".join(parts)

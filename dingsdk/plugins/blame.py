@@ -7,7 +7,7 @@ from types import CodeType, FrameType
 
 from dingsdk.errors import DingError
 from dingsdk.plugins.inventory import added_entries
-from dingsdk.plugins.manager import default_manager
+from dingsdk.plugins.manager import PluginManager, default_manager
 from dingsdk.plugins.registry import Entry
 
 _CONTRACT = "dingsdk.worker.comm.transport"
@@ -38,9 +38,10 @@ def raised_in(error: BaseException) -> str:
 def part_of(error: BaseException) -> str:
     """Return the part in whose code an error was raised: ``"type 'x' of samplers, from <plugin>"``.
 
-    This is the part of the innermost frame that belongs to one. A transport runs the jobs of all
-    other parts, so it is named only if no frame of dingsdk is inside its frames. The ends and
-    stores of a transport, which are not parts, count as its code. Returns ``""`` for errors of
+    This is the part of the innermost frame that belongs to one; the code of dingsdk that creates a
+    part, such as the constructor of its base class, belongs to that part. A transport runs the jobs
+    of all other parts, so it is named only if no frame of dingsdk is inside its frames. The ends
+    and stores of a transport, which are not parts, count as its code. Returns ``""`` for errors of
     dingsdk itself, and for a DingError that dingsdk raised: its text says what is wrong, and it may
     be about a part that has already returned.
     """
@@ -54,6 +55,11 @@ def part_of(error: BaseException) -> str:
             if transport:
                 return transport
             has_left_core = True
+            if frame.f_code is PluginManager.create.__code__:
+                made = frame.f_locals.get("component")
+                for kind, key, entry in parts:
+                    if entry.target is made:
+                        return _described(kind, key, entry)
             continue
         for kind, key, entry in parts:
             is_transport = kind == "transports"

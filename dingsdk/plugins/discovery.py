@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
-from dingsdk.errors import listing, nearest_name
+from dingsdk.errors import nearest_name
 from dingsdk.plugins.kinds import (
     CONTRACT_VERSIONS,
     CONTRACTS,
@@ -53,14 +54,23 @@ class Advert:
         newest = CONTRACT_VERSIONS.get(self.kind, 1)
         found = re.fullmatch(r"v([1-9]\d{0,5})", self.contract)
         if found is None:
-            known = listing(f"v{number}" for number in range(1, newest + 1))
-            return f"its contract of the {self.kind} is {self.contract!r}; known: {known}"
-        if int(found[1]) <= newest:
+            return f"its contract of the {self.kind} is {self.contract!r}; write 'v{newest}'"
+        if int(found[1]) == newest:
             return None
+        advice = "install a newer release of it"
+        if self.age == "too new":
+            advice = "upgrade dingsdk, or install an older release of it"
         return (
             f"it is written for version {found[1]} of the contract of the {self.kind}, and this "
-            f"dingsdk knows version {newest}; upgrade dingsdk, or install an older release of it"
+            f"dingsdk has version {newest}; {advice}"
         )
+
+    @property
+    def age(self) -> Literal["too new", "too old"]:
+        """The side on which its contract version differs from that of this dingsdk."""
+        version = self.contract.removeprefix("v")
+        is_older = version.isdecimal() and int(version) < CONTRACT_VERSIONS.get(self.kind, 1)
+        return "too old" if is_older else "too new"
 
     @property
     def module(self) -> str:

@@ -290,6 +290,22 @@ class PluginManager:
             )
         raise AttributeError(f"no plugin provides {name!r}")
 
+    def import_part(self, kind: str, type_key: str, import_names: Sequence[str] = ()) -> Any:
+        """Import the plugin of a part of any group of entry points, and return the part.
+
+        A part is what ``get`` or ``named`` returns, or the module of a plugin that only observes,
+        of which there may be several with one key, as ``key@distribution``. Raises their errors.
+        """
+        if kind == NAMES:
+            return self.named(type_key)
+        if kind != OBSERVERS:
+            return self.get(kind, type_key, import_names)
+        key, at, owner = type_key.partition("@")
+        found = self.adverts(kind, key)
+        advert = next(each for each in found if not at or is_named([owner], [each.distribution]))
+        self.load(advert.module, advert.distribution, must_provide=True)
+        return importlib.import_module(advert.module)
+
     def _import_all(self, import_names: Sequence[str], config_path: str) -> None:
         where = f"{config_path}.import_names" if config_path else "import_names"
         is_list = isinstance(import_names, list | tuple)
@@ -345,7 +361,7 @@ class PluginManager:
             f"{what} is provided by {first}, which is not loaded: {self.why_not(first)}",
             plugin=first.distribution,
             kind=first.kind,
-            reason="disabled" if self.switches.why_not(first.names) else "too new",
+            reason="disabled" if self.switches.why_not(first.names) else first.age,
         )
 
     def _unknown(self, kind: str, key: str, where: str) -> UnknownPluginError:

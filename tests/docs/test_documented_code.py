@@ -118,7 +118,7 @@ class Reader:
             self.install(arguments[1:])
         elif command[:2] == ["python", "-m"]:
             few = ["--seeds", "4"]  # instead of the hundreds in the page
-            subprocess.run([sys.executable, *arguments, *few], check=True, timeout=150)
+            subprocess.run([sys.executable, *arguments, *few], cwd=ROOT, check=True, timeout=150)
         else:
             pytest.fail(f"the test does not know how to run {command}")
 

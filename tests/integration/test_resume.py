@@ -33,10 +33,10 @@ from dingsdk.pipeline.run_folder import held
 from dingsdk.plugins import PluginManager, use_manager
 from dingsdk.policy.dqn import DQNPolicy
 from dingsdk.testing import StopAndGo
-from dingsdk.testing.os_calls import failing_calls
 from dingsdk.testing.stop_and_go import _compare, _interrupt_after
 from dingsdk.worker import ISerialEvaluator
 from dingsdk.worker.commander.serial import BaseSerialCommander
+from tools.os_calls import failing_calls
 
 SMALL = (
     "policy.learn.learner.train_iterations=60",

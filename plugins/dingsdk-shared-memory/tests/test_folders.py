@@ -44,7 +44,8 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime import PrivateDir
-from dingsdk.testing import failing_calls, open_files
+from dingsdk.testing import open_files
+from tools.os_calls import failing_calls
 
 from .conftest import a_batch
 

@@ -22,7 +22,6 @@ from dingsdk.errors import (
     StorageFullError,
 )
 from dingsdk.runtime.files import Folder
-from dingsdk.testing.os_calls import failing_calls
 from dingsdk.worker.coordinator.experience import open_experience
 from dingsdk.worker.coordinator.journal import (
     VERSION,
@@ -40,6 +39,7 @@ from dingsdk.worker.coordinator.journal import (
 )
 from dingsdk.worker.coordinator.run_record import RunRecord
 from dingsdk.worker.coordinator.tasks import TaskState
+from tools.os_calls import failing_calls
 
 FACTS: list[Fact] = [
     Queued(TaskRecord("t", "learner", {"seed": 3, "stop": float("inf")}, 0, "ab12"), b"{}"),

@@ -20,7 +20,6 @@ from dingsdk.errors import (
     UnknownPluginError,
 )
 from dingsdk.plugins import PluginManager, use_manager
-from dingsdk.testing import failing_calls
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 from dingsdk.worker.learner.hooks import (
     LearnerHook,
@@ -33,6 +32,7 @@ from dingsdk.worker.learner.hooks import (
     merge_hooks,
     register_learner_hook,
 )
+from tools.os_calls import failing_calls
 
 from .checkpoint_files import save
 

@@ -165,6 +165,21 @@ def test_plugin_for_another_contract_is_refused_before_it_is_imported(
         manager.get("storages", "store")
 
 
+def test_plugin_for_an_older_contract_is_refused(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONTRACT_VERSIONS, "buffers", 2)  # type: ignore[arg-type]
+    install("acme-a", {"dingsdk.buffers": {"ring": "acme_a"}}, acme_a="raise OSError('imported')")
+    manager = PluginManager()
+
+    with pytest.raises(PluginLoadError, match="has version 2; install a newer release") as caught:
+        manager.get("buffers", "ring")
+
+    assert caught.value.reason == "too old"
+    (row,) = [row for row in manager.plugins() if row.type_key == "ring"]
+    assert row.state == "too old"
+
+
 def test_plugin_for_the_newest_contract_is_loaded(install: Install) -> None:
     points = {
         "dingsdk.buffers": {"ring": "acme_a"},
@@ -181,8 +196,8 @@ def test_kinds_without_contracts_have_only_version_1() -> None:
         return Advert("plugins", "watch", "acme_a", "acme-a", "1.0", contract).misfit
 
     assert misfit("v1") is None
-    assert "knows version 1;" in str(misfit("v2"))
-    assert "known: v1" in str(misfit("1"))
+    assert "has version 1; upgrade" in str(misfit("v2"))
+    assert "write 'v1'" in str(misfit("1"))
 
 
 def test_contract_of_an_unknown_kind_is_logged_with_the_nearest(

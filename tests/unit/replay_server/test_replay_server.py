@@ -49,7 +49,7 @@ from dingsdk.errors import (
 from dingsdk.runtime import PrivateDir, create_secret, format_address
 from dingsdk.runtime import channel as channels
 from dingsdk.runtime.connections import parse_address
-from dingsdk.testing import open_files, recorded_writes
+from dingsdk.testing import open_files
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_server import client as clients
 from dingsdk.worker.replay_server import messages as wire
@@ -61,6 +61,7 @@ from dingsdk.worker.replay_server.served_buffer import (
     InsertLog,
     ServedBuffer,
 )
+from tools.os_calls import recorded_writes
 
 from .serving import numbers, rows
 

@@ -37,7 +37,8 @@ from dingsdk.runtime.files import (
     locked_folder,
     open_private,
 )
-from dingsdk.testing import failing_calls, open_files, recorded_writes
+from dingsdk.testing import open_files
+from tools.os_calls import failing_calls, recorded_writes
 
 BAD_IDS = [
     *("../x", "/etc/passwd", "a/b", "a\0b", "%2e%2e", "..\\", "a" * 300, "x; touch P", ".", ".."),

@@ -6,10 +6,10 @@ from functools import partial
 
 from dingsdk.data.columns import leaves
 from dingsdk.errors import ConflictError, DataMissingError
-from dingsdk.testing.bench import Call, expect, expect_equal, raises
-from dingsdk.testing.rule import RuleBroken
-from dingsdk.testing.samples import batch, expect_same
-from dingsdk.testing.transport_bench import Bench
+from dingsdk.testing.expect import Call, expect, expect_equal, expect_same, raises
+from dingsdk.testing.runner import RuleBroken
+from dingsdk.testing.transport_rules.bench import Bench
+from dingsdk.testing.transport_rules.samples import batch
 
 _WAIT_S = 0.1
 

@@ -1,21 +1,33 @@
-"""Defines rules, and checks a part, such as a transport, against the rules of its kind."""
+"""Runs rules: checks a part, such as a transport, against the rules of its kind.
+
+A rule is a function ``rule_NN_name(bench)`` of the module of its kind; its docstring is the
+requirement, and ``@needs`` names the capability of the parts to which it applies. A ``RuleBench``
+makes the part that a rule checks. A ``RuleBook`` runs all rules of a kind and returns a report, and
+a ``Contract`` is the same as a pytest class with one test for each rule.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from dingsdk.errors import DingError
+from dingsdk.errors import ConfigError, DingError, listing
+from dingsdk.plugins import TEMPLATES
+from dingsdk.plugins.registry import unknown
 from dingsdk.runtime.deadline import returns_within
+
+if TYPE_CHECKING:
+    import pytest
 
 PATIENCE_S = 5.0
 _LIMIT = 12.0
@@ -23,6 +35,7 @@ _LIMIT = 12.0
 _NAME = re.compile(r"rule_([0-9]{2})_([a-z0-9_]+)")
 _Check = TypeVar("_Check", bound=Callable[[Any], None])
 _Make = TypeVar("_Make")
+_Made = TypeVar("_Made")
 
 
 class RuleBroken(AssertionError):  # noqa: N818 - a finding, not an error of the kit
@@ -43,6 +56,7 @@ class Rule:
         title: The requirement in one line.
         text: The full requirement.
         needs: The rule applies only to parts with this capability; empty if it always applies.
+        unless: The rule does not apply to parts with this capability; empty if there is none.
         check: Called with a bench; raises if the part that the bench makes breaks the rule.
     """
 
@@ -51,14 +65,19 @@ class Rule:
     title: str
     text: str
     needs: str
+    unless: str
     check: Callable[[Any], None]
 
+    def applies_to(self, capabilities: Collection[str]) -> bool:
+        """Whether it applies to a part with these capabilities."""
+        return (not self.needs or self.needs in capabilities) and self.unless not in capabilities
 
-def needs(capability: str) -> Callable[[_Check], _Check]:
-    """Mark a rule as only for parts that declare ``capability``."""
+
+def needs(capability: str, unless: str = "") -> Callable[[_Check], _Check]:
+    """Mark a rule as only for parts that declare ``capability``, and do not declare ``unless``."""
 
     def mark(check: _Check) -> _Check:
-        check.needs = capability  # type: ignore[attr-defined]
+        check.needs, check.unless = capability, unless  # type: ignore[attr-defined]
         return check
 
     return mark
@@ -75,9 +94,57 @@ def collect(*modules: ModuleType | str) -> tuple[Rule, ...]:
                 continue
             text = inspect.getdoc(check) or ""
             title = text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
-            needed = getattr(check, "needs", "")
-            found.append(Rule(int(match[1]), name, title, text, needed, check))
+            needed, unless = getattr(check, "needs", ""), getattr(check, "unless", "")
+            found.append(Rule(int(match[1]), name, title, text, needed, unless, check))
     return tuple(sorted(found, key=lambda rule: rule.number))
+
+
+class RuleBench(Generic[_Make]):
+    """Base class of the benches: makes the parts that a rule needs, and closes them at the end.
+
+    If both the rule and a close raise, the error of the rule is raised.
+
+    Args:
+        make: Makes the part to check.
+        folder: An empty folder.
+        capabilities: The capabilities of the part.
+        patience_s: How many seconds to wait for something that must happen.
+
+    Attributes:
+        exits: An exit stack, closed at the end of the rule.
+    """
+
+    def __init__(
+        self, make: _Make, folder: Path, capabilities: Collection[str], patience_s: float
+    ) -> None:
+        self.exits = contextlib.ExitStack()
+        self.folder = folder
+        self.patience_s = patience_s
+        self._make = make
+        self._capabilities = frozenset(capabilities)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.exits.close()
+        except Exception:
+            if error is None:
+                raise
+
+    def build(self) -> Any:
+        """Make the part once, with few settings, and return it; None if it needs no making."""
+        return None
+
+    def keep(self, made: _Made) -> _Made:
+        """Return ``made``, and close it at the end if it has a ``close`` method."""
+        self.exits.callback(getattr(made, "close", lambda: None))
+        return made
+
+    def has(self, capability: str) -> bool:
+        """Whether the part declares a capability."""
+        return capability in self._capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +196,15 @@ class RuleBook(Generic[_Make]):
 
     rules: tuple[Rule, ...]
     known_capabilities: Mapping[str, str]
-    bench: Callable[[_Make, Path, Collection[str], float], AbstractContextManager[Any]]
+    bench: Callable[[_Make, Path, Collection[str], float], RuleBench[_Make]]
 
     def applying(self, capabilities: Collection[str]) -> list[Rule]:
-        """Return the rules for a part with these capabilities; ValueError for an unknown one."""
-        check_capabilities(capabilities, self.known_capabilities)
-        return [rule for rule in self.rules if not rule.needs or rule.needs in capabilities]
+        """Return the rules for a part with these capabilities; ConfigError for an unknown one."""
+        strange = set(capabilities) - self.known_capabilities.keys()
+        if strange:
+            known = listing(self.known_capabilities)
+            raise ConfigError(f"unknown capabilities {listing(strange)}; known: {known}")
+        return [rule for rule in self.rules if rule.applies_to(capabilities)]
 
     def check(
         self, make: _Make, *, capabilities: Collection[str] = (), patience_s: float = PATIENCE_S
@@ -152,7 +222,7 @@ class RuleBook(Generic[_Make]):
 
         Raises:
             ContractError: rules are broken; ``report`` has all results, ``broken`` their numbers.
-            ValueError: a capability is unknown.
+            ConfigError: a capability is unknown.
         """
         applying, results = self.applying(capabilities), []
         check = partial(self.check_rule, capabilities=capabilities, patience_s=patience_s)
@@ -205,8 +275,72 @@ class RuleBook(Generic[_Make]):
             raise RuleBroken(f"a call hung: the check did not end within {limit_s:.0f} s")
 
 
-def check_capabilities(capabilities: Collection[str], known: Mapping[str, str]) -> None:
-    """Raise ValueError for a capability that does not exist."""
-    unknown = sorted(set(capabilities) - known.keys())
-    if unknown:
-        raise ValueError(f"unknown capabilities {unknown}; known: {sorted(known)}")
+_BOOKS: Mapping[str, str] = {
+    "transport": "transport_rules:TRANSPORT_BOOK",
+    "buffer": "buffer_rules:BUFFER_BOOK",
+    "storage": "part_rules.storages:STORAGE_BOOK",
+    "sampler": "part_rules.samplers:SAMPLER_BOOK",
+    "remover": "part_rules.removers:REMOVER_BOOK",
+    "limiter": "part_rules.limiters:LIMITER_BOOK",
+    "collector": "collector_rules:COLLECTOR_BOOK",
+    "evaluator": "evaluator_rules:EVALUATOR_BOOK",
+    "learner hook": "extension_rules.learner_hooks:HOOK_BOOK",
+    "policy": "policy_rules:POLICY_BOOK",
+    "env manager": "env_rules:ENV_BOOK",
+    "wrapper": "extension_rules.wrappers:WRAPPER_BOOK",
+    "commander": "commander_rules:COMMANDER_BOOK",
+    "command": "extension_rules.commands:COMMAND_BOOK",
+    "observer": "extension_rules.observers:OBSERVER_BOOK",
+}
+"""Kind -> the place of its rules in ``dingsdk.testing``; imported when they are needed."""
+
+
+def book_of(kind: str) -> RuleBook[Any]:
+    """Return the rules for a kind; ``sampler`` and ``samplers``, as in ``KINDS``, are the same.
+
+    Raises:
+        UnknownPluginError: there are no rules for such a kind.
+    """
+    groups = {template.group: name.replace("-", " ") for name, template in TEMPLATES.items()}
+    name = groups.get(kind, kind)
+    if name not in _BOOKS:
+        raise unknown("kinds that have rules", kind, sorted(_BOOKS))
+    book: RuleBook[Any] = resolve_name(f"dingsdk.testing.{_BOOKS[name]}")
+    return book
+
+
+class Contract:
+    """Base class of the contract classes for pytest: has a test that runs once for each rule.
+
+    Attributes:
+        book: The rules.
+        maker: The name of the attribute that makes the part.
+        capabilities: The capabilities of the part. Rules that need another one are not run.
+        patience_s: How many seconds to wait for something that must happen.
+    """
+
+    book: ClassVar[RuleBook[Any]]
+    maker: ClassVar[str]
+    capabilities: ClassVar[Collection[str]] = frozenset()
+    patience_s: ClassVar[float] = PATIENCE_S
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "rule" in metafunc.fixturenames:
+            rules = self.book.applying(self.capabilities)
+            metafunc.parametrize("rule", rules, ids=lambda rule: rule.name)
+
+    def test_rule(self, rule: Rule, tmp_path: Path) -> None:
+        self.book.check_rule(
+            rule,
+            self._part(),
+            tmp_path,
+            capabilities=self.capabilities,
+            patience_s=self.patience_s,
+        )
+
+    def _part(self) -> Any:
+        """Return the function with which the rules make the part."""
+        return getattr(self, self.maker)
+
+    def _missing(self, maker: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__}.{maker} is missing")

@@ -18,9 +18,9 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime import PrivateDir
 from dingsdk.runtime.files import Buffer
-from dingsdk.testing.simulation.world import ProcessKilled, SimulatedProcess, World
 from dingsdk.worker.comm import PolicyStore, Scheduler, StepDataStore, Transport
 from dingsdk.worker.comm.files.policy_store import FilePolicyStore
+from tools.simulation.world import ProcessKilled, SimulatedProcess, World
 
 POLL_S = 0.1
 

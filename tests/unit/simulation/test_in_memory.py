@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dingsdk_in_memory.simulated import _SlaveEnd
 
 from dingsdk.errors import ClosedError
+from tools.simulation.in_memory import _SlaveEnd
 
 
 def test_worker_can_be_killed_only_between_messages() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from dingsdk.errors import WorkerLostError
-from dingsdk.testing.bench import Call, expect, expect_equal, raises
-from dingsdk.testing.transport_bench import Bench
+from dingsdk.testing.expect import Call, expect, expect_equal, raises
+from dingsdk.testing.transport_rules.bench import Bench
 from dingsdk.worker.comm import TaskAnswer, TaskMessage
 
 

@@ -1,21 +1,23 @@
-"""Helpers for all rules: calls in threads with a time limit, and checks of results."""
+"""What rules expect: calls in threads that end in time, and results."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from dingsdk.data import SampleBatch
 from dingsdk.errors import DingError
-from dingsdk.testing.os_calls import open_files
-from dingsdk.testing.rule import RuleBroken
+from dingsdk.testing.runner import RuleBroken
 
 _T = TypeVar("_T")
-_Make = TypeVar("_Make")
 SPREADS = 5.0
 """Allowed deviation of a count, in standard deviations: exceeded once in two million by chance."""
 
@@ -58,50 +60,6 @@ class Call(Generic[_T]):
         return self._value[0]
 
 
-class RuleBench(Generic[_Make]):
-    """Base class of the benches: makes the objects that a rule needs, and closes them at the end.
-
-    If both the rule and a close raise, the error of the rule is raised.
-
-    Args:
-        make: Makes the part to check.
-        folder: An empty folder.
-        capabilities: The capabilities of the part.
-        patience_s: How many seconds to wait for something that must happen.
-
-    Attributes:
-        exits: An exit stack, closed at the end of the rule.
-    """
-
-    def __init__(
-        self, make: _Make, folder: Path, capabilities: Collection[str], patience_s: float
-    ) -> None:
-        self.exits = contextlib.ExitStack()
-        self.folder = folder
-        self.patience_s = patience_s
-        self._make = make
-        self._capabilities = frozenset(capabilities)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self.exits.close()
-        except Exception:
-            if error is None:
-                raise
-
-    def keep(self, made: _T) -> _T:
-        """Return ``made``, and close it at the end if it has a ``close`` method."""
-        self.exits.callback(getattr(made, "close", lambda: None))
-        return made
-
-    def has(self, capability: str) -> bool:
-        """Whether the part declares a capability."""
-        return capability in self._capabilities
-
-
 @contextlib.contextmanager
 def raises(what: str, *kinds: type[BaseException]) -> Iterator[None]:
     """Expect the block to raise one of ``kinds``."""
@@ -125,6 +83,20 @@ def expect_equal(found: Any, expected: Any, what: str) -> None:
     """Raise ``RuleBroken`` unless both are equal."""
     if found != expected:
         raise RuleBroken(f"{what}: found {found!r:.300}, expected {expected!r:.300}")
+
+
+def open_files(*, collect: bool = False) -> int:
+    """Return how many files and sockets this process has open; 0 if the system does not tell.
+
+    Args:
+        collect: Whether to collect garbage first. Use it for the count before a test, because
+            garbage of earlier tests may have open files. In the count after a test it would hide
+            files that were not closed in time.
+    """
+    if collect:
+        gc.collect()
+    folder = Path("/proc/self/fd")
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 @contextlib.contextmanager
@@ -152,3 +124,37 @@ def expect_alike(counts: Counter[Any], kinds: int, what: str) -> None:
     for drawn, count in counts.items():
         expect(abs(count - share) <= width, f"{what}: {drawn} came {count} times of {total}")
     expect_equal(len(counts), kinds, f"{what}: how many came at all")
+
+
+def expect_same(found: Any, expected: Any, where: str) -> None:
+    """Raise RuleBroken at the first difference in type, shape, dtype or value."""
+    if isinstance(expected, SampleBatch):
+        expect_same(dict(found.columns), dict(expected.columns), where)
+    elif isinstance(expected, Mapping):
+        if not isinstance(found, Mapping) or found.keys() != expected.keys():
+            raise RuleBroken(f"{where}: found {found!r:.200}, expected keys {sorted(expected)}")
+        for key, value in expected.items():
+            expect_same(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list | tuple):
+        if type(found) is not type(expected) or len(found) != len(expected):
+            raise RuleBroken(f"{where}: found {found!r:.200}, expected {expected!r:.200}")
+        for index, value in enumerate(expected):
+            expect_same(found[index], value, f"{where}[{index}]")
+    elif not _is_same_leaf(found, expected):
+        raise RuleBroken(
+            f"{where}: found {type(found).__name__} {found!r:.200}, "
+            f"expected {type(expected).__name__} {expected!r:.200}"
+        )
+
+
+def _is_same_leaf(found: Any, expected: Any) -> bool:
+    if hasattr(expected, "dtype") and hasattr(expected, "shape"):
+        if getattr(found, "dtype", None) != expected.dtype or found.shape != expected.shape:
+            return False
+        if hasattr(expected, "detach"):
+            return bool(found.equal(expected))
+        return np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+    if type(found) is not type(expected):
+        return False
+    # repr distinguishes -0.0 from 0.0, and treats NaN as equal to NaN.
+    return repr(found) == repr(expected) if isinstance(expected, float) else found == expected

@@ -1,6 +1,6 @@
 """The transport's protocol in a simulation: its two ends, over simulated connections.
 
-HTTP, signatures and files are left out; ``dingsdk.testing.simulation`` has its own stores.
+HTTP, signatures and files are left out; simulations have their own stores.
 """
 
 from __future__ import annotations
@@ -8,13 +8,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from dingsdk.errors import DingError
-from dingsdk.testing.simulation import (
-    NoAnswerError,
-    SimulatedDisk,
-    SimulatedLink,
-    SimulatedProcess,
-    SimulatedTransport,
-)
 from dingsdk.worker.comm import MasterEnd, MasterListener, SlaveEnd
 from dingsdk.worker.comm.requests import (
     Answer,
@@ -24,6 +17,13 @@ from dingsdk.worker.comm.requests import (
     RequestSlaveEnd,
     answer_of,
     decode_request,
+)
+from tools.simulation import (
+    NoAnswerError,
+    SimulatedDisk,
+    SimulatedLink,
+    SimulatedProcess,
+    SimulatedTransport,
 )
 
 MAX_BYTES = 4 << 20

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Self
 
 from dingsdk.runtime.spawn import spawn_context
-from dingsdk.testing.simulation.simulation import Simulation, SimulationError
+from tools.simulation.simulation import Simulation, SimulationError
 
 RUN_TIMEOUT_S = 600.0
 """How long to wait for the run of one seed, which normally takes about a second."""

@@ -14,7 +14,7 @@ from dingsdk.worker.learner.base import CountVar
 from dingsdk.worker.learner.hooks import SaveCkptHook
 
 if TYPE_CHECKING:
-    from dingsdk.testing.simulation.simulation import Simulation
+    from tools.simulation.simulation import Simulation
 
 STEP_S = 1.0
 SAVE_ITERS = 5

@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from dingsdk.testing.bench import Call, RuleBench, raises
-from dingsdk.testing.rule import RuleBroken
+from dingsdk.testing.expect import Call, raises
+from dingsdk.testing.runner import RuleBench, RuleBroken
 from dingsdk.worker.comm import (
     Condition,
     Job,
@@ -107,6 +107,9 @@ class Bench(RuleBench[Callable[[Path], Transport]]):
         close = partial(made.close, self.patience_s)
         self.exits.callback(lambda: Call(close, "close()").value(2 * self.patience_s))
         return made
+
+    def build(self) -> Transport:
+        return self.near
 
     def transport(self) -> Transport:
         """Return a new transport with a new run folder."""

@@ -26,8 +26,12 @@ from dingsdk.errors import (
     TaskFailedError,
     WorkerLostError,
 )
-from dingsdk.testing.simulation.disk import SimulatedDisk, SimulatedFolder, SimulatedTransport
-from dingsdk.testing.simulation.faults import (
+from dingsdk.worker.comm import CommWorker, SlaveEnd, TaskAnswer, WorkerInfo
+from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
+from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
+from dingsdk.worker.learner.checkpoint import load_checkpoint
+from tools.simulation.disk import SimulatedDisk, SimulatedFolder, SimulatedTransport
+from tools.simulation.faults import (
     ENDING,
     OF_JOURNAL,
     OF_NETWORK,
@@ -36,19 +40,15 @@ from dingsdk.testing.simulation.faults import (
     random_faults,
     story_faults,
 )
-from dingsdk.testing.simulation.oracle import SampleOracle
-from dingsdk.testing.simulation.workers import STEP_S, WORKERS
-from dingsdk.testing.simulation.world import (
+from tools.simulation.oracle import SampleOracle
+from tools.simulation.workers import STEP_S, WORKERS
+from tools.simulation.world import (
     LinkFaults,
     ProcessKilled,
     SimulatedJob,
     SimulatedProcess,
     World,
 )
-from dingsdk.worker.comm import CommWorker, SlaveEnd, TaskAnswer, WorkerInfo
-from dingsdk.worker.coordinator import Coordinator, CoordinatorStatus
-from dingsdk.worker.coordinator.journal import OWNER_NAME, Journal
-from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 CHECK_S = 1.0
 LEASE_S = 6.0

@@ -1,4 +1,4 @@
-"""``python -m dingsdk.testing.simulation``: simulate many seeds of a transport on all cores."""
+"""``python -m tools.simulation``: simulate many seeds of a transport on all cores."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pkgutil
 
 import click
 
-from dingsdk.testing.simulation import SeedSearch, Simulation, shrink, simulate
+from tools.simulation import SeedSearch, Simulation, shrink, simulate
 
 
-@click.command("python -m dingsdk.testing.simulation")
+@click.command("python -m tools.simulation")
 @click.argument("transport", metavar="MODULE:CLASS")
 @click.option("--seeds", default=400, type=click.IntRange(1), show_default=True, help="How many.")
 @click.option("--first", default=0, type=click.IntRange(0), show_default=True, help="First seed.")
 @click.option("--processes", type=click.IntRange(1), help="How many; one a core if left out.")
 def main(transport: str, seeds: int, first: int, processes: int | None) -> None:
-    """Simulate runs of a transport, such as dingsdk_flask_fs.simulated:SimulatedFlaskFS.
+    """Simulate runs of a transport, such as tools.simulation.flask_fs:SimulatedFlaskFS.
 
     Prints the first seed that fails, with the fewest faults that make it fail, and exits with 1.
     """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dingsdk.testing.bench import Call, expect, expect_equal
-from dingsdk.testing.rule import RuleBroken
-from dingsdk.testing.samples import expect_same, policy
-from dingsdk.testing.transport_bench import Bench
+from dingsdk.testing.expect import Call, expect, expect_equal, expect_same
+from dingsdk.testing.runner import RuleBroken
+from dingsdk.testing.transport_rules.bench import Bench
+from dingsdk.testing.transport_rules.samples import policy
 
 
 def rule_29_newest_policy_arrives_whole(bench: Bench) -> None:

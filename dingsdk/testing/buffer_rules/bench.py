@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from dingsdk.data import SampleBatch
-from dingsdk.testing.bench import Call, RuleBench, expect, expect_equal, raises
-from dingsdk.testing.rule import RuleBroken
+from dingsdk.testing.expect import Call, expect, expect_equal, raises
+from dingsdk.testing.runner import RuleBench, RuleBroken
 from dingsdk.worker.replay_buffer import IBuffer
 
 __all__ = ["BufferBench", "Call", "expect", "expect_equal", "raises"]
@@ -39,6 +39,9 @@ class BufferBench(RuleBench[MakeBuffer]):
             self.push(buffer, *numbers[start : start + 4])
         return buffer
 
+    def build(self) -> Any:
+        return self.keep(self._make({}))
+
     def keep(self, made: Any) -> Any:
         """Return a buffer, and close it at the end; the close must return in time."""
         self.exits.callback(lambda: Call(made.close, "close()").value(self.patience_s))
@@ -46,7 +49,19 @@ class BufferBench(RuleBench[MakeBuffer]):
 
     def rows(self, *numbers: int) -> list[Any]:
         """Return fresh rows of these numbers, as a list to push."""
-        return [make_episode(n) if self.has("episodes") else make_row(n) for n in numbers]
+        if self.has("episodes"):
+            return [SampleBatch.from_rows([self.row(n)] * episode_length(n)) for n in numbers]
+        return [self.row(n) for n in numbers]
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the buffer needs; rows have them."""
+        found: tuple[str, ...] = self.build().columns_needed()
+        return found
+
+    def row(self, number: int, done: bool = False) -> dict[str, Any]:
+        """Return the transition with a number."""
+        return make_row(number, done, self.columns)
 
     def batch(self, *numbers: int) -> Any:
         """Return new rows of these numbers, as columns unless rows are episodes."""
@@ -123,20 +138,19 @@ EPISODE_LENGTHS = 4
 """The largest length of an episode; the length depends on the episode's number."""
 
 
-def make_row(number: int, done: bool = False) -> dict[str, Any]:
-    """Return the transition with a number >= 0; it has arrays, scalars and nested dicts."""
+def make_row(number: int, done: bool = False, columns: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the transition with a number >= 0; it has arrays, scalars and nested dicts.
+
+    It has ``columns`` too; those that it does not have otherwise are equal to ``number``.
+    """
     return {
+        **dict.fromkeys(columns, float(number)),
         "id": number,
         "obs": _observation(number),
         "next_obs": _observation(number + 1),
         "reward": number / 2,
         "done": done,
     }
-
-
-def make_episode(number: int) -> SampleBatch:
-    """Return the episode with a number: ``episode_length(number)`` equal transitions."""
-    return SampleBatch.from_rows([make_row(number)] * episode_length(number))
 
 
 def episode_length(number: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from dingsdk.errors import ProtocolError, WorkerLostError
-from dingsdk.testing.bench import Call, expect, expect_equal, raises
-from dingsdk.testing.rule import RuleBroken
-from dingsdk.testing.samples import expect_same, plain_message
-from dingsdk.testing.transport_bench import Bench
+from dingsdk.testing.expect import Call, expect, expect_equal, expect_same, raises
+from dingsdk.testing.runner import RuleBroken
+from dingsdk.testing.transport_rules.bench import Bench
+from dingsdk.testing.transport_rules.samples import plain_message
 from dingsdk.worker.comm import SlaveEnd, TaskAnswer, TaskMessage, WorkerInfo
 
 

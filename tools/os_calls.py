@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -101,20 +100,6 @@ def recorded_writes() -> Iterator[WriteLog]:
         for name in real:
             stack.enter_context(mock.patch.object(os, name, call(name)))
         yield log
-
-
-def open_files(*, collect: bool = False) -> int:
-    """Return how many files and sockets this process has open; 0 if the system does not tell.
-
-    Args:
-        collect: Whether to collect garbage first. Use it for the count before a test, because
-            garbage of earlier tests may have open files. In the count after a test it would hide
-            files that were not closed in time.
-    """
-    if collect:
-        gc.collect()
-    folder = Path("/proc/self/fd")
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 def _path_of(descriptor: int) -> str:

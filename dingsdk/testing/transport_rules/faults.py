@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from dingsdk.errors import WorkerLostError
-from dingsdk.testing.bench import Call, expect, expect_equal
+from dingsdk.testing.expect import Call, expect, expect_equal
 from dingsdk.testing.fault_proxy import Fault, FaultProxy, seeded_faults
-from dingsdk.testing.rule import needs
-from dingsdk.testing.transport_bench import Bench
+from dingsdk.testing.runner import needs
+from dingsdk.testing.transport_rules.bench import Bench
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 
 _TASKS = 16

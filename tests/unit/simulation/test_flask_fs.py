@@ -7,14 +7,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dingsdk_flask_fs.simulated import SimulatedFlaskFS, _Link
 
-from dingsdk.testing.simulation import NoAnswerError, SimulatedDisk
-from dingsdk.testing.simulation.world import SimulatedProcess, World
+from dingsdk.worker.comm import WorkerInfo
 from dingsdk.worker.comm.requests import LinkError
 from dingsdk.worker.comm.requests.messages import Request, encode_request
+from tools.simulation import NoAnswerError, SimulatedDisk
+from tools.simulation.flask_fs import SimulatedFlaskFS, _Link
+from tools.simulation.world import SimulatedProcess, World
 
-from .conftest import Listener
+
+class Listener:
+    """Records which workers joined."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self.events.append(("joined", info.worker_id))
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
-from dingsdk.testing.rule import RuleBook, collect
-from dingsdk.testing.rules import (
+from dingsdk.testing.runner import Contract, RuleBook, collect
+from dingsdk.testing.transport_rules import (
     closing,
     faults,
     incarnations,
@@ -15,7 +16,8 @@ from dingsdk.testing.rules import (
     policies,
     safety,
 )
-from dingsdk.testing.transport_bench import Bench
+from dingsdk.testing.transport_rules.bench import Bench
+from dingsdk.worker.comm import Transport
 
 CAPABILITIES: Final[Mapping[str, str]] = {
     "many_processes": (
@@ -43,3 +45,20 @@ check_transport = TRANSPORT_BOOK.check
 ``make(run_dir)`` returns a new transport for a run folder, e.g.
 ``lambda run_dir: MyTransport({"port": 0}, run_dir)``.
 """
+
+
+class TransportContract(Contract):
+    """Base class of a transport's contract tests; see ``CAPABILITIES``.
+
+    Example:
+        >>> class TestMyTransport(TransportContract):
+        ...     def make_transport(self, run_dir):
+        ...         return MyTransport({}, run_dir)
+    """
+
+    book = TRANSPORT_BOOK
+    maker = "make_transport"
+
+    def make_transport(self, run_dir: Path) -> Transport:
+        """Return a new transport for a run folder. Rules may call it more than once."""
+        raise self._missing("make_transport(run_dir)")

@@ -12,9 +12,8 @@ import numpy as np
 
 from dingsdk.data import SampleBatch
 from dingsdk.errors import DingError, ProtocolError
-from dingsdk.testing.bench import expect, expect_equal
-from dingsdk.testing.samples import expect_same
-from dingsdk.testing.transport_bench import Bench
+from dingsdk.testing.expect import expect, expect_equal, expect_same
+from dingsdk.testing.transport_rules.bench import Bench
 from dingsdk.worker.comm import TaskAnswer, WorkerInfo
 
 _UNUSED_MODULE = "tabnanny"

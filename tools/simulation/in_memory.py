@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, ParamSpec
 
-from dingsdk.testing.simulation import SimulatedProcess, SimulatedTransport
-from dingsdk.worker.comm import MasterEnd, PolicyStore, SlaveEnd, TaskAnswer, WorkerInfo
 from dingsdk_in_memory.stores import MemoryPolicyStore
 from dingsdk_in_memory.transport import MemoryMasterEnd, MemorySlaveEnd
+
+from dingsdk.worker.comm import MasterEnd, PolicyStore, SlaveEnd, TaskAnswer, WorkerInfo
+from tools.simulation import SimulatedProcess, SimulatedTransport
 
 P = ParamSpec("P")
 
