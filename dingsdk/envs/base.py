@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from dingsdk.config import Configurable, NotNegative, PartSection, Whole
+from dingsdk.config import Configurable
 from dingsdk.data.action_mask import nearest_legal
 from dingsdk.data.capture import capture
-from dingsdk.envs.guard import ABNORMAL, close_quietly
+from dingsdk.envs.guard import ABNORMAL, RetrySection, close_quietly
 from dingsdk.envs.players import PLAYERS, player_num
 from dingsdk.envs.saving import set_attributes
 from dingsdk.envs.spaces import ActionChecker, Obs, ObservationSchema
@@ -157,23 +157,16 @@ class EnvManager(Configurable, Closing, ABC):
     since the state of an env that raised may have changed; its episode is dropped instead.
     """
 
-    class Config(PartSection, frozen=True, kw_only=True):
+    class Config(RetrySection, frozen=True, kw_only=True):
         """Section ``env_manager``.
 
         Attributes:
             episode_num: Number of episodes after which an env is DONE; inf for no limit.
             auto_reset: Whether an env starts its next episode by itself.
-            max_retry: How often an env may fail in a row, without a finished episode in between;
-                one more failure ends the run.
-            retry_type: ``renew`` replaces a failed env by a new one, ``reset`` only resets it.
-            retry_waiting_time: Seconds to wait before a failed env is replaced or reset.
         """
 
         episode_num: Annotated[float, Meta(ge=1)] = math.inf
         auto_reset: bool = True
-        max_retry: Whole = 2
-        retry_type: Literal["renew", "reset"] = "renew"
-        retry_waiting_time: NotNegative = 0.0
 
     _saved: ClassVar[tuple[str, ...]] = (
         "_seeds",
