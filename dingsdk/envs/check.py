@@ -259,6 +259,8 @@ def _check_manager(kind: str, subject: _Subject) -> str | None:
             subject.warn(f"the env manager {kind} needs spaces that have columns")
             return ""
         section |= {"step_timeout": CHILD_S, "reset_timeout": CHILD_S}
+    if cls is SubprocessEnvManager:
+        section["envs_per_process"] = 2
     actions = subject.actions(STEPS)
     rows: list[Any] = []
     try:
