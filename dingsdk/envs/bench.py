@@ -108,11 +108,10 @@ def bench_env(
     env_fn = env_maker(env, kwargs, wrappers)
     most = _most_envs(env_fn)
     counts = [count for count in COUNTS if count <= most]
-    found: list[EnvSpeed] = []
+    search_until = started + _SEARCH_SHARE * seconds
+    found = _measure_processes(env_fn, counts, search_until) if _waits(env_fn) else []
     for kind in KINDS:
-        found += _measure_kind(kind, env_fn, counts, started + _SEARCH_SHARE * seconds)
-    if _waits(env_fn):
-        found += _measure_processes(env_fn, counts, started + _SEARCH_SHARE * seconds)
+        found += _measure_kind(kind, env_fn, counts, search_until)
     if not any(each.steps_per_s for each in found):
         raise EnvError(
             "no env manager can step this env: "

@@ -203,8 +203,9 @@ def test_steps_without_a_transition_do_not_count() -> None:
         assert step_for(manager, 0.01) == 0
 
 
+@pytest.mark.slow
 def test_processes_with_one_env_each_are_advised_for_an_env_that_waits() -> None:
-    best, found = bench_env("checked_envs:Waiting", seconds=1)
+    best, found = bench_env("checked_envs:Waiting", seconds=8)
     assert (best.manager, best.envs_per_process) == ("subprocess", 1)
     assert best.env_num > 2
     assert yaml.safe_load(best.config)["env_manager"] == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -169,8 +168,7 @@ def test_value_that_a_cast_would_change_is_refused(
             lambda value=value: schema.conform({"part": value}),
             lambda value=value: schema.conform_columns({"part": [held[0], value]}, 2),
         ):
-            with warnings.catch_warnings(), pytest.raises(SchemaMismatchError) as caught:
-                warnings.filterwarnings("default", "overflow encountered in cast")
+            with pytest.raises(SchemaMismatchError) as caught:
                 use()
             assert caught.value.key == "obs.part"
     with pytest.raises(SchemaMismatchError) as caught:
