@@ -70,6 +70,10 @@ class NativeEnvManager(BaseVectorEnvManager):
 
     _instead = "env_manager.vectorization_mode to sync"
 
+    def __init__(self, cfg: Mapping[str, Any], env_fns: Sequence[Any]) -> None:
+        super().__init__(cfg, env_fns)
+        self._autoreset = _native_autoreset(env_fns[0])
+
     def make_vector_env(self) -> Any:
         env_fn: Any = self._env_fns[0]  # an EnvFn, as _why_not_native has found
         return env_fn.make_native(self._env_num)
@@ -94,11 +98,15 @@ def _why_not_native(env_fns: Sequence[Callable[[], Any]], autoreset: str) -> str
         return f"{first.env_id} is registered with wrappers"
     if first.spec.vector_entry_point is None:
         return f"{first.env_id} has no vector env of its own"
-    entry = first.spec.vector_entry_point
-    if not callable(entry):
-        entry = gym.envs.registration.load_env_creator(entry)
-    mode = getattr(entry, "metadata", {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
-    own = AutoresetMode(mode).name.lower()
+    own = _native_autoreset(first).name.lower()
     if autoreset not in ("auto", own):
         return f"{first.env_id} resets in mode {own}, not {autoreset}"
     return None
+
+
+def _native_autoreset(env_fn: Any) -> AutoresetMode:
+    entry = env_fn.spec.vector_entry_point
+    if not callable(entry):
+        entry = gym.envs.registration.load_env_creator(entry)
+    mode = getattr(entry, "metadata", {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    return AutoresetMode(mode)
