@@ -124,6 +124,8 @@ class GuardedEnv(gym.Env[Any, Any]):
             reward = plain_reward(reward, self.player_num)
             terminated = _plain_flag("terminated", terminated)
             truncated = _plain_flag("truncated", truncated)
+            if not isinstance(found := info.get(EPISODE_INFO, {}), dict):
+                raise _mismatch(f"info.{EPISODE_INFO}", "a dict", type(found).__name__)
             if info.get(ABNORMAL):
                 raise EnvError(f"env {self._env_id} reported an abnormal step", env_id=self._env_id)
         except _FAULTS as error:
