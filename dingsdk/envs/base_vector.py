@@ -285,7 +285,9 @@ class BaseVectorEnvManager(EnvManager):
     def _fillers(self) -> NDArray[Any]:
         """Return an action for each env, for those whose action has no effect."""
         checker = self._spaces[1]
-        return legal_action(checker.space, checker.filler(self._env_num), self._obs)
+        filler = checker.filler(self._env_num)
+        found: NDArray[Any] = legal_action(checker.space, filler, self._obs)
+        return found
 
     def _settle(self, step: StepColumns, infos: Mapping[str, Any]) -> StepColumns:
         """Finish a step in which an env ended, failed or took no action."""
