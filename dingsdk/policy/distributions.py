@@ -149,13 +149,28 @@ class Categorical(ActionDistribution):
     """One or several numbers, each drawn independently from its own logits.
 
     Args:
-        counts: How many values each number has; they start at 0.
+        counts: How many values each number has.
         is_scalar: Whether an action is one number instead of a vector.
+        starts: The first value of each number; None: 0.
+
+    Raises:
+        ConfigError: there is not one first value for each number.
     """
 
-    def __init__(self, counts: Sequence[int], *, is_scalar: bool) -> None:
+    def __init__(
+        self, counts: Sequence[int], *, is_scalar: bool, starts: Sequence[int] | None = None
+    ) -> None:
         super().__init__()
         self.counts = list(counts)
+        self._starts = [0] * len(self.counts) if starts is None else list(starts)
+        if len(self._starts) != len(self.counts):
+            raise ConfigError(
+                f"policy.model.action_start is {self._starts}; action_shape needs "
+                f"{len(self.counts)} numbers",
+                path="policy.model.action_start",
+                expected=len(self.counts),
+                found=self._starts,
+            )
         self.width = sum(counts)
         self._is_scalar = is_scalar
 
@@ -168,7 +183,8 @@ class Categorical(ActionDistribution):
         return {"action": action, "log_prob": log_prob.numpy()}
 
     def mode_tensor(self, outputs: Tensor) -> Tensor:
-        found = [part.argmax(1) for part in torch.split(outputs, self.counts, 1)]
+        parts = torch.split(outputs, self.counts, 1)
+        found = [part.argmax(1) + start for part, start in zip(parts, self._starts, strict=True)]
         return found[0] if self._is_scalar else torch.stack(found, 1)
 
     def evaluate(self, outputs: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +192,8 @@ class Categorical(ActionDistribution):
         log_prob = entropy = outputs.new_zeros(())
         for index, logits in enumerate(torch.split(outputs, self.counts, 1)):
             log_probs = torch.log_softmax(logits, 1)
-            log_prob = log_prob + log_probs.gather(1, drawn[:, index : index + 1]).squeeze(1)
+            own = drawn[:, index : index + 1] - self._starts[index]
+            log_prob = log_prob + log_probs.gather(1, own).squeeze(1)
             entropy = entropy - (log_probs.exp() * log_probs).sum(1)
         return log_prob, entropy
 
@@ -267,16 +284,17 @@ def make_distribution(model: ActionModelSection) -> ActionDistribution:
     if model.action_space == "multi_discrete":
         found = model.action_shape
         return Categorical(
-            found if isinstance(found, list) else [model.action_count], is_scalar=False
+            found if isinstance(found, list) else [model.action_count],
+            is_scalar=False,
+            starts=model.first_actions,
         )
-    return Categorical([model.action_count], is_scalar=True)
+    return Categorical([model.action_count], is_scalar=True, starts=model.first_actions)
 
 
 def action_model(policy: str, observation_space: Any, action_space: Any) -> dict[str, Any]:
     """Return the sizes and bounds of an env for ``ActionModelSection``; see ``discrete_model``.
 
-    Actions are a Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats
-    of one dimension.
+    Actions are a Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension.
     """
     check_mask(policy, observation_space, action_space)
     found = {"obs_shape": obs_shape(policy, observation_space), **actions_of(action_space)}
@@ -286,8 +304,8 @@ def action_model(policy: str, observation_space: Any, action_space: Any) -> dict
         policy,
         "action",
         action_space,
-        "a Discrete or a MultiDiscrete of one dimension that starts at 0, or a Box of floats of "
-        "one dimension whose low is below its high",
+        "a Discrete or a MultiDiscrete of one dimension, or a Box of floats of one dimension whose "
+        "low is below its high",
     )
 
 

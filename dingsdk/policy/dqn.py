@@ -185,6 +185,7 @@ class DQNPolicy(BasePolicy):
     def build(self) -> None:
         self._network = self.make_network().to(self.device)
         self._exploration = EpsilonGreedy(self.section.model.action_count)
+        self._start = int(self.section.model.first_actions[0])
         if self.learns:
             learn = self.section.learn
             self._optimizer = Adam(self._network, learn.learning_rate, learn.grad_clip_norm)
@@ -246,6 +247,8 @@ class DQNPolicy(BasePolicy):
         if explore:
             eps = self.section.other.eps(0) if eps is None else eps
             self._exploration.explore(actions, eps, self.rng, legal)
+        if self._start:
+            actions += self._start
         output: dict[str, NDArray[Any]] = {"action": actions}
         if after is not None:
             output["next_state"] = self.array(after)
@@ -257,7 +260,7 @@ class DQNPolicy(BasePolicy):
 
     def greedy(self, network: Any, obs: Any, *state: Tensor) -> tuple[Tensor, ...]:
         values, *after = self._step(network, obs, *state)
-        return values.argmax(1), *after
+        return values.argmax(1) + self._start, *after
 
     def samples(self, columns: dict[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
         section = self.section
@@ -284,7 +287,8 @@ class DQNPolicy(BasePolicy):
         bootstrap = next_values.gather(1, greedy.argmax(1, keepdim=True)).squeeze(1)
         target = torch.addcmul(batch["reward"].float(), batch["discount"].float(), bootstrap)
         values = self._network.forward(self.tensor(batch["obs"]))
-        value = values.gather(1, batch["action"].long().unsqueeze(1)).squeeze(1)
+        action = batch["action"].long() - self._start
+        value = values.gather(1, action.unsqueeze(1)).squeeze(1)
         log_vars = self._update(value, target, batch.get("IS"))
         if self.section.priority:
             log_vars["priority"] = (value.detach() - target).abs_().tolist()

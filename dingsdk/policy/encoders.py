@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.errors import ConfigError
-from dingsdk.policy.spaces import Normalized, check_shape
+from dingsdk.policy.spaces import DISCRETE, Normalized, check_shape
 
 _SMALLEST_SCREEN = 36
 """Smallest height and width of images that get the larger network, made for screens of games."""
@@ -213,14 +213,15 @@ class Scaled(Flat):
 
 
 class OneHot(Features):
-    """Numbers from 0 to ``width - 1`` as one-hot vectors."""
+    """The ``width`` numbers from ``start`` on as one-hot vectors."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, start: int = 0) -> None:
         super().__init__()
         self.width = width
+        self._start = start
 
     def forward(self, obs: Any) -> Tensor:
-        return F.one_hot(obs.long(), self.width).float()
+        return F.one_hot(obs.long() - self._start, self.width).float()
 
 
 class Joined(Features):
@@ -292,7 +293,7 @@ def _features(shape: Any, is_normalized: bool) -> Features:
     if isinstance(shape, Mapping):
         return Joined({name: _features(part, is_normalized) for name, part in shape.items()})
     if isinstance(shape, str):
-        return OneHot(int(shape.removeprefix("Discrete(").removesuffix(")")))
+        return OneHot(*(int(part or 0) for part in DISCRETE.fullmatch(shape).groups()))  # type: ignore[union-attr] # checked
     sides = [shape] if isinstance(shape, int) else shape
     is_matrix = len(sides) == 2 and min(sides) < _SMALLEST_SCREEN
     if len(sides) > 1 and not is_matrix:

@@ -191,7 +191,7 @@ class R2D2Policy(DQNPolicy):
         Returns:
             As ``DQNPolicy.learn``, and the same errors; ``priority`` has one number per sequence.
         """
-        learn, action = self.section.learn, batch["action"].long()
+        learn, action = self.section.learn, batch["action"].long() - self._start
         burn_in = learn.burn_in
         everywhere = torch.ones_like(action, dtype=torch.bool)
         mask: Tensor = batch["mask"].bool() if "mask" in batch else everywhere

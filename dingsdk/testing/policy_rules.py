@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dingsdk.data import SampleBatch
+from dingsdk.data.action_mask import sample_obs
 from dingsdk.data.pytree import copy_containers, flatten, map_leaves, named_leaves
 from dingsdk.envs.base import StepColumns, Timestep
 from dingsdk.errors import ConfigError, NonFiniteError, SchemaMismatchError
@@ -78,7 +79,7 @@ class PolicyBench(RuleBench[PolicyUnderTest]):
     def observations(self, count: int) -> list[Any]:
         """Return finite observations of the space."""
         space = self._make.observation_space
-        return [map_leaves(_finite, space.sample()) for _ in range(count)]
+        return [map_leaves(_finite, sample_obs(space)) for _ in range(count)]
 
     def by_env(self, count: int = 3) -> dict[int, Any]:
         """Return observations by env id; the ids are 1, 3, 5..."""

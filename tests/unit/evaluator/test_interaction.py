@@ -179,7 +179,7 @@ def test_evaluator_continues_from_a_saved_state(make_evaluator, policy) -> None:
 
 def test_unsupported_rendering_is_refused(make_evaluator, policy) -> None:
     with pytest.raises(ConfigError, match="in_process"):
-        make_evaluator(policy, kind="vector").eval(force_render=True)
+        make_evaluator(policy, kind="subprocess").eval(force_render=True)
     with pytest.raises(ConfigError, match="render_freq"):
         make_evaluator(policy, render={"render_freq": -2})
     with pytest.raises(ConfigError, match=r"render\.mode"):

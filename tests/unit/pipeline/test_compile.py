@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -354,7 +355,7 @@ def test_traj_len_inf_is_set_for_games_with_ordered_buffers(
         ("serial", "policy.other.serial_commander", "base", "one_vs_one"),
         ("parallel", "policy.collect.parallel_collector", "zergling", "marine"),
         ("parallel", "policy.other.commander", "solo", "one_vs_one"),
-        ("serial", "env_manager", "vector", "base, subprocess or async_subprocess"),
+        ("serial", "env_manager", "envpool", "vector, subprocess or async_subprocess"),
     ],
 )
 def test_part_for_one_player_is_refused_for_an_env_of_two_players(
@@ -372,8 +373,7 @@ def test_all_parts_for_one_player_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         compile_config(cfg)
     assert str(caught.value).endswith(
-        "has 2; choose sample_1v1 or episode_1v1; policy.other.serial_commander.type: one_vs_one; "
-        "env_manager.type: base, subprocess or async_subprocess"
+        "has 2; choose sample_1v1 or episode_1v1; policy.other.serial_commander.type: one_vs_one"
     )
 
 
@@ -1053,6 +1053,28 @@ def test_env_manager_that_cannot_run_the_env_is_refused() -> None:
         compile_config(changed(*sets, "env.env_id=Acrobot-v1"))
 
     assert caught.value.path == "env_manager.vectorization_mode"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "instead"),
+    [
+        ("NormalizeObservation", "policy.model.normalize_obs"),
+        ("NormalizeReward", "clip_reward"),
+        ("ClipReward", None),
+    ],
+)
+def test_wrapper_that_measures_while_it_runs_is_reported(
+    wrapper: str, instead: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    section = {"type": wrapper, **({} if instead else {"max_reward": 1})}
+    compile_config(changed(f"env.wrappers=[{json.dumps(section)}, TimeAwareObservation]"))
+    found = [each.getMessage() for each in caplog.records if wrapper in each.getMessage()]
+    if instead is None:
+        assert found == []
+    else:
+        assert "evaluations begin without" in found[0]
+        assert instead in found[0]
+        assert len(found) == 1
 
 
 def test_priorities_are_allowed_for_a_buffer_with_its_own_update() -> None:

@@ -150,7 +150,6 @@ def test_model_shapes_come_from_the_spaces_of_an_env():
     [
         (spaces.Tuple([spaces.Discrete(5)]), spaces.Discrete(2)),
         (spaces.Box(0, 1, (3,)), spaces.Box(0, 1, (1,))),
-        (spaces.Box(0, 1, (3,)), spaces.Discrete(2, start=1)),
     ],
 )
 def test_error_for_other_spaces_says_what_is_supported(observation, action):
