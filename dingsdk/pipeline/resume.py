@@ -382,7 +382,7 @@ class RunSaver:
             with _restoring(name, save):
                 is_continued = self._resume_worker(getattr(workers, name), name, state, branch)
             if name == "collector" and not is_continued:
-                # The collector has dropped the rest of an episode whose first steps are stored.
+                # The collector dropped the rest of an episode whose first steps are in the buffer.
                 workers.buffer.end_trajectory()
         for name in ("learner", "commander"):
             if name in state.parts:

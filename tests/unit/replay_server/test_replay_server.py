@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from dingsdk import ReplayClient, ReplayServer
 from dingsdk.data import SampleBatch
+from dingsdk.data import channel as channels
 from dingsdk.errors import (
     AuthError,
     BufferClosedError,
@@ -47,7 +48,6 @@ from dingsdk.errors import (
     UnknownKeyError,
 )
 from dingsdk.runtime import PrivateDir, create_secret, format_address
-from dingsdk.runtime import channel as channels
 from dingsdk.runtime.connections import parse_address
 from dingsdk.testing import open_files
 from dingsdk.worker.factory import create_buffer
