@@ -43,7 +43,7 @@ from dingsdk.policy.weights import load_state
 
 FIELDS = ("learn", "collect", "eval", "command")
 
-_FLOAT32 = np.dtype(np.float32)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UINT8 = np.dtype(np.uint8)
 
 
@@ -194,6 +194,7 @@ class BasePolicy(Configurable, ABC):
         self.rng = np.random.default_rng(
             None if seed is None else derive_seed(seed, "policy", "exploration")
         )
+        self._keeps_float64 = bool(getattr(self.section.model, "normalize_obs", False))
         self._average: Callable[[torch.Tensor], None] | None = None
         self._encoders: list[Encoder] | None = None
         """Encoders that normalise observations; None before the first training."""
@@ -354,16 +355,19 @@ class BasePolicy(Configurable, ABC):
     def tensor(self, obs: Any) -> Any:
         """Return observation columns, arrays or tensors, as tensors on ``device``.
 
-        Images of uint8 (columns of three dimensions or more) keep their dtype; all other columns
-        become float32.
+        Images of uint8 (columns of three dimensions or more) keep their dtype, and so does float64
+        with ``model.normalize_obs``, which subtracts the mean first. All other columns become
+        float32.
 
         Raises:
             SchemaMismatchError: they are neither.
         """
         if type(obs) is not np.ndarray:
             if isinstance(obs, torch.Tensor):
-                is_image = obs.dtype is torch.uint8 and obs.ndim > 2
-                return (obs if is_image else obs.float()).to(self.device)
+                is_kept = (obs.dtype is torch.uint8 and obs.ndim > 2) or (
+                    self._keeps_float64 and obs.dtype is torch.float64
+                )
+                return (obs if is_kept else obs.float()).to(self.device)
             if isinstance(obs, Mapping):
                 return {key: self.tensor(value) for key, value in obs.items()}
             if not isinstance(obs, np.ndarray):
@@ -371,7 +375,10 @@ class BasePolicy(Configurable, ABC):
                 raise mismatch("observations", "obs", expected, type(obs).__name__)
         # torch warns about read-only arrays.
         if obs.dtype != _FLOAT32 or not obs.flags.writeable:
-            obs = obs.astype(_UINT8 if obs.dtype == _UINT8 and obs.ndim > 2 else _FLOAT32)
+            is_kept = (obs.dtype == _UINT8 and obs.ndim > 2) or (
+                self._keeps_float64 and obs.dtype == _FLOAT64
+            )
+            obs = obs.astype(obs.dtype if is_kept else _FLOAT32)
         found = torch.from_numpy(obs)
         return found if self._is_on_cpu else found.to(self.device)
 

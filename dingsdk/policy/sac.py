@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dingsdk.config import Count, Finite, Whole
+from dingsdk.config.section import LARGEST_INT
 from dingsdk.data import SampleBatch
 from dingsdk.errors import ConfigError
 from dingsdk.policy.adam import Adam
@@ -68,10 +69,10 @@ class SACLearnSection(LearnSection, frozen=True, kw_only=True):
     learning_rate_q: Finite = 3e-4
     learning_rate_policy: Finite = 3e-4
     learning_rate_alpha: Finite = 3e-4
-    target_theta: Annotated[float, Meta(gt=0, le=1)] = 0.005
-    alpha: Finite = 1.0
+    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] = 0.005
+    alpha: Annotated[float, Meta(ge=1e-30, le=LARGEST_INT)] = 1.0
     auto_alpha: bool = True
-    target_entropy: float | None = None
+    target_entropy: Annotated[float, Meta(ge=-LARGEST_INT, le=LARGEST_INT)] | None = None
 
 
 class SACCollectSection(CollectSection, frozen=True, kw_only=True):
@@ -321,7 +322,8 @@ class SACPolicy(BasePolicy):
 
     def _scaled(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return actions in [-1, 1] scaled to the bounds, and clipped because of rounding."""
-        return self._box.clip(actions * self._box.half_range + self._box.center)
+        with np.errstate(over="ignore"):  # next to the largest float32
+            return self._box.clip(actions * self._box.half_range + self._box.center)
 
     def _noise(self, rows: int) -> Tensor:
         noise = self.rng.standard_normal((rows, self._box.size), np.float32)

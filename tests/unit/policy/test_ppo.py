@@ -311,9 +311,17 @@ def test_approximate_kl_is_the_mean_of_ratio_minus_one_minus_its_logarithm() -> 
     assert log["clip_fraction"] == pytest.approx(2 / 8)
 
 
-@pytest.mark.parametrize("option", [{"priority": True}, {"nstep": 3}])
-def test_option_that_would_do_nothing_is_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(option))):
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ({"priority": True}, "policy.priority"),
+        ({"nstep": 3}, "policy.nstep"),
+        ({"learn": {"clip_ratio": 1e-20}}, "policy.learn.clip_ratio"),  # 1 + 1e-20 is 1
+        ({"learn": {"entropy_weight": math.inf}}, "policy.learn.entropy_weight"),
+    ],
+)
+def test_value_without_a_use_is_refused(option: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
         make(**option)
 
 

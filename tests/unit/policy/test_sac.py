@@ -44,6 +44,14 @@ def batch(rows: int = 16, **columns: Any) -> SampleBatch:
     )
 
 
+def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
+    """Return one of the two critics, made of layers of torch."""
+    layers: list[nn.Module] = []
+    for linear in critic.critics[index].children():
+        layers += [copy.deepcopy(linear).requires_grad_(), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
 def test_critics_are_two_networks_of_observation_and_action() -> None:
     critic = TwinCritic(2, 1, [])
     for index, network in enumerate(critic.critics):
@@ -222,6 +230,31 @@ def test_actions_reach_the_bounds_and_stay_within() -> None:
     assert greedy.dtype == np.float32
 
 
+MAX, LEAST = float(np.finfo(np.float32).max), 2.0**-149
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "middle"),
+    [(-MAX, MAX, 0.0), (-1e300, 1e300, 0.0), (0.5 * MAX, MAX, 0.75 * MAX), (0.0, LEAST, 0.0)],
+)
+def test_actions_fill_the_widest_and_the_narrowest_bounds(
+    low: float, high: float, middle: float
+) -> None:
+    model = {"obs_shape": 3, "action_shape": 1, "action_low": [low], "action_high": [high]}
+    policy = SACPolicy({"model": model}, seed=0)
+    low, high = max(low, -MAX), min(high, MAX)
+    policy._actor.net.layers[-1].weight.data.zero_()
+    obs, found = np.zeros((1, 3), np.float32), []
+    for bias in (-90.0, 0.0, 90.0):
+        policy._actor.net.layers[-1].bias.data[0] = bias
+        found.append(float(policy.act(obs, explore=False)["action"][0, 0]))
+    assert found == pytest.approx([low, middle, high], rel=1e-6, abs=0.0)
+
+    actions = np.array([low, high] * 8, np.float32)[:, None]
+    policy.learn_mode.forward(batch(action=actions))
+    assert policy._critic_optimizer.flat.isfinite().all()
+
+
 def test_greedy_action_is_computed_from_the_mean() -> None:
     policy = make()
     obs = np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32)
@@ -349,6 +382,7 @@ def test_update_that_is_not_finite_is_refused_before_anything_changes() -> None:
         (spaces.Box(-1, 1, (3,)), spaces.Box(-1, np.inf, (2,)), "inf"),
         (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,), np.int32), "int32"),
         (spaces.Box(-1, 1, (3,)), spaces.Box(1, 1, (2,)), "Box(1.0, 1.0"),
+        (spaces.Box(-1, 1, (3,)), spaces.Box(1e9, 1e9 + 1, (2,), np.float64), "1000000001.0"),
         (spaces.Text(3), spaces.Box(-1, 1, (2,)), "Text"),
     ],
 )
@@ -380,12 +414,20 @@ def test_model_holds_the_bounds_of_the_env() -> None:
         ({"action_high": [1.0]}, "policy.model.action_high"),
         ({"action_high": [1.0, float("inf")]}, "policy.model.action_high"),
         ({"action_low": [3.0, 0.0]}, "policy.model.action_low"),
+        # 1e9 and 1e9 + 1 are the same number in float32.
+        ({"action_low": [1e9, 0.0], "action_high": [1e9 + 1, 1.0]}, "policy.model.action_low"),
     ],
 )
 def test_invalid_bounds_are_refused(model: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make(model={**MODEL, **model})
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("learn", [{"alpha": 1e-50}, {"target_entropy": -math.inf}])
+def test_temperature_and_entropy_that_float32_cannot_hold_are_refused(learn: Any) -> None:
+    with pytest.raises(ConfigError, match=f"policy.learn.{next(iter(learn))}"):
+        make(learn=learn)
 
 
 @pytest.mark.parametrize("shape", ["Discrete(3)", [3, 4], {"arm": 3}])
