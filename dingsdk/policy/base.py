@@ -38,7 +38,7 @@ from dingsdk.policy.adam import Adam
 from dingsdk.policy.encoders import Encoder, Scaled
 from dingsdk.policy.memory import Memory
 from dingsdk.policy.sections import PolicySection
-from dingsdk.policy.threads import in_one_thread
+from dingsdk.policy.threads import isolated, own_settings
 from dingsdk.policy.weights import load_state
 
 FIELDS = ("learn", "collect", "eval", "command")
@@ -211,7 +211,7 @@ class BasePolicy(Configurable, ABC):
         if self.learns:
             # Until a block of this size was freed once, glibc returns memory to the system and
             # requests it again in each update: for SAC 700 page faults, 1.3 of 11 ms.
-            torch.empty(6 * 2**20)
+            torch.empty(6 * 2**20, device="cpu")
         if self._fields - {"command"}:
             with torch.random.fork_rng(devices=[]):
                 if seed is None:
@@ -227,7 +227,8 @@ class BasePolicy(Configurable, ABC):
 
     def _build(self) -> None:
         try:
-            self.build()
+            with own_settings():
+                self.build()
         except (RuntimeError, MemoryError) as error:
             # Sizes of 10**15 and more raise an error about an overflow.
             if not (_is_out_of_memory(error) or "overflow" in str(error)):
@@ -504,7 +505,7 @@ class BasePolicy(Configurable, ABC):
             "set_attribute": self._set_attribute,
         }
 
-    @in_one_thread
+    @isolated
     def _train(self, data: Any, **_: Any) -> dict[str, Any] | list[dict[str, Any]]:
         batch = collate(data)
         try:
@@ -561,7 +562,7 @@ class BasePolicy(Configurable, ABC):
     def _acting(self, field: str) -> Callable[..., dict[str, NDArray[Any]]]:
         act, explore, memory = self.act, field == "collect", self._memories.get(field)
 
-        @in_one_thread
+        @isolated
         def forward_batch(
             obs: Any, env_ids: Sequence[int] | None = None, **setting: Any
         ) -> dict[str, NDArray[Any]]:
