@@ -555,7 +555,7 @@ def _family(part: _Part) -> Collection[str]:
         found = asdict(_build_manager(part).capabilities)
         return {name for name in ENV_CAPABILITIES if found.get(name) is True}
     if part.kind == "learner_hooks":
-        return {"args"} if part.target.Args is not None else ()
+        return {"args"}
     if part.kind == "samplers":
         from dingsdk.worker import replay_buffer as bases
 

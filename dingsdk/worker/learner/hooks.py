@@ -79,8 +79,8 @@ class LearnerHook(Hook):
 
     Args:
         position: When it runs; one of ``positions``.
-        ext_args: Options from the config. If the class declares a section ``Args``, they are
-            read as that section into ``self.args``.
+        ext_args: Options from the config, which are read into ``self.args`` as the section
+            ``Args`` of the class. A class without one has no options.
 
     Raises:
         HookError: ``position`` is unknown.
@@ -97,7 +97,7 @@ class LearnerHook(Hook):
     """
 
     positions: ClassVar[tuple[str, ...]] = ("before_run", "after_run", "before_iter", "after_iter")
-    Args: ClassVar[type[Section] | None] = None
+    Args: ClassVar[type[Section]] = Section
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class LearnerHook(Hook):
                 nearest=nearest_name(str(position), self.positions),
             )
         self.position = position
-        self.args: Any = self.Args and read_section(self.Args, ext_args or {}, "ext_args")
+        self.args: Any = read_section(self.Args, ext_args or {}, "ext_args")
 
     @abstractmethod
     def __call__(self, engine: BaseLearner) -> None:
@@ -465,8 +465,6 @@ class LogReduceHook(LearnerHook):
     are not changed. At world size 1 nothing happens. Works with any torch.distributed backend
     (DI-engine needs CUDA).
     """
-
-    Args = Section
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.world_size == 1:

@@ -175,6 +175,18 @@ class TestBuild:
 
         assert "hook.often" in caught.value.__notes__[0]
 
+    def test_options_of_a_hook_without_options_are_refused(self, manager):
+        class Silent(LearnerHook):
+            def __call__(self, engine):
+                pass
+
+        register_learner_hook("silent", Silent)
+        entry = {"type": "silent", "position": "after_iter"}
+
+        with pytest.raises(UnknownKeyError, match=r"ext_args.freq; Known here: none"):
+            build_learner_hook_by_cfg({"mine": {**entry, "ext_args": {"freq": 3}}})
+        assert build_learner_hook_by_cfg({"mine": {**entry, "ext_args": {}}})["after_iter"]
+
     @pytest.mark.parametrize("priority", [-1, "first", None, float("nan"), True])
     def test_a_bad_priority_is_refused(self, priority):
         entry = {"type": "save_ckpt", "position": "after_iter", "priority": priority}
