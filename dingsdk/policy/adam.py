@@ -145,16 +145,24 @@ class Adam:
             tensor.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments (not copied) and the number of steps."""
-        return {"step": self.updates, "exp_avg": self._first, "exp_avg_sq": self._second}
+        """Return the moments (not copied), the number of steps and the learning rate."""
+        rates = {"lr": self.learning_rate, "initial_lr": self._initial_rate}
+        return {
+            "step": self.updates,
+            "exp_avg": self._first,
+            "exp_avg_sq": self._second,
+            "param_groups": [rates],
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state from ``state_dict``.
+        """Restore a state from ``state_dict``; without a learning rate in it, that stays.
 
         Raises:
             SchemaMismatchError: its moments are for other parameters; nothing is changed.
         """
         self.check_state(state_dict, "optimizer")
+        for rates in state_dict.get("param_groups", ()):
+            self.learning_rate, self._initial_rate = rates["lr"], rates["initial_lr"]
         self.updates = int(state_dict["step"])
         self._updates.fill_(self.updates)
         self._first.copy_(as_tensor(state_dict["exp_avg"]))
@@ -163,4 +171,5 @@ class Adam:
     def check_state(self, state: Mapping[str, Any], where: str) -> None:
         """Check that a state fits this optimizer; errors as ``load_state_dict``."""
         shape = tuple(self.flat.shape)
-        check_shapes({"step": (), "exp_avg": shape, "exp_avg_sq": shape}, state, where)
+        moments = {key: value for key, value in state.items() if key != "param_groups"}
+        check_shapes({"step": (), "exp_avg": shape, "exp_avg_sq": shape}, moments, where)

@@ -468,9 +468,9 @@ def test_infos_are_merged_as_by_di_engine() -> None:
 
 def test_rank_that_stops_receiving_or_sending_is_lost() -> None:
     large = next(batches(1, size=1 << 16))  # more than the send buffer of the link
-    with linked_ranks(0.05) as (ranks, _):
-        with pytest.raises(WorkerCrashedError, match="rank 1 of the learner takes no message"):
-            ranks.learn_mode.forward(large)
+    text = "rank 1 of the learner takes no message"
+    with linked_ranks(0.05) as (ranks, _), pytest.raises(WorkerCrashedError, match=text):
+        ranks.learn_mode.forward(large)
     with linked_ranks(0.05) as (ranks, other):
         os.write(other.fileno(), struct.pack("!i", 4) + b"do")
         with pytest.raises(WorkerCrashedError, match="rank 1 of the learner did not answer in"):
