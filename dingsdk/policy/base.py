@@ -420,6 +420,20 @@ class BasePolicy(Configurable, ABC):
             env_ids=envs,
         )
 
+    def check_shapes(self, batch: Mapping[str, Any], **shapes: tuple[int, ...]) -> None:
+        """Raise an error if columns of a batch have other shapes, which torch might broadcast.
+
+        Args:
+            batch: The batch of ``learn``.
+            shapes: The whole shape of each column, by name.
+
+        Raises:
+            SchemaMismatchError: names the column and both shapes.
+        """
+        for key, shape in shapes.items():
+            if (found := tuple(batch[key].shape)) != shape:
+                raise mismatch(f"column {key!r} of the batch", key, list(shape), list(found))
+
     @property
     def learn_mode(self) -> LearnMode:
         """Functions for learners."""
@@ -443,7 +457,7 @@ class BasePolicy(Configurable, ABC):
             load_state_dict=self._load_model,
             forward_batch=self._acting("collect"),
             make_transitions=self._recorded if self.state_size else self.transitions,
-            make_samples=self.samples,
+            make_samples=self._samples,
             **self._common("collect"),
         )
 
@@ -516,13 +530,7 @@ class BasePolicy(Configurable, ABC):
             self._measure(batch)
             return found
         except KeyError as error:
-            raise SchemaMismatchError(
-                f"{type(self).__name__} trains on a column {error} that the batch does not have; "
-                f"it has {', '.join(sorted(batch))}",
-                key=str(error.args[0]),
-                expected=str(error.args[0]),
-                found=sorted(batch),
-            ) from error
+            raise self._missing(error, batch) from error
         except NonFiniteError as error:
             bad = [key for key, column in named_leaves(batch) if not _is_finite(column)]
             if not bad:
@@ -536,6 +544,21 @@ class BasePolicy(Configurable, ABC):
                 what = f"an update on {_length(batch)} samples (policy.learn.batch_size) does"
                 raise self._no_room(what, "policy.learn.batch_size", error) from error
             raise self._misfit("batch does", batch, error) from error
+
+    def _samples(self, columns: Mapping[str, Any], ends: NDArray[np.int64]) -> SampleBatch:
+        try:
+            return self.samples(dict(columns), ends)
+        except KeyError as error:
+            raise self._missing(error, columns) from error
+
+    def _missing(self, error: KeyError, columns: Mapping[str, Any]) -> SchemaMismatchError:
+        return SchemaMismatchError(
+            f"{type(self).__name__} trains on a column {error} that the batch does not have; it "
+            f"has {', '.join(sorted(columns))}",
+            key=str(error.args[0]),
+            expected=str(error.args[0]),
+            found=sorted(columns),
+        )
 
     def _no_room(self, what: str, path: str, error: Exception) -> ConfigError:
         if self._is_on_cpu:
@@ -666,7 +689,7 @@ class BasePolicy(Configurable, ABC):
         if not piece:
             return []
         columns = rows_to_columns([dict(row) for row in piece])
-        made = self.samples(columns, np.array([len(piece)]))
+        made = self._samples(columns, np.array([len(piece)]))
         # Rows of tensors, as in transitions of the dict form; they are views of the columns.
         tensors = made.tensors()
         return [part_of(tensors, row) for row in range(len(made))]

@@ -106,9 +106,11 @@ class ActionDistribution(nn.Module, ABC):
     Attributes:
         width: Number of outputs of the network.
         column: Name of the recorded column that ``evaluate`` takes.
+        shape: Shape of one row of that column; None is not checked.
     """
 
     width: int
+    shape: tuple[int, ...] | None = None
     column = "action"
 
     @abstractmethod
@@ -161,6 +163,7 @@ class Categorical(ActionDistribution):
         self.counts = list(counts)
         self.width = sum(counts)
         self._is_scalar = is_scalar
+        self.shape = () if is_scalar else (len(counts),)
 
     def draw(
         self, outputs: NDArray[np.float32], rng: np.random.Generator
@@ -201,6 +204,7 @@ class Gaussian(ActionDistribution):
     def __init__(self, box: ActionBox) -> None:
         super().__init__()
         self.width = box.size
+        self.shape = (box.size,)
         self._box = box
         self.log_std = nn.Parameter(torch.zeros(box.size))
 

@@ -279,6 +279,8 @@ class DQNPolicy(BasePolicy):
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite; the weights are kept.
         """
+        rows = (len(batch["action"]),)
+        self.check_shapes(batch, action=rows, reward=rows, discount=rows)
         learn, next_obs = self.section.learn, self.tensor(batch["next_obs"])
         next_values = self._target.forward(next_obs)
         greedy = self._acting_network.forward(next_obs) if learn.double else next_values

@@ -196,6 +196,10 @@ class PPOPolicy(BasePolicy):
         learn, column = self.section.learn, self._network.distribution.column
         names = ("obs", column, "log_prob", "value", "advantage", "return")
         trained = {name: batch[name] for name in names}
+        rows = (len(batch["advantage"]),)
+        self.check_shapes(batch, advantage=rows, log_prob=rows, value=rows)
+        if (shape := self._network.distribution.shape) is not None:
+            self.check_shapes(batch, **{column: (*rows, *shape)})
         sequences = None
         if isinstance(self._network, RecurrentActorCritic):
             is_first = batch["is_first"].clone()

@@ -285,6 +285,8 @@ class SACPolicy(BasePolicy):
         Raises:
             NonFiniteError: a loss or its gradient is NaN or infinite; that step was not taken.
         """
+        rows = len(batch["obs"])
+        self.check_shapes(batch, action=(rows, self._box.size), reward=(rows,), discount=(rows,))
         obs, next_obs = batch["obs"].float(), batch["next_obs"].float()
         action = (batch["action"].float() - self._center) / self._half_range
         alpha = self._temperature.log_alpha.detach().exp()

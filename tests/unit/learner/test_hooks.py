@@ -435,10 +435,8 @@ class TestLoad:
         assert step == 1
         for each in (first, second):
             each.train(batch)
-        is_same = torch.equal(
-            first.policy.state_dict()["model"]["weight"], found["model"]["weight"]
-        )
-        assert is_same is is_resumed
+        weights = [each.policy.state_dict()["model"]["weight"] for each in (first, second)]
+        assert torch.equal(*weights) is is_resumed
 
     def test_a_checkpoint_of_another_network_is_refused(self, make_learner, learn_mode, tmp_path):
         model = {"obs_shape": 7, "action_shape": 3}

@@ -228,6 +228,9 @@ def test_update_that_is_not_finite_is_refused_and_keeps_the_weights() -> None:
 def test_batch_without_a_needed_column_is_refused_by_name() -> None:
     policy = make()
     data = batch(policy)
+    action = data.columns["action"]
+    with pytest.raises(SchemaMismatchError, match=r"column 'action' .*expected \[8\]"):
+        policy.learn_mode.forward(data.with_columns(action=np.stack((action, action), 1)))
     del data.columns["advantage"]
 
     with pytest.raises(SchemaMismatchError, match="advantage"):
