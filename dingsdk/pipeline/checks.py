@@ -181,8 +181,8 @@ def _why_too_small(run: _Run, path: str, buffer: Mapping[str, Any]) -> str:
         window = max(window.get("start", 0), window.get("end", 0))
     if isinstance(window, int | float) and window < batch_size:
         return (
-            f"{path}.set_buffer_size is at most {window:g}, less than policy.{batch}: no batch could "
-            "ever be sampled; raise the first or lower the second"
+            f"{path}.set_buffer_size is at most {window:g}, less than policy.{batch}: no batch "
+            "could ever be sampled; raise the first or lower the second"
         )
     return ""
 

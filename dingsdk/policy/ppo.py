@@ -82,6 +82,10 @@ class PPOSection(PolicySection, frozen=True, kw_only=True):
     """Section ``policy`` of PPO.
 
     Attributes:
+        on_policy: Only true: PPO trains on what its newest policy collected.
+        priority: Only false: PPO trains on all samples of a collect, without a replay buffer. For
+            priorities choose an off-policy algorithm, such as ``dqn``.
+        nstep: Only 1: ``gae_lambda`` sets how far ahead rewards count.
         gae_lambda: Lambda of generalized advantage estimation: the weight of the next step's
             advantage.
     """

@@ -40,6 +40,8 @@ class SACModelSection(BoxModelSection, frozen=True, kw_only=True):
 
     Attributes:
         encoder_hidden_size_list: Widths of the hidden layers of the actor and of both critics.
+        normalize_obs: Only false: the networks of SAC do not normalise. The wrapper
+            ``normalize_obs`` of ``env.wrappers`` scales observations by statistics from a file.
     """
 
     encoder_hidden_size_list: list[Count] = msgspec.field(default_factory=lambda: [256, 256])

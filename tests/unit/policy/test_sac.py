@@ -432,6 +432,14 @@ def test_temperature_and_entropy_that_float32_cannot_hold_are_refused(learn: Any
         make(learn=learn)
 
 
+def test_refusal_of_normalize_obs_says_what_to_do_instead() -> None:
+    text = (
+        r"normalize_obs: expected false, found True .*do not normalise. The wrapper `normalize_obs`"
+    )
+    with pytest.raises(ConfigError, match=text):
+        make(model={**MODEL, "normalize_obs": True})
+
+
 @pytest.mark.parametrize("shape", ["Discrete(3)", [3, 4], {"arm": 3}])
 def test_observations_other_than_vectors_are_refused(shape: Any) -> None:
     with pytest.raises(ConfigError, match="takes vectors") as caught:
