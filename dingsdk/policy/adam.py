@@ -22,8 +22,9 @@ class Adam:
     no need to set them to zero.
 
     It uses the functional form, as creating the first ``torch.optim.Adam`` imports torch's
-    compiler, which adds 1.8 s to every worker's start. A step on 4,600 parameters takes 49 us, with
-    ``torch.optim.Adam`` 133 us (2026-11, CPU).
+    compiler, which adds 3 s of CPU time to the start of a learner. With ``torch.optim.Adam(fused=
+    True)`` over the same vector an update of DQN takes 12 % more time (7 % with 256-256 units), of
+    PPO 7 % (4 %); over the single parameters 40 % and 24 % (2026-11, CPU, torch 2.13).
 
     Args:
         module: Its parameters are moved into one vector; they must be on their device already.
