@@ -192,7 +192,8 @@ class Scaled(Flat):
     def forward(self, obs: Any) -> Tensor:
         # The mean is float64, so the difference is too: float32 would round large observations.
         scaled = (obs.flatten(1) - self.mean) * torch.rsqrt(self.var + 1e-8)
-        return scaled.clamp(-_LARGEST_SCALED, _LARGEST_SCALED).float()
+        found: Tensor = scaled.clamp(-_LARGEST_SCALED, _LARGEST_SCALED).float()
+        return found
 
     @torch.no_grad()
     def measure(self, obs: Any, average: Callable[[Tensor], None] | None = None) -> None:

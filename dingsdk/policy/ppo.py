@@ -200,10 +200,10 @@ class PPOPolicy(BasePolicy):
         learn, column = self.section.learn, self._network.distribution.column
         names = ("obs", column, "log_prob", "value", "advantage", "return")
         trained = {name: batch[name] for name in names}
-        rows = (len(batch["advantage"]),)
-        self.check_shapes(batch, advantage=rows, log_prob=rows, value=rows)
+        size = (len(batch["advantage"]),)
+        self.check_shapes(batch, advantage=size, log_prob=size, value=size)
         if (shape := self._network.distribution.shape) is not None:
-            self.check_shapes(batch, **{column: (*rows, *shape)})
+            self.check_shapes(batch, **{column: (*size, *shape)})
         sequences = None
         if isinstance(self._network, RecurrentActorCritic):
             is_first = batch["is_first"].clone()

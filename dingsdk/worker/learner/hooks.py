@@ -373,7 +373,7 @@ def _with_settings_of(own: Any, saved: Any) -> Any:
     if not (isinstance(own, Mapping) and isinstance(saved, Mapping)):
         return saved
     made = {key: _with_settings_of(own.get(key), value) for key, value in saved.items()}
-    groups = own.get("param_groups"), saved.get("param_groups")
+    groups: list[Any] = [own.get("param_groups"), saved.get("param_groups")]
     if all(isinstance(each, list) for each in groups) and len(groups[0]) == len(groups[1]):
         made["param_groups"] = [
             {**ours, **{key: theirs[key] for key in ("params",) if key in theirs}}
