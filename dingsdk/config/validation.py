@@ -244,7 +244,7 @@ class _Walk:
                 return self._parts(field.part, value, path)
             return self._part(field.part, value, field.default, path)
         if field.name in given:
-            return _checked(value, field, path)
+            return _checked(value, field, path, section)
         return field.default if field.make_default is None else field.make_default()
 
     def _parts(self, part: Part, given: Any, path: str) -> dict[str, Any]:
@@ -292,14 +292,18 @@ def _mapping(given: Any, path: str, expected: str) -> Mapping[str, Any]:
     return given
 
 
-def _checked(value: Any, field: Field, path: str) -> Any:
-    """Return a value converted to the type of its field."""
+def _checked(value: Any, field: Field, path: str, section: type[Section]) -> Any:
+    """Return a value converted to the type of its field in a section."""
     try:
         converted = msgspec.convert(_plain(value), field.type)
     except msgspec.ValidationError as error:
         try:
             converted = msgspec.convert(_plain(value, whole=True), field.type)
         except msgspec.ValidationError:
+            if len(choices := _choices(field.type)) == 1:
+                raise _only(
+                    path, choices[0], value, documentation_of(section)[field.name]
+                ) from None
             raise _not_valid(path, error, field, value) from None
     if _has_nan(converted):
         raise _wrong(path, "a number", value)
@@ -344,6 +348,13 @@ def _not_valid(
             words = (getattr(mark, "description", None) for mark in get_args(field.type)[1:])
             expected += f" of {next(filter(None, words), 'another form')}"
     return _wrong(path + inside.rstrip("`"), expected, value)
+
+
+def _only(path: str, choice: Any, value: Any, text: str) -> ConfigTypeError:
+    """Return the error for a key with one possible value; its documentation says why."""
+    word = str(choice).lower() if isinstance(choice, bool) else str(choice)
+    text = text.replace("``", "`")
+    return wrong_type(path, word, value, f". {text}" if text else "; leave it out")
 
 
 def _contradiction(message: str, fields: Iterable[str], path: str) -> ConfigError:

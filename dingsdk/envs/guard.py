@@ -330,15 +330,17 @@ def check_spaces(env: Any) -> None:
 def plain_reward(reward: Any, players: int) -> Any:
     """Return a reward, which may be an array of one element, as a float.
 
-    For several players: float32[players].
+    For several players: float32[players], from one number or array of one element a player.
     """
     if players > 1:
         with np.errstate(over="ignore"):
             rewards = np.asarray(reward, np.float32)
+        if rewards.shape == (players, 1):
+            rewards = rewards[:, 0]
         if rewards.shape != (players,) or not np.isfinite(rewards).all():
             raise _mismatch("reward", f"{players} finite numbers, one per player", repr(reward))
         return rewards
-    if isinstance(reward, np.ndarray) and reward.size == 1:
+    if getattr(reward, "size", None) == 1:
         reward = reward.item()
     try:
         plain = float(reward)

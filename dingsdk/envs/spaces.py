@@ -380,7 +380,7 @@ def _has_bounds(space: gym.spaces.Box) -> bool:
     """Whether the dtype of a Box holds values beyond its bounds."""
     if space.dtype.kind == "f":
         return bool(np.isfinite(space.low).any() or np.isfinite(space.high).any())
-    limits: Any = np.iinfo(space.dtype)  # type: ignore[type-var] # no float
+    limits: Any = np.iinfo(space.dtype)
     return bool((space.low != limits.min).any() or (space.high != limits.max).any())
 
 

@@ -24,6 +24,7 @@ from dingsdk.envs.spaces import ObservationSchema
 from dingsdk.errors import ConfigError, DingError, PluginNotInstalledError, listing
 from dingsdk.plugins.discovery import install_extra_command
 from dingsdk.policy import BasePolicy
+from dingsdk.policy.threads import own_settings
 from dingsdk.runtime.files import folder_error
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -72,7 +73,7 @@ def export_policy(policy: Any, observation_space: Any, path: str | Path) -> Path
             path="policy.cuda",
         )
     inputs = _inputs(observation_space, policy.state_size)
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, _quiet(), own_settings():
         made = Path(folder) / target.name
         _check(
             policy, inputs, _WRITERS[target.suffix](_Acting(policy).eval(), inputs, made), target

@@ -30,7 +30,7 @@ from dingsdk.errors import (
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, no_run_text, run_path
 from dingsdk.pipeline.user_objects import name_env, name_policy
 from dingsdk.policy import create_policy
-from dingsdk.policy.threads import in_one_thread
+from dingsdk.policy.threads import isolated
 from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint
 
 _STEMS = {"best": "ckpt_best", "latest": LATEST}
@@ -181,7 +181,7 @@ class SavedPolicy:
         self._actions = ActionChecker(self.action_space)
         self._state_size = getattr(self._policy, "state_size", 0)
         if self._state_size:
-            self._act = in_one_thread(self._policy.act)  # type: ignore[attr-defined]
+            self._act = isolated(self._policy.act)  # type: ignore[attr-defined]
         # Policies in the dict form get tensors in evaluations, in collection if this is set.
         collector = cfg.policy.get("collect", {}).get("collector", {})
         self._has_tensor_obs = bool(collector.get("transform_obs"))

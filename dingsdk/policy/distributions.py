@@ -55,28 +55,31 @@ class ActionBox:
         low, high = (
             self._read(key, getattr(model, key), is_finite) for key in ("action_low", "action_high")
         )
-        if not (low < high).all():
+        with np.errstate(over="ignore"):
+            self.low, self.high = low.astype(np.float32), high.astype(np.float32)
+        # A bound such as 0.1 in float64 lies between two numbers of float32.
+        np.nextafter(self.low, np.inf, out=self.low, where=self.low < low)
+        np.nextafter(self.high, -np.inf, out=self.high, where=self.high > high)
+        if not (self.low < self.high).all():
             raise ConfigError(
                 f"policy.model.action_low {model.action_low} is not below action_high "
-                f"{model.action_high} in each dimension",
+                f"{model.action_high} in each dimension, in float32; the wrapper RescaleAction "
+                "(env.wrappers) maps other bounds to the env's",
                 path="policy.model.action_low",
                 expected=model.action_high,
                 found=model.action_low,
             )
-        # A bound such as 0.1 in float64 lies between two numbers of float32.
-        self.low, self.high = low.astype(np.float32), high.astype(np.float32)
-        np.nextafter(self.low, np.inf, out=self.low, where=self.low < low)
-        np.nextafter(self.high, -np.inf, out=self.high, where=self.high > high)
 
     @property
     def center(self) -> NDArray[np.float32]:
         """float32[size], the middle of finite bounds."""
-        return (self.low + self.high) * np.float32(0.5)
+        return ((self.low + self.high.astype(np.float64)) / 2).astype(np.float32)
 
     @property
     def half_range(self) -> NDArray[np.float32]:
-        """float32[size], half of the distance between finite bounds."""
-        return (self.high - self.low) * np.float32(0.5)
+        """float32[size], half of the distance between finite bounds; above 0."""
+        found = ((self.high - self.low.astype(np.float64)) / 2).astype(np.float32)
+        return np.maximum(found, np.finfo(np.float32).smallest_subnormal)
 
     def clip(self, actions: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return actions, [n, size], with those out of bounds set to the nearest bound."""
@@ -103,9 +106,11 @@ class ActionDistribution(nn.Module, ABC):
     Attributes:
         width: Number of outputs of the network.
         column: Name of the recorded column that ``evaluate`` takes.
+        shape: Shape of one row of that column; None is not checked.
     """
 
     width: int
+    shape: tuple[int, ...] | None = None
     column = "action"
 
     @abstractmethod
@@ -173,6 +178,7 @@ class Categorical(ActionDistribution):
             )
         self.width = sum(counts)
         self._is_scalar = is_scalar
+        self.shape = () if is_scalar else (len(counts),)
 
     def draw(
         self, outputs: NDArray[np.float32], rng: np.random.Generator
@@ -215,6 +221,7 @@ class Gaussian(ActionDistribution):
     def __init__(self, box: ActionBox) -> None:
         super().__init__()
         self.width = box.size
+        self.shape = (box.size,)
         self._box = box
         self.log_std = nn.Parameter(torch.zeros(box.size))
 

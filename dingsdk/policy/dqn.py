@@ -14,7 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dingsdk.config import Count, Finite, Positive, read_section
+from dingsdk.config import Count, Finite, read_section
 from dingsdk.data import SampleBatch
 from dingsdk.data.action_mask import draw_legal, legal_actions
 from dingsdk.data.capture import Savable
@@ -24,6 +24,7 @@ from dingsdk.policy.networks import QNetwork, flatten_parameters, frozen
 from dingsdk.policy.returns import nstep_samples
 from dingsdk.policy.sections import (
     CollectSection,
+    Effective,
     EpsilonSchedule,
     LearnSection,
     ModelSection,
@@ -134,11 +135,11 @@ class DQNLearnSection(LearnSection, frozen=True, kw_only=True):
     update_per_collect: Count = 16
     learning_rate: Finite = 1e-3
     loss: Literal["huber", "mse"] = "huber"
-    huber_delta: Positive = 1.0
+    huber_delta: Effective = 1.0
     double: bool = True
-    grad_clip_norm: Positive | None = 10.0
+    grad_clip_norm: Effective | None = 10.0
     target_update_freq: Count = 100
-    target_theta: Annotated[float, Meta(gt=0, le=1)] | None = None
+    target_theta: Annotated[float, Meta(ge=1e-6, le=1)] | None = None
 
 
 class DQNCollectSection(CollectSection, frozen=True, kw_only=True):
@@ -281,6 +282,8 @@ class DQNPolicy(BasePolicy):
         Raises:
             NonFiniteError: the loss or its gradient is NaN or infinite; the weights are kept.
         """
+        rows = (len(batch["action"]),)
+        self.check_shapes(batch, action=rows, reward=rows, discount=rows)
         learn, next_obs = self.section.learn, self.tensor(batch["next_obs"])
         next_values = self._target.forward(next_obs)
         greedy = self._acting_network.forward(next_obs) if learn.double else next_values

@@ -9,12 +9,17 @@ import msgspec
 from msgspec import Meta
 
 from dingsdk.config import Count, Part, PartSection, Positive, Section, Share, SmallCount, preset
+from dingsdk.config.section import LARGEST_INT
 from dingsdk.errors import ConfigError
 from dingsdk.policy.spaces import Normalized, check_shape
 
 Shape = Count | str | Annotated[list[Count], Meta(min_length=1, max_length=4)] | dict[str, Any]
 """The shape of an observation, as ``make_encoder`` takes it."""
 # No pattern for the text: collecting garbage after one is read crashes (msgspec 0.22).
+Effective = Annotated[float, Meta(ge=1e-6)]
+"""A number that is not rounded away where it is added to 1, or multiplied, in float32."""
+Weight = Annotated[float, Meta(ge=0, le=LARGEST_INT)]
+"""A finite number, not below 0."""
 
 
 class ModelSection(Section, frozen=True, kw_only=True):

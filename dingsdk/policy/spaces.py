@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dingsdk.data.action_mask import ACTION_MASK
 from dingsdk.errors import ConfigError
 
@@ -54,7 +57,8 @@ def actions_of(space: Any) -> dict[str, Any]:
         start = {"action_start": space.start.tolist()} if space.start.any() else {}
         return {"action_space": "multi_discrete", "action_shape": space.nvec.tolist(), **start}
     is_box = isinstance(space, spaces.Box) and space.dtype.kind == "f"
-    if not is_box or not (space.low < space.high).all():
+    # In float32, as actions are computed: bounds such as 1e9 and 1e9 + 1 are equal there.
+    if not is_box or not (_float32(space.low) < _float32(space.high)).all():
         return {}
     return {
         "action_space": "continuous",
@@ -62,6 +66,11 @@ def actions_of(space: Any) -> dict[str, Any]:
         "action_low": space.low.astype(float).tolist(),
         "action_high": space.high.astype(float).tolist(),
     }
+
+
+def _float32(bounds: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return bounds.astype(np.float32)
 
 
 def obs_shape(policy: str, space: Any) -> Any:

@@ -419,7 +419,7 @@ def _family(part: _Part, made: Any) -> Collection[str]:
         found = asdict(made.capabilities)
         return {name for name in ENV_CAPABILITIES if found.get(name) is True}
     if part.kind == "learner_hooks":
-        return {"args"} if part.target.Args is not None else ()
+        return {"args"}
     if part.kind == "samplers":
         from dingsdk.worker import replay_buffer as bases
 

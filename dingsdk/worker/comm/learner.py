@@ -336,7 +336,8 @@ class BaseCommLearner(CommWorker):
         checkpoints = folder / "ckpt"
         left = int(cfg["train_iterations"])
         if task_info.get("resume") and can_resume(checkpoints):
-            cfg["hook"]["load_ckpt_before_run"] = str(checkpoints)
+            loading = {"load_path": str(checkpoints), "restores_settings": True}
+            cfg["hook"]["load_ckpt_before_run"] = {"priority": 20, "ext_args": loading}
             left -= load_checkpoint(checkpoints).iteration
             cfg["train_iterations"] = max(1, left)
         elif task_info.get("resume"):

@@ -20,7 +20,7 @@ from dingsdk.data.pytree import flatten
 from dingsdk.errors import ProtocolError
 from dingsdk.plugins.blame import error_text
 from dingsdk.policy import create_policy
-from dingsdk.policy.threads import in_one_thread
+from dingsdk.policy.threads import isolated
 from dingsdk.runtime import Connections, PrivateDir, create_secret, format_address
 from dingsdk.worker.comm.transport import PolicyStore
 from dingsdk.worker.inference.client import FOLDER, KIND, MAX_BYTES, SUFFIX, Act, Acted, NotActed
@@ -155,7 +155,7 @@ class InferenceServer:
             joined = _joined(group)
             obs, setting = joined.pop("obs"), {**group[0].setting, **joined}
             count = sum(each.rows for each in group)
-            output = in_one_thread(policy.act)(obs, range(count), explore=True, **setting)
+            output = isolated(policy.act)(obs, range(count), explore=True, **setting)
             ends = np.cumsum([each.rows for each in group])[:-1]
             parts: list[dict[str, Any]] = [{} for _ in group]
             for name, column in output.items():

@@ -79,8 +79,8 @@ class LearnerHook(Hook):
 
     Args:
         position: When it runs; one of ``positions``.
-        ext_args: Options from the config. If the class declares a section ``Args``, they are
-            read as that section into ``self.args``.
+        ext_args: Options from the config, which are read into ``self.args`` as the section
+            ``Args`` of the class. A class without one has no options.
 
     Raises:
         HookError: ``position`` is unknown.
@@ -97,7 +97,7 @@ class LearnerHook(Hook):
     """
 
     positions: ClassVar[tuple[str, ...]] = ("before_run", "after_run", "before_iter", "after_iter")
-    Args: ClassVar[type[Section] | None] = None
+    Args: ClassVar[type[Section]] = Section
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class LearnerHook(Hook):
                 nearest=nearest_name(str(position), self.positions),
             )
         self.position = position
-        self.args: Any = self.Args and read_section(self.Args, ext_args or {}, "ext_args")
+        self.args: Any = read_section(self.Args, ext_args or {}, "ext_args")
 
     @abstractmethod
     def __call__(self, engine: BaseLearner) -> None:
@@ -327,9 +327,12 @@ class _LoadArgs(Section, frozen=True, kw_only=True):
 
     Attributes:
         load_path: Path of a checkpoint; see ``load_checkpoint``; empty loads nothing.
+        restores_settings: Whether learning rates, weight decay and other settings of optimizers are
+            those in the checkpoint, as in a resumed run; else they are those of the config.
     """
 
     load_path: str
+    restores_settings: bool = False
 
 
 class PeriodArgs(Section, frozen=True, kw_only=True):
@@ -346,7 +349,8 @@ class LoadCkptHook(LearnerHook):
     """Loads the checkpoint ``load_path``, and continues its iteration and env step counts.
 
     A run begins at these counts: exploration, limits such as ``system.max_env_steps``, records and
-    curves continue from the checkpoint's.
+    curves continue from the checkpoint's. The moments of optimizers are loaded too; their settings,
+    such as the learning rate, are those of the run's config.
     """
 
     Args = _LoadArgs
@@ -357,7 +361,10 @@ class LoadCkptHook(LearnerHook):
             return
         checkpoint = load_checkpoint(self.args.load_path)
         try:
-            engine.policy.load_state_dict(checkpoint.state)
+            state: Any = checkpoint.state
+            if not self.args.restores_settings:
+                state = _with_settings_of(engine.policy.state_dict(), state)
+            engine.policy.load_state_dict(state)
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint {checkpoint.path} does not fit this policy: {error}. Use the "
@@ -367,6 +374,30 @@ class LoadCkptHook(LearnerHook):
         engine.last_iter.update(checkpoint.iteration)
         engine.collector_envstep = checkpoint.envstep
         engine.info(f"loaded checkpoint {checkpoint.path} of iteration {checkpoint.iteration}")
+
+
+def _with_settings_of(own: Any, saved: Any) -> Any:
+    """Return a saved policy state with the optimizer settings of another state.
+
+    These are all entries of the ``param_groups`` of optimizers, such as learning rate, weight decay
+    and betas, and the ``base_lrs`` of torch's schedulers. Moments and counts stay.
+
+    Args:
+        own: The state of a new policy, whose settings are those of its config.
+        saved: A state of the same form; not changed.
+    """
+    if not (isinstance(own, Mapping) and isinstance(saved, Mapping)):
+        return saved
+    made = {key: _with_settings_of(own.get(key), value) for key, value in saved.items()}
+    groups: list[Any] = [own.get("param_groups"), saved.get("param_groups")]
+    if all(isinstance(each, list) for each in groups) and len(groups[0]) == len(groups[1]):
+        made["param_groups"] = [
+            {**ours, **{key: theirs[key] for key in ("params",) if key in theirs}}
+            for ours, theirs in zip(*groups, strict=True)
+        ]
+    if "base_lrs" in own and "base_lrs" in saved:
+        made["base_lrs"] = own["base_lrs"]
+    return made
 
 
 def first_checkpoint(cfg: Mapping[str, Any]) -> Checkpoint | None:
@@ -481,8 +512,6 @@ class LogReduceHook(LearnerHook):
     are not changed. At world size 1 nothing happens. Works with any torch.distributed backend
     (DI-engine needs CUDA).
     """
-
-    Args = Section
 
     def __call__(self, engine: BaseLearner) -> None:
         if engine.world_size == 1:

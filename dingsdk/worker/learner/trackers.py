@@ -34,7 +34,7 @@ class Tracker(LearnerHook):
     """
 
     positions = ("after_iter",)
-    Args: ClassVar[type[Section] | None] = _Args
+    Args: ClassVar[type[Section]] = _Args
     _has_failed = False
 
     def __call__(self, engine: BaseLearner) -> None:

@@ -479,4 +479,5 @@ def test_rewards_of_two_players_are_two_finite_numbers(reward: Any) -> None:
     facts = caught.value.facts
     assert (facts["key"], facts["expected"]) == ("reward", "2 finite numbers, one per player")
     assert facts["found"] == repr(reward)
-    assert guard.plain_reward([1, 2], 2).tolist() == [1.0, 2.0]
+    for accepted in ([1, 2], [[1], [2]], [np.array([1.0]), np.array([2.0])]):
+        assert guard.plain_reward(accepted, 2).tolist() == [1.0, 2.0]

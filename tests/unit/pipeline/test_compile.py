@@ -892,6 +892,38 @@ def test_missing_collect_size_is_refused_in_parallel_mode(sets: list[str], path:
     compile_config(changed(*sets, "policy.collect.n_episode=8"), mode="parallel")
 
 
+BUFFER = "policy.other.replay_buffer"
+
+
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("sets", "path"),
+    [
+        ([f"{BUFFER}={{type: elastic, set_buffer_size: 63}}"], "set_buffer_size"),
+        (
+            [f"{BUFFER}={{type: elastic, set_buffer_size: {{start: 9, end: 63, steps: 100}}}}"],
+            "set_buffer_size",
+        ),
+        (["system.max_env_steps=5000", f"{BUFFER}.limiter.min_size=5001"], "limiter.min_size"),
+        (
+            [f"{BUFFER}.limiter={{type: push_sample_rate, sample_min_limit_ratio: 200}}"],
+            "limiter.sample_min_limit_ratio",
+        ),
+        (
+            [f"{BUFFER}={{type: advanced, thruput_controller: {{sample_min_limit_ratio: 200}}}}"],
+            "thruput_controller.sample_min_limit_ratio",
+        ),
+    ],
+)
+def test_buffer_that_can_never_give_a_batch_is_refused(
+    mode: Any, sets: list[str], path: str
+) -> None:
+    sets = ["policy.learn.batch_size=64", *sets]
+    with pytest.raises(ConfigError, match="could ever be sampled") as caught:
+        compile_config(changed(*sets), mode=mode)
+    assert caught.value.path == f"{BUFFER}.{path}"
+
+
 def test_limiter_may_wait_for_a_full_buffer() -> None:
     compile_config(changed("policy.other.replay_buffer.limiter.min_size=10000"))
 
