@@ -139,7 +139,8 @@ def load_policy(
         run: A run folder, or a checkpoint file in one.
         which: ``best``, ``latest``, the name of a checkpoint in the run folder, such as
             ``iteration_10``, or the path of any other. Only with a run folder; None means ``best``.
-        policy, env: What was passed to ``train``, if that was in another process.
+        policy, env: What was passed to ``train``, if that was in another process. Without ``env``,
+            only plugins and the modules in ``import_names`` are imported.
 
     Returns:
         The policy. It uses the CPU if the run used a GPU and this machine has none.
@@ -154,7 +155,7 @@ def load_policy(
         action, _ = policy.predict(obs)
     """
     folder, found = open_run(run, which)
-    return SavedPolicy(read_config(folder, policy, env), found, folder)
+    return SavedPolicy(read_config(folder, policy, env), found, folder, env is not None)
 
 
 class SavedPolicy:
@@ -167,7 +168,9 @@ class SavedPolicy:
         config: The run's config, as plain data.
     """
 
-    def __init__(self, config: Mapping[str, Any], found: Checkpoint, folder: Path) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], found: Checkpoint, folder: Path, has_env: bool = False
+    ) -> None:
         self.config, self.checkpoint, self.train_iter = config, found.path, found.iteration
         cfg = to_easydict(config)
         cfg.policy.cuda = bool(cfg.policy.get("cuda")) and torch.cuda.is_available()
@@ -177,7 +180,7 @@ class SavedPolicy:
             seed=derive_seed(cfg.get("seed", 0), "prediction"),
         )
         load_weights(self._policy.eval_mode, found, folder)
-        self.observation_space, self.action_space = self._spaces()
+        self.observation_space, self.action_space = self._spaces(folder, has_env)
         self._actions = ActionChecker(self.action_space)
         self._state_size = getattr(self._policy, "state_size", 0)
         if self._state_size:
@@ -272,12 +275,19 @@ class SavedPolicy:
             raise _misfit("state", f"float32{list(expected)}, or None", f"{np.shape(state)}")
         return np.asarray(state, np.float32).reshape(-1, size)
 
-    def _spaces(self) -> list[Any]:
+    def _spaces(self, folder: Path, has_env: bool) -> list[Any]:
         names = ("observation_space", "action_space")
         described = [self.config["env"].get(name) for name in names]
         if None not in described:
             paths = (f"env.{name}" for name in names)
             return [make_space(each, path) for each, path in zip(described, paths, strict=True)]
+        if not has_env:
+            missing = [f"env.{name}" for name in names if self.config["env"].get(name) is None]
+            raise ConfigError(
+                f"{folder / CONFIG_NAME} does not have {', '.join(missing)}, which only the env "
+                "can tell, and load_policy does not import the env of a run; pass env=",
+                path=missing[0],
+            )
         env = self.make_env()
         env.close()
         found, players = [getattr(env, name) for name in names], player_num(env)

@@ -342,8 +342,12 @@ def compile_run(
     seed: int | None = None,
     env: str | Callable[..., Any] | None = None,
     policy: type | None = None,
+    makes_env: bool = True,
 ) -> Any:
-    """Load and compile a config with the overrides of the command line; see ``train``."""
+    """Load and compile a config with the overrides of the command line; see ``train``.
+
+    For ``makes_env`` see ``compile_config``.
+    """
     if mode not in ("serial", "parallel"):
         raise ConfigError(f"mode is {mode!r}; known: parallel, serial", path="mode")
     if transport is not None and mode == "serial":
@@ -373,7 +377,7 @@ def compile_run(
         apply_set(user, assignment)
     if transport is not None:
         apply_set(user, f"system.transport.type={json.dumps(transport)}")
-    cfg = compile_config(user, seed=seed, mode=mode)
+    cfg = compile_config(user, seed=seed, mode=mode, makes_env=makes_env)
     path = f"policy.other.replay_buffer.{MULTI_BUFFER}"
     if cfg.policy.other.replay_buffer.get(MULTI_BUFFER):
         raise ConfigError(f"{path}: a run trains from one replay buffer; name one type", path=path)

@@ -114,10 +114,12 @@ class Snapshot:
         modules: (module, owner) of the plugins to load again, in order.
         entries: (kind, type key, owner, ``module:qualname``) of all registered types that are
             not built in and that another process can import.
+        given: ``module:name`` of the envs that a program gave as classes or functions.
     """
 
     modules: tuple[tuple[str, str], ...]
     entries: tuple[tuple[str, str, str, str], ...]
+    given: tuple[str, ...] = ()
 
 
 def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
@@ -141,7 +143,7 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
         for kind, key, entry in added_entries(manager)
         if (place := entry.place or _importable_place(entry.target)) is not None
     ]
-    return Snapshot(tuple(modules), tuple(entries))
+    return Snapshot(tuple(modules), tuple(entries), tuple(sorted(manager.given)))
 
 
 def _importable_place(target: object) -> str | None:
