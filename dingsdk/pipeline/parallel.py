@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dingsdk.config import deep_merge_dicts, save_config, to_easydict
+from dingsdk.config import deep_merge_dicts, to_easydict
 from dingsdk.errors import (
     CheckpointError,
     ConfigError,
@@ -31,7 +31,7 @@ from dingsdk.pipeline.context import (
 )
 from dingsdk.pipeline.parallel_results import ParallelResults, write_paces
 from dingsdk.pipeline.resume import JournaledRun
-from dingsdk.pipeline.run_folder import CONFIG_NAME, JOURNAL_FOLDER
+from dingsdk.pipeline.run_folder import JOURNAL_FOLDER, run_id, write_config
 from dingsdk.pipeline.worker import (
     ThreadWorkers,
     WorkerGroup,
@@ -145,7 +145,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             if isinstance(context.resumed, JournaledRun):
                 evaluations = [Evaluation(**each) for each in coordinator.evaluations]
                 context.recorder.resume(evaluations, coordinator.elapsed_s)
-                save_config(context.cfg, context.run_dir / CONFIG_NAME)
+                write_config(context.run_dir, context.cfg)
             context.has_begun = True
             if context.on_address is not None:
                 context.on_address(address, transport.joining_note())
@@ -239,7 +239,8 @@ def open_journal(context: RunContext, stack: ExitStack) -> Journal | None:
             path=str(path),
         ) from error
     fsync = context.cfg.system.journal.fsync
-    return Journal(stack.enter_context(Folder(path)), fsync=fsync)
+    own = stack.enter_context(Folder(path))
+    return Journal(own, run=run_id(context.run_dir), fsync=fsync)
 
 
 def _make_workers(

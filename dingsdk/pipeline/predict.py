@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from dingsdk.config import load_config, to_easydict
+from dingsdk.config import to_easydict
 from dingsdk.data.pytree import map_leaves, to_tensor
 from dingsdk.data.seeding import derive_seed
 from dingsdk.envs import EnvFn
@@ -27,10 +27,12 @@ from dingsdk.errors import (
     SchemaMismatchError,
     listing,
 )
+from dingsdk.pipeline import run_folder
 from dingsdk.pipeline.run_folder import CHECKPOINT_FOLDER, CONFIG_NAME, no_run_text, run_path
 from dingsdk.pipeline.user_objects import name_env, name_policy
 from dingsdk.policy import create_policy
 from dingsdk.policy.threads import in_one_thread
+from dingsdk.runtime.files import guarded
 from dingsdk.worker.learner.checkpoint import LATEST, SUFFIX, Checkpoint, load_checkpoint
 
 _STEMS = {"best": "ckpt_best", "latest": LATEST}
@@ -50,7 +52,8 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
         which = which or "best"
         asked = Path(which)
         if which in _STEMS or (asked.name == which and not asked.exists()):
-            return given, _load_by_name(given, which)
+            with guarded(given):
+                return given, _load_by_name(given, which)
         return given, load_checkpoint(asked)
     if not given.is_file():
         given = Path(f"{given}{SUFFIX}")
@@ -62,10 +65,11 @@ def open_run(run: str | os.PathLike[str], which: str | None = None) -> tuple[Pat
             "leave the choice out",
             path="checkpoint",
         )
-    found = load_checkpoint(given)
     for folder in (given.parent, given.parent.parent):
         if (folder / CONFIG_NAME).is_file():
-            return folder, found
+            with guarded(folder):
+                return folder, load_checkpoint(given)
+    load_checkpoint(given)
     raise CheckpointMissingError(
         f"{given} has no {CONFIG_NAME} beside it or in the folder above, so its policy is "
         f"unknown; put the run's {CONFIG_NAME} beside the checkpoint",
@@ -108,7 +112,7 @@ def read_config(
         ConfigError: the file is damaged, or names another policy than the class.
         ConfigTypeError: ``env`` cannot be an env.
     """
-    config = load_config(folder / CONFIG_NAME)
+    config = run_folder.read_config(folder)
     for name in ("env", "policy"):
         if not isinstance(config.get(name), dict):
             raise ConfigError(f"{folder / CONFIG_NAME} has no section {name}", path=name)

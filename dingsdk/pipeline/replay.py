@@ -17,9 +17,10 @@ from dingsdk.data.pytree import different_leaves, flatten, map_leaves
 from dingsdk.errors import CheckpointMissingError
 from dingsdk.pipeline.context import RunContext
 from dingsdk.pipeline.parallel import SCHEDULE_NAME
-from dingsdk.pipeline.run_folder import CONFIG_NAME, no_run_text, run_path
+from dingsdk.pipeline.run_folder import no_run_text, read_config, run_path
 from dingsdk.pipeline.train import compile_run, run_pipeline
 from dingsdk.pipeline.user_objects import callbacks_registered
+from dingsdk.runtime.files import guarded
 from dingsdk.worker.learner.checkpoint import load_checkpoint
 
 
@@ -71,12 +72,13 @@ def replay(
             "--set system.record_schedule=true writes one, and not if it is killed",
             path=str(schedule),
         )
-    final = load_checkpoint(folder / "ckpt")
+    with guarded(folder):
+        final = load_checkpoint(folder / "ckpt")
     if final.iteration == 0:
         raise CheckpointMissingError(
             f"{folder} was not trained: nothing to compare", path=str(folder)
         )
-    cfg = compile_run(str(folder / CONFIG_NAME), "parallel")
+    cfg = compile_run(read_config(folder), "parallel")
     with tempfile.TemporaryDirectory(prefix="dingsdk-replay-") as own:
         context = RunContext(cfg=cfg, run_dir=Path(own) / "run", replays=schedule)
         context.run_dir.mkdir()

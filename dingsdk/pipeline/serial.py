@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from easydict import EasyDict
 
-from dingsdk.config import save_config, to_easydict
+from dingsdk.config import to_easydict
 from dingsdk.data import SampleBatch
 from dingsdk.data.columns import leaves
 from dingsdk.data.seeding import derive_seed, player_seed, seeds_recorded
@@ -24,7 +24,7 @@ from dingsdk.envs.base import EnvManager
 from dingsdk.errors import DingError
 from dingsdk.pipeline.context import Reason, RunContext, RunResult, RunStatus
 from dingsdk.pipeline.resume import RunSaver, Save
-from dingsdk.pipeline.run_folder import CONFIG_NAME, SEEDS_NAME
+from dingsdk.pipeline.run_folder import SEEDS_NAME, write_config
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.blame import part_of
 from dingsdk.policy import Policy, create_policy
@@ -155,7 +155,7 @@ def serial_pipeline(context: RunContext) -> RunResult:
         context.loaded = PlayerProgress(team.train_iter, team.env_steps)
         if isinstance(context.resumed, Save):
             saver.resume(context.resumed)
-            save_config(context.cfg, context.run_dir / CONFIG_NAME)
+            write_config(context.run_dir, context.cfg)
         for line in saver.inexact:
             _log.warning("if this run is resumed, %s", line)
         context.has_begun = True

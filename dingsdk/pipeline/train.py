@@ -11,14 +11,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dingsdk.config import apply_set, deep_merge_dicts, load_config, save_config
+from dingsdk.config import apply_set, deep_merge_dicts, load_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import check_bounds
 from dingsdk.errors import ConfigError, DingError, RunFolderError, wrong_type
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
 from dingsdk.pipeline.run_folder import (
-    CONFIG_NAME,
     CURVE_NAME,
     claim_run_folder,
     discard_run,
@@ -26,7 +25,9 @@ from dingsdk.pipeline.run_folder import (
     held,
     make_run_folder,
     private_files,
+    run_id,
     run_path,
+    write_config,
     write_curve,
     write_result,
 )
@@ -247,7 +248,8 @@ def run_pipeline(
         if cfg.system.replay.address and context.on_address is None:
             _greet_replay_server(cfg.system.replay)
         if context.resumed is None:
-            save_config(cfg, context.run_dir / CONFIG_NAME)
+            run_id(context.run_dir)
+            write_config(context.run_dir, cfg)
         default_manager().configure(cfg)
         stack.callback(default_manager().unconfigure)
         _warn_of_short_pieces(cfg)

@@ -23,6 +23,7 @@ from dingsdk.pipeline.memory_watch import MemoryWatch
 from dingsdk.pipeline.run_folder import private_files
 from dingsdk.plugins import default_manager
 from dingsdk.policy.threads import torch_threads
+from dingsdk.runtime.files import guarded
 from dingsdk.worker.comm.slave import Slave
 from dingsdk.worker.comm.transport import Place, Transport
 from dingsdk.worker.coordinator.roles import create_role, create_roles
@@ -148,7 +149,7 @@ def run_worker(
     """
     manager = default_manager()
     manager.configure(cfg)
-    with private_files(), ExitStack() as stack:
+    with private_files(), guarded(run_dir), ExitStack() as stack:
         stack.callback(manager.unconfigure)
         stack.enter_context(torch_threads(cfg.system.torch_threads))
         if place is not None and place.rank > 0:

@@ -8,10 +8,11 @@ import io
 import json
 import logging
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
 from dingsdk.config import Count, Section
 from dingsdk.errors import HookError
@@ -158,7 +159,7 @@ class CsvHook(_FileTracker):
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         path, row = self._begin(engine), self._row(engine, values)
         if self._file is None and path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
+            with _opened(path) as file:
                 self._columns = next(csv.reader(file), [])
         new = [name for name in row if name not in self._columns]
         if new:
@@ -174,10 +175,14 @@ class CsvHook(_FileTracker):
         self._columns = [*self._columns, *names]
         rows: list[dict[str, Any]] = []
         if path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
+            with _opened(path) as file:
                 rows = list(csv.DictReader(file))
         with Folder(path.parent) as folder:
             folder.write_atomic(path.name, [_csv(rows, self._columns, header=True).encode()])
+
+
+def _opened(path: Path) -> IO[str]:
+    return open(path, encoding="utf-8", newline="", opener=open_private)
 
 
 def _csv(rows: list[dict[str, Any]], columns: Sequence[str], *, header: bool) -> str:
@@ -241,7 +246,11 @@ class MlflowHook(Tracker):
 
     def _start(self, engine: BaseLearner) -> None:
         folder = _log_folder(engine)
-        uri = self.args.tracking_uri or f"sqlite:///{folder}/mlflow.db"
+        uri = self.args.tracking_uri
+        if not uri:
+            file = folder / "mlflow.db"
+            os.close(open_private(file, os.O_RDWR | os.O_CREAT))  # SQLite would follow a link
+            uri = f"sqlite:///{file}"
         client = self._mlflow.MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(self.args.experiment)
         own = found.experiment_id if found else client.create_experiment(self.args.experiment)

@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 
 from dingsdk.errors import CheckpointCorruptError
+from dingsdk.runtime.files import open_private
 
 _HEADER = b"dingsdk-schedule 1\n"
 _NEW = 0
@@ -21,7 +22,7 @@ class ScheduleWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = open(path, "wb", opener=open_private)  # noqa: SIM115
         self._file.write(_HEADER)
         self._zip = zlib.compressobj(6)
         self._pending = bytearray()
@@ -58,7 +59,8 @@ def read_schedule(path: Path) -> list[tuple[str, int, int]]:
     Raises:
         CheckpointCorruptError: the file is cut off, damaged or not a schedule.
     """
-    content = path.read_bytes()
+    with open(path, "rb", opener=open_private) as file:
+        content = file.read()
     events: list[tuple[str, int, int]] = []
     try:
         if not content.startswith(_HEADER):

@@ -251,7 +251,10 @@ def test_links_and_files_are_refused_as_folders(tmp_path: Path, folder: PrivateD
         with pytest.raises(RunFolderError):
             PrivateDir(path)
     for kind in (PrivateDir, Folder):
-        with kind(folder.path) as opened, pytest.raises(RunFolderError, match=r"open .*link"):
+        with (
+            kind(folder.path) as opened,
+            pytest.raises(RunFolderError, match="symbolic link"),
+        ):
             opened.sub("link")
         with pytest.raises(RunFolderError):
             kind(tmp_path / "absent", create=False)
