@@ -59,9 +59,6 @@ from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.learner.hooks import first_checkpoint
 from dingsdk.worker.replay_buffer.config import is_limited
 from dingsdk.worker.replay_server.client import FOLDER as REPLAY_FOLDER
-from dingsdk.worker.run_logger import (
-    TensorboardLogger,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +152,7 @@ def parallel_pipeline(context: RunContext) -> RunResult:
             while not (replayed.wait(POLL_S) or context.stop.is_set()):
                 workers.poll()
             replayed.set()  # the record has no turns for a run that ends here
-        reason = _watch(context, coordinator, workers, tb_logger)
+        reason = _watch(context, coordinator, workers, results)
         if reason == "limit":
             reason = _train_out(context, coordinator, workers)
         fill = coordinator.status().buffer_count
@@ -166,6 +163,8 @@ def parallel_pipeline(context: RunContext) -> RunResult:
         context.status = with_fill  # the buffer is closed before the last evaluation
         if reason in ("limit", "stopped"):
             reason = _finish_evaluations(context, coordinator, workers, reason)
+        while not (results.save_best() or context.stop.wait(POLL_S)):
+            workers.poll()
         ended_by.append(reason)
         if cfg.system.validate_state:
             coordinator.validate_state()
@@ -316,13 +315,15 @@ def _watch(
     context: RunContext,
     coordinator: Coordinator,
     workers: WorkerGroup,
-    tb_logger: TensorboardLogger,
+    results: ParallelResults,
 ) -> Reason:
     """Wait for the end of the run; return its reason."""
+    tb_logger = results.tb_logger()
     paces_at = time.monotonic()
     while not coordinator.wait(POLL_S):
         if context.stop.is_set():
             return "interrupted"
+        results.save_best()
         status = coordinator.status()
         if time.monotonic() - paces_at >= PACES_S:
             paces_at = time.monotonic()

@@ -32,7 +32,7 @@ import platform
 import stat
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -321,16 +321,20 @@ def find_checkpoints(run_dir: Path) -> dict[str, Path]:
 
 
 def write_result(
-    run_dir: Path, result: RunResult, seed: int, error: str | None = None
+    run_dir: Path,
+    result: RunResult,
+    seed: int,
+    error: str | None = None,
+    patience: Callable[[Callable[[], object]], object] = lambda write: write(),
 ) -> dict[str, Any]:
-    """Write ``result.json`` in one atomic step and return its content."""
+    """Write ``result.json`` in one atomic step, called by ``patience``; return its content."""
     written = result_record(run_dir, result, seed, error)
     for name, value in ask().result_fields(run_dir=run_dir, result=written).items():
         try:
             written[name] = finite(msgspec.to_builtins(value, str_keys=True))
         except TypeError as error:
             _log.error("the field %r of a plugin is left out of %s: %s", name, RESULT_NAME, error)
-    atomic_write_json(run_dir / RESULT_NAME, written)
+    patience(lambda: atomic_write_json(run_dir / RESULT_NAME, written))
     return written
 
 

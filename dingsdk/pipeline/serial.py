@@ -371,6 +371,7 @@ def _build_player(context: RunContext, cfg: Any, player: str | None, stack: Exit
     learner = create_learner(
         policy_cfg.learn.learner, policy=learn_mode, tb_logger=tb_logger, exp_name=exp_name
     )
+    learner.patience = context.patience()
     stack.callback(_close, context, "policy.learn.learner", learner.close)
     for hook in context.learner_hooks:
         learner.register_hook(hook)

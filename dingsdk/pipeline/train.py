@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dingsdk.config import apply_set, deep_merge_dicts, load_config
 from dingsdk.config.files import check_sets
 from dingsdk.config.plain import check_bounds
-from dingsdk.errors import ConfigError, DingError, RunFolderError, wrong_type
+from dingsdk.errors import ConfigError, DingError, RunFolderError, StorageFullError, wrong_type
 from dingsdk.pipeline.context import Mode, RunContext, RunRecorder, RunResult
 from dingsdk.pipeline.progress import Progress
 from dingsdk.pipeline.run_folder import (
@@ -35,6 +35,7 @@ from dingsdk.pipeline.signals import StopOnSignal, to_stderr
 from dingsdk.pipeline.status_file import StatusFile
 from dingsdk.plugins import default_manager, observe
 from dingsdk.plugins.blame import error_text
+from dingsdk.runtime.files import Patience
 from dingsdk.runtime.spawn import leave_if_importing, spawn_context
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ def run_pipeline(
             signals.doing = "the run is over, and its results are being written"
             status_file.reason = result.reason
             if context.has_begun or context.resumed is None:
-                records.append(_write(context, result, None))
+                records.append(_write(context, result, None, context.patience()))
             else:
                 _log.warning("the run was not resumed yet; its files have not changed")
             return result
@@ -460,7 +461,9 @@ def _discard_unless_begun(context: RunContext) -> None:
 def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> None:
     result = context.finish("error", mode)
     try:
-        record = _write(context, result, error_text(error))
+        has_waited = isinstance(error, StorageFullError)
+        patience = Patience(0.0, context.stop.wait) if has_waited else context.patience()
+        record = _write(context, result, error_text(error), patience)
     except DingError as second:
         # Report the first error.
         error.add_note(f"the run folder lacks its result: {second}")
@@ -468,12 +471,15 @@ def _finish_failed(context: RunContext, mode: Mode, error: BaseException) -> Non
         observe().run_finished(run_dir=context.run_dir, result=record)
 
 
-def _write(context: RunContext, result: RunResult, error: str | None) -> Mapping[str, Any]:
+def _write(
+    context: RunContext, result: RunResult, error: str | None, patience: Patience
+) -> Mapping[str, Any]:
     """Write ``result.json`` and the curve; return the former's content."""
     cfg, run_dir = context.cfg, context.run_dir
-    record = write_result(run_dir, result, seed=cfg.seed, error=error)
+    record = write_result(run_dir, result, cfg.seed, error, patience)
     title = f"{cfg.policy.type} on {cfg.env.env_id}, {result.mode}, seed {cfg.seed}"
-    write_curve(run_dir / CURVE_NAME, result.evaluations, cfg.env.stop_value, title)
+    curve = run_dir / CURVE_NAME
+    patience(lambda: write_curve(curve, result.evaluations, cfg.env.stop_value, title))
     return record
 
 

@@ -160,6 +160,7 @@ def run_worker(
         made_role = create_role(role, cfg)
         worker: Any = made_role.create_worker(transport, worker_id)
         worker.rejoin_s = cfg.system.rejoin_s
+        worker.storage_timeout_s = cfg.system.coordinator.storage_timeout_s
         if place is not None:
             worker.remote_ranks = stack.enter_context(closing(RemoteRanks(place)))
         stack.callback(worker.close)
@@ -221,6 +222,7 @@ class ThreadWorkers(WorkerGroup):
     def start(self, address: str) -> None:
         for role, worker_id in worker_ids(self._cfg):
             worker = create_role(role, self._cfg).create_worker(self._transport, worker_id)
+            worker.storage_timeout_s = self._cfg.system.coordinator.storage_timeout_s
             self._workers.append(worker)
             worker.start(address)
 

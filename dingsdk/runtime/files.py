@@ -20,12 +20,14 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import mmap
 import os
 import re
 import secrets
 import stat
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -83,6 +85,9 @@ _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISREG, "a regular file"),
 )
+ROOM_PAUSE_S = 1.0
+"""Pause before a write is tried again for which the disk had no room."""
+_log = logging.getLogger(__name__)
 _guards: Counter[Path] = Counter()
 """The run folders of this process, with their numbers of ``guarded`` blocks."""
 _guards_lock = threading.Lock()
@@ -290,7 +295,7 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
     The folder must exist. A symbolic link at ``path`` is replaced, never followed.
 
     Raises:
-        RunFolderError: the file cannot be written, for any reason.
+        RunFolderError, StorageFullError: the file cannot be written.
         TypeError, ValueError: the value has no JSON form (NaN and infinities have none).
     """
     target = Path(path)
@@ -302,7 +307,7 @@ def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise folder_error("write", target, error) from error
+        raise file_error("write", target, error) from error
 
 
 class Folder(Closing):
@@ -753,6 +758,64 @@ def keep_lines(path: Path, is_kept: Callable[[str], bool]) -> None:
     if len(kept) < len(lines):
         with Folder(path.parent) as folder:
             folder.write_atomic(path.name, ["".join(kept).encode("utf-8", "surrogateescape")])
+
+
+class Patience:
+    """Repeats a write that a run cannot do without while the disk is full. Not thread-safe.
+
+    Args:
+        limit_s: How long to wait for room (``system.coordinator.storage_timeout_s``).
+        pause: Waits for some seconds; returns True if the run has to stop and nothing may wait.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        pause: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit_s, self._pause, self._clock = limit_s, pause, clock
+        self._since: float | None = None
+        self._try_at = 0.0
+
+    def __call__(self, write: Callable[[], object]) -> None:
+        """Write, and wait for room if needed.
+
+        Raises:
+            StorageFullError: there was no room for too long, or the run has to stop.
+        """
+        while not self.attempt(write):
+            if self._pause(ROOM_PAUSE_S):
+                write()
+                return
+
+    def attempt(self, write: Callable[[], object]) -> bool:
+        """Write, at most once a second after a failure; return whether it is written.
+
+        Raises:
+            StorageFullError: there was no room for too long.
+        """
+        now = self._clock()
+        if self._since is not None and now < self._try_at:
+            return False
+        try:
+            write()
+        except StorageFullError as error:
+            since = self._since = now if self._since is None else self._since
+            self._try_at = now + ROOM_PAUSE_S
+            if now - since >= self._limit_s:
+                raise StorageFullError(
+                    f"{error}; there was no room for {now - since:.0f} s "
+                    "(system.coordinator.storage_timeout_s)",
+                    **error.facts,
+                ) from error
+            if now == since:
+                _log.warning("the run waits for up to %.0f s: %s", self._limit_s, error)
+            return False
+        if self._since is not None:
+            _log.warning("there is room again, after %.1f s", now - self._since)
+            self._since = None
+        return True
 
 
 def close_reader(descriptor: int) -> None:
