@@ -221,7 +221,7 @@ class ThreadWorkers(WorkerGroup):
 
     def start(self, address: str) -> None:
         for role, worker_id in worker_ids(self._cfg):
-            worker = create_role(role, self._cfg).create_worker(self._transport, worker_id)
+            worker: Any = create_role(role, self._cfg).create_worker(self._transport, worker_id)
             worker.storage_timeout_s = self._cfg.system.coordinator.storage_timeout_s
             self._workers.append(worker)
             worker.start(address)
