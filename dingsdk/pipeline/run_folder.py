@@ -218,12 +218,15 @@ def check_run_folder(folder: Path) -> None:
     check_text(folder)
     check_owner(folder, folder.stat())
     # The folders first: no file in a linked folder is looked at.
-    for names, is_right in ((_FOLDERS, stat.S_ISDIR), (_FILES, stat.S_ISREG)):
+    for names, is_right, wanted in (
+        (_FOLDERS, stat.S_ISDIR, "a folder"),
+        (_FILES, stat.S_ISREG, "a regular file"),
+    ):
         for path in (folder / name for name in names):
             with contextlib.suppress(FileNotFoundError):
                 mode = path.lstat().st_mode
                 if not is_right(mode):
-                    refuse_kind(path, mode)
+                    refuse_kind(path, mode, wanted)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

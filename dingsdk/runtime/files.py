@@ -120,12 +120,12 @@ def guarded(run_dir: str | os.PathLike[str]) -> Iterator[None]:
                 del _guards[place]
 
 
-def refuse_kind(path: Path, mode: int) -> NoReturn:
+def refuse_kind(path: Path, mode: int, wanted: str = "a regular file") -> NoReturn:
     """Raise RunFolderError because a path is not of the kind (folder or file) that it should be."""
     kind = next((text for is_kind, text in _KINDS if is_kind(mode)), "a device")
     raise RunFolderError(
-        f"{path} is refused: it is {kind}, and a run opens only folders and regular files in its "
-        "folder, without following links; replace it",
+        f"{path} is refused: it is {kind}, not {wanted}, and links in a run folder are not "
+        "followed; replace it",
         path=str(path),
         reason=kind,
     )
@@ -170,7 +170,8 @@ def _open_at(parent: int | None, name: str, path: Path, create: bool, flags: int
                 os.mkdir(name, 0o700, dir_fd=parent)
         except NotADirectoryError:
             if parent is not None:
-                refuse_kind(path, os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+                mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+                refuse_kind(path, mode, "a folder")
             raise
     raise AssertionError
 
