@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> Non
     atomic_write_json(target, "old")
     with (
         failing_calls(("writev",), 1, errno.ENOSPC),
-        pytest.raises(RunFolderError, match="disk space") as caught,
+        pytest.raises(StorageFullError, match="disk space") as caught,
     ):
         atomic_write_json(target, "new")
     assert caught.value.path == str(target)
