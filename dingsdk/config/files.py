@@ -156,13 +156,20 @@ def load_config(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise ValueError(f"a config of {size:,} bytes; at most {MAX_BYTES:,} are read")
-        text = path.read_text(encoding="utf-8")
-        if suffix == ".json":
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
+    return parse_config(content, path)
+
+
+def parse_config(content: bytes, path: Path) -> dict[str, Any]:
+    """Return the content of a ``.yaml``, ``.yml`` or ``.json`` file; errors as ``load_config``."""
+    try:
+        text = content.decode()
+        if path.suffix.lower() == ".json":
             loaded = json.loads(text, object_pairs_hook=_unique_pairs)
         else:
             loaded = yaml.load(text, Loader)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error}", path=str(path)) from error
     except (RecursionError, ValueError, yaml.YAMLError) as error:
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         if isinstance(error, RecursionError):

@@ -64,6 +64,7 @@ def compile_config(
     *,
     system_cfg: Mapping[str, Any] | None = None,
     mode: Literal["serial", "parallel", "eval"] = "serial",
+    makes_env: bool = True,
 ) -> EasyDict:
     """Merge a config with the defaults of the classes that it selects, and check all of it.
 
@@ -87,6 +88,8 @@ def compile_config(
         system_cfg: DI-engine's system config.
         mode: In mode ``serial``, the plugin of the transport need not be installed. In mode
             ``eval``, which plays with a trained policy, plugins for training need not be.
+        makes_env: False imports plugins and ``import_names`` only; the values that are read from
+            the env stay None, and what depends on them is not checked.
 
     Raises:
         UnknownKeyError: a key that nothing reads.
@@ -141,9 +144,10 @@ def compile_config(
             compiled["policy"]["traj_len_inf"] = True
         check_run(compiled, found, mode)
         names = add_columns(compiled, found)
-    try_env(compiled, found, mode)
-    if names:
-        check_columns(compiled, found, names, mode)
+    if makes_env:
+        try_env(compiled, found, mode)
+        if names:
+            check_columns(compiled, found, names, mode)
     result = to_easydict(compiled)
     if mode != "eval":
         _check_importable(result, found, mode)

@@ -20,6 +20,7 @@ from dingsdk.pipeline.worker import WorkerGroup
 from dingsdk.pipeline.worker_process import HANDLED, crashes_recorded, leave
 from dingsdk.plugins import Snapshot
 from dingsdk.plugins.blame import encodable, error_text, raised_in, traceback_text
+from dingsdk.runtime.files import guarded
 
 if TYPE_CHECKING:
     from dingsdk.worker.comm.master import Master
@@ -216,7 +217,7 @@ def _run(spec: CoordinatorSpec, link: Connection) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     threading.Thread(target=parent.obey, name="parent-watch", daemon=True).start()
     try:
-        with crashes_recorded(spec.crash_file):
+        with guarded(spec.run_dir), crashes_recorded(spec.crash_file):
             _coordinate(spec, parent)
     except BaseException as error:
         parent.send(_failed(error))

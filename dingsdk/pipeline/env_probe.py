@@ -152,7 +152,7 @@ def _warn_of_statistics(made: Any) -> None:
 
 
 def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> None:
-    """Make one env, check the config against it, and close it.
+    """Make one env, check the config against it, and close it; check what an evaluator imports.
 
     Sets the spaces of the env and the None values of ``policy.model`` in ``compiled``, and checks
     whether a full replay buffer of its observations fits into memory.
@@ -168,6 +168,9 @@ def try_env(compiled: dict[str, Any], classes: Mapping[str, Any], mode: str) -> 
     from dingsdk.envs.space_description import describe_space
 
     env = compiled["env"]
+    evaluator_class = classes["policy.eval.evaluator"]
+    if hasattr(evaluator_class, "check_imports"):
+        evaluator_class.check_imports(compiled["policy"]["eval"]["evaluator"])
     made = EnvFn(env)()
     try:
         check_spaces(made)
@@ -306,6 +309,13 @@ def _check_active(count: int, cfg: Mapping[str, Any], mode: str) -> None:
         why = "they cannot share the folder policy.other.replay_buffer.storage.path; leave it out"
     if why:
         raise refusal(f"policy.other.league.active_player_num is {count}, but {why}")
+
+
+def unknown_without_env(cfg: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a config whose values only its env can tell: those that are None."""
+    spaces = [f"env.{name}" for name in ("observation_space", "action_space")]
+    model = [f"policy.model.{name}" for name in cfg["policy"].get("model", {})]
+    return [path for path in (*spaces, *model) if find(cfg, path) is None]
 
 
 def _fill_in(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from dingsdk.pipeline.context import RunContext, best_of
@@ -38,6 +39,10 @@ class ParallelResults:
         self._context, self._stack = context, stack
         self._lock = threading.Lock()
         self._tb_loggers: dict[str | None, TensorboardLogger] = {}
+        self._patience = context.patience()
+        self._saving = threading.Lock()
+        self._unsaved: dict[str | None, Callable[[], object]] = {}
+        """By player, what writes the best weights for which there was no room."""
 
     def tb_logger(self, player: str | None = None) -> TensorboardLogger:
         """Return the tensorboard logger for a player."""
@@ -83,14 +88,30 @@ class ParallelResults:
             envstep=env_steps,
         )
         if model is not None and best_of(self._context.recorder.of(player)) is evaluation:
-            save_checkpoint(
-                player_folder(self._context.run_dir, player) / "ckpt",
-                "ckpt_best",
-                {"model": dict(model)},
-                iteration=evaluation.train_iter,
-                envstep=env_steps,
-                is_latest=False,
-            )
+            with self._saving:
+                self._unsaved[player] = partial(
+                    save_checkpoint,
+                    player_folder(self._context.run_dir, player) / "ckpt",
+                    "ckpt_best",
+                    {"model": dict(model)},
+                    iteration=evaluation.train_iter,
+                    envstep=env_steps,
+                    is_latest=False,
+                )
+            self.save_best()
+
+    def save_best(self) -> bool:
+        """Save best weights for which there was no room before; return whether all are saved.
+
+        Raises:
+            StorageFullError: there was no room for too long.
+        """
+        with self._saving:
+            for player, write in list(self._unsaved.items()):
+                if not self._patience.attempt(write):
+                    return False
+                del self._unsaved[player]
+        return True
 
 
 def _statistics_of(

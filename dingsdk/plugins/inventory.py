@@ -118,11 +118,13 @@ class Snapshot:
         entries: (kind, type key, owner, ``module:qualname``) of all registered types that are
             not built in and that another process can import.
         log_level: Level of the logger ``dingsdk``; 0 if none was set.
+        given: ``module:name`` of the envs that a program gave as classes or functions.
     """
 
     modules: tuple[tuple[str, str], ...]
     entries: tuple[tuple[str, str, str, str], ...]
     log_level: int = 0
+    given: tuple[str, ...] = ()
 
 
 def added_entries(manager: PluginManager) -> Iterator[tuple[str, str, Entry]]:
@@ -146,7 +148,8 @@ def take_snapshot(manager: PluginManager, without: Collection[str]) -> Snapshot:
         for kind, key, entry in added_entries(manager)
         if (place := entry.place or _importable_place(entry.target)) is not None
     ]
-    return Snapshot(tuple(modules), tuple(entries), logging.getLogger("dingsdk").level)
+    level = logging.getLogger("dingsdk").level
+    return Snapshot(tuple(modules), tuple(entries), level, tuple(sorted(manager.given)))
 
 
 def _importable_place(target: object) -> str | None:

@@ -55,6 +55,8 @@ class PluginManager:
         observers: The observe hooks.
         answers: The decide and report hooks.
         has_observers: Whether ``load_observers`` was called.
+        given: ``module:name`` of the envs that a program gave as classes or functions; they are
+            not judged, unlike names in a config.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class PluginManager:
         self.modules: dict[str, str] = {}
         self.failures: dict[str, str] = {}
         self.has_observers = False
+        self.given: set[str] = set()
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT_NAME)
         self._pluggy.add_hookspecs(hookspecs)
         self._pluggy.add_hookspecs(hookspecs.REGISTER_HOOKS)
@@ -618,6 +621,7 @@ class PluginManager:
         """
         if snapshot.log_level:
             logging.getLogger("dingsdk").setLevel(snapshot.log_level)
+        self.given.update(snapshot.given)
         for module, owner in snapshot.modules:
             with self._reported():
                 self.load(module, owner)

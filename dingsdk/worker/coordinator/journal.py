@@ -27,6 +27,7 @@ import numpy as np
 from dingsdk.data.container import decode_frame, decode_json, encode_frame, encode_json
 from dingsdk.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointVersionError,
     DataCorruptError,
     DataMissingError,
@@ -59,7 +60,7 @@ class Fact(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Begun(Fact, frozen=True):
-    """The first fact of each file: the writer's epoch, and the valid size of the previous file.
+    """The first fact of each file: the writer's epoch and run, the valid size of the previous file.
 
     Bytes that another writer appends to the previous file later are ignored.
     """
@@ -67,6 +68,7 @@ class Begun(Fact, frozen=True):
     epoch: int
     after_bytes: int = 0
     version: int = VERSION
+    run: str = ""
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -304,6 +306,7 @@ class Journal:
     appends after that are refused.
 
     Args:
+        run: Id of the run. A journal of another run is refused.
         fsync: Whether to sync each fact to disk, so that it survives a power cut. Otherwise it
             survives only the end of the process.
         owner: Name of the writer, for messages; None for this process and host.
@@ -320,12 +323,14 @@ class Journal:
         self,
         disk: Folder,
         *,
+        run: str = "",
         fsync: bool = False,
         owner: str | None = None,
         snapshot_bytes: int = 4 << 20,
         snapshot_facts: int = 20_000,
     ) -> None:
         self._disk = disk
+        self._run = run
         self._fsync = fsync
         self._owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
         self._least_bytes = self._due_bytes = snapshot_bytes
@@ -340,6 +345,7 @@ class Journal:
 
         Raises:
             CheckpointCorruptError: a file is damaged or missing.
+            CheckpointError: it is the journal of another run.
             CheckpointVersionError: another version wrote it.
             StorageFullError, RunFolderError: it cannot be written.
         """
@@ -408,7 +414,7 @@ class Journal:
         Raises:
             as ``append``; facts then still go to the previous file.
         """
-        record = encode_fact(Begun(self.epoch, self._size))
+        record = encode_fact(Begun(self.epoch, self._size, run=self._run))
         number = self.number + 1
         self._append(number, record, 0)
         self.number, self._size = number, len(record)
@@ -425,7 +431,9 @@ class Journal:
             RunDirLockedError: as ``append``.
         """
         buffers, info = encode_frame(
-            _STATE_KIND, {"version": VERSION, "state": state}, max_manifest_bytes=_MAX_TEXT_BYTES
+            _STATE_KIND,
+            {"version": VERSION, "run": self._run, "state": state},
+            max_manifest_bytes=_MAX_TEXT_BYTES,
         )
         self.check_owner()
         try:
@@ -466,6 +474,7 @@ class Journal:
             facts, torn = decode_facts(content, str(self._disk.path / name))
             if facts:
                 _check_version(self._disk.path / name, getattr(facts[0], "version", None))
+                self._check_run(name, getattr(facts[0], "run", None))
             found.facts[:0] = facts[1:]
             found.torn_bytes += torn
             if number == last:
@@ -482,13 +491,25 @@ class Journal:
             found = decode_frame(
                 _STATE_KIND, content, len(content), max_manifest_bytes=_MAX_TEXT_BYTES
             )
-            version, state = found["version"], found["state"]
+            version, run, state = found["version"], found.get("run"), found["state"]
         except DataVersionError as error:
             raise CheckpointVersionError(f"{path}: {error}", **error.facts) from error
         except (DataCorruptError, KeyError, TypeError) as error:
             raise _unusable(path, f": {error}") from error
         _check_version(path, version)
+        self._check_run(name, run)
         return dict(state)
+
+    def _check_run(self, name: str, run: object) -> None:
+        if run != self._run:
+            path = str(self._disk.path / name)
+            raise CheckpointError(
+                f"{path} is of another run: its id is {run!r:.80}, and that of this run is "
+                f"{self._run!r}; put the journal of this run there",
+                path=path,
+                found=run,
+                expected=self._run,
+            )
 
     def _read_owner(self) -> _Owner:
         path = str(self._disk.path / OWNER_NAME)

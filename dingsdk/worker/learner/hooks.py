@@ -27,6 +27,7 @@ from dingsdk.errors import (
 from dingsdk.plugins import default_manager
 from dingsdk.plugins.interfaces import check_interface
 from dingsdk.worker.learner.checkpoint import (
+    EXCEPTION,
     Checkpoint,
     load_checkpoint,
     prune_checkpoints,
@@ -429,7 +430,9 @@ class SaveCkptHook(LearnerHook):
     DI-engine, ``n`` counts iterations from 0 during the run: the policy of ``iteration_0`` was
     trained for one. The iteration in the checkpoint is ``engine.updates``, the number of them. Only
     the last ``engine.keep_last_ckpt`` of the ``iteration_<n>`` checkpoints are kept. If the disk is
-    full after an iteration, the checkpoint is skipped with a warning; after the run it is an error.
+    full after an iteration, the checkpoint is skipped with a warning. The last checkpoint and that
+    of a new best policy wait for room, and an error ends the run after
+    ``system.coordinator.storage_timeout_s``.
     """
 
     Args = PeriodArgs
@@ -438,15 +441,24 @@ class SaveCkptHook(LearnerHook):
         iteration = engine.last_iter.val
         if engine.rank != 0 or iteration % self.args.freq:
             return
-        try:
+        name = engine.ckpt_name or f"iteration_{iteration}"
+
+        def save() -> None:
             path = save_checkpoint(
                 engine.checkpoint_dir,
-                engine.ckpt_name or f"iteration_{iteration}",
+                name,
                 engine.policy.state_dict(),
                 iteration=engine.updates,
                 envstep=engine.collector_envstep,
                 meta={"instance_name": engine.instance_name},
             )
+            engine.info(f"saved checkpoint {path}")
+
+        try:
+            if self.position == "after_iter" or name == EXCEPTION:
+                save()
+            else:
+                engine.patience(save)
         except StorageFullError as error:
             if self.position != "after_iter":
                 raise
@@ -454,7 +466,6 @@ class SaveCkptHook(LearnerHook):
                 "no checkpoint of iteration %d, training continues: %s", iteration, error
             )
             return
-        engine.info(f"saved checkpoint {path}")
         if engine.keep_last_ckpt:
             prune_checkpoints(engine.checkpoint_dir, engine.keep_last_ckpt)
 

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from dingsdk.config import Count, Section
 from dingsdk.runtime.files import Folder, keep_lines, open_private
@@ -128,7 +128,7 @@ class CsvHook(_FileTracker):
     def write(self, engine: BaseLearner, values: Mapping[str, float]) -> None:
         path, row = self._begin(engine), self._row(engine, values)
         if self._file is None and path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
+            with _opened(path) as file:
                 self._columns = next(csv.reader(file), [])
         new = [name for name in row if name not in self._columns]
         if new:
@@ -144,10 +144,14 @@ class CsvHook(_FileTracker):
         self._columns = [*self._columns, *names]
         rows: list[dict[str, Any]] = []
         if path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
+            with _opened(path) as file:
                 rows = list(csv.DictReader(file))
         with Folder(path.parent) as folder:
             folder.write_atomic(path.name, [_csv(rows, self._columns, header=True).encode()])
+
+
+def _opened(path: Path) -> IO[str]:
+    return open(path, encoding="utf-8", newline="", opener=open_private)
 
 
 def _csv(rows: list[dict[str, Any]], columns: Sequence[str], *, header: bool) -> str:

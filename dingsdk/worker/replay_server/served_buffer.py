@@ -37,7 +37,7 @@ from dingsdk.errors import (
 )
 from dingsdk.runtime import Folder
 from dingsdk.runtime.deadline import Closing
-from dingsdk.runtime.files import locked_folder, write_chunks
+from dingsdk.runtime.files import locked_folder, open_private, write_chunks
 from dingsdk.worker.factory import create_buffer
 from dingsdk.worker.replay_buffer import RowListener, Table, persistence
 from dingsdk.worker.replay_server.messages import ROWS_KIND
@@ -152,7 +152,7 @@ class InsertLog:
 
     def _open(self, number: int) -> int:
         self._folder.append(_log_name(number), b"", 0)
-        return os.open(Path(self._folder.path, _log_name(number)), os.O_WRONLY | os.O_NOFOLLOW)
+        return open_private(self._folder.path / _log_name(number), os.O_WRONLY)
 
     def _numbers(self) -> list[int]:
         matches = [_LOG_NAME.fullmatch(name) for name in self._folder.names()]

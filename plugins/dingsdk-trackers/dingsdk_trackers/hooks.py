@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from dingsdk.config import Count, Section
 from dingsdk.errors import HookError
 from dingsdk.plugins import install_command
+from dingsdk.runtime import open_private
 from dingsdk.worker import BaseLearner, Tracker
 
 
@@ -103,7 +105,11 @@ class MlflowHook(Tracker):
         self._client.log_batch(self._run_id, metrics=rows)
 
     def _start(self, engine: BaseLearner) -> None:
-        uri = self.args.tracking_uri or f"sqlite:///{self.log_folder(engine)}/mlflow.db"
+        uri = self.args.tracking_uri
+        if not uri:
+            file = self.log_folder(engine) / "mlflow.db"
+            os.close(open_private(file, os.O_RDWR | os.O_CREAT))  # SQLite would follow a link
+            uri = f"sqlite:///{file}"
         client = self._mlflow.MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(self.args.experiment)
         own = found.experiment_id if found else client.create_experiment(self.args.experiment)
