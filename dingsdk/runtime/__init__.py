@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dingsdk.runtime.connections import BACKLOG as BACKLOG
     from dingsdk.runtime.connections import Connections as Connections
+    from dingsdk.runtime.connections import RareLog as RareLog
     from dingsdk.runtime.connections import format_address as format_address
     from dingsdk.runtime.connections import listen as listen
     from dingsdk.runtime.connections import url_host as url_host
