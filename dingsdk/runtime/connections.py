@@ -22,7 +22,7 @@ BACKLOG = 512
 """Most connections that wait to be accepted."""
 STRANGERS = 64
 """Most connections whose peer has not proved yet that it knows the secret."""
-GREETING_S = 5.0
+GREETING_S = 2.0
 """How long such a peer may take for its proof."""
 LOG_EVERY_S = 60.0
 """Shortest time between two log lines about connections that were refused."""

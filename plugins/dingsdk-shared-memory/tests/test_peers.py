@@ -120,6 +120,15 @@ def test_silent_peer_is_disconnected_in_time(served: Served) -> None:
     assert time.monotonic() - started < 5.0
 
 
+def test_idle_strangers_do_not_keep_a_worker_out(served: Served) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(served.dial())
+        started = time.monotonic()
+        assert served.is_serving()
+        assert time.monotonic() - started < 1.0
+
+
 def answered_by(tmp_path: Path, serve: Callable[[Channel], None]) -> LinkError:
     """Return the error of a request to a server that answers the handshake with ``serve``."""
     path = str(tmp_path / "s")
@@ -218,8 +227,8 @@ def test_more_connections_than_configured_are_closed(run_dir: Path) -> None:
     transport = SharedMemoryTransport({"max_connections": 8}, run_dir)
     served = Served(transport)
     channels = [served.introduced() for _ in range(8)]
-    with served.dial() as peer:
-        assert ends(peer)
+    with pytest.raises(ConnectionError):
+        served.introduced().receive(Reply, 10.0)
     for channel in channels:
         channel.close()
     transport.close()
