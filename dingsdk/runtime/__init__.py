@@ -32,5 +32,6 @@ if TYPE_CHECKING:
     from dingsdk.runtime.secret import find_secret as find_secret
     from dingsdk.runtime.secret import is_loopback as is_loopback
     from dingsdk.runtime.secret import named_secret as named_secret
+    from dingsdk.runtime.secret import read_secret as read_secret
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

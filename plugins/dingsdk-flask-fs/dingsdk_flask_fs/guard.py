@@ -13,13 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dingsdk.errors import AuthError
+from dingsdk.runtime import RareLog
 from dingsdk_flask_fs.auth import Verifier
 
 _log = logging.getLogger(__name__)
 
 HEALTH = "/healthz"
-LOG_EVERY_S = 1.0
-"""Shortest time between two log lines about refused requests."""
 BURST = 32
 """Number of failures that an address may have at once."""
 PER_S = 1.0
@@ -154,10 +153,7 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._any_address = any_address
         self._max_bytes = max_bytes
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._refused = 0
-        self._log_at = 0.0
+        self._refused = RareLog(_log, clock)
 
     def check(self, environ: Mapping[str, Any]) -> str | None:
         """Return the nonce of a genuine request; None for the health check.
@@ -168,7 +164,13 @@ class Guard:
         try:
             return self._check(environ)
         except Refusal as refusal:
-            self._note(environ, refusal)
+            self._refused.warning(
+                "a request was refused: %s %.80r from %s: %s",
+                environ["REQUEST_METHOD"],
+                target_of(environ),
+                environ.get("REMOTE_ADDR"),
+                refusal.__cause__ or refusal,
+            )
             raise
 
     def _check(self, environ: Mapping[str, Any]) -> str | None:
@@ -218,24 +220,6 @@ class Guard:
         except ValueError:
             return False
         return name in self._hosts or (self._any_address and ip_address_of(name) is not None)
-
-    def _note(self, environ: Mapping[str, Any], refusal: Refusal) -> None:
-        """Log refusals, at most one line per ``LOG_EVERY_S``."""
-        with self._lock:
-            self._refused += 1
-            now = self._clock()
-            if now < self._log_at:
-                return
-            count, self._refused = self._refused, 0
-            self._log_at = now + LOG_EVERY_S
-        _log.warning(
-            "refused %d request(s); the last: %s %.80r from %s: %s",
-            count,
-            environ["REQUEST_METHOD"],
-            target_of(environ),
-            environ.get("REMOTE_ADDR"),
-            refusal.__cause__ or refusal,
-        )
 
 
 def target_of(environ: Mapping[str, Any]) -> str:

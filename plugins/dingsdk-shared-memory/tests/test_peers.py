@@ -227,8 +227,9 @@ def test_more_connections_than_configured_are_closed(run_dir: Path) -> None:
     transport = SharedMemoryTransport({"max_connections": 8}, run_dir)
     served = Served(transport)
     channels = [served.introduced() for _ in range(8)]
+    channels.append(served.introduced())
     with pytest.raises(ConnectionError):
-        served.introduced().receive(Reply, 10.0)
+        channels[-1].receive(Reply, 10.0)
     for channel in channels:
         channel.close()
     transport.close()
