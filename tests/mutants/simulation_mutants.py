@@ -165,9 +165,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The coordinator is killed while it writes its journal": [
         Mutant(
             "an incomplete record counts as damage",
-            f"{_COORDINATOR}.journal:decode_facts",
-            "if end > size:\n            break",
-            "if end > size:\n            raise _damaged(path, at)",
+            "dingsdk.runtime.records:records_in",
+            "if end > len(view):\n            break",
+            "if end > len(view):\n            raise damaged_at(path, at, advice)",
         ),
     ],
     "A payload is missing": [

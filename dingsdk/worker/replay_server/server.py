@@ -64,7 +64,7 @@ class ReplayServerSection(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     max_connections: Annotated[int, Meta(ge=1, le=4096)] = 256
-    max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=1 << 40)] = 256 << 20
+    max_message_bytes: Annotated[int, Meta(ge=64 << 10, le=2 << 30)] = 256 << 20
     request_timeout_s: Positive = 30.0
     save_every_s: Positive = 60.0
 
