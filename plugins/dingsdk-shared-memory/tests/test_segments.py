@@ -325,7 +325,8 @@ def test_header_of_zeros_is_damaged_and_its_copy_is_used(tmp_path: Path, writer:
 def test_header_that_is_being_written_is_not_damaged(tmp_path: Path, reader: Segments) -> None:
     writing = (
         "import itertools, sys; from pathlib import Path\n"
-        "from dingsdk.data import PrivateDir; from dingsdk_shared_memory.segments import Segments\n"
+        "from dingsdk.runtime import PrivateDir\n"
+        "from dingsdk_shared_memory.segments import Segments\n"
         "segments = Segments(PrivateDir(Path(sys.argv[1])))\n"
         "for number in itertools.count():\n"
         "    segments.add(str(number), [b'x'], 1); segments.delete(str(number))\n"
