@@ -221,7 +221,7 @@ class Channel:
                 where="header",
             )
         # Not zeroed: memory that is not written yet costs nothing, however much a peer announces.
-        body, there = memoryview(np.empty(head_bytes + frame_bytes, np.uint8)), begun - _FIXED.size
+        body, there = np.empty(head_bytes + frame_bytes, np.uint8).data, begun - _FIXED.size
         if there > len(body):
             raise ProtocolError("the peer sent more before it got an answer", where="header")
         body[:there] = self._start[_FIXED.size : begun]

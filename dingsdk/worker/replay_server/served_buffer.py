@@ -129,12 +129,13 @@ class InsertLog:
                 f"{first_number} on; restore them, or begin with an empty folder",
                 path=path,
             )
-        for number in numbers:
-            name = _log_name(number)
+        for file in numbers:
+            name = _log_name(file)
             content = self._folder.view(name, _LOG_MAX_BYTES)
             for _, each in records_in(content, self._folder.path / name, _ADVICE)[0]:
-                client, *rest = _FIXED.unpack_from(each)
-                yield Record(client.hex(), *rest, each[_FIXED.size :])
+                client, number, first, rows, env_step = _FIXED.unpack_from(each)
+                frame = each[_FIXED.size :]
+                yield Record(client.hex(), number, first, rows, env_step, frame)
 
     def _create(self, number: int) -> None:
         self._folder.append(_log_name(number), [], 0)
