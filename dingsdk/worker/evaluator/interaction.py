@@ -193,12 +193,6 @@ class InteractionSerialEvaluator(ISerialEvaluator):
         for each in episodes:
             monitor.update_info(each.env_id, info_of(each))
             monitor.update_reward(each.env_id, each.episode_return)
-            self._logger.debug(
-                "env %d finished an episode: return %.4f, length %d",
-                each.env_id,
-                each.episode_return,
-                each.length,
-            )
             if self._cfg.figure_path is not None:
                 try:
                     self.env.enable_save_figure(each.env_id, self._cfg.figure_path)
