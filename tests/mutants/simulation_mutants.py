@@ -165,9 +165,9 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
     "The coordinator is killed while it writes its journal": [
         Mutant(
             "an incomplete record counts as damage",
-            "dingsdk.runtime.records:records_in",
-            "if end > len(view):\n            break",
-            "if end > len(view):\n            raise damaged_at(path, at, advice)",
+            f"{_COORDINATOR}.journal:decode_facts",
+            "for at, content in records:",
+            "if torn_bytes:\n        raise damaged_at(path, 0, _ADVICE)\n    for at, content in records:",
         ),
     ],
     "A payload is missing": [
