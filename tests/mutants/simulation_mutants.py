@@ -167,7 +167,7 @@ DEFECTS: Mapping[str, Sequence[Mutant]] = {
             "an incomplete record counts as damage",
             f"{_COORDINATOR}.journal:decode_facts",
             "for at, content in records:",
-            "if torn_bytes:\n        raise damaged_at(path, 0, _ADVICE)\n    for at, content in records:",
+            "if torn_bytes:\n        raise damaged_at(path, 0, _ADVICE)\n    for at, content in records:",  # noqa: E501
         ),
     ],
     "A payload is missing": [
