@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -19,6 +20,7 @@ from dingsdk.worker.evaluator.monitor import evaluation_statistics, write_return
 from dingsdk.worker.learner.checkpoint import save_checkpoint
 from dingsdk.worker.player_folder import player_folder
 from dingsdk.worker.run_logger import (
+    LogPace,
     TensorboardLogger,
     build_tb_logger,
     floats_of,
@@ -43,6 +45,7 @@ class ParallelResults:
         self._saving = threading.Lock()
         self._unsaved: dict[str | None, Callable[[], object]] = {}
         """By player, what writes the best weights for which there was no room."""
+        self._paces: defaultdict[tuple[str, str | None], LogPace] = defaultdict(LogPace)
 
     def tb_logger(self, player: str | None = None) -> TensorboardLogger:
         """Return the tensorboard logger for a player."""
@@ -56,7 +59,10 @@ class ParallelResults:
     def collected(self, finished: Mapping[str, Any]) -> None:
         """Write the statistics of a collecting task."""
         self._context.note_exploration(finished.get("collect_setting") or {})
-        status, player = self.coordinator.status(), finished.get("player")
+        player = finished.get("player")
+        if not self._is_due("collect", player):
+            return
+        status = self.coordinator.status()
         own = _statistics_of(player, status.players, self.coordinator.commander_statistics())
         write_collected(self.tb_logger(player), finished, _status_of(player, status), own)
 
@@ -72,15 +78,16 @@ class ParallelResults:
             returns, env_steps, int(info["train_iter"]), player, info.get("opponent")
         )
         self.coordinator.note_evaluation(dataclasses.asdict(evaluation))
-        write_statistics(
-            tb_logger,
-            "evaluator",
-            evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
-            | info.get("episode_info", {}),
-            evaluation.train_iter,
-            env_steps,
-        )
-        write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
+        if self._is_due("evaluate", player):
+            write_statistics(
+                tb_logger,
+                "evaluator",
+                evaluation_statistics(returns, info.get("step_count", 0), info.get("duration", 0.0))
+                | info.get("episode_info", {}),
+                evaluation.train_iter,
+                env_steps,
+            )
+            write_returns(tb_logger, "evaluator", returns, evaluation.train_iter)
         observe().after_evaluate(
             source=str(info.get("task_id", "evaluator")),
             mean_return=evaluation.mean,
@@ -112,6 +119,10 @@ class ParallelResults:
                     return False
                 del self._unsaved[player]
         return True
+
+    def _is_due(self, what: str, player: str | None) -> bool:
+        with self._lock:
+            return self._paces[what, player].is_due()
 
 
 def _statistics_of(

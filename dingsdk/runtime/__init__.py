@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from dingsdk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from dingsdk.runtime.connections import BACKLOG as BACKLOG
     from dingsdk.runtime.connections import Connections as Connections
+    from dingsdk.runtime.connections import RareLog as RareLog
     from dingsdk.runtime.connections import format_address as format_address
     from dingsdk.runtime.connections import listen as listen
     from dingsdk.runtime.connections import url_host as url_host
@@ -32,5 +34,6 @@ if TYPE_CHECKING:
     from dingsdk.runtime.secret import find_secret as find_secret
     from dingsdk.runtime.secret import is_loopback as is_loopback
     from dingsdk.runtime.secret import named_secret as named_secret
+    from dingsdk.runtime.secret import read_secret as read_secret
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

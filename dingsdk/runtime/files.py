@@ -360,14 +360,17 @@ class Folder(Closing):
         with self._use("write", name) as folder:
             _replace(folder, name, buffers, durable)
 
-    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+    def append(self, name: str, buffers: Sequence[Buffer], at: int, durable: bool = False) -> int:
         """Append to a file of ``at`` bytes; if ``at`` is 0, create it with mode 0600 if missing.
 
         Args:
             name: Name of the file.
-            content: The bytes to append. If the disk gets full, the file is cut to its old size.
+            buffers: The bytes to append. If the disk gets full, the file is cut to its old size.
             at: Expected size of the file in bytes; the caller is its only writer.
             durable: Whether to wait until the content is on the disk.
+
+        Returns:
+            The number of bytes that were appended.
 
         Raises:
             RunFolderError: the file has another size.
@@ -389,7 +392,7 @@ class Folder(Closing):
                     )
                 os.lseek(descriptor, at, os.SEEK_SET)
                 try:
-                    write_chunks(descriptor, (content,))
+                    write_chunks(descriptor, buffers)
                     if durable:
                         os.fsync(descriptor)
                         if not at:
@@ -400,6 +403,7 @@ class Folder(Closing):
                     raise
             finally:
                 os.close(descriptor)
+        return sum(len(buffer) for buffer in buffers)
 
     def sync(self, name: str | None = None) -> None:
         """Wait until the content of a file is on the disk; without a name, the folder's entries."""

@@ -6,17 +6,16 @@ import ipaddress
 import json
 import logging
 import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from dingsdk.runtime.connections import RareLog
+
 _log = logging.getLogger(__name__)
 
-LOG_EVERY_S = 1.0
-"""Shortest time between two log lines about refused requests."""
 _OWN_SITES = ("same-origin", "none")
 
 
@@ -35,7 +34,7 @@ class HttpGuard(ABC):
 
     A web page that rebinds its own domain to this host sends that domain as Host. A page of
     another site sends Origin or Sec-Fetch-Site, which scripts cannot change. The User-Agent is
-    never read. Refusals are logged, at most one line per ``LOG_EVERY_S``.
+    never read. Refusals are logged, at most one line a minute.
 
     Args:
         hosts: Names of this server, in any case.
@@ -63,10 +62,7 @@ class HttpGuard(ABC):
         self._port = port
         self._any_address = any_address
         self._serves_pages = serves_pages
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._refused = 0
-        self._log_at = 0.0
+        self._refused = RareLog(_log, clock)
 
     @abstractmethod
     def admit(self, environ: Mapping[str, Any]) -> Any:
@@ -89,7 +85,13 @@ class HttpGuard(ABC):
                 raise Refusal(403, "OriginError", f"{who} are not served")
             return self.admit(environ)
         except Refusal as refusal:
-            self._note(environ, refusal)
+            self._refused.warning(
+                "a request was refused: %s %.80r from %s: %s",
+                environ["REQUEST_METHOD"],
+                target_of(environ).partition("?")[0],  # a query may contain a token
+                environ.get("REMOTE_ADDR"),
+                refusal.__cause__ or refusal,
+            )
             raise
 
     def _is_ours(self, host: str) -> bool:
@@ -108,23 +110,6 @@ class HttpGuard(ABC):
             return origin is None and site is None
         own = f"http://{environ['HTTP_HOST']}".lower()
         return (origin is None or origin.lower() == own) and (site is None or site in _OWN_SITES)
-
-    def _note(self, environ: Mapping[str, Any], refusal: Refusal) -> None:
-        with self._lock:
-            self._refused += 1
-            now = self._clock()
-            if now < self._log_at:
-                return
-            count, self._refused = self._refused, 0
-            self._log_at = now + LOG_EVERY_S
-        _log.warning(
-            "refused %d request(s); the last: %s %.80r from %s: %s",
-            count,
-            environ["REQUEST_METHOD"],
-            target_of(environ).partition("?")[0],  # a query may contain a token
-            environ.get("REMOTE_ADDR"),
-            refusal.__cause__ or refusal,
-        )
 
 
 def ip_address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

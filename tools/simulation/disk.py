@@ -102,13 +102,15 @@ class SimulatedFolder(PrivateDir):
     def view(self, name: str, max_bytes: int, map_above: int = 0) -> memoryview:
         return memoryview(self.read(name, max_bytes))
 
-    def append(self, name: str, content: Buffer, at: int, durable: bool = False) -> None:
+    def append(self, name: str, buffers: Sequence[Buffer], at: int, durable: bool = False) -> int:
         disk, path = self._disk, self._prefix + name
         self._check(path)
         before = disk.files.get(path, b"")
         if len(before) != at:
             raise RunFolderError(f"{path} has {len(before)} bytes in place of {at}", path=path)
-        self._write(path, before, bytes(content))
+        content = b"".join(bytes(each) for each in buffers)
+        self._write(path, before, content)
+        return len(content)
 
     def write_atomic(self, name: str, buffers: Sequence[Buffer], durable: bool = False) -> None:
         disk, path = self._disk, self._prefix + name

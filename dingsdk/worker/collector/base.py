@@ -155,7 +155,7 @@ class ISerialCollector(SerialWorker):
             self._total_duration_s += seconds
             tell_observers(self._instance_name, episodes)
             self._newest = (train_iter, policy_kwargs or {})
-            if self._is_log_due(train_iter):
+            if self._is_log_due(train_iter) and self._finished and self._log_pace.is_due():
                 self._log()
         observe().after_collect(
             source=self._instance_name,

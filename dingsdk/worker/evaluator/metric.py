@@ -141,7 +141,8 @@ class MetricSerialEvaluator(ISerialEvaluator):
             mean = self._mean_of_ranks(mean)
         named = mean if isinstance(mean, Mapping) else {"metric": mean}
         numbers = {k: float(v) for k, v in named.items() if isinstance(v, int | float)}
-        self._report(numbers, train_iter, envstep, f": {mean}")
+        if self._log_pace.is_due():
+            self._report(numbers, train_iter, envstep, f": {mean}")
         if isinstance(mean, int | float):
             self._tell_observers(float(mean), train_iter, envstep)
         self._note_result(mean, train_iter, metric.gt, save_ckpt_fn)

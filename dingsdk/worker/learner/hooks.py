@@ -34,6 +34,7 @@ from dingsdk.worker.learner.checkpoint import (
     save_checkpoint,
 )
 from dingsdk.worker.learner.monitor import as_number
+from dingsdk.worker.run_logger import LogPace
 
 if TYPE_CHECKING:
     from dingsdk.worker.learner.base import BaseLearner
@@ -473,7 +474,8 @@ class SaveCkptHook(LearnerHook):
 class LogShowHook(LearnerHook):
     """Records the logged variables, and shows their moving averages every ``freq`` iterations.
 
-    Iterations 1, 2, 4, 8, ... below ``freq`` are shown too, so that a short run has curves.
+    Iterations 1, 2, 4, 8, ... below ``freq`` are shown too, so that a short run has curves. In a
+    long run, ``LogPace`` leaves out what would fill the disk.
     Shown are the variables that the policy's ``monitor_vars()`` names, as a text table and as
     tensorboard curves ``{instance}_iter/{var}_avg`` over iterations and (where env steps are
     known) ``{instance}_step/{var}_avg`` over env steps; ``[scalars]name`` as
@@ -483,13 +485,17 @@ class LogShowHook(LearnerHook):
 
     Args = PeriodArgs
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._pace = LogPace()
+
     def __call__(self, engine: BaseLearner) -> None:
         if engine.is_logging:
             engine.monitor.record(engine.log_buffer["scalar"])
             engine.monitor.tick()
             iteration, freq = engine.last_iter.val, self.args.freq
             is_early = iteration < freq and iteration & (iteration - 1) == 0
-            if is_early or iteration % freq == 0:
+            if (is_early or iteration % freq == 0) and self._pace.is_due():
                 self._show(engine)
         engine.clear_log_buffer()
 

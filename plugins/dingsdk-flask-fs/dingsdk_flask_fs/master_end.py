@@ -32,7 +32,7 @@ from dingsdk.worker.comm.requests import (
 from dingsdk_flask_fs.auth import MAC_HEADER, Verifier
 from dingsdk_flask_fs.folder_lock import folder_lock
 from dingsdk_flask_fs.guard import HEALTH, Guard, Throttle
-from dingsdk_flask_fs.server import HttpServer
+from dingsdk_flask_fs.server import KNOWN, HttpServer
 
 if TYPE_CHECKING:
     from dingsdk_flask_fs.transport import FlaskFSTransport
@@ -132,6 +132,8 @@ def create_app(
     def admit() -> None:
         environ = flask.request.environ
         environ[_NONCE] = guard.check(environ)
+        if environ[_NONCE] is not None:
+            environ[KNOWN]()
 
     def serve() -> flask.Response:
         # The kind is the route's name, so that a request cannot name another kind.
